@@ -1,0 +1,89 @@
+"""What a benchmark returns, and how it is timed and printed."""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass
+class Report:
+    """The figures of one benchmark.
+
+    Attributes:
+      rows: one dict per line of the table; all of them go into the JSON line.
+      columns: the keys to show in the table, in order.
+      notes: lines printed under the table.
+      summary: figures about the whole run.
+    """
+
+    rows: list[dict[str, Any]]
+    columns: Sequence[str]
+    notes: Sequence[str] = ()
+    summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def table(self) -> str:
+        """The rows as aligned text, then the summary and the notes."""
+        cells = [list(self.columns)]
+        cells += [[_cell(row.get(column)) for column in self.columns] for row in self.rows]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+        lines.insert(1, "  ".join("-" * w for w in widths))
+        lines += [f"{key}: {_cell(value)}" for key, value in self.summary.items()]
+        return "\n".join([*lines, *self.notes])
+
+    def json_line(self, name: str) -> str:
+        """All figures on one line of JSON, with the machine they were measured on."""
+        machine = {
+            "backend": jax.default_backend(),
+            "device": jax.devices()[0].device_kind,
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+        }
+        return json.dumps(
+            {"bench": name, "machine": machine, **self.summary, "rows": self.rows},
+            allow_nan=False,
+        )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def time_interleaved(
+    calls: dict[str, Callable[[], Any]], *, repeats: int = 7, min_seconds: float = 0.02
+) -> dict[str, float]:
+    """Times several calls turn by turn, so that a noisy machine disturbs all of them alike.
+
+    Args:
+      calls: name -> a function without arguments that returns arrays (they are waited for).
+      repeats: how many turns each call gets.
+      min_seconds: a turn repeats a call until it has taken this long.
+
+    Returns:
+      name -> the median seconds per call. Compilation is done before and not counted.
+    """
+    counts = {}
+    for name, call in calls.items():
+        jax.block_until_ready(call())
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        counts[name] = max(1, int(min_seconds / max(time.perf_counter() - start, 1e-9)))
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(counts[name]):
+                out = call()
+            jax.block_until_ready(out)
+            seconds[name].append((time.perf_counter() - start) / counts[name])
+    return {name: statistics.median(values) for name, values in seconds.items()}

@@ -1,0 +1,53 @@
+"""The `specjax` command: `specjax COMMAND ...`.
+
+A command is a module with `HELP`, `add_arguments(parser)` and `run(args) -> int`. It is imported
+only when it is called, so that `specjax --help` starts at once.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "bench": "specjax.cli.bench",
+}
+
+
+class UserError(Exception):
+    """Bad input, told in one line that names the input, the value and the remedy."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: the arguments after the program's name; the process's own by default.
+
+    Returns:
+      The exit status: 0 done, 2 bad input (told on stderr in one line), 130 interrupted.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = argv[0] if argv and argv[0] in COMMANDS else None
+    parser = argparse.ArgumentParser(prog="specjax", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, module_name in COMMANDS.items():
+        if name not in (None, command):
+            continue
+        module = importlib.import_module(module_name)
+        sub = commands.add_parser(command, help=module.HELP, description=module.HELP)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args)
+    except (UserError, ValueError, OSError) as error:
+        print(f"specjax {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"specjax {args.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
