@@ -1,0 +1,247 @@
+"""What a network is made of: frozen, hashable configurations without arrays.
+
+Sizes: V `vocab_size`, E `embed_dim`, H `num_heads` of D `head_dim`, K `num_kv_heads`, M `mlp_dim`.
+The parameter tree that belongs to a configuration is `model_from_config(config).abstract_params()`;
+its names are T5X's (unscanned) for T5, and the same in spirit for Llama and Gemma 2:
+
+    token_embedder/embedding (V, E)
+    decoder/layers_i/pre_self_attention_layer_norm/scale (E,)
+    decoder/layers_i/self_attention/query/kernel (E, H·D), {key,value}/kernel (E, K·D)
+    decoder/layers_i/self_attention/out/kernel (H·D, E)
+    decoder/layers_i/pre_mlp_layer_norm/scale (E,)
+    decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)         gate, up
+    decoder/layers_i/mlp/wo/kernel (M, E)
+    decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)     Gemma 2 only
+    decoder/decoder_norm/scale (E,)
+    decoder/logits_dense/kernel (E, V)                     untied embeddings only
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What every family has.
+
+    Attributes:
+      vocab_size: V, rows of the embedding and width of the logits.
+      embed_dim: E, the width of the residual stream.
+      num_heads: H, query heads.
+      head_dim: D, the width of one head; H·D need not be E.
+      mlp_dim: M, the width of the feed-forward block.
+      norm_eps: added to the mean square in each RMS norm.
+      tie_embeddings: the logits use the embedding instead of `logits_dense`.
+      dtype: of the activations and the cache (logits and softmax are float32 always).
+      param_dtype: of the parameters that `init` makes.
+
+    Raises:
+      ValueError: for a size below one or a dtype that is not floating.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    norm_eps: float = 1e-6
+    tie_embeddings: bool = False
+    dtype: Any = jnp.float32
+    param_dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        # One spelling per dtype, so that equal configurations hash alike.
+        for name in ("dtype", "param_dtype"):
+            dtype = jnp.dtype(getattr(self, name))
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(f"{name}={dtype} is not a floating dtype: use float32 or bfloat16")
+            object.__setattr__(self, name, dtype)
+        for name, value in _sizes(self):
+            if value < 1:
+                raise ValueError(f"{type(self).__name__}: {name}={value} must be at least 1")
+        kv_heads = getattr(self, "num_kv_heads", self.num_heads)
+        if self.num_heads % kv_heads:
+            raise ValueError(
+                f"{type(self).__name__}: num_heads={self.num_heads} must be a multiple of "
+                f"num_kv_heads={kv_heads}"
+            )
+
+    def replace(self, **changes: Any) -> "ModelConfig":
+        """The same configuration with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def _sizes(config: ModelConfig) -> list[tuple[str, int]]:
+    """The integer fields that count something."""
+    names = [f.name for f in dataclasses.fields(config) if f.type in (int, "int")]
+    return [(n, getattr(config, n)) for n in names if n != "decoder_start_token"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Config(ModelConfig):
+    """T5: v1.0 (`("relu",)`, tied), v1.1 and FLAN (`("gelu", "linear")`, untied).
+
+    Attributes:
+      num_encoder_layers: how many.
+      num_decoder_layers: how many.
+      mlp_activations: one per input projection of the feed-forward block; their outputs are
+        multiplied. "gelu" is the tanh approximation. One activation names its kernel `wi`,
+        several `wi_0`, `wi_1`, ....
+      relpos_buckets: buckets of relative positions (32).
+      relpos_max_distance: distances from here on share the last bucket (128).
+      scale_tied_logits: with tied embeddings, multiply the decoder's output by E ** -0.5 before
+        the embedding (T5 v1.0, T5X). Without effect when untied.
+      dropout_rate: used only when `T5.apply` gets a dropout key.
+      decoder_start_token: what the decoder reads first; the pad token in all published T5s.
+
+    Source: Raffel et al. 2020, and `t5x/examples/t5/network.py`.
+    """
+
+    num_encoder_layers: int
+    num_decoder_layers: int
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    relpos_buckets: int = 32
+    relpos_max_distance: int = 128
+    scale_tied_logits: bool = True
+    dropout_rate: float = 0.0
+    decoder_start_token: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
+        if unknown or not self.mlp_activations:
+            raise ValueError(
+                f"mlp_activations={self.mlp_activations}: each must be one of {ACTIVATIONS}"
+            )
+        if not 0.0 <= self.dropout_rate < 1.0:
+            raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3RopeScaling:
+    """The `llama3` stretching of rotary frequencies (Llama 3.1 and later).
+
+    Attributes:
+      factor: low frequencies are divided by this.
+      low_freq_factor: wavelengths above `original_max_position / low_freq_factor` are divided.
+      high_freq_factor: wavelengths below `original_max_position / high_freq_factor` are kept.
+      original_max_position: the context length before stretching.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """Llama 1, 2 and 3: RoPE, grouped queries, SwiGLU, RMS norms.
+
+    Attributes:
+      num_layers: how many.
+      num_kv_heads: K, key and value heads; H is a multiple of it.
+      rope_theta: base of the rotary frequencies.
+      rope_scaling: None, or a `Llama3RopeScaling`.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    rope_scaling: Llama3RopeScaling | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma2Config(ModelConfig):
+    """Gemma 2: soft caps, sliding window on layers 0, 2, ..., norms before and after each block.
+
+    The stored norm scales are Hugging Face's: the network adds 1 to them.
+
+    Attributes:
+      num_layers: how many.
+      num_kv_heads: K, key and value heads; H is a multiple of it.
+      sliding_window: on even layers a query at position t sees keys at t - window + 1 .. t.
+      attn_logit_softcap: c in c·tanh(x / c) on attention logits; None for no cap.
+      final_logit_softcap: the same on the output logits; None for no cap.
+      query_pre_attn_scalar: queries are multiplied by this ** -0.5.
+      rope_theta: base of the rotary frequencies.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    sliding_window: int
+    tie_embeddings: bool = True
+    attn_logit_softcap: float | None = 50.0
+    final_logit_softcap: float | None = 30.0
+    query_pre_attn_scalar: float = 256.0
+    rope_theta: float = 10_000.0
+
+
+FAMILIES: dict[str, type[ModelConfig]] = {
+    "t5": T5Config,
+    "llama": LlamaConfig,
+    "gemma2": Gemma2Config,
+}
+
+
+def config_to_dict(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as JSON types, with its family under `"family"`.
+
+    Args:
+      config: one of the configurations above.
+
+    Returns:
+      A dict that `json.dumps` takes and `config_from_dict` reads back.
+    """
+    family = next(name for name, cls in FAMILIES.items() if type(config) is cls)
+    values = dataclasses.asdict(config)
+    for name in ("dtype", "param_dtype"):
+        values[name] = np.dtype(values[name]).name
+    return {"family": family, **values}
+
+
+def config_from_dict(values: dict[str, Any]) -> ModelConfig:
+    """The inverse of `config_to_dict`.
+
+    Args:
+      values: the family and the fields.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      ValueError: for an unknown family or field, or a missing or impossible value.
+    """
+    values = dict(values)
+    family = values.pop("family", None)
+    if family not in FAMILIES:
+        raise ValueError(f"family={family!r} is not one of {', '.join(FAMILIES)}")
+    if isinstance(values.get("rope_scaling"), dict):
+        values["rope_scaling"] = Llama3RopeScaling(**values["rope_scaling"])
+    if "mlp_activations" in values:
+        values["mlp_activations"] = tuple(values["mlp_activations"])
+    cls = FAMILIES[family]
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    missing = sorted(
+        name
+        for name, f in fields.items()
+        if f.default is dataclasses.MISSING and name not in values
+    )
+    if unknown or missing:
+        raise ValueError(
+            f"configuration of family {family!r}: "
+            + "; ".join(
+                f"{what} fields {', '.join(names)}"
+                for what, names in (("unknown", unknown), ("missing", missing))
+                if names
+            )
+        )
+    return cls(**values)
