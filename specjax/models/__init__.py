@@ -1,5 +1,6 @@
 """Networks with a ragged cache: T5, Llama and Gemma 2."""
 
+from specjax.models.cache import RaggedCache, Updates
 from specjax.models.config import (
     Gemma2Config,
     Llama3RopeScaling,
@@ -9,13 +10,25 @@ from specjax.models.config import (
     config_from_dict,
     config_to_dict,
 )
+from specjax.models.families import model_from_config
+from specjax.models.gemma2 import Gemma2
+from specjax.models.llama import Llama
+from specjax.models.model import Model
+from specjax.models.t5 import T5
 
 __all__ = [
+    "T5",
+    "Gemma2",
     "Gemma2Config",
+    "Llama",
     "Llama3RopeScaling",
     "LlamaConfig",
+    "Model",
     "ModelConfig",
+    "RaggedCache",
     "T5Config",
+    "Updates",
     "config_from_dict",
     "config_to_dict",
+    "model_from_config",
 ]

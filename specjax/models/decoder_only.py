@@ -1,0 +1,286 @@
+"""Decoder-only networks: what Llama and Gemma 2 share.
+
+Axes: B rows, T tokens, E model width, D head width, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from specjax.base import Array, Params, Prefilled
+from specjax.models import cache as cache_lib
+from specjax.models.cache import RaggedCache, Updates
+from specjax.models.config import Gemma2Config, LlamaConfig
+from specjax.models.layers import (
+    MLP,
+    Attention,
+    Embed,
+    LogitsDense,
+    RMSNorm,
+    Rope,
+    Segment,
+    block_bias,
+    cache_bias,
+    rope_angles,
+)
+from specjax.models.model import Model, check_tokens, prefix_or_empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """In what the families differ.
+
+    Attributes:
+      activations: of the feed-forward block.
+      query_scale: multiplies the attention logits.
+      rope_frequencies: D // 2 radians per position.
+      windows: per layer, how many positions a query sees; None for all.
+      embed_stddev: of the initial embedding.
+      embed_scale: multiplies the embedded tokens.
+      plus_one_norms: see `RMSNorm`.
+      post_norms: a norm after each block, before it is added to the residual stream.
+      attn_softcap: see `Attention`.
+      final_softcap: the same on the output logits.
+    """
+
+    activations: tuple[str, str]
+    query_scale: float
+    rope_frequencies: tuple[float, ...]
+    windows: tuple[int | None, ...]
+    embed_stddev: float
+    embed_scale: float = 1.0
+    plus_one_norms: bool = False
+    post_norms: bool = False
+    attn_softcap: float | None = None
+    final_softcap: float | None = None
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention and feed-forward block."""
+
+    config: LlamaConfig | Gemma2Config
+    style: Style
+
+    def setup(self) -> None:
+        """Makes the submodules."""
+        config, style = self.config, self.style
+        self.pre_self_attention_layer_norm = _norm(config, style)
+        self.self_attention = Attention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            features=config.embed_dim,
+            dtype=config.dtype,
+            param_dtype=config.param_dtype,
+            scale=style.query_scale,
+            softcap=style.attn_softcap,
+        )
+        self.pre_mlp_layer_norm = _norm(config, style)
+        self.mlp = MLP(config.mlp_dim, style.activations, config.dtype, config.param_dtype)
+        if style.post_norms:
+            self.post_self_attention_layer_norm = _norm(config, style)
+            self.post_mlp_layer_norm = _norm(config, style)
+
+    def __call__(
+        self, x: Array, past: list[Segment], bias: Array, rope: Rope
+    ) -> tuple[Array, Array, Array]:
+        """`x [B, T, E]` -> `[B, T, E]` and the block's keys and values `[B, K, T, D]`."""
+        y = self.pre_self_attention_layer_norm(x)
+        keys, values = self.self_attention.keys_values(y, rope)
+        y = self.self_attention(y, [*past, Segment(keys, values, bias)], rope)
+        if self.style.post_norms:
+            y = self.post_self_attention_layer_norm(y)
+        x = x + y
+        y = self.mlp(self.pre_mlp_layer_norm(x))
+        if self.style.post_norms:
+            y = self.post_mlp_layer_norm(y)
+        return x + y, keys, values
+
+
+class Decoder(nn.Module):
+    """The layers, the last norm and the untied output projection."""
+
+    config: LlamaConfig | Gemma2Config
+    style: Style
+
+    def setup(self) -> None:
+        """Makes the submodules."""
+        config = self.config
+        self.layers = [DecoderLayer(config, self.style) for _ in range(config.num_layers)]
+        self.decoder_norm = _norm(config, self.style)
+        if not config.tie_embeddings:
+            self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
+
+    def __call__(
+        self, x: Array, cache: RaggedCache | None = None, positions: Array | None = None
+    ) -> tuple[Array, Updates]:
+        """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
+
+        Without a cache the block begins at position 0 of each row.
+        """
+        length = x.shape[1]
+        if positions is None:
+            positions = jnp.zeros(x.shape[0], jnp.int32)
+        offsets = jnp.arange(length, dtype=positions.dtype)
+        frequencies = np.asarray(self.style.rope_frequencies, np.float32)
+        rope = rope_angles(positions[:, None] + offsets[None], frequencies)
+        windows = set(self.style.windows)
+        biases = {w: block_bias(length, w) for w in windows}
+        past_biases = {}
+        if cache is not None:
+            past_biases = {w: cache_bias(positions, length, cache.max_length, w) for w in windows}
+        keys, values = [], []
+        for i, (layer, window) in enumerate(zip(self.layers, self.style.windows, strict=True)):
+            past = []
+            if cache is not None:
+                past = [Segment(cache.keys[i], cache.values[i], past_biases[window])]
+            x, layer_keys, layer_values = layer(x, past, biases[window], rope)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        return self.decoder_norm(x), Updates(tuple(keys), tuple(values))
+
+
+class DecoderOnlyNetwork(nn.Module):
+    """Embedding, decoder and output projection."""
+
+    config: LlamaConfig | Gemma2Config
+    style: Style
+
+    def setup(self) -> None:
+        """Makes the submodules."""
+        config = self.config
+        self.token_embedder = Embed(
+            config.vocab_size,
+            config.embed_dim,
+            config.dtype,
+            config.param_dtype,
+            self.style.embed_stddev,
+        )
+        self.decoder = Decoder(config, self.style)
+
+    def embed(self, tokens: Array) -> Array:
+        """Tokens `[B, T]` -> `[B, T, E]`."""
+        x = self.token_embedder(tokens)
+        if self.style.embed_scale != 1.0:
+            # The factor is rounded to the activations' dtype first, as Gemma was trained.
+            x = x * jnp.asarray(self.style.embed_scale, x.dtype)
+        return x
+
+    def logits(self, hidden: Array) -> Array:
+        """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""
+        if self.config.tie_embeddings:
+            logits = self.token_embedder.attend(hidden)
+        else:
+            logits = self.decoder.logits_dense(hidden)
+        cap = self.style.final_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    def read(self, tokens: Array) -> Updates:
+        """The cache entries of tokens `[B, T]` that begin at position 0."""
+        return self.decoder(self.embed(tokens))[1]
+
+    def score(
+        self, cache: RaggedCache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, Updates]:
+        """See `Model.score`."""
+        hidden, updates = self.decoder(self.embed(tokens), cache, positions)
+        return self.logits(hidden), hidden, updates
+
+    def __call__(self, tokens: Array) -> Array:
+        """The whole network on known tokens: logits `[B, T, V]` float32."""
+        return self.logits(self.decoder(self.embed(tokens))[0])
+
+
+def _norm(config: LlamaConfig | Gemma2Config, style: Style) -> RMSNorm:
+    return RMSNorm(config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
+
+
+class DecoderOnly(Model):
+    """A decoder-only network as a language model.
+
+    Attributes:
+      config: of its family.
+    """
+
+    config: LlamaConfig | Gemma2Config
+
+    @property
+    def style(self) -> Style:
+        """What its family makes of the configuration."""
+        raise NotImplementedError
+
+    @property
+    def network(self) -> DecoderOnlyNetwork:
+        """The flax.linen module."""
+        return DecoderOnlyNetwork(self.config, self.style)
+
+    def _init_variables(self, key: Array) -> Any:
+        return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
+
+    def apply(self, params: Params, tokens: Array) -> Array:
+        """Logits of known tokens, all positions at once (teacher forcing).
+
+        Args:
+          params: the parameters.
+          tokens: `[B, T]` int32, padded on the right.
+
+        Returns:
+          `[B, T, V]` float32; entry t predicts `tokens[:, t + 1]`.
+
+        Raises:
+          ValueError: if `tokens` is not an integer array of rank 2.
+        """
+        check_tokens("tokens", tokens)
+        return self.network.apply({"params": params}, tokens)
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Prefilled:
+        """Reads all of each prompt but its last token.
+
+        Args:
+          params: the parameters.
+          inputs: `[B, P]` int32, padded on the right.
+          input_lengths: `[B]` int32, at least 1.
+          max_length: S, positions of the cache (static).
+          prefix: `[B, F]` int32, forced first tokens of the output: they follow the prompt.
+          prefix_lengths: `[B]` int32.
+
+        Returns:
+          A `Prefilled` whose tokens are each prompt's last.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not fit together.
+        """
+        check_tokens("inputs", inputs, input_lengths)
+        config = self.config
+        rows = inputs.shape[0]
+        lengths = input_lengths.astype(jnp.int32)
+        prefix, prefix_lengths = prefix_or_empty(inputs, prefix, prefix_lengths)
+        # Each row's prefix follows its own last token; the padding between is overwritten.
+        tokens = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, prefix.shape[1])))
+        slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
+        tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
+        positions = lengths + prefix_lengths - 1
+        cache = cache_lib.allocate(
+            config.num_layers,
+            rows,
+            config.num_kv_heads,
+            max_length,
+            config.head_dim,
+            config.dtype,
+        )
+        if tokens.shape[1] > 1:
+            updates = self.network.apply({"params": params}, tokens[:, :-1], method="read")
+            cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
+        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        return Prefilled(cache, last, positions)

@@ -1,0 +1,359 @@
+"""The layers that all networks share, as flax.linen modules.
+
+Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (H = K·N), D head
+width, M feed-forward width, V vocabulary.
+
+Every parameter carries logical axis names (collection `params_axes`), as T5X does it.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
+
+Array = jax.Array
+Initializer = Callable[..., Array]
+
+# Far below any logit, yet finite: a bias added to it cannot make a NaN.
+MASKED = -1e30
+
+normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation without mean or bias, in float32.
+
+    Attributes:
+      eps: added to the mean square.
+      dtype: of the result.
+      param_dtype: of the scale.
+      plus_one: the stored scale is the distance from one (Gemma); it is then applied in float32,
+        before the cast to `dtype` rather than after it.
+    """
+
+    eps: float
+    dtype: Any
+    param_dtype: Any
+    plus_one: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Normalises the last axis of `x [..., E]`."""
+        init = nn.initializers.zeros if self.plus_one else nn.initializers.ones
+        scale = param_with_axes("scale", init, x.shape[-1:], self.param_dtype, axes=("embed",))
+        scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+        x = x.astype(jnp.float32)
+        y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        if self.plus_one:
+            return (y * (1.0 + scale.astype(jnp.float32))).astype(self.dtype)
+        return y.astype(self.dtype) * scale.astype(self.dtype)
+
+
+class Dense(nn.Module):
+    """A matrix product without bias: `x [..., in] @ kernel [in, features]`.
+
+    Attributes:
+      features: width of the result.
+      axes: logical names of the kernel's two axes.
+      dtype: of the product and its result.
+      param_dtype: of the kernel.
+      kernel_init: the kernel's initialiser.
+    """
+
+    features: int
+    axes: tuple[str, str]
+    dtype: Any
+    param_dtype: Any
+    kernel_init: Initializer = truncated_init
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Multiplies the last axis of `x`."""
+        shape = (x.shape[-1], self.features)
+        kernel = param_with_axes(
+            "kernel", self.kernel_init, shape, self.param_dtype, axes=self.axes
+        )
+        return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+
+
+def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
+    """`x [..., E]` against a matrix with E on axis `contract`, accumulated in float32.
+
+    bfloat16 operands are multiplied as they are: their products are exact in float32, and the
+    matrix, the largest of a small network, is read at its own width.
+    """
+    if kernel.dtype != x.dtype:
+        x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
+    return jax.lax.dot_general(
+        x,
+        kernel,
+        (((x.ndim - 1,), (contract,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+
+
+class LogitsDense(nn.Module):
+    """The untied output projection; its result is float32.
+
+    Attributes:
+      vocab_size: V.
+      param_dtype: of the kernel.
+    """
+
+    vocab_size: int
+    param_dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """`x [B, T, E]` -> logits `[B, T, V]` float32."""
+        shape = (x.shape[-1], self.vocab_size)
+        kernel = param_with_axes(
+            "kernel", truncated_init, shape, self.param_dtype, axes=("embed", "vocab")
+        )
+        return float32_logits(x, kernel, 0)
+
+
+class Embed(nn.Module):
+    """The token embedding, and the tied output projection.
+
+    Attributes:
+      vocab_size: V.
+      features: E.
+      dtype: of the result.
+      param_dtype: of the table.
+      stddev: of the initial entries.
+    """
+
+    vocab_size: int
+    features: int
+    dtype: Any
+    param_dtype: Any
+    stddev: float = 1.0
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        self.embedding = param_with_axes(
+            "embedding",
+            nn.initializers.normal(self.stddev),
+            (self.vocab_size, self.features),
+            self.param_dtype,
+            axes=("vocab", "embed"),
+        )
+
+    def __call__(self, tokens: Array) -> Array:
+        """Tokens `[B, T]` -> `[B, T, E]`; a token outside `0 .. V - 1` takes the nearest row."""
+        return jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(self.dtype)
+
+    def attend(self, x: Array) -> Array:
+        """`x [B, T, E]` -> logits `[B, T, V]` float32, with the table as output projection."""
+        return float32_logits(x, self.embedding, 1)
+
+
+class MLP(nn.Module):
+    """The feed-forward block: the product of activated projections, projected back.
+
+    Attributes:
+      mlp_dim: M.
+      activations: one per input projection; `("silu", "linear")` is SwiGLU.
+      dtype: of the activations.
+      param_dtype: of the kernels.
+      dropout_rate: of the hidden layer, shared along the sequence.
+    """
+
+    mlp_dim: int
+    activations: tuple[str, ...]
+    dtype: Any
+    param_dtype: Any
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Array, deterministic: bool = True) -> Array:
+        """`x [B, T, E]` -> `[B, T, E]`."""
+        names = ["wi"] if len(self.activations) == 1 else map("wi_{}".format, range(9))
+        dense = functools.partial(Dense, dtype=self.dtype, param_dtype=self.param_dtype)
+        hidden = [
+            _activate(activation, dense(self.mlp_dim, ("embed", "mlp"), name=name)(x))
+            for activation, name in zip(self.activations, names, strict=False)
+        ]
+        y = functools.reduce(operator.mul, hidden)
+        y = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(y, deterministic=deterministic)
+        return dense(x.shape[-1], ("mlp", "embed"), name="wo")(y)
+
+
+def _activate(name: str, x: Array) -> Array:
+    return x if name == "linear" else getattr(jax.nn, name)(x)
+
+
+class Segment(NamedTuple):
+    """Keys and values that queries attend to; several segments are attended to as one.
+
+    Attributes:
+      keys: `[B, K, S, D]`.
+      values: `[B, K, S, D]`.
+      bias: float32, broadcastable to `[B, K, N, T, S]`: position biases, `MASKED` where unseen.
+    """
+
+    keys: Array
+    values: Array
+    bias: Array
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped queries.
+
+    Attributes:
+      num_heads: H.
+      num_kv_heads: K.
+      head_dim: D.
+      features: E, the width of the result.
+      dtype: of the activations (logits and softmax are float32).
+      param_dtype: of the kernels.
+      scale: multiplies the attention logits.
+      softcap: c in c·tanh(x / c) on the scaled logits, or None.
+      query_init: initialiser of the query kernel.
+      dropout_rate: of the attention weights, shared along the queries.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    features: int
+    dtype: Any
+    param_dtype: Any
+    scale: float = 1.0
+    softcap: float | None = None
+    query_init: Initializer = normal_init
+    dropout_rate: float = 0.0
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        dense = functools.partial(
+            Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=normal_init
+        )
+        kv = "joined_kv" if self.num_kv_heads == self.num_heads else "joined_grouped_kv"
+        self.query = dense(
+            self.num_heads * self.head_dim, ("embed", "joined_kv"), kernel_init=self.query_init
+        )
+        self.key = dense(self.num_kv_heads * self.head_dim, ("embed", kv))
+        self.value = dense(self.num_kv_heads * self.head_dim, ("embed", kv))
+        self.out = dense(self.features, ("joined_kv", "embed"))
+        self.dropout = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))
+
+    def keys_values(self, x: Array, rope: "Rope | None" = None) -> tuple[Array, Array]:
+        """`x [B, S, E]` -> keys and values `[B, K, S, D]`."""
+        shape = (*x.shape[:2], self.num_kv_heads, self.head_dim)
+        keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
+        if rope is not None:
+            keys = rotate(keys, rope)
+        return keys.swapaxes(1, 2), values.swapaxes(1, 2)
+
+    def __call__(
+        self,
+        x: Array,
+        segments: Sequence[Segment],
+        rope: "Rope | None" = None,
+        deterministic: bool = True,
+    ) -> Array:
+        """Queries from `x [B, T, E]` attend to all segments; returns `[B, T, E]`."""
+        batch, length, _ = x.shape
+        groups = self.num_heads // self.num_kv_heads
+        query = self.query(x).reshape(batch, length, self.num_heads, self.head_dim)
+        if rope is not None:
+            query = rotate(query, rope)
+        query = query.reshape(batch, length, self.num_kv_heads, groups, self.head_dim)
+        logits = [self._logits(query, segment) for segment in segments]
+        weights = jax.nn.softmax(jnp.concatenate(logits, axis=-1), axis=-1).astype(self.dtype)
+        weights = self.dropout(weights, deterministic=deterministic)
+        ends = np.cumsum([segment.keys.shape[2] for segment in segments])[:-1].tolist()
+        parts = jnp.split(weights, ends, axis=-1)
+        y = sum(
+            jnp.einsum("bknts,bksd->btknd", part, segment.values)
+            for part, segment in zip(parts, segments, strict=True)
+        )
+        return self.out(y.reshape(batch, length, self.num_heads * self.head_dim))
+
+    def _logits(self, query: Array, segment: Segment) -> Array:
+        logits = jnp.einsum(
+            "btknd,bksd->bknts", query, segment.keys, preferred_element_type=jnp.float32
+        )
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * jnp.tanh(logits / self.softcap)
+        return logits + segment.bias
+
+
+class Rope(NamedTuple):
+    """Rotary angles of a block's positions.
+
+    Attributes:
+      cos: `[B, T, 1, D // 2]` float32.
+      sin: `[B, T, 1, D // 2]` float32.
+    """
+
+    cos: Array
+    sin: Array
+
+
+def rope_angles(positions: Array, frequencies: np.ndarray) -> Rope:
+    """The rotary angles at `positions [B, T]`.
+
+    Args:
+      positions: `[B, T]` int32.
+      frequencies: `[D // 2]` float32, radians per position.
+
+    Returns:
+      A `Rope`.
+    """
+    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+    return Rope(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
+
+
+def rotate(x: Array, rope: Rope) -> Array:
+    """Rotates `x [B, T, heads, D]`; dimension i is paired with i + D // 2 (Su et al. 2021)."""
+    first, second = jnp.split(x, 2, axis=-1)
+    cos, sin = rope.cos.astype(x.dtype), rope.sin.astype(x.dtype)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def block_bias(length: int, window: int | None = None) -> np.ndarray:
+    """What a block sees of itself: `[1, 1, 1, T, T]` float32, 0 or `MASKED`.
+
+    Args:
+      length: T.
+      window: a query sees this many positions, itself included; None for all before it.
+
+    Returns:
+      The additive mask.
+    """
+    age = np.arange(length)[:, None] - np.arange(length)[None, :]
+    seen = (age >= 0) & (age < (window or length))
+    return np.where(seen, 0.0, MASKED).astype(np.float32)[None, None, None]
+
+
+def cache_bias(positions: Array, length: int, max_length: int, window: int | None = None) -> Array:
+    """What a block sees of the cache: live entries, `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
+
+    Args:
+      positions: `[B]` int32, where each row's block begins; entries before it are live.
+      length: T.
+      max_length: S.
+      window: a query sees this many positions, itself included; None for all before it.
+
+    Returns:
+      The additive mask (T is 1 without a window).
+    """
+    keys = jnp.arange(max_length, dtype=positions.dtype)[None, None, :]
+    start = positions[:, None, None]
+    seen = keys < start
+    if window is not None:
+        queries = start + jnp.arange(length, dtype=positions.dtype)[None, :, None]
+        seen = seen & (keys > queries - window)
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]

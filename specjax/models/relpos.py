@@ -1,0 +1,116 @@
+"""T5's relative position biases.
+
+Axes: B rows, H heads, T queries, S keys.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
+
+Array = jax.Array
+
+
+def buckets(
+    distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """The bucket of each distance: exact up to a quarter (half) of them, then logarithmic.
+
+    Args:
+      distances: int, query position minus key position.
+      bidirectional: half of the buckets are for keys after the query; else these share bucket 0.
+      num_buckets: how many.
+      max_distance: distances from here on share the last bucket.
+
+    Returns:
+      int32 in `0 .. num_buckets - 1`, of the same shape.
+
+    Source: Raffel et al. 2020; `t5x/examples/t5/layers.py`, `RelativePositionBiases`.
+    """
+    offset = 0
+    if bidirectional:
+        num_buckets //= 2
+        offset = (distances < 0) * num_buckets
+        distances = np.abs(distances)
+    distances = np.maximum(distances, 0)
+    exact = num_buckets // 2
+    # float32 and the epsilon decide what falls on a bucket's border; both are T5X's.
+    ratio = distances.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
+    large = exact + (np.log(ratio) / np.log(max_distance / exact) * (num_buckets - exact)).astype(
+        np.int32
+    )
+    return (
+        offset + np.where(distances < exact, distances, np.minimum(large, num_buckets - 1))
+    ).astype(np.int32)
+
+
+class RelativePositionBias(nn.Module):
+    """A learnt bias per head and bucket of relative positions.
+
+    Attributes:
+      num_heads: H.
+      num_buckets: of positions.
+      max_distance: see `buckets`.
+      bidirectional: whether keys after the query have buckets of their own (the encoder).
+      param_dtype: of the table.
+    """
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+    bidirectional: bool
+    param_dtype: Any
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        self.rel_embedding = param_with_axes(
+            "rel_embedding",
+            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+            (self.num_heads, self.num_buckets),
+            self.param_dtype,
+            axes=("heads", "relpos_buckets"),
+        )
+
+    def block(self, length: int) -> Array:
+        """The biases of a block on itself: `[1, H, 1, T, T]` float32."""
+        # A Toeplitz matrix from one line of 2T - 1 biases by reshaping: no gather, whose gradient
+        # would be a scatter of T * T elements.
+        line = self._of_distances(np.arange(length - 1, -length, -1))
+        line = jnp.pad(line, ((0, 0), (0, 1)))
+        rows = jnp.tile(line, (1, length))[:, : length * (2 * length - 1)]
+        matrix = rows.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
+        return matrix[None, :, None]
+
+    def cached(self, positions: Array, length: int, max_length: int) -> Array:
+        """The biases of a block on the cache.
+
+        Args:
+          positions: `[B]` int32, where each row's block begins.
+          length: T.
+          max_length: S.
+
+        Returns:
+          `[B, H, 1, T, S]` float32.
+        """
+        table = self._of_distances(np.arange(self.max_distance + 1))
+        offsets = np.arange(length)[:, None] - np.arange(max_length)[None, :]
+        distances = positions[:, None, None] + offsets[None].astype(positions.dtype)
+        biases = jnp.take(table, jnp.clip(distances, 0, self.max_distance), axis=1, mode="clip")
+        return jnp.moveaxis(biases, 0, 1)[:, :, None]
+
+    def _of_distances(self, distances: np.ndarray) -> Array:
+        """Distances `[n]` -> biases `[H, n]` float32."""
+        index = buckets(
+            distances,
+            bidirectional=self.bidirectional,
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
+        )
+        # A product with a constant rather than a gather: its gradient is a product too.
+        one_hot = (np.arange(self.num_buckets)[:, None] == index[None, :]).astype(np.float32)
+        return jnp.dot(
+            self.rel_embedding.astype(jnp.float32), one_hot, precision=jax.lax.Precision.HIGHEST
+        )

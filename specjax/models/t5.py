@@ -1,0 +1,382 @@
+"""T5: v1.0 (relu, tied) and v1.1 / FLAN (gated gelu, untied), with T5X's parameter tree.
+
+Axes: B rows, P encoder length, T decoder tokens, E model width, V vocabulary.
+
+Source: Raffel et al. 2020; `t5x/examples/t5/network.py`.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from specjax.base import Array, Params, Prefilled
+from specjax.models import cache as cache_lib
+from specjax.models.cache import Cross, RaggedCache, Updates
+from specjax.models.config import T5Config
+from specjax.models.layers import (
+    MASKED,
+    MLP,
+    Attention,
+    Embed,
+    LogitsDense,
+    RMSNorm,
+    Segment,
+    block_bias,
+    cache_bias,
+    normal_init,
+)
+from specjax.models.model import Model, check_tokens, prefix_or_empty
+from specjax.models.relpos import RelativePositionBias
+
+
+def _norm(config: T5Config) -> RMSNorm:
+    return RMSNorm(config.norm_eps, config.dtype, config.param_dtype)
+
+
+def _attention(config: T5Config) -> Attention:
+    # T5 has no 1 / sqrt(D) in its attention: it is in the initial query kernel.
+    def query_init(*args: Any) -> Array:
+        kernel = normal_init(*args)
+        return kernel / jnp.sqrt(jnp.asarray(config.head_dim, kernel.dtype))
+
+    return Attention(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_heads,
+        head_dim=config.head_dim,
+        features=config.embed_dim,
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        query_init=query_init,
+        dropout_rate=config.dropout_rate,
+    )
+
+
+def _mlp(config: T5Config) -> MLP:
+    return MLP(
+        config.mlp_dim,
+        config.mlp_activations,
+        config.dtype,
+        config.param_dtype,
+        config.dropout_rate,
+    )
+
+
+def _relpos(config: T5Config, bidirectional: bool) -> RelativePositionBias:
+    return RelativePositionBias(
+        config.num_heads,
+        config.relpos_buckets,
+        config.relpos_max_distance,
+        bidirectional,
+        config.param_dtype,
+    )
+
+
+def _dropout(config: T5Config) -> nn.Dropout:
+    return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
+
+
+def _mask_bias(mask: Array) -> Array:
+    """`[B, P]` bool -> `[B, 1, 1, 1, P]` float32, 0 or `MASKED`."""
+    return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward block of the encoder."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        self.pre_attention_layer_norm = _norm(self.config)
+        self.attention = _attention(self.config)
+        self.pre_mlp_layer_norm = _norm(self.config)
+        self.mlp = _mlp(self.config)
+        self.dropout = _dropout(self.config)
+
+    def __call__(self, x: Array, bias: Array, deterministic: bool) -> Array:
+        """`x [B, P, E]` -> `[B, P, E]`."""
+        y = self.pre_attention_layer_norm(x)
+        segment = Segment(*self.attention.keys_values(y), bias)
+        y = self.attention(y, [segment], deterministic=deterministic)
+        x = x + self.dropout(y, deterministic=deterministic)
+        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
+        return x + self.dropout(y, deterministic=deterministic)
+
+
+class Encoder(nn.Module):
+    """The encoder's layers and last norm."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        self.relpos_bias = _relpos(self.config, bidirectional=True)
+        self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
+        self.encoder_norm = _norm(self.config)
+        self.dropout = _dropout(self.config)
+        # The encoder's output drops single elements, all other places whole features.
+        self.output_dropout = nn.Dropout(self.config.dropout_rate)
+
+    def __call__(self, x: Array, mask: Array, deterministic: bool) -> Array:
+        """Embedded inputs `x [B, P, E]`, of which `mask [B, P]` are real -> `[B, P, E]`."""
+        bias = self.relpos_bias.block(x.shape[1]) + _mask_bias(mask)
+        x = self.dropout(x, deterministic=deterministic)
+        for layer in self.layers:
+            x = layer(x, bias, deterministic)
+        return self.output_dropout(self.encoder_norm(x), deterministic=deterministic)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, cross-attention and feed-forward block of the decoder."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        self.pre_self_attention_layer_norm = _norm(self.config)
+        self.self_attention = _attention(self.config)
+        self.pre_cross_attention_layer_norm = _norm(self.config)
+        self.encoder_decoder_attention = _attention(self.config)
+        self.pre_mlp_layer_norm = _norm(self.config)
+        self.mlp = _mlp(self.config)
+        self.dropout = _dropout(self.config)
+
+    def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
+        """`encoded [B, P, E]` -> keys and values `[B, H, P, D]`."""
+        return self.encoder_decoder_attention.keys_values(encoded)
+
+    def __call__(
+        self,
+        x: Array,
+        past: list[Segment],
+        bias: Array,
+        cross: Segment,
+        deterministic: bool,
+    ) -> tuple[Array, Array, Array]:
+        """`x [B, T, E]` -> `[B, T, E]` and the block's keys and values `[B, H, T, D]`."""
+        y = self.pre_self_attention_layer_norm(x)
+        keys, values = self.self_attention.keys_values(y)
+        y = self.self_attention(
+            y, [*past, Segment(keys, values, bias)], deterministic=deterministic
+        )
+        x = x + self.dropout(y, deterministic=deterministic)
+        y = self.pre_cross_attention_layer_norm(x)
+        y = self.encoder_decoder_attention(y, [cross], deterministic=deterministic)
+        x = x + self.dropout(y, deterministic=deterministic)
+        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
+        return x + self.dropout(y, deterministic=deterministic), keys, values
+
+
+class Decoder(nn.Module):
+    """The decoder's layers, last norm and untied output projection."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        self.relpos_bias = _relpos(self.config, bidirectional=False)
+        self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
+        self.decoder_norm = _norm(self.config)
+        self.dropout = _dropout(self.config)
+        if not self.config.tie_embeddings:
+            self.logits_dense = LogitsDense(self.config.vocab_size, self.config.param_dtype)
+
+    def cross(self, encoded: Array, mask: Array) -> Cross:
+        """The encoder's keys and values for each layer, from `encoded [B, P, E]`."""
+        pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
+        keys, values = zip(*pairs, strict=True)
+        return Cross(keys, values, mask)
+
+    def __call__(
+        self,
+        x: Array,
+        cross: Cross,
+        cache: RaggedCache | None = None,
+        positions: Array | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Array, Updates]:
+        """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
+
+        Without a cache the block begins at position 0 of each row.
+        """
+        length = x.shape[1]
+        bias = self.relpos_bias.block(length) + block_bias(length)
+        past_bias = None
+        if cache is not None:
+            past_bias = self.relpos_bias.cached(positions, length, cache.max_length)
+            past_bias = past_bias + cache_bias(positions, length, cache.max_length)
+        cross_bias = _mask_bias(cross.mask)
+        x = self.dropout(x, deterministic=deterministic)
+        keys, values = [], []
+        for i, layer in enumerate(self.layers):
+            past = [] if cache is None else [Segment(cache.keys[i], cache.values[i], past_bias)]
+            encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
+            x, layer_keys, layer_values = layer(x, past, bias, encoded, deterministic)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
+        return x, Updates(tuple(keys), tuple(values))
+
+
+class T5Network(nn.Module):
+    """Encoder and decoder over one embedding."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Makes the parameters and submodules."""
+        config = self.config
+        self.token_embedder = Embed(
+            config.vocab_size, config.embed_dim, config.dtype, config.param_dtype
+        )
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
+        """Inputs `[B, P]`, of which `mask [B, P]` are real -> what the decoder sees of them."""
+        encoded = self.encoder(self.token_embedder(tokens), mask, deterministic)
+        return self.decoder.cross(encoded, mask)
+
+    def read(self, tokens: Array, cross: Cross) -> Updates:
+        """The cache entries of decoder tokens `[B, T]` that begin at position 0."""
+        return self.decoder(self.token_embedder(tokens), cross)[1]
+
+    def score(
+        self, cache: RaggedCache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, Updates]:
+        """See `Model.score`."""
+        x = self.token_embedder(tokens)
+        hidden, updates = self.decoder(x, cache.cross, cache, positions)
+        return self.logits(hidden), hidden, updates
+
+    def logits(self, hidden: Array) -> Array:
+        """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""
+        if not self.config.tie_embeddings:
+            return self.decoder.logits_dense(hidden)
+        if self.config.scale_tied_logits:
+            hidden = hidden * jnp.asarray(self.config.embed_dim**-0.5, hidden.dtype)
+        return self.token_embedder.attend(hidden)
+
+    def __call__(
+        self, encoder_tokens: Array, mask: Array, decoder_tokens: Array, deterministic: bool = True
+    ) -> Array:
+        """The whole network on known outputs: logits `[B, T, V]` float32."""
+        cross = self.encode(encoder_tokens, mask, deterministic)
+        x = self.token_embedder(decoder_tokens)
+        hidden, _ = self.decoder(x, cross, deterministic=deterministic)
+        return self.logits(hidden)
+
+
+class T5(Model):
+    """A T5 as a language model of its outputs.
+
+    Attributes:
+      config: a `T5Config`.
+    """
+
+    config: T5Config
+
+    @property
+    def network(self) -> T5Network:
+        """The flax.linen module."""
+        return T5Network(self.config)
+
+    def _init_variables(self, key: Array) -> Any:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return self.network.init(key, tokens, tokens == 0, tokens)
+
+    def apply(
+        self,
+        params: Params,
+        encoder_tokens: Array,
+        decoder_tokens: Array,
+        *,
+        encoder_mask: Array | None = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """Logits of known outputs, all positions at once (teacher forcing).
+
+        Args:
+          params: the parameters.
+          encoder_tokens: `[B, P]` int32.
+          decoder_tokens: `[B, T]` int32, what the decoder reads: the outputs shifted right, the
+            start token first.
+          encoder_mask: `[B, P]` bool, which inputs are real (at least one per row); None for all.
+          dropout_key: a PRNG key; consumed. Without it nothing is dropped.
+
+        Returns:
+          `[B, T, V]` float32; entry t predicts the output after `decoder_tokens[:, t]`.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not fit together.
+        """
+        check_tokens("encoder_tokens", encoder_tokens)
+        check_tokens("decoder_tokens", decoder_tokens)
+        if encoder_mask is None:
+            encoder_mask = jnp.ones(encoder_tokens.shape, bool)
+        if encoder_mask.shape != encoder_tokens.shape:
+            raise ValueError(
+                f"encoder_mask has shape {list(encoder_mask.shape)}: "
+                f"must be encoder_tokens' {list(encoder_tokens.shape)}"
+            )
+        return self.network.apply(
+            {"params": params},
+            encoder_tokens,
+            encoder_mask,
+            decoder_tokens,
+            deterministic=dropout_key is None,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Prefilled:
+        """Runs the encoder, and the decoder on all of a forced prefix but its last token.
+
+        Args:
+          params: the parameters.
+          inputs: `[B, P]` int32, padded on the right.
+          input_lengths: `[B]` int32, at least 1.
+          max_length: S, positions of the decoder's cache (static).
+          prefix: `[B, F]` int32, forced first tokens of the output, after the start token.
+          prefix_lengths: `[B]` int32.
+
+        Returns:
+          A `Prefilled` whose tokens are the start token, at 0, or the prefix's last token.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not fit together.
+        """
+        check_tokens("inputs", inputs, input_lengths)
+        config, network = self.config, self.network
+        rows = inputs.shape[0]
+        prefix, positions = prefix_or_empty(inputs, prefix, prefix_lengths)
+        lengths = input_lengths.astype(jnp.int32)[:, None]
+        mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
+        variables = {"params": params}
+        cross = network.apply(variables, inputs, mask, method="encode")
+        start = jnp.full((rows, 1), config.decoder_start_token, jnp.int32)
+        tokens = jnp.concatenate([start, prefix], axis=1)
+        cache = cache_lib.allocate(
+            config.num_decoder_layers,
+            rows,
+            config.num_heads,
+            max_length,
+            config.head_dim,
+            config.dtype,
+        )._replace(cross=cross)
+        if prefix.shape[1]:
+            updates = network.apply(variables, tokens[:, :-1], cross, method="read")
+            cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
+        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        return Prefilled(cache, last, positions)
+
+
+__all__ = ["T5", "T5Network"]
