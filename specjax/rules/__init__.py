@@ -1,0 +1,43 @@
+"""Rules: from the two models' distributions at one position to the target distribution."""
+
+from specjax.rules._base import Rule, accept_probability
+from specjax.rules._deferral import OPT, BiLD, Chow, ChowLog, Diff, DiffLog, Lossless, OPTLog
+from specjax.rules._lossy import Lossy, LossyTuned, Mentored
+from specjax.rules._token import TokenV1, TokenV2, TokenV3
+
+ALL_RULES = (
+    Lossless,
+    Chow,
+    ChowLog,
+    Diff,
+    DiffLog,
+    OPT,
+    OPTLog,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+    BiLD,
+    Lossy,
+    LossyTuned,
+    Mentored,
+)
+
+__all__ = [
+    "ALL_RULES",
+    "OPT",
+    "BiLD",
+    "Chow",
+    "ChowLog",
+    "Diff",
+    "DiffLog",
+    "Lossless",
+    "Lossy",
+    "LossyTuned",
+    "Mentored",
+    "OPTLog",
+    "Rule",
+    "TokenV1",
+    "TokenV2",
+    "TokenV3",
+    "accept_probability",
+]

@@ -1,0 +1,22 @@
+"""Models with known distributions, and the exact law of what decoding with them emits."""
+
+from specjax.testing._enumeration import (
+    Stop,
+    emitted_law,
+    fixed_length,
+    prefix_distributions,
+    target_law,
+    total_variation,
+)
+from specjax.testing._tabular import TabularModel, random_table
+
+__all__ = [
+    "Stop",
+    "TabularModel",
+    "emitted_law",
+    "fixed_length",
+    "prefix_distributions",
+    "random_table",
+    "target_law",
+    "total_variation",
+]
