@@ -94,6 +94,8 @@ class T5Config(ModelConfig):
         several `wi_0`, `wi_1`, ....
       relpos_buckets: buckets of relative positions (32).
       relpos_max_distance: distances from here on share the last bucket (128).
+      relpos_per_layer: each layer has a bias of its own, `layers_i/relpos_bias` (T5X's
+        scalable_t5), instead of one per stack.
       scale_tied_logits: with tied embeddings, multiply the decoder's output by E ** -0.5 before
         the embedding (T5 v1.0, T5X). Without effect when untied.
       dropout_rate: used only when `T5.apply` gets a dropout key.
@@ -107,6 +109,7 @@ class T5Config(ModelConfig):
     mlp_activations: tuple[str, ...] = ("gelu", "linear")
     relpos_buckets: int = 32
     relpos_max_distance: int = 128
+    relpos_per_layer: bool = False
     scale_tied_logits: bool = True
     dropout_rate: float = 0.0
     decoder_start_token: int = 0

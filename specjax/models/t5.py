@@ -93,6 +93,8 @@ class EncoderLayer(nn.Module):
         self.pre_mlp_layer_norm = _norm(self.config)
         self.mlp = _mlp(self.config)
         self.dropout = _dropout(self.config)
+        if self.config.relpos_per_layer:
+            self.relpos_bias = _relpos(self.config, bidirectional=True)
 
     def __call__(self, x: Array, bias: Array, deterministic: bool) -> Array:
         """`x [B, P, E]` -> `[B, P, E]`."""
@@ -104,6 +106,13 @@ class EncoderLayer(nn.Module):
         return x + self.dropout(y, deterministic=deterministic)
 
 
+def _relpos_of(stack: "Encoder | Decoder") -> list[RelativePositionBias]:
+    """One bias for all layers, or one for each."""
+    if stack.config.relpos_per_layer:
+        return [layer.relpos_bias for layer in stack.layers]
+    return [stack.relpos_bias]
+
+
 class Encoder(nn.Module):
     """The encoder's layers and last norm."""
 
@@ -111,7 +120,8 @@ class Encoder(nn.Module):
 
     def setup(self) -> None:
         """Makes the parameters and submodules."""
-        self.relpos_bias = _relpos(self.config, bidirectional=True)
+        if not self.config.relpos_per_layer:
+            self.relpos_bias = _relpos(self.config, bidirectional=True)
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
         self.encoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
@@ -120,10 +130,11 @@ class Encoder(nn.Module):
 
     def __call__(self, x: Array, mask: Array, deterministic: bool) -> Array:
         """Embedded inputs `x [B, P, E]`, of which `mask [B, P]` are real -> `[B, P, E]`."""
-        bias = self.relpos_bias.block(x.shape[1]) + _mask_bias(mask)
+        mask_bias = _mask_bias(mask)
+        biases = [relpos.block(x.shape[1]) + mask_bias for relpos in _relpos_of(self)]
         x = self.dropout(x, deterministic=deterministic)
-        for layer in self.layers:
-            x = layer(x, bias, deterministic)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, biases[i % len(biases)], deterministic)
         return self.output_dropout(self.encoder_norm(x), deterministic=deterministic)
 
 
@@ -141,6 +152,8 @@ class DecoderLayer(nn.Module):
         self.pre_mlp_layer_norm = _norm(self.config)
         self.mlp = _mlp(self.config)
         self.dropout = _dropout(self.config)
+        if self.config.relpos_per_layer:
+            self.relpos_bias = _relpos(self.config, bidirectional=False)
 
     def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
         """`encoded [B, P, E]` -> keys and values `[B, H, P, D]`."""
@@ -175,7 +188,8 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         """Makes the parameters and submodules."""
-        self.relpos_bias = _relpos(self.config, bidirectional=False)
+        if not self.config.relpos_per_layer:
+            self.relpos_bias = _relpos(self.config, bidirectional=False)
         self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
         self.decoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
@@ -201,18 +215,25 @@ class Decoder(nn.Module):
         Without a cache the block begins at position 0 of each row.
         """
         length = x.shape[1]
-        bias = self.relpos_bias.block(length) + block_bias(length)
-        past_bias = None
+        relpos = _relpos_of(self)
+        biases = [r.block(length) + block_bias(length) for r in relpos]
+        past_biases = []
         if cache is not None:
-            past_bias = self.relpos_bias.cached(positions, length, cache.max_length)
-            past_bias = past_bias + cache_bias(positions, length, cache.max_length)
+            size = cache.max_length
+            past_mask = cache_bias(positions, length, size)
+            past_biases = [r.cached(positions, length, size) + past_mask for r in relpos]
         cross_bias = _mask_bias(cross.mask)
         x = self.dropout(x, deterministic=deterministic)
         keys, values = [], []
         for i, layer in enumerate(self.layers):
-            past = [] if cache is None else [Segment(cache.keys[i], cache.values[i], past_bias)]
+            past = []
+            if cache is not None:
+                past_bias = past_biases[i % len(past_biases)]
+                past = [Segment(cache.keys[i], cache.values[i], past_bias)]
             encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
-            x, layer_keys, layer_values = layer(x, past, bias, encoded, deterministic)
+            x, layer_keys, layer_values = layer(
+                x, past, biases[i % len(biases)], encoded, deterministic
+            )
             keys.append(layer_keys)
             values.append(layer_values)
         x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
