@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "bench": "specjax.cli.bench",
+    "convert": "specjax.cli.convert",
 }
 
 

@@ -1,0 +1,268 @@
+"""From the arrays of a checkpoint to the parameters of a model, one array at a time."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from specjax.base import Params
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+class ArraySpec(NamedTuple):
+    """Shape and dtype of an array that has not been read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Reader(Protocol):
+    """An open checkpoint.
+
+    Attributes:
+      specs: what it holds, by the names it uses itself.
+    """
+
+    specs: dict[str, ArraySpec]
+
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields `(name, array)` in the order asked for; an array may be a memory map."""
+
+
+class Piece(NamedTuple):
+    """A parameter, and where in a checkpoint it comes from.
+
+    Attributes:
+      source: the checkpoint's name of an array.
+      view: from that array to the parameter, without copying.
+    """
+
+    source: str
+    view: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass
+class Mismatch:
+    """How a checkpoint differs from what a configuration asks for.
+
+    Attributes:
+      missing: names asked for and not there.
+      extra: names there and not asked for.
+      wrong: (name, shape found, shape asked for).
+    """
+
+    missing: list[str] = dataclasses.field(default_factory=list)
+    extra: list[str] = dataclasses.field(default_factory=list)
+    wrong: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
+        default_factory=list
+    )
+
+    def raise_if_any(self, path: Path, remedy: str) -> None:
+        """Tells of every difference in one line.
+
+        Args:
+          path: the checkpoint.
+          remedy: what the user can do.
+
+        Raises:
+          ValueError: if there is any difference.
+        """
+        parts = []
+        if self.missing:
+            parts.append(f"{_count(self.missing)} missing: {condense(self.missing)}")
+        if self.wrong:
+            described = [
+                f"{name} is {found} and should be {asked}" for name, found, asked in self.wrong
+            ]
+            parts.append(f"{_count(self.wrong)} of a wrong shape: {condense(described)}")
+        if self.extra:
+            parts.append(f"{_count(self.extra)} unknown: {condense(self.extra)}")
+        if parts:
+            raise ValueError(f"{path}: {'; '.join(parts)}. {remedy}")
+
+
+def _count(items: Sequence[Any]) -> str:
+    return f"{len(items)} array{'s' if len(items) > 1 else ''}"
+
+
+def compare(found: Mapping[str, ArraySpec], asked: Mapping[str, tuple[int, ...]]) -> Mismatch:
+    """Compares names and shapes.
+
+    Args:
+      found: what a checkpoint holds.
+      asked: what a configuration asks for.
+
+    Returns:
+      The differences, each list sorted.
+    """
+    return Mismatch(
+        missing=sorted(set(asked) - set(found)),
+        extra=sorted(set(found) - set(asked)),
+        wrong=[
+            (name, found[name].shape, shape)
+            for name, shape in sorted(asked.items())
+            if name in found and found[name].shape != shape
+        ],
+    )
+
+
+def condense(names: Iterable[str]) -> str:
+    """Lists names, those that differ in the layer's number only as one: `block.{0-11}.wo`."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for name in names:
+        match = re.search(r"(?<=layers_|ayers\.|block\.)(\d+)", name)
+        if match is None:
+            groups.setdefault((name, ""), [])
+        else:
+            key = (name[: match.start()], name[match.end() :])
+            groups.setdefault(key, []).append(int(match.group()))
+    return ", ".join(f"{head}{_ranges(numbers)}{tail}" for (head, tail), numbers in groups.items())
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`[0, 1, 2, 5]` as `{0-2,5}`; one number as itself."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+    return text if len(numbers) < 2 else f"{{{text}}}"
+
+
+def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
+    """A dtype that parameters may have.
+
+    Args:
+      value: a dtype, or its name.
+      name: of the argument, for messages.
+
+    Returns:
+      The NumPy dtype.
+
+    Raises:
+      ValueError: if it is not one of `FLOATS`.
+    """
+    try:
+        dtype = np.dtype(ml_dtypes.bfloat16) if value == "bfloat16" else np.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name not in FLOATS:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(FLOATS)}")
+    return dtype
+
+
+def own_dtype(path: Path, specs: Mapping[str, ArraySpec]) -> np.dtype:
+    """The dtype in which a checkpoint's parameters lose nothing.
+
+    Args:
+      path: the checkpoint, for messages.
+      specs: its arrays.
+
+    Returns:
+      bfloat16 if all arrays are, else float32 (float64 is rounded to it).
+
+    Raises:
+      ValueError: for arrays that are not floating, as quantised checkpoints have.
+    """
+    quantised = sorted(name for name, s in specs.items() if s.dtype.name not in FLOATS)
+    if quantised:
+        raise ValueError(
+            f"{path}: {condense(quantised)} of dtype {specs[quantised[0]].dtype}: quantised "
+            "checkpoints are not read; use the float32 or bfloat16 one"
+        )
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16 if all(s.dtype == bfloat16 for s in specs.values()) else np.dtype(np.float32)
+
+
+def flatten(tree: Params) -> dict[str, Any]:
+    """A nested dict as `{"decoder/layers_0/mlp/wo/kernel": leaf}`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        node = tree
+        *parents, last = path.split("/")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def materialise(
+    reader: Reader,
+    pieces: Mapping[str, Piece],
+    *,
+    dtype: np.dtype,
+    shardings: Mapping[str, jax.sharding.Sharding],
+) -> dict[str, Any]:
+    """Reads parameters straight into their dtype and sharding.
+
+    At any moment the host holds, besides the parameters that are done, one source array (nothing,
+    where it is a memory map) and the copies of one parameter in the target dtype. The largest
+    arrays come first, while there is most room.
+
+    Args:
+      reader: the open checkpoint.
+      pieces: by parameter path.
+      dtype: of all parameters.
+      shardings: by parameter path.
+
+    Returns:
+      The nested dict of parameters.
+    """
+    users: dict[str, list[str]] = {}
+    for path, piece in pieces.items():
+        users.setdefault(piece.source, []).append(path)
+    largest_first = sorted(users, key=lambda name: -reader.specs[name].nbytes)
+    flat: dict[str, Any] = {}
+    for source, array in reader.arrays(largest_first):
+        for path in users[source]:
+            flat[path] = _place(pieces[path].view(array), dtype, shardings[path])
+        del array  # before the reader brings the next one
+    return unflatten({path: flat[path] for path in pieces})
+
+
+def _place(view: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+    placed = jax.make_array_from_callback(
+        view.shape, sharding, lambda index: copy_as(view[index], dtype)
+    )
+    # Else the host copies of several arrays could be alive at once.
+    return placed.block_until_ready()
+
+
+def copy_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A fresh, C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
+    if view.ndim != 2 or view.flags.c_contiguous:
+        return np.array(view, dtype=dtype, order="C")
+    out = np.empty(view.shape, dtype)
+    for start in range(0, view.shape[1], 64):
+        out[:, start : start + 64] = view[:, start : start + 64]
+    return out
+
+
+def same_values(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are equal bit for bit, compared a few rows at a time."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = (x.reshape(x.shape[0] if x.ndim else 1, -1) for x in (a, b))
+    rows = max(1, 2**22 // max(1, a.shape[1]))
+    return all(
+        a[i : i + rows].tobytes() == b[i : i + rows].tobytes() for i in range(0, len(a), rows)
+    )

@@ -1,0 +1,285 @@
+"""Hugging Face directories: config.json, and safetensors in one file or several with an index."""
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from specjax.checkpoints import hf_config, hf_names
+from specjax.checkpoints.arrays import ArraySpec, Piece, compare, copy_as, same_values
+from specjax.data.model_files import SpecialIds, read_json
+from specjax.models import T5Config
+from specjax.models.config import ModelConfig
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+LM_HEAD = "lm_head.weight"
+SHARD_BYTES = 5 * 10**9
+
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class SafetensorsReader:
+    """The arrays of a directory's safetensors files, memory-mapped.
+
+    Args:
+      directory: a Hugging Face directory.
+
+    Raises:
+      FileNotFoundError: for a missing file, or a shard that the index names.
+      ValueError: for a file that is cut short or damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.specs: dict[str, ArraySpec] = {}
+        self._places: dict[str, tuple[Path, int]] = {}
+        for path in _files(directory):
+            self._add(path)
+
+    def _add(self, path: Path) -> None:
+        try:
+            # The library checks the whole header, and that the file is as long as it says.
+            with safetensors.safe_open(path, framework="numpy"):
+                pass
+        except safetensors.SafetensorError as error:
+            raise ValueError(
+                f"{path}: cut short or damaged ({error}); download or copy it again"
+            ) from None
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            dtype = _DTYPES.get(entry["dtype"], np.dtype(np.void))
+            self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype)
+            self._places[name] = (path, 8 + length + entry["data_offsets"][0])
+
+    def read(self, name: str) -> np.ndarray:
+        """One array, as a read-only memory map."""
+        path, offset = self._places[name]
+        shape, dtype = self.specs[name]
+        if 0 in shape or not shape:
+            return np.fromfile(path, dtype, int(np.prod(shape)), offset=offset).reshape(shape)
+        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape).view(np.ndarray)
+
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """See `Reader`."""
+        for name in names:
+            yield name, self.read(name)
+
+
+def _files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory."""
+    index = directory / INDEX
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if not index.is_file():
+        torch = sorted(p.name for p in directory.glob("*.bin"))
+        hint = (
+            f"it has {torch[0]}: save it again with transformers' save_pretrained"
+            if torch
+            else "download the whole checkpoint"
+        )
+        raise FileNotFoundError(f"{directory}: no {SINGLE} and no {INDEX}; {hint}")
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: no weight_map; download the file again")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"{index}: {name!r} is not the name of a file beside it")
+        if not (directory / name).is_file():
+            arrays = sum(value == name for value in weight_map.values())
+            raise FileNotFoundError(
+                f"{directory / name}: missing, though {INDEX} places {arrays} arrays in it; "
+                "download the whole checkpoint"
+            )
+    return [directory / name for name in names]
+
+
+def open_hf(
+    directory: Path, config: ModelConfig | None
+) -> tuple[SafetensorsReader, ModelConfig, SpecialIds]:
+    """Opens a directory and settles its configuration.
+
+    A T5's head is tied unless `lm_head.weight` is there and differs from the embedding; whether a
+    tied head scales is `scale_decoder_outputs`, else `tie_word_embeddings`.
+
+    Args:
+      directory: holds config.json (unless `config` is given) and safetensors.
+      config: instead of config.json's.
+
+    Returns:
+      The reader, the configuration, the ids of config.json.
+
+    Raises:
+      FileNotFoundError: for a missing file.
+      ValueError: for an unreadable file, another architecture, or flags and arrays at odds.
+    """
+    path = directory / "config.json"
+    if config is not None:
+        return SafetensorsReader(directory), config, hf_config.DEFAULT_IDS[type(config)]
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: missing; copy it beside the safetensors, or give config=")
+    values = read_json(path)
+    config = hf_config.config_from_hf(values, path)
+    reader = SafetensorsReader(directory)
+    head, embedding = LM_HEAD in reader.specs, _embedding(reader, type(config))
+    copied = (
+        head and embedding is not None and same_values(reader.read(LM_HEAD), reader.read(embedding))
+    )
+    if isinstance(config, T5Config):
+        said_untied = values.get("tie_word_embeddings") is False
+        untied = (head and not copied) or (not head and said_untied)
+        if untied and values.get("scale_decoder_outputs"):
+            raise ValueError(
+                f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but "
+                f"{LM_HEAD} differs from shared.weight; set it to false if the head is untied"
+            )
+        config = config.replace(tie_embeddings=not untied)
+    elif config.tie_embeddings and head and not copied:
+        raise ValueError(
+            f"{path}: tie_word_embeddings is true, but {LM_HEAD} differs from the embedding; "
+            "set it to false if the head is untied"
+        )
+    return reader, config, hf_config.DEFAULT_IDS[type(config)]
+
+
+def _embedding(reader: SafetensorsReader, family: type[ModelConfig]) -> str | None:
+    """The name under which the embedding is stored; a checkpoint may keep only a copy."""
+    names = (hf_names.embedding_name(family), *hf_names.EMBEDDING_COPIES[family])
+    return next((name for name in names if name in reader.specs), None)
+
+
+def hf_pieces(
+    reader: SafetensorsReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Piece]:
+    """Finds every parameter among a checkpoint's arrays.
+
+    Args:
+      reader: the open checkpoint.
+      config: the model's configuration.
+      shapes: of the parameters, by path.
+
+    Returns:
+      Where each parameter comes from.
+
+    Raises:
+      ValueError: if arrays are missing, unknown, of a wrong shape, or copies that differ.
+    """
+    family = type(config)
+    rules = {path: hf_names.to_hf(family, path) for path in shapes}
+    stored = _embedding(reader, family)
+    if stored is not None:
+        path = "token_embedder/embedding"
+        rules[path] = rules[path]._replace(hf=stored)
+    asked = {
+        rule.hf: shapes[path][::-1] if rule.transposed else shapes[path]
+        for path, rule in rules.items()
+    }
+    mismatch = compare(reader.specs, asked)
+    mismatch.extra = _unknown(reader, config, mismatch.extra, stored)
+    mismatch.raise_if_any(
+        reader.directory, "Give the checkpoint whose arrays these are, or correct config.json"
+    )
+    return {
+        path: Piece(rule.hf, np.transpose if rule.transposed else np.asarray)
+        for path, rule in rules.items()
+    }
+
+
+def _unknown(
+    reader: SafetensorsReader, config: ModelConfig, extra: list[str], embedding: str | None
+) -> list[str]:
+    """Leaves out of `extra` what may be dropped: unused constants, true copies of the embedding."""
+    family = type(config)
+    copies = {hf_names.embedding_name(family), *hf_names.EMBEDDING_COPIES[family]}
+    if config.tie_embeddings:
+        copies.add(LM_HEAD)
+    left = []
+    for name in extra:
+        if re.fullmatch(hf_names.UNUSED[family], name):
+            continue
+        if name in copies and embedding is not None:
+            if same_values(reader.read(name), reader.read(embedding)):
+                continue
+            name = f"{name} (a copy that differs from {embedding})"
+        left.append(name)
+    return left
+
+
+def write_hf(
+    directory: Path,
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    *,
+    ids: SpecialIds,
+    dtype: np.dtype,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes config.json, generation_config.json and safetensors into an existing directory.
+
+    Args:
+      directory: where to.
+      config: the model's configuration.
+      params: its parameters by path.
+      ids: its special ids.
+      dtype: of the arrays on disk.
+      shard_bytes: the size above which the arrays go to several files with an index.
+
+    Raises:
+      ValueError: for a configuration that transformers cannot hold.
+    """
+    values = hf_config.config_to_hf(config, ids, dtype)
+    rules = [hf_names.to_hf(type(config), path) for path in params]
+    if isinstance(config, T5Config) and config.tie_embeddings and not config.scale_tied_logits:
+        # 4.x scales every tied head: an equal head, called untied, is right there and in 5.x.
+        rules.append(hf_names.Rule(LM_HEAD, "token_embedder/embedding"))
+    shards: list[list[hf_names.Rule]] = [[]]
+    filled = 0
+    for rule in rules:
+        nbytes = params[rule.path].size * dtype.itemsize
+        if filled and filled + nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(rule)
+        filled += nbytes
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        name = SINGLE
+        if len(shards) > 1:
+            name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        arrays = {}
+        for rule in shard:
+            value = np.asarray(params[rule.path])
+            arrays[rule.hf] = copy_as(value.T if rule.transposed else value, dtype)
+            weight_map[rule.hf] = name
+        # transformers 4.x refuses a file without this mark.
+        safetensors.numpy.save_file(arrays, directory / name, metadata={"format": "pt"})
+    if len(shards) > 1:
+        total = sum(params[rule.path].size for rule in rules) * dtype.itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(directory / INDEX, index)
+    write_json(directory / "config.json", values)
+    if not (directory / "generation_config.json").exists():
+        known = ids.or_else(hf_config.DEFAULT_IDS[type(config)])
+        write_json(directory / "generation_config.json", known.to_json())
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON object, indented, with a final newline."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,326 @@
+"""`config.json` of Hugging Face transformers, as 4.x and as 5.x write it, to and from ours."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.data.model_files import SpecialIds
+from specjax.models import Gemma2Config, LlamaConfig, T5Config
+from specjax.models.config import Llama3RopeScaling, ModelConfig
+
+ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "t5": ("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+    "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
+    "gemma2": ("Gemma2ForCausalLM",),
+}
+
+# What transformers assumes where config.json is silent.
+DEFAULT_IDS: dict[type[ModelConfig], SpecialIds] = {
+    T5Config: SpecialIds(eos=(1,), pad=0, decoder_start=0),
+    LlamaConfig: SpecialIds(eos=(2,), bos=1),
+    Gemma2Config: SpecialIds(eos=(1,), pad=0, bos=2),
+}
+
+# "gelu" of ours is the tanh approximation, which Hugging Face calls gelu_new; its own "gelu" is
+# exact, except that T5's "gated-gelu" has always meant gelu_new.
+_T5_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "relu": ("relu",),
+    "gelu_new": ("gelu",),
+    "silu": ("silu",),
+    "gated-gelu": ("gelu", "linear"),
+    "gated-gelu_new": ("gelu", "linear"),
+    "gated-relu": ("relu", "linear"),
+    "gated-silu": ("silu", "linear"),
+}
+
+
+class _Fields:
+    """The values of one config.json, with errors that name the file and the field."""
+
+    def __init__(self, values: dict[str, Any], path: Path) -> None:
+        self.values, self.path = values, path
+
+    def number(self, name: str, *default: float | None) -> Any:
+        value = self.values.get(name)
+        if value is None and default:
+            return default[0]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{self.path}: {name}={value!r} must be a number")
+        return value
+
+    def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
+        """Raises unless the field, or its default, is one this package computes."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value not in allowed:
+            raise ValueError(
+                f"{self.path}: {name}={value!r} is not supported, only "
+                f"{' or '.join(repr(a) for a in allowed)}"
+            )
+
+
+def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
+    """Reads a `config.json`.
+
+    T5's head is taken to be tied, for the arrays decide that (see `hf.open_hf`).
+
+    Args:
+      values: the JSON object.
+      path: of the file, for messages.
+
+    Returns:
+      The configuration, in float32.
+
+    Raises:
+      ValueError: for another architecture, or a value this package does not compute.
+    """
+    model_type = values.get("model_type")
+    known = ", ".join(ARCHITECTURES)
+    if model_type not in ARCHITECTURES:
+        raise ValueError(f"{path}: model_type={model_type!r} is not one of {known}")
+    architectures = values.get("architectures") or []
+    if architectures and not set(architectures) & set(ARCHITECTURES[model_type]):
+        raise ValueError(
+            f"{path}: architectures={architectures} is not {ARCHITECTURES[model_type][0]}, the "
+            f"one this package runs for model_type {model_type!r}"
+        )
+    fields = _Fields(values, path)
+    build = {"t5": _t5, "llama": _llama, "gemma2": _gemma2}[model_type]
+    try:
+        return build(fields)
+    except ValueError as error:
+        prefix = "" if str(error).startswith(str(path)) else f"{path}: "
+        raise ValueError(f"{prefix}{error}") from None
+
+
+def _t5(f: _Fields) -> T5Config:
+    f.refuse("feed_forward_proj", tuple(_T5_ACTIVATIONS), "relu")
+    return T5Config(
+        vocab_size=f.number("vocab_size"),
+        embed_dim=f.number("d_model"),
+        num_heads=f.number("num_heads"),
+        head_dim=f.number("d_kv"),
+        mlp_dim=f.number("d_ff"),
+        num_encoder_layers=f.number("num_layers"),
+        num_decoder_layers=f.number("num_decoder_layers", f.number("num_layers")),
+        mlp_activations=_T5_ACTIVATIONS[f.values.get("feed_forward_proj") or "relu"],
+        norm_eps=f.number("layer_norm_epsilon", 1e-6),
+        relpos_buckets=f.number("relative_attention_num_buckets", 32),
+        relpos_max_distance=f.number("relative_attention_max_distance", 128),
+        dropout_rate=f.number("dropout_rate", 0.1),
+        decoder_start_token=f.number("decoder_start_token_id", f.number("pad_token_id", 0)),
+        scale_tied_logits=t5_scales_outputs(f.values),
+        tie_embeddings=True,
+    )
+
+
+def t5_scales_outputs(values: dict[str, Any]) -> bool:
+    """Whether a T5's config multiplies the decoder's output by d_model ** -0.5.
+
+    transformers 5 records it; 4.x, and the configs it wrote, scale when the head is tied.
+    """
+    scales = values.get("scale_decoder_outputs")
+    return values.get("tie_word_embeddings") is not False if scales is None else bool(scales)
+
+
+def _llama(f: _Fields) -> LlamaConfig:
+    f.refuse("hidden_act", ("silu", "swish"), "silu")
+    f.refuse("attention_bias", (False,), False)
+    f.refuse("mlp_bias", (False,), False)
+    theta, scaling = _rope(f)
+    return LlamaConfig(
+        **_decoder_sizes(f),
+        norm_eps=f.number("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_embeddings=bool(f.values.get("tie_word_embeddings", False)),
+    )
+
+
+def _gemma2(f: _Fields) -> Gemma2Config:
+    name = "hidden_activation" if f.values.get("hidden_activation") else "hidden_act"
+    f.refuse(name, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    f.refuse("attention_bias", (False,), False)
+    f.refuse("use_bidirectional_attention", (False,), False)
+    sizes = _decoder_sizes(f)
+    alternating = [
+        "full_attention" if i % 2 else "sliding_attention" for i in range(sizes["num_layers"])
+    ]
+    if f.values.get("layer_types") not in (None, alternating):
+        raise ValueError(
+            f"{f.path}: layer_types={f.values['layer_types']} is not Gemma 2's alternation of "
+            "sliding_attention and full_attention"
+        )
+    theta, scaling = _rope(f)
+    if scaling is not None:
+        raise ValueError(f"{f.path}: rope_scaling is not supported for gemma2")
+    return Gemma2Config(
+        **sizes,
+        norm_eps=f.number("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        sliding_window=f.number("sliding_window", 4096),
+        # null means no cap, an absent key the default.
+        attn_logit_softcap=_cap(f, "attn_logit_softcapping", 50.0),
+        final_logit_softcap=_cap(f, "final_logit_softcapping", 30.0),
+        query_pre_attn_scalar=f.number("query_pre_attn_scalar", 256),
+        tie_embeddings=bool(f.values.get("tie_word_embeddings", True)),
+    )
+
+
+def _cap(f: _Fields, name: str, default: float) -> float | None:
+    value = f.number(name, None) if name in f.values else default
+    return None if value is None else float(value)
+
+
+def _decoder_sizes(f: _Fields) -> dict[str, Any]:
+    heads = f.number("num_attention_heads")
+    return {
+        "vocab_size": f.number("vocab_size"),
+        "embed_dim": f.number("hidden_size"),
+        "num_heads": heads,
+        "head_dim": f.number("head_dim", f.number("hidden_size") // max(1, heads)),
+        "mlp_dim": f.number("intermediate_size"),
+        "num_layers": f.number("num_hidden_layers"),
+        "num_kv_heads": f.number("num_key_value_heads", heads),
+    }
+
+
+def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
+    """Base and scaling, from `rope_parameters` (5.x) or `rope_theta` and `rope_scaling` (4.x)."""
+    parameters = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
+    if not isinstance(parameters, dict):
+        raise ValueError(f"{f.path}: rope parameters {parameters!r} must be an object")
+    rope = _Fields(parameters, f.path)
+    theta = float(rope.number("rope_theta", f.number("rope_theta", 10_000.0)))
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    for fields in (rope, f):
+        fields.refuse("partial_rotary_factor", (1, 1.0), 1.0)
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ValueError(
+            f"{f.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
+        )
+    return theta, Llama3RopeScaling(
+        factor=float(rope.number("factor")),
+        low_freq_factor=float(rope.number("low_freq_factor")),
+        high_freq_factor=float(rope.number("high_freq_factor")),
+        original_max_position=rope.number("original_max_position_embeddings"),
+    )
+
+
+def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
+    """Writes a `config.json` that both transformers 4.x and 5.x read aright.
+
+    Args:
+      config: the model's configuration.
+      ids: its special ids.
+      dtype: of the arrays written beside it.
+
+    Returns:
+      The JSON object.
+
+    Raises:
+      ValueError: for a configuration that transformers cannot hold.
+    """
+    ids = ids.or_else(DEFAULT_IDS[type(config)])
+    common = {
+        "vocab_size": config.vocab_size,
+        "dtype": dtype.name,  # 5.x
+        "torch_dtype": dtype.name,  # 4.x
+        "use_cache": True,
+        **ids.to_json(),
+    }
+    if isinstance(config, T5Config):
+        return {**common, **_t5_to_hf(config)}
+    assert isinstance(config, LlamaConfig | Gemma2Config)
+    decoder: dict[str, Any] = {
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": False,
+    }
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if isinstance(config, Gemma2Config):
+        decoder |= {
+            "architectures": ["Gemma2ForCausalLM"],
+            "model_type": "gemma2",
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": config.sliding_window,
+            "attn_logit_softcapping": config.attn_logit_softcap,
+            "final_logit_softcapping": config.final_logit_softcap,
+            "query_pre_attn_scalar": _whole(config.query_pre_attn_scalar),
+            "max_position_embeddings": 8192,
+        }
+    else:
+        max_position = 4096
+        if (scaling := config.rope_scaling) is not None:
+            rope = {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+            }
+            max_position = int(scaling.original_max_position * scaling.factor)
+        decoder |= {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "mlp_bias": False,
+            "max_position_embeddings": max_position,
+        }
+    decoder |= {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
+    }
+    return {**common, **decoder}
+
+
+def _whole(value: float) -> float:
+    """An int where nothing is lost: 5.x insists on one."""
+    return int(value) if float(value).is_integer() else value
+
+
+def _t5_to_hf(config: T5Config) -> dict[str, Any]:
+    if config.relpos_per_layer:
+        raise ValueError(
+            "relpos_per_layer: transformers' T5 has one relative position bias per stack, this "
+            "model one per layer; convert it to orbax"
+        )
+    names = {ours: theirs for theirs, ours in reversed(_T5_ACTIVATIONS.items())}
+    activation = names.get(config.mlp_activations)
+    if activation is None:
+        raise ValueError(
+            f"mlp_activations={config.mlp_activations}: transformers' T5 has no such MLP, only "
+            f"{', '.join(str(a) for a in names)}"
+        )
+    # Scaling belongs to a tied head alone. 4.x takes "tied" for both; see hf.write_hf.
+    scales = config.tie_embeddings and config.scale_tied_logits
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "d_model": config.embed_dim,
+        "d_kv": config.head_dim,
+        "d_ff": config.mlp_dim,
+        "num_heads": config.num_heads,
+        "num_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "feed_forward_proj": activation,
+        "layer_norm_epsilon": config.norm_eps,
+        "relative_attention_num_buckets": config.relpos_buckets,
+        "relative_attention_max_distance": config.relpos_max_distance,
+        "dropout_rate": config.dropout_rate,
+        "decoder_start_token_id": config.decoder_start_token,
+        "is_encoder_decoder": True,
+        "scale_decoder_outputs": scales,
+        "tie_word_embeddings": scales,
+    }

@@ -1,0 +1,285 @@
+"""One call that loads what users own: Hugging Face, T5X or our own checkpoints."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.base import Params
+from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config, t5x_names
+from specjax.checkpoints.arrays import (
+    Mismatch,
+    Piece,
+    Reader,
+    compare,
+    condense,
+    flatten,
+    float_dtype,
+    materialise,
+    own_dtype,
+)
+from specjax.data.model_files import (
+    SPECJAX_FILE,
+    SpecialIds,
+    read_json,
+    special_ids,
+    special_ids_from_json,
+)
+from specjax.models import Model, T5Config, config_from_dict, model_from_config
+from specjax.models.config import ModelConfig
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its parameters, and what its files say about tokens.
+
+    Attributes:
+      model: static; see `specjax.base.LanguageModel`.
+      params: a nested dict of arrays, `model.abstract_params()` in shape.
+      config: the model's configuration; its `param_dtype` is the parameters' dtype.
+      path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).
+      format: "hf", "t5x" or "orbax".
+      eos_ids: ids that end a generation, one or several.
+      pad_id: fills finished rows; None where the files name none.
+      bos_id: begins a prompt (Llama, Gemma); None where there is none.
+      step: the training step, of T5X checkpoints.
+    """
+
+    model: Model
+    params: Params = dataclasses.field(repr=False)
+    config: ModelConfig
+    path: Path
+    format: str
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+    bos_id: int | None = None
+    step: int | None = None
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """The ids, as the files spell them."""
+        start = getattr(self.config, "decoder_start_token", None)
+        return SpecialIds(self.eos_ids, self.pad_id, self.bos_id, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A recognised checkpoint, before its arrays are read."""
+
+    reader: Reader
+    config: ModelConfig
+    path: Path
+    format: str
+    ids: SpecialIds
+    pieces: Mapping[str, Piece] | None = None  # of T5X's, whose names depend on the file alone
+    specs: Mapping[str, Any] | None = None
+    step: int | None = None
+
+
+def load_model(
+    path: PathLike,
+    *,
+    dtype: Any = None,
+    param_dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: Any = None,
+    shardings: Params | jax.sharding.Sharding | None = None,
+    config: ModelConfig | PathLike | None = None,
+) -> LoadedModel:
+    """Loads a checkpoint, array by array, straight into its dtype and sharding.
+
+    Recognised are: a Hugging Face directory (`config.json` and safetensors, one file or several
+    with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (the latest is
+    taken), unscanned, scanned or Orbax; and a directory that `save_model` wrote.
+
+    A T5X checkpoint holds no configuration. Its arrays tell all but the MLP's activations, which
+    are taken from T5X's `config.gin` in the model directory if it is there, and else are T5
+    v1.1's gated gelu (relu where the MLP has a single input projection).
+
+    The host's peak of anonymous memory is the parameters in their dtype, plus about one array.
+
+    Args:
+      path: the directory.
+      dtype: of activations and cache and, unless `param_dtype` says otherwise, of parameters;
+        by default that of the parameters.
+      param_dtype: of the parameters; by default the checkpoint's own, bfloat16 or float32
+        (float16 becomes float32, which holds it exactly).
+      mesh: spreads the parameters over a mesh; `specjax.partitioning` makes one.
+      rules: logical axis rules for `mesh`; the standard ones by default.
+      shardings: instead of `mesh`: one sharding for all, or a tree of them like the parameters.
+      config: a configuration, or the path of a T5X gin file; instead of what the directory says.
+
+    Returns:
+      The loaded model.
+
+    Raises:
+      FileNotFoundError: for a missing directory or file.
+      ValueError: for anything unreadable, unknown or unfitting; the message names the path, the
+        arrays and the remedy in one line.
+    """
+    if mesh is not None and shardings is not None:
+        raise ValueError("give either mesh or shardings, not both")
+    asked = {
+        name: float_dtype(value, name)
+        for name, value in (("dtype", dtype), ("param_dtype", param_dtype))
+        if value is not None
+    }
+    opened = _open(Path(path), config)
+    kept = own_dtype(opened.path, opened.reader.specs)
+    stored = asked.get("param_dtype", asked.get("dtype", kept))
+    final = opened.config.replace(dtype=asked.get("dtype", stored), param_dtype=stored)
+    model = model_from_config(final)
+    shapes = {name: tuple(leaf.shape) for name, leaf in flatten(model.abstract_params()).items()}
+    params = materialise(
+        opened.reader,
+        _pieces(opened, final, shapes),
+        dtype=stored,
+        shardings=_shardings(model, shapes, mesh, rules, shardings),
+    )
+    named = special_ids(opened.path)
+    if opened.format == "t5x":
+        named = named.or_else(special_ids(opened.path.parent))
+    ids = named.or_else(opened.ids)
+    return LoadedModel(
+        model=model,
+        params=params,
+        config=final,
+        path=opened.path,
+        format=opened.format,
+        eos_ids=ids.eos,
+        pad_id=ids.pad,
+        bos_id=ids.bos,
+        step=opened.step,
+    )
+
+
+def _open(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
+    """Recognises a checkpoint and settles its configuration."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such directory; check the path")
+    if not path.is_dir():
+        raise ValueError(f"{path}: a file; give the directory it is in, {path.absolute().parent}")
+    explicit = config if isinstance(config, ModelConfig) else None
+    if (path / SPECJAX_FILE).is_file():
+        _no_gin(path, config)
+        return _open_own(path, explicit)
+    if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+        _no_gin(path, config)
+        reader, found, ids = hf.open_hf(path, explicit)
+        return _Opened(reader, found, path, "hf", ids)
+    checkpoint = _t5x_directory(path)
+    if checkpoint is None:
+        raise ValueError(
+            f"{path}: no checkpoint is in it: no config.json with safetensors (Hugging Face), no "
+            f"checkpoint_<step> or file 'checkpoint' (T5X), no {SPECJAX_FILE} (specjax)"
+        )
+    return _open_t5x(checkpoint, config)
+
+
+def _no_gin(path: Path, config: Any) -> None:
+    if config is not None and not isinstance(config, ModelConfig):
+        raise ValueError(
+            f"config={os.fspath(config)!r}: a gin file goes with a T5X checkpoint, and {path} is "
+            "none"
+        )
+
+
+def _t5x_directory(path: Path) -> Path | None:
+    """`checkpoint_<step>` itself, or the latest one in a model directory."""
+    if _has_t5x(path):
+        return path
+    found = list(t5x.steps(path).values())
+    if found and not _has_t5x(found[-1]):
+        raise ValueError(
+            f"{found[-1]}: neither a file 'checkpoint' nor Orbax's state/_METADATA in it; copy the "
+            "whole checkpoint"
+        )
+    return found[-1] if found else None
+
+
+def _has_t5x(directory: Path) -> bool:
+    return (directory / "checkpoint").is_file() or orbax.is_orbax(directory / "state")
+
+
+def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened:
+    reader: Reader
+    if (directory / "checkpoint").is_file():
+        reader = t5x.T5XReader(directory)
+    else:
+        reader = orbax.OrbaxReader(directory / "state", "target")
+    tree = t5x_names.Tree(reader)
+    if isinstance(config, ModelConfig):
+        if not isinstance(config, T5Config):
+            raise ValueError(
+                f"{directory}: a {type(config).__name__} for a T5X checkpoint, which holds a T5; "
+                "give a T5Config"
+            )
+        found = config
+        if not found.relpos_per_layer:
+            tree.share_biases()
+    else:
+        tree.share_biases()
+        found = t5x_config.infer_config(tree.specs, directory)
+        gin = t5x_config.find_gin(directory) if config is None else Path(config)
+        if gin is not None:
+            found = t5x_config.apply_gin(found, gin)
+    ids = hf_config.DEFAULT_IDS[T5Config]
+    step = t5x.step_of(directory)
+    return _Opened(reader, found, directory, "t5x", ids, tree.pieces, tree.specs, step)
+
+
+def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
+    file = path / SPECJAX_FILE
+    values = read_json(file)
+    try:
+        found = config_from_dict(values.get("config") or {})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    reader = orbax.OrbaxReader(path / orbax.PARAMS)
+    found = config or found
+    return _Opened(
+        reader, found, path, "orbax", special_ids_from_json(values, file), step=values.get("step")
+    )
+
+
+def _pieces(
+    opened: _Opened, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, Piece]:
+    """Where each parameter comes from, once every array is accounted for."""
+    if isinstance(opened.reader, hf.SafetensorsReader):
+        return hf.hf_pieces(opened.reader, config, shapes)
+    specs = opened.specs or opened.reader.specs
+    mismatch: Mismatch = compare(specs, shapes)
+    mismatch.raise_if_any(
+        opened.path, "Give the checkpoint and the configuration that belong together"
+    )
+    return opened.pieces or {name: Piece(name, lambda array: array) for name in shapes}
+
+
+def _shardings(
+    model: Model,
+    shapes: Mapping[str, tuple[int, ...]],
+    mesh: jax.sharding.Mesh | None,
+    rules: Any,
+    shardings: Params | jax.sharding.Sharding | None,
+) -> Mapping[str, jax.sharding.Sharding]:
+    """A sharding per parameter path; the default device's without a mesh."""
+    if mesh is not None:
+        from specjax import partitioning
+
+        arguments = (model, mesh) if rules is None else (model, mesh, rules)
+        return flatten(partitioning.param_shardings(*arguments))
+    if shardings is None:
+        shardings = jnp.zeros(()).sharding  # the default device's
+    if isinstance(shardings, jax.sharding.Sharding):
+        return dict.fromkeys(shapes, shardings)
+    flat = flatten(shardings)
+    if differing := sorted(set(flat) ^ set(shapes)):
+        raise ValueError(f"shardings: not a tree like the parameters; see {condense(differing)}")
+    return flat

@@ -1,0 +1,117 @@
+"""Orbax directories: our own (`specjax.json` and `params/`), and T5X's Orbax form (`state/`)."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from specjax.base import Params
+from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
+
+PARAMS = "params"
+
+
+def is_orbax(directory: Path) -> bool:
+    """Whether Orbax wrote a tree of arrays into this directory."""
+    return (directory / "_METADATA").is_file()
+
+
+class OrbaxReader:
+    """The arrays under one key of an Orbax tree (or all of them).
+
+    Args:
+      directory: holds `_METADATA`.
+      prefix: the key, `target` in T5X's checkpoints.
+
+    Raises:
+      FileNotFoundError: where Orbax wrote no tree.
+      ValueError: for a damaged directory, or one without arrays under `prefix`.
+    """
+
+    def __init__(self, directory: Path, prefix: str = "") -> None:
+        self.directory = directory.absolute()
+        self._prefix = f"{prefix}/" if prefix else ""
+        if not is_orbax(directory):
+            raise FileNotFoundError(f"{directory}: no Orbax arrays there; copy all of it")
+        with _quiet():
+            self._checkpointer = ocp.PyTreeCheckpointer()
+            try:
+                tree = self._checkpointer.metadata(self.directory).item_metadata.tree
+            except Exception as error:  # Orbax and TensorStore raise many kinds
+                raise ValueError(_damaged(directory, error)) from None
+        self.specs = {
+            name.removeprefix(self._prefix): ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype))
+            for name, leaf in flatten(tree).items()
+            if name.startswith(self._prefix) and getattr(leaf, "shape", None) is not None
+        }
+        if not self.specs:
+            where = f"under {prefix!r} " if prefix else ""
+            raise ValueError(f"{directory}: no arrays {where}in it; give another checkpoint")
+
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """See `Reader`. Reads as many at once as take no more memory than the largest one."""
+        limit = max(spec.nbytes for spec in self.specs.values())
+        batch: list[str] = []
+        filled = 0
+        for name in names:
+            nbytes = self.specs[name].nbytes
+            if batch and filled + nbytes > limit:
+                yield from self._read(batch)
+                batch, filled = [], 0
+            batch.append(name)
+            filled += nbytes
+        if batch:
+            yield from self._read(batch)
+
+    def _read(self, names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+        item = unflatten({f"{self._prefix}{name}": 0 for name in names})
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        try:
+            with _quiet():
+                tree = self._checkpointer.restore(
+                    self.directory,
+                    args=ocp.args.PyTreeRestore(
+                        item=item, restore_args=as_numpy, partial_restore=True
+                    ),
+                )
+        except Exception as error:
+            raise ValueError(_damaged(self.directory, error)) from None
+        flat = flatten(tree)
+        del tree
+        for name in names:
+            yield name, flat.pop(f"{self._prefix}{name}")
+
+
+def _damaged(directory: Path, error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0][:160]
+    return f"{directory}: cut short or damaged ({type(error).__name__}: {first}); copy it again"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Orbax's notes on T5X's directories, which lack files that newer ones have."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def write_orbax(directory: Path, params: Params) -> None:
+    """Writes `params/`; in a program of several processes, each must call it.
+
+    Args:
+      directory: where to; exists, with an absolute path.
+      params: a nested dict of arrays.
+    """
+    with _quiet(), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory / PARAMS, params)

@@ -1,0 +1,192 @@
+"""Writing checkpoints in any of the formats that `load_model` reads, all or nothing."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.base import Params
+from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config
+from specjax.checkpoints.arrays import flatten, float_dtype
+from specjax.data.model_files import SPECJAX_FILE, SpecialIds, copy_tokenizer_files
+from specjax.models import Model, T5Config, config_to_dict, model_from_config
+from specjax.models.config import ModelConfig
+
+FORMATS = ("hf", "t5x", "orbax")
+
+
+def save_model(
+    path: str | os.PathLike[str],
+    model: Model | ModelConfig,
+    params: Params,
+    *,
+    format: str = "orbax",
+    dtype: Any = None,
+    special_ids: SpecialIds | None = None,
+    tokenizer_from: str | os.PathLike[str] | None = None,
+    step: int = 0,
+) -> Path:
+    """Writes a checkpoint that `load_model` reads back.
+
+    It is written beside `path` and renamed at the end: whoever is killed midway leaves `path` as
+    it was. In a program of several processes, each must call it, and only "orbax" can be written.
+
+    Args:
+      path: a directory that does not exist, or is empty.
+      model: the model, or its configuration.
+      params: its parameters.
+      format: "orbax" (ours: keeps shardings, any dtype, any family), "hf" (safetensors and a
+        config.json for transformers 4.x and 5.x), or "t5x" (T5 alone, as T5X itself reads it).
+      dtype: of the arrays on disk; the parameters' own by default.
+      special_ids: eos, pad, bos; the family's usual ones by default.
+      tokenizer_from: a directory whose tokenizer files are copied.
+      step: the training step; T5X's directory is named after it.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: for an unknown format, parameters that are not the model's, or a model that the
+        format cannot hold.
+      FileExistsError: where `path` is a file, or a directory with something in it.
+    """
+    config = model if isinstance(model, ModelConfig) else model.config
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+    if format != "orbax" and jax.process_count() > 1:
+        raise ValueError(f"format={format!r} is written by a single process; use 'orbax' here")
+    flat = _checked(config, params)
+    check_format(config, format)
+    disk_dtype = _disk_dtype(flat, dtype)
+    ids = (special_ids or SpecialIds()).or_else(hf_config.DEFAULT_IDS[type(config)])
+    with replacing(Path(path)) as directory:
+        if tokenizer_from is not None and jax.process_index() == 0:
+            copy_tokenizer_files(Path(tokenizer_from), directory)
+        if format == "hf":
+            hf.write_hf(directory, config, flat, ids=ids, dtype=disk_dtype)
+        elif format == "t5x":
+            t5x.write_t5x(directory, flat, step=step, dtype=disk_dtype)
+            assert isinstance(config, T5Config)
+            (directory / t5x_config.GIN_FILES[0]).write_text(t5x_config.gin_text(config))
+        else:
+            orbax.write_orbax(directory, jax.tree.map(lambda x: _cast(x, disk_dtype), params))
+            if jax.process_index() == 0:
+                stored = config_to_dict(config.replace(param_dtype=disk_dtype))
+                values = {"version": 1, "config": stored, "step": step, **ids.to_json()}
+                hf.write_json(directory / SPECJAX_FILE, values)
+    return Path(path)
+
+
+def check_format(config: ModelConfig, format: str) -> None:
+    """Asserts that a format can hold a model.
+
+    Args:
+      config: the model's configuration.
+      format: one of `FORMATS`.
+
+    Raises:
+      ValueError: if not, naming what the format lacks.
+    """
+    if format == "t5x":
+        if not isinstance(config, T5Config):
+            family = type(config).__name__.removesuffix("Config")
+            raise ValueError(f"T5X's format holds T5 alone, not {family}: use hf or orbax")
+        t5x_config.check_writable(config)
+    if format == "hf":
+        hf_config.config_to_hf(config, SpecialIds(), np.dtype(np.float32))
+
+
+def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
+    """The parameters by path, in the model's order."""
+    shapes = {
+        name: tuple(leaf.shape)
+        for name, leaf in flatten(model_from_config(config).abstract_params()).items()
+    }
+    flat = flatten(params)
+    wrong = sorted(set(flat) ^ set(shapes)) or [
+        name for name, shape in shapes.items() if tuple(flat[name].shape) != shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"params: not the parameters of this {type(config).__name__}; {', '.join(wrong[:3])} "
+            "missing, unknown or of another shape"
+        )
+    return {name: flat[name] for name in shapes}
+
+
+def _disk_dtype(flat: dict[str, Any], dtype: Any) -> np.dtype:
+    if dtype is not None:
+        return float_dtype(dtype)
+    dtypes = {np.dtype(value.dtype) for value in flat.values()}
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+
+def _cast(value: Any, dtype: np.dtype) -> Any:
+    return value if value.dtype == dtype else value.astype(dtype)
+
+
+def check_free(path: Path) -> None:
+    """Asserts that nothing would be overwritten.
+
+    Args:
+      path: where a checkpoint shall be.
+
+    Raises:
+      FileExistsError: where it is a file, or a directory with something in it.
+      FileNotFoundError: where the directory around it does not exist.
+    """
+    if path.is_dir() and any(path.iterdir()):
+        raise FileExistsError(f"{path}: not empty; give a new directory or empty it first")
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path}: a file; give a new directory")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{path.absolute().parent}: no such directory; make it first")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A directory beside `path` that becomes `path` on a regular exit and vanishes on an error.
+
+    Args:
+      path: does not exist, or is an empty directory.
+
+    Yields:
+      The directory to write into, an absolute path.
+
+    Raises:
+      FileExistsError: where `path` is a file, or a directory with something in it.
+      FileNotFoundError: where the directory around it does not exist.
+    """
+    path = path.absolute()
+    check_free(path)
+    # Without a process id: all processes of a program must agree on the name.
+    partial = path.with_name(f".{path.name}.specjax-partial")
+    first = jax.process_index() == 0
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+        partial.mkdir()
+    _wait_for_all(f"{partial} made")
+    try:
+        yield partial
+        _wait_for_all(f"{partial} written")
+        if first:
+            if path.is_dir():
+                path.rmdir()
+            partial.rename(path)
+        _wait_for_all(f"{path} in place")
+    except BaseException:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _wait_for_all(name: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)

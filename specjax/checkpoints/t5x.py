@@ -1,0 +1,210 @@
+"""T5X checkpoints on disk: a msgpack file that points to zarr arrays. No T5X, no TensorFlow.
+
+    checkpoint_<step>/checkpoint      flax msgpack {"version": 3, "optimizer": {"target", "state"}}
+    checkpoint_<step>/target.<name>/  one zarr array
+
+A leaf of the msgpack is an array, or a TensorStore spec whose `kvstore` has a path inside the
+directory. The spec's driver (`file`, `gfile`, `gcs`) says where T5X wrote it, not where it is now.
+T5X's Orbax form (`checkpoint_<step>/state/_METADATA`) is read by `orbax.py`.
+
+Source: `t5x/checkpoints.py`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import flax.serialization
+import flax.traverse_util
+import ml_dtypes
+import numpy as np
+import tensorstore as ts
+
+from specjax.checkpoints.arrays import ArraySpec, condense, copy_as
+
+VERSION = 3
+CHUNK_BYTES = 64 * 2**20
+_STEP = re.compile(r"checkpoint_(\d+)")
+
+
+def steps(directory: Path) -> dict[int, Path]:
+    """The checkpoints in a T5X model directory by step, but for unfinished ones (`.tmp-...`)."""
+    found = {}
+    for path in directory.iterdir():
+        if (match := _STEP.fullmatch(path.name)) and path.is_dir():
+            found[int(match.group(1))] = path
+    return dict(sorted(found.items()))
+
+
+def step_of(directory: Path) -> int | None:
+    """The step in a checkpoint's name."""
+    match = _STEP.fullmatch(directory.name)
+    return int(match.group(1)) if match else None
+
+
+class T5XReader:
+    """The parameters (`target`) of a checkpoint in T5X's own format.
+
+    Args:
+      directory: holds the file `checkpoint`.
+
+    Raises:
+      ValueError: for a damaged file, or one that is no T5X checkpoint.
+      FileNotFoundError: for an array that the file names and the directory lacks.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        path = directory / "checkpoint"
+        leaves = _flatten(_read_target(path))
+        if not leaves:
+            raise ValueError(f"{path}: holds no parameters; give another checkpoint")
+        folders = {
+            name: self._folder(path, name, leaf)
+            for name, leaf in leaves.items()
+            if not isinstance(leaf, np.ndarray)
+        }
+        absent = [folder.name for folder in folders.values() if not (folder / ".zarray").is_file()]
+        if absent:
+            raise FileNotFoundError(
+                f"{directory}: {len(absent)} of {len(leaves)} arrays are not there "
+                f"({condense(absent)}); copy the whole checkpoint"
+            )
+        self._leaves = {**leaves, **{name: _open(folder) for name, folder in folders.items()}}
+        self.specs = {
+            name: ArraySpec(tuple(leaf.shape), _meant_dtype(_dtype(leaf)))
+            for name, leaf in self._leaves.items()
+        }
+
+    def _folder(self, path: Path, name: str, leaf: Any) -> Path:
+        """Where the zarr array of one spec lies."""
+        if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
+            raise ValueError(f"{path}: {name} is neither an array nor a TensorStore spec")
+        kvstore = leaf["kvstore"]
+        if kvstore.get("driver") not in ("file", "gfile", "gcs") or leaf["driver"] != "zarr":
+            raise ValueError(
+                f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}, not by "
+                "zarr on file, gfile or gcs"
+            )
+        # TensorStore before 0.1.14 kept the path outside of the kvstore.
+        inside = PurePosixPath(kvstore.get("path") or leaf.get("path") or f"target.{name}")
+        if inside.is_absolute() or ".." in inside.parts:
+            raise ValueError(f"{path}: {name} points to {inside}, outside of the checkpoint")
+        return self.directory / inside
+
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """See `Reader`."""
+        for name in names:
+            leaf = self._leaves[name]
+            if not isinstance(leaf, np.ndarray):
+                try:
+                    leaf = leaf.read().result()
+                except ValueError as error:
+                    raise ValueError(
+                        f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
+                    ) from None
+            yield name, leaf.view(_meant_dtype(leaf.dtype))
+
+
+def _open(folder: Path) -> ts.TensorStore:
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder.absolute()}/"}}
+    try:
+        return ts.open(spec, read=True).result()
+    except ValueError as error:
+        raise ValueError(f"{folder}: not a readable zarr array ({_brief(error)})") from None
+
+
+def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Like `flax.traverse_util.flatten_dict`, but a TensorStore spec is a leaf."""
+    return flax.traverse_util.flatten_dict(
+        tree, sep="/", is_leaf=lambda _, value: "driver" in value and "kvstore" in value
+    )
+
+
+def _read_target(path: Path) -> dict[str, Any]:
+    try:
+        packed = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    if packed.startswith(b"model_checkpoint_path"):
+        raise ValueError(
+            f"{path}: a TensorFlow checkpoint of Mesh TensorFlow's T5; convert it with T5X's "
+            "convert_tf_checkpoint first"
+        )
+    try:
+        contents = flax.serialization.msgpack_restore(packed)
+    except Exception as error:  # msgpack and flax raise a dozen kinds
+        raise ValueError(
+            f"{path}: cut short or damaged ({type(error).__name__}: {_brief(error)}); copy it again"
+        ) from None
+    optimizer = contents.get("optimizer") if isinstance(contents, dict) else None
+    target = optimizer.get("target") if isinstance(optimizer, dict) else None
+    if not isinstance(target, dict):
+        raise ValueError(f"{path}: no T5X checkpoint (no optimizer/target in it)")
+    return target
+
+
+def _brief(error: Exception) -> str:
+    """An error's first line, shortened."""
+    return (str(error).splitlines() or [""])[0][:160]
+
+
+def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
+    return leaf.dtype if isinstance(leaf, np.ndarray) else leaf.dtype.numpy_dtype
+
+
+def _meant_dtype(stored: np.dtype) -> np.dtype:
+    """T5X before version 3 wrote bfloat16 as the uint16 of the same bits."""
+    return np.dtype(ml_dtypes.bfloat16) if stored == np.uint16 else stored
+
+
+def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: np.dtype) -> None:
+    """Writes `checkpoint_<step>/` as T5X does, without optimizer state.
+
+    Args:
+      directory: the model directory; exists.
+      params: T5's parameters by path.
+      step: the training step in the name and in the state.
+      dtype: of the arrays on disk.
+    """
+    checkpoint = directory / f"checkpoint_{step}"
+    checkpoint.mkdir()
+    target: dict[str, Any] = {}
+    for path, value in params.items():
+        folder = f"target.{path.replace('/', '.')}"
+        array = copy_as(np.asarray(value), dtype)
+        spec = {
+            "driver": "zarr",
+            "dtype": dtype.name,
+            "kvstore": {"driver": "file", "path": f"{folder}/"},
+            "metadata": {
+                "chunks": list(_chunks(array.shape, dtype.itemsize)),
+                "compressor": {"id": "gzip", "level": 1},
+                "shape": list(array.shape),
+            },
+        }
+        absolute = {"driver": "file", "path": f"{(checkpoint / folder).absolute()}/"}
+        ts.open({**spec, "kvstore": absolute}, create=True).result().write(array).result()
+        target[path] = spec
+    # An int array: T5X reads the step as one.
+    state = {"step": np.asarray(step, np.int32)}
+    contents = {
+        "version": VERSION,
+        "optimizer": {
+            "target": flax.traverse_util.unflatten_dict(target, sep="/"),
+            "state": state,
+        },
+    }
+    (checkpoint / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(contents))
+
+
+def _chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Halves the longest even side until a chunk has at most `CHUNK_BYTES`."""
+    sides = list(shape)
+    while int(np.prod(sides, dtype=np.int64)) * itemsize > CHUNK_BYTES:
+        even = [side if side % 2 == 0 else 0 for side in sides]
+        if not any(even):
+            break
+        sides[even.index(max(even))] //= 2
+    return tuple(sides)

@@ -1,0 +1,264 @@
+"""The configuration of a T5X checkpoint: from its arrays, and from a gin file if there is one.
+
+The arrays tell every size, whether the head is tied and how many activations an MLP has. They do
+not tell which activations: without a gin file these are T5 v1.1's `("gelu", "linear")`, or v1.0's
+`("relu",)` where there is one. T5X fixes the rest: epsilon 1e-6, relative distances up to 128,
+tied logits scaled.
+"""
+
+import ast
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.checkpoints.arrays import ArraySpec
+from specjax.models import T5Config
+
+GIN_FILES = ("config.gin", "operative_config.gin")
+
+# T5X's field: ours. The arrays decide these, and a gin file must agree.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "emb_dim": "embed_dim",
+    "num_heads": "num_heads",
+    "head_dim": "head_dim",
+    "mlp_dim": "mlp_dim",
+    "num_encoder_layers": "num_encoder_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "logits_via_embedding": "tie_embeddings",
+}
+
+
+def infer_config(specs: Mapping[str, ArraySpec], path: Path) -> T5Config:
+    """Reads a configuration off the shapes of the arrays.
+
+    Sizes that many arrays show are decided by the majority, so that one array of a wrong shape is
+    reported as such.
+
+    Args:
+      specs: the arrays by unscanned name.
+      path: of the checkpoint, for messages.
+
+    Returns:
+      The configuration, with T5 v1.1's activations or v1.0's.
+
+    Raises:
+      ValueError: if these are no T5's arrays.
+    """
+    votes: dict[str, Counter[int]] = {}
+
+    def vote(name: str, value: int) -> None:
+        votes.setdefault(name, Counter())[value] += 1
+
+    layers = {"encoder": 0, "decoder": 0}
+    for name, spec in specs.items():
+        shape = spec.shape
+        if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
+            layers[match[1]] = max(layers[match[1]], int(match[2]) + 1)
+        if len(shape) != 2:
+            continue
+        if name == "token_embedder/embedding":
+            vote("vocab", shape[0])
+            vote("embed", shape[1])
+        elif name.endswith("/rel_embedding"):
+            vote("heads", shape[0])
+            vote("buckets", shape[1])
+        elif re.search(r"/(query|key|value)/kernel$", name):
+            vote("embed", shape[0])
+            vote("joined", shape[1])
+        elif re.search(r"/mlp/wi(_\d)?/kernel$", name):
+            vote("mlp", shape[1])
+    lacking = [
+        what
+        for key, what in (
+            ("vocab", "token_embedder/embedding"),
+            ("joined", "layers_*/*attention/query/kernel"),
+            ("mlp", "layers_*/mlp/wi*/kernel"),
+            ("heads", "*/relpos_bias/rel_embedding"),
+        )
+        if key not in votes
+    ]
+    if lacking or not layers["decoder"] or not layers["encoder"]:
+        raise ValueError(
+            f"{path}: no T5's parameters (no {', '.join(lacking) or 'encoder or decoder layers'}); "
+            "of T5X's networks only the encoder-decoder T5 can be loaded"
+        )
+    best = {name: counter.most_common(1)[0][0] for name, counter in votes.items()}
+    if best["joined"] % best["heads"]:
+        raise ValueError(
+            f"{path}: {best['heads']} heads (relpos_bias) do not divide {best['joined']} "
+            "(query kernels)"
+        )
+    single = any(name.endswith("/mlp/wi/kernel") for name in specs)
+    return T5Config(
+        vocab_size=best["vocab"],
+        embed_dim=best["embed"],
+        num_heads=best["heads"],
+        head_dim=best["joined"] // best["heads"],
+        mlp_dim=best["mlp"],
+        num_encoder_layers=layers["encoder"],
+        num_decoder_layers=layers["decoder"],
+        mlp_activations=("relu",) if single else ("gelu", "linear"),
+        relpos_buckets=best["buckets"],
+        relpos_per_layer="encoder/relpos_bias/rel_embedding" not in specs,
+        tie_embeddings="decoder/logits_dense/kernel" not in specs,
+    )
+
+
+def find_gin(directory: Path) -> Path | None:
+    """The gin file that T5X leaves in a model directory, the checkpoint's parent."""
+    for folder in (directory, directory.parent):
+        for name in GIN_FILES:
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def apply_gin(config: T5Config, gin: Path) -> T5Config:
+    """Takes what only a gin file says, and holds the rest against the arrays.
+
+    Args:
+      config: from `infer_config`.
+      gin: a T5X gin file.
+
+    Returns:
+      The configuration with the file's activations and dropout rate.
+
+    Raises:
+      FileNotFoundError: where there is no such file.
+      ValueError: where file and arrays disagree.
+    """
+    fields = read_t5_fields(gin)
+    for theirs, ours in _SIZES.items():
+        value = getattr(config, ours)
+        if theirs in fields and fields[theirs] != value:
+            raise ValueError(
+                f"{gin}: T5Config.{theirs} = {fields[theirs]!r}, but the checkpoint's arrays have "
+                f"{value!r}; give the gin file this checkpoint was trained with"
+            )
+    changes: dict[str, Any] = {}
+    if "mlp_activations" in fields:
+        changes["mlp_activations"] = tuple(fields["mlp_activations"])
+        if len(changes["mlp_activations"]) != len(config.mlp_activations):
+            raise ValueError(
+                f"{gin}: T5Config.mlp_activations = {fields['mlp_activations']!r}, but the "
+                f"checkpoint's MLPs have {len(config.mlp_activations)} input projections"
+            )
+    if isinstance(fields.get("dropout_rate"), int | float):
+        changes["dropout_rate"] = float(fields["dropout_rate"])
+    return dataclasses.replace(config, **changes)
+
+
+def read_t5_fields(gin: Path) -> dict[str, Any]:
+    """The literal bindings of `T5Config` in a gin file.
+
+    Reads `T5Config.field = value` under any module and scope, the block form, and `%MACRO`s bound
+    to literals in the same file. `include`d files are not followed: the file that T5X leaves
+    beside a checkpoint has none.
+
+    Args:
+      gin: the file.
+
+    Returns:
+      The values by T5X's field name; later ones win, and what is no literal is left out.
+
+    Raises:
+      FileNotFoundError: where there is no such file.
+      ValueError: where it is no text.
+    """
+    try:
+        text = gin.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{gin}: no such gin file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{gin}: not a gin file (no UTF-8 text)") from None
+    macros: dict[str, Any] = {}
+    fields: dict[str, str] = {}
+    block = ""
+    for line in _logical_lines(text):
+        if match := re.fullmatch(r"\s*([\w./]+):\s*", line):
+            block = match[1]
+        elif match := re.fullmatch(r"(\s*)([\w./]+)\s*=\s*(.+)", line, re.DOTALL):
+            indent, name, value = match.groups()
+            if indent and block:
+                name = f"{block}.{name}"
+            elif not indent:
+                block = ""
+            if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
+                fields[field[1]] = value
+            elif "." not in name:
+                macros[name] = value
+        else:
+            block = ""
+    values = {}
+    for name, value in fields.items():
+        value = value.strip()
+        if value.startswith("%"):
+            value = macros.get(value[1:], value)
+        try:
+            values[name] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            continue  # a reference (@function, %macro of another file)
+    return values
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Lines without comments; those continued by a backslash or an open bracket are joined."""
+    lines: list[str] = []
+    open_brackets, joining = 0, False
+    for raw in text.splitlines():
+        line = raw if "'" in raw or '"' in raw else raw.split("#")[0]
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        continued = line.rstrip().endswith("\\")
+        line = line.rstrip().removesuffix("\\").rstrip()
+        if lines and (open_brackets > 0 or joining):
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+        open_brackets = sum(lines[-1].count(c) for c in "([{") - sum(
+            lines[-1].count(c) for c in ")]}"
+        )
+        joining = continued
+    return lines
+
+
+def gin_text(config: T5Config) -> str:
+    """A `config.gin` for T5X's minimal T5 (`t5x.examples.t5.network`)."""
+    values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+    values |= {"mlp_activations": config.mlp_activations, "dropout_rate": config.dropout_rate}
+    return "".join(
+        [
+            "from __gin__ import dynamic_registration\n",
+            "from t5x.examples.t5 import network\n\n",
+            *(f"network.T5Config.{name} = {value!r}\n" for name, value in values.items()),
+        ]
+    )
+
+
+def check_writable(config: T5Config) -> None:
+    """Asserts that T5X's T5 computes this configuration; it fixes what it has no field for.
+
+    Args:
+      config: the configuration.
+
+    Raises:
+      ValueError: naming the first field that T5X has otherwise.
+    """
+    fixed = {"norm_eps": 1e-6, "relpos_buckets": 32, "relpos_max_distance": 128}
+    if config.relpos_per_layer:
+        raise ValueError(
+            "relpos_per_layer: T5X's minimal T5 has one relative position bias per stack, this "
+            "model one per layer; convert it to orbax"
+        )
+    if config.tie_embeddings:
+        fixed["scale_tied_logits"] = True
+    for name, value in fixed.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name}={getattr(config, name)}: T5X's T5 always has {value}, so this model "
+                "cannot be a T5X checkpoint; convert it to hf or orbax"
+            )

@@ -1,0 +1,56 @@
+"""`specjax convert SRC DST --to FORMAT`: checkpoints from one format to another."""
+
+import argparse
+from pathlib import Path
+
+import jax
+
+HELP = "convert a checkpoint between Hugging Face, T5X and specjax (Orbax) directories"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("source", metavar="SRC", type=Path, help="the checkpoint to read")
+    parser.add_argument("destination", metavar="DST", type=Path, help="a new or empty directory")
+    parser.add_argument("--to", required=True, choices=("hf", "t5x", "orbax"), help="its format")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the arrays written (default: the checkpoint's own)",
+    )
+    parser.add_argument(
+        "--config", type=Path, help="a T5X gin file, where SRC is a T5X checkpoint without one"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Loads SRC on the host and writes DST."""
+    # Imported here so that `specjax --help` stays quick.
+    from specjax.checkpoints import load_model, save_model
+    from specjax.checkpoints.save import check_free
+
+    check_free(args.destination)
+    # Straight into the dtype on disk; float16 is made at the end, for no model computes in it.
+    dtype = None if args.dtype == "float16" else args.dtype
+    host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    loaded = load_model(args.source, dtype=dtype, shardings=host, config=args.config)
+    tokenizer = loaded.path
+    if loaded.format == "t5x" and loaded.path != args.source:
+        tokenizer = args.source
+    save_model(
+        args.destination,
+        loaded.model,
+        loaded.params,
+        format=args.to,
+        dtype=args.dtype,
+        special_ids=loaded.special_ids,
+        tokenizer_from=tokenizer,
+        step=loaded.step or 0,
+    )
+    written = [f for f in args.destination.rglob("*") if f.is_file()]
+    size = sum(f.stat().st_size for f in written) / 2**20
+    print(
+        f"{args.source} ({loaded.format}) -> {args.destination} ({args.to}): "
+        f"{loaded.model.num_params():,} parameters, {len(written)} files, {size:.1f} MiB"
+    )
+    return 0

@@ -1,0 +1,163 @@
+"""The small files beside a model's weights: JSON settings, special ids, tokenizer files."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+SPECJAX_FILE = "specjax.json"
+
+# What a tokenizer needs, and what says where a generation ends.
+TOKENIZER_FILES = (
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The object.
+
+    Raises:
+      FileNotFoundError: where there is no such file.
+      ValueError: where it is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not readable as JSON ({error}); restore the file") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a {type(value).__name__} where a JSON object belongs")
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """Like `read_json`, but an absent file is an empty object."""
+    return read_json(path) if path.is_file() else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """The token ids a decoder must know.
+
+    Attributes:
+      eos: ids that end a generation; none where the files are silent.
+      pad: fills finished rows.
+      bos: begins a prompt.
+      decoder_start: what an encoder-decoder's decoder reads first.
+    """
+
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+    bos: int | None = None
+    decoder_start: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `generation_config.json` spells it; ids that are None are left out."""
+        values = {
+            "bos_token_id": self.bos,
+            "decoder_start_token_id": self.decoder_start,
+            "eos_token_id": self.eos[0] if len(self.eos) == 1 else list(self.eos) or None,
+            "pad_token_id": self.pad,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def or_else(self, other: "SpecialIds") -> "SpecialIds":
+        """These ids, and the other's where these are silent."""
+        return SpecialIds(
+            eos=self.eos or other.eos,
+            pad=other.pad if self.pad is None else self.pad,
+            bos=other.bos if self.bos is None else self.bos,
+            decoder_start=(
+                other.decoder_start if self.decoder_start is None else self.decoder_start
+            ),
+        )
+
+
+def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
+    """Reads `eos_token_id` (one or a list), `pad_token_id`, ... of a JSON object.
+
+    Args:
+      values: of `generation_config.json`, `config.json` or `specjax.json`.
+      source: the file's path, for messages.
+
+    Returns:
+      The ids it names.
+
+    Raises:
+      ValueError: for an id that is not a whole number >= 0.
+    """
+
+    def checked(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{source}: {name}={value!r} must be a token id (or a list of them)")
+        return value
+
+    def single(name: str) -> int | None:
+        value = values.get(name)
+        # Some published files say -1 for "none".
+        return None if value is None or value == -1 else checked(name, value)
+
+    eos = values.get("eos_token_id")
+    eos = () if eos is None else eos if isinstance(eos, list) else (eos,)
+    return SpecialIds(
+        eos=tuple(dict.fromkeys(checked("eos_token_id", e) for e in eos)),
+        pad=single("pad_token_id"),
+        bos=single("bos_token_id"),
+        decoder_start=single("decoder_start_token_id"),
+    )
+
+
+def special_ids(directory: Path) -> SpecialIds:
+    """The ids that a directory's files name.
+
+    `generation_config.json` goes before `specjax.json`, and that before `config.json`: only the
+    first lists every id that ends a chat turn.
+
+    Args:
+      directory: a model's directory.
+
+    Returns:
+      The ids; empty where no file speaks.
+
+    Raises:
+      ValueError: for an unreadable file or an impossible id.
+    """
+    found = SpecialIds()
+    for name in ("generation_config.json", SPECJAX_FILE, "config.json"):
+        path = directory / name
+        found = found.or_else(special_ids_from_json(read_json_if_there(path), path))
+    return found
+
+
+def copy_tokenizer_files(source: Path, destination: Path) -> list[str]:
+    """Copies the tokenizer's files from one model directory to another.
+
+    Args:
+      source: a model's directory.
+      destination: an existing directory; files already there stay.
+
+    Returns:
+      The names copied.
+    """
+    copied = []
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and not (destination / name).exists():
+            shutil.copyfile(source / name, destination / name)
+            copied.append(name)
+    return copied
