@@ -12,6 +12,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "bench": "specjax.cli.bench",
     "convert": "specjax.cli.convert",
+    "train": "specjax.cli.train",
 }
 
 
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = commands.add_parser(command, help=module.HELP, description=module.HELP)
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
+    # --gin.NAME=value cannot be declared to argparse, for NAME is open.
+    short = "--gin."
+    argv = [f"--gin_binding={a.removeprefix(short)}" if a.startswith(short) else a for a in argv]
     args = parser.parse_args(argv)
     try:
         return args.run(args)

@@ -1,0 +1,17 @@
+"""Data: examples from files and seqio tasks, batches for training, and tokenizers."""
+
+from specjax.data.batching import Batch, BucketedBatches, TokenPairs, tokenize_pairs
+from specjax.data.examples import Example, read_aligned, read_examples
+from specjax.data.tokenizers import Tokenizer, load_tokenizer
+
+__all__ = [
+    "Batch",
+    "BucketedBatches",
+    "Example",
+    "TokenPairs",
+    "Tokenizer",
+    "load_tokenizer",
+    "read_aligned",
+    "read_examples",
+    "tokenize_pairs",
+]

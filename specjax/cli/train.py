@@ -1,0 +1,34 @@
+"""`specjax train --gin_file=FILE --gin.NAME=value`: trains a model from pairs of texts."""
+
+import argparse
+import json
+
+from specjax.cli import gin_config
+
+HELP = "train or fine-tune a T5 from aligned text, TSV, JSONL or a seqio task (resumable)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    gin_config.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains as the gin files say, and prints the result as one line of JSON."""
+    # Imported here so that `specjax --help` stays quick.
+    from specjax import data, models, training
+
+    gin_config.register(
+        data.read_aligned,
+        data.read_examples,
+        models.T5Config,
+        training.AdamW,
+        training.Batching,
+        training.Cosine,
+        training.InverseSqrt,
+        training.Objective,
+        train=training.run_recipe,
+    )
+    gin_config.configure(args.gin_file, args.gin_binding)
+    print(json.dumps(gin_config.call(training.run_recipe)))
+    return 0

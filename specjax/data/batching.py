@@ -1,0 +1,170 @@
+"""Fixed-shape batches of tokenised pairs, in an order that a step number alone determines."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specjax.data.examples import Example
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenPairs:
+    """Tokenised pairs, held end to end in two arrays.
+
+    Attributes:
+      tokens: `[all tokens]` int32, the inputs and targets of pair 0, then of pair 1, ....
+      offsets: `[2 * pairs + 1]` int64; pair i's inputs are `tokens[offsets[2i]:offsets[2i + 1]]`,
+        its targets end at `offsets[2i + 2]`.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) // 2
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        start, middle, end = self.offsets[2 * i : 2 * i + 3]
+        return self.tokens[start:middle], self.tokens[middle:end]
+
+    def lengths(self) -> np.ndarray:
+        """`[pairs, 2]` int64: the lengths of inputs and targets."""
+        return np.diff(self.offsets).reshape(-1, 2)
+
+
+def tokenize_pairs(
+    examples: Iterable[Example], encode: Callable[[str], Sequence[int]], eos_id: int
+) -> TokenPairs:
+    """Tokenises pairs and ends every text with the end-of-sequence token.
+
+    Args:
+      examples: pairs with `targets`.
+      encode: text -> token ids, without special tokens.
+      eos_id: the end-of-sequence token.
+
+    Returns:
+      The pairs, in order.
+
+    Raises:
+      ValueError: there is no example, or one without targets.
+    """
+    chunks: list[np.ndarray] = []
+    for example in examples:
+        if example.targets is None:
+            raise ValueError(
+                f"example {example.id} has no reference text; name the field that holds it "
+                "(targets_field) or use aligned files"
+            )
+        chunks += [
+            np.asarray([*encode(text), eos_id], np.int32)
+            for text in (example.inputs, example.targets)
+        ]
+    if not chunks:
+        raise ValueError("no examples to train on; the data source yields none")
+    return TokenPairs(np.concatenate(chunks), np.cumsum([0, *map(len, chunks)], dtype=np.int64))
+
+
+class Batch(NamedTuple):
+    """One batch of a fixed shape.
+
+    Attributes:
+      inputs: `[B, L]` int32, padded on the right; a row that only fills up the shape holds one
+        end-of-sequence token, so that attention always has something to attend to.
+      targets: `[B, L]` int32, padded on the right, nothing else in a filling row.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+class BucketedBatches:
+    """Batches of similar length: one shape per bucket, so a handful of compiled programs.
+
+    `batch(step)` depends on the arguments and `step` alone. So a run resumes with the same data
+    from its step number, and nothing about the order needs storing. Every epoch contains each
+    pair that fits once, in a fresh order.
+
+    Args:
+      pairs: the data.
+      bucket_lengths: increasing; a pair goes into the first bucket that holds both its inputs and
+        its targets, end-of-sequence tokens included. Longer pairs are left out.
+      tokens_per_batch: a bucket of length L has `tokens_per_batch // L` rows, rounded down to a
+        multiple of `row_multiple` (at least one multiple).
+      row_multiple: of devices that share the rows.
+      seed: of the order; None keeps the order of the data (for evaluation).
+      pad_id: fills up the rows.
+      eos_id: what a filling row's inputs hold.
+
+    Attributes:
+      num_left_out: pairs longer than the last bucket.
+      batches_per_epoch: how many.
+
+    Raises:
+      ValueError: bucket lengths that do not increase, or too small for every pair.
+    """
+
+    def __init__(
+        self,
+        pairs: TokenPairs,
+        *,
+        bucket_lengths: Sequence[int],
+        tokens_per_batch: int,
+        row_multiple: int = 1,
+        seed: int | None = 0,
+        pad_id: int = 0,
+        eos_id: int = 1,
+    ):
+        lengths = np.asarray(bucket_lengths, np.int64)
+        if lengths.ndim != 1 or not len(lengths) or lengths[0] < 1 or np.any(np.diff(lengths) < 1):
+            raise ValueError(
+                f"bucket_lengths={tuple(bucket_lengths)} must increase, from 1 or more"
+            )
+        if tokens_per_batch < 1:
+            raise ValueError(f"tokens_per_batch={tokens_per_batch} must be at least 1")
+        self._pairs = pairs
+        self._lengths = lengths
+        self._rows = np.maximum(tokens_per_batch // lengths // row_multiple, 1) * row_multiple
+        self._bucket = np.searchsorted(lengths, pairs.lengths().max(axis=1))
+        counts = np.bincount(self._bucket, minlength=len(lengths) + 1)
+        self.num_left_out = int(counts[-1])
+        if self.num_left_out == len(pairs):
+            raise ValueError(
+                f"bucket_lengths={tuple(bucket_lengths)}: all {len(pairs)} pairs are longer than "
+                f"{lengths[-1]} tokens; add longer buckets"
+            )
+        self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self._rows)))
+        self._seed = seed
+        self._pad_id, self._eos_id = pad_id, eos_id
+        self._planned_epoch = -1
+        self._plan: list[tuple[int, np.ndarray]] = []
+
+    def batch(self, step: int) -> Batch:
+        """The batch of training step `step` (from 0)."""
+        epoch, index = divmod(step, self.batches_per_epoch)
+        if epoch != self._planned_epoch:
+            self._plan, self._planned_epoch = self._plan_epoch(epoch), epoch
+        bucket, members = self._plan[index]
+        rows, length = self._rows[bucket], self._lengths[bucket]
+        inputs = np.full((rows, length), self._pad_id, np.int32)
+        targets = np.full((rows, length), self._pad_id, np.int32)
+        inputs[len(members) :, 0] = self._eos_id
+        for row, member in enumerate(members):
+            source, target = self._pairs[member]
+            inputs[row, : len(source)] = source
+            targets[row, : len(target)] = target
+        return Batch(inputs, targets)
+
+    def epoch(self) -> Iterator[Batch]:
+        """The batches of the first epoch."""
+        return (self.batch(step) for step in range(self.batches_per_epoch))
+
+    def _plan_epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
+        order = np.arange(len(self._pairs)) if rng is None else rng.permutation(len(self._pairs))
+        plan = []
+        for bucket, rows in enumerate(self._rows):
+            members = order[self._bucket[order] == bucket]
+            plan += [(bucket, members[i : i + rows]) for i in range(0, len(members), rows)]
+        return plan if rng is None else [plan[i] for i in rng.permutation(len(plan))]

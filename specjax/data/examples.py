@@ -1,0 +1,202 @@
+"""One iterator over text, TSV, JSONL and seqio tasks."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from specjax.data.files import read_lines
+
+FORMATS = ("text", "tsv", "jsonl")
+SEQIO_PREFIX = "seqio:"
+
+
+class Example(NamedTuple):
+    """One input, and its reference where the source has one.
+
+    Attributes:
+      id: the example's place in its source, from 0. It stays the same however examples are
+        batched, so that random streams can be tied to it.
+      inputs: the source text.
+      targets: the reference text, or None.
+    """
+
+    id: int
+    inputs: str
+    targets: str | None = None
+
+
+def read_examples(
+    source: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    inputs_field: str | int | None = None,
+    targets_field: str | int | None = None,
+    split: str = "train",
+    directory: str | os.PathLike[str] = "",
+) -> Iterator[Example]:
+    """Yields examples in the order of their source.
+
+    Args:
+      source: a file, plain or `.gz`, or `seqio:TASK` for a registered seqio task.
+      format: "text" (one input per line), "tsv" or "jsonl". By default the file's name tells:
+        `.tsv` and `.jsonl` (before `.gz`), anything else is text.
+      inputs_field: where the input stands. TSV: a column counted from 0, or its name, and then
+        the first line is a header; column 0 by default. JSONL: a key, "inputs" by default.
+        seqio: a feature, "inputs" by default. Text files have no fields.
+      targets_field: where the reference stands, likewise. By default no reference is read.
+      split: the split of a seqio task.
+      directory: where a relative path begins.
+
+    Yields:
+      `Example`s, whose ids count from 0.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: an unknown format or task, seqio not installed, an empty file, invalid UTF-8, a
+        missing field, a line with another number of columns than the first, or a field that is no
+        text. The message names file and line.
+    """
+    source = os.fspath(source)
+    if source.startswith(SEQIO_PREFIX):
+        # Here and nowhere else: seqio brings TensorFlow, seconds and a gigabyte.
+        from specjax.data.seqio_tasks import task_texts
+
+        pairs = task_texts(
+            source.removeprefix(SEQIO_PREFIX), split, inputs_field or "inputs", targets_field
+        )
+    else:
+        source = os.path.join(directory, source)
+        format = format or guess_format(source)
+        if format == "text":
+            pairs = _text(source, inputs_field, targets_field)
+        elif format == "tsv":
+            pairs = _tsv(source, 0 if inputs_field is None else inputs_field, targets_field)
+        elif format == "jsonl":
+            pairs = _jsonl(source, inputs_field or "inputs", targets_field)
+        else:
+            raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+    for i, (inputs, targets) in enumerate(pairs):
+        yield Example(i, inputs, targets)
+
+
+def read_aligned(
+    inputs_path: str | os.PathLike[str],
+    targets_path: str | os.PathLike[str],
+    *,
+    directory: str | os.PathLike[str] = "",
+) -> Iterator[Example]:
+    """Yields the pairs of two text files whose lines correspond.
+
+    Args:
+      inputs_path: one source text per line, plain or `.gz`.
+      targets_path: its reference on the same line.
+      directory: where relative paths begin.
+
+    Yields:
+      `Example`s, whose ids count from 0.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is empty or not UTF-8, or one has more lines than the other.
+    """
+    inputs_path, targets_path = (os.path.join(directory, p) for p in (inputs_path, targets_path))
+    pairs = itertools.zip_longest(read_lines(inputs_path), read_lines(targets_path))
+    for i, (source, target) in enumerate(pairs):
+        if source is None or target is None:
+            longer, shorter = (
+                (targets_path, inputs_path) if source is None else (inputs_path, targets_path)
+            )
+            raise ValueError(
+                f"{longer}:{i + 1}: this line has no counterpart, {shorter} ends after "
+                f"{i} lines; aligned files must have the same number of lines"
+            )
+        yield Example(i, source[1], target[1])
+
+
+def guess_format(path: str) -> str:
+    """The format that a file's name tells: "tsv", "jsonl" or else "text"."""
+    ending = os.path.splitext(path.removesuffix(".gz"))[1]
+    return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
+
+
+def _text(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[str, None]]:
+    for field in (inputs_field, targets_field):
+        if field is not None:
+            raise ValueError(
+                f"{path}: a text file has no field {field!r}; use a .tsv or .jsonl file, "
+                "or read two aligned text files"
+            )
+    for _, line in read_lines(path):
+        yield line, None
+
+
+def _tsv(
+    path: str, inputs_field: str | int, targets_field: str | int | None
+) -> Iterator[tuple[str, str | None]]:
+    has_header = isinstance(inputs_field, str) or isinstance(targets_field, str)
+    first: list[str] = []
+    number = 0
+    for number, line in read_lines(path):
+        row = line.split("\t")
+        if number == 1:
+            first = row
+            inputs_column = _column(path, first, inputs_field)
+            targets_column = None if targets_field is None else _column(path, first, targets_field)
+            if has_header:
+                continue
+        if len(row) != len(first):
+            raise ValueError(
+                f"{path}:{number}: {len(row)} columns, but {len(first)} on line 1; every line "
+                "needs the same number of tabs"
+            )
+        yield row[inputs_column], None if targets_column is None else row[targets_column]
+    if has_header and number == 1:
+        raise ValueError(
+            f"{path} has a header and no line after it; fields given by name need a header line, "
+            "fields given by number none"
+        )
+
+
+def _column(path: str, first: list[str], field: str | int) -> int:
+    if isinstance(field, str):
+        if field in first:
+            return first.index(field)
+        raise ValueError(
+            f"{path}:1: no column {field!r} in the header ({', '.join(map(repr, first))})"
+        )
+    if 0 <= field < len(first):
+        return field
+    raise ValueError(
+        f"{path}:1: no column {field}: the line has {len(first)} columns, counted from 0"
+    )
+
+
+def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[str, str | None]]:
+    for number, line in read_lines(path):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}); every line "
+                "must be one JSON object"
+            ) from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: {line[:40]} is not a JSON object {{...}}")
+        inputs = _value(path, number, row, inputs_field)
+        targets = None if targets_field is None else _value(path, number, row, targets_field)
+        yield inputs, targets
+
+
+def _value(path: str, number: int, row: dict[str, Any], field: Any) -> str:
+    if field not in row:
+        raise ValueError(
+            f"{path}:{number}: no key {field!r}; the object has {', '.join(map(repr, row))}"
+        )
+    value = row[field]
+    if not isinstance(value, str):
+        raise ValueError(
+            f"{path}:{number}: {field!r} is {json.dumps(value)[:40]}, it must be a string"
+        )
+    return value

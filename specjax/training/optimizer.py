@@ -1,0 +1,140 @@
+"""Learning-rate schedules and the optimiser, as frozen configurations."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from specjax.base import Array
+
+
+class Schedule(Protocol):
+    """A learning rate as a function of the number of updates done."""
+
+    def __call__(self, step: Any) -> Array:
+        """The rate of update `step` (from 0)."""
+
+
+def _check_positive(owner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if not value > 0:
+            raise ValueError(f"{type(owner).__name__}: {name}={value} must be positive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InverseSqrt:
+    """Linear warm-up, then a decay with the inverse square root of the step.
+
+    It needs no end, so that a run can be prolonged.
+
+    Attributes:
+      peak: the highest rate, at `warmup_steps`.
+      warmup_steps: updates of linear growth.
+
+    Raises:
+      ValueError: for a value that is not positive.
+
+    Source: Vaswani et al. 2017, equation 3.
+    """
+
+    peak: float
+    warmup_steps: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "peak", "warmup_steps")
+
+    def __call__(self, step: Any) -> Array:
+        """The rate of update `step` (from 0)."""
+        x = (jnp.asarray(step, jnp.float32) + 1.0) / self.warmup_steps
+        return self.peak * jnp.minimum(x, jnp.maximum(x, 1e-9) ** -0.5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Linear warm-up, then half a cosine down to `floor` at `total_steps`.
+
+    Attributes:
+      peak: the highest rate, at `warmup_steps`.
+      warmup_steps: updates of linear growth.
+      total_steps: the update at which the rate has come down; it stays there.
+      floor: the last rate.
+
+    Raises:
+      ValueError: for a value that is not positive, or a warm-up beyond the end.
+    """
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "peak", "warmup_steps", "total_steps")
+        if self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"Cosine: warmup_steps={self.warmup_steps} must be below "
+                f"total_steps={self.total_steps}"
+            )
+
+    def __call__(self, step: Any) -> Array:
+        """The rate of update `step` (from 0)."""
+        step = jnp.asarray(step, jnp.float32) + 1.0
+        done = jnp.clip((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 0, 1)
+        decayed = self.floor + (self.peak - self.floor) * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
+        return jnp.minimum(self.peak * step / self.warmup_steps, decayed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """Adam with decoupled weight decay on matrices, after clipping the gradient's global norm.
+
+    Attributes:
+      schedule: the learning rate.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      eps: added to the root of the second moment.
+      weight_decay: times the learning rate; norms' scales and position biases are exempt.
+      clip_norm: the largest global norm of a gradient.
+
+    Raises:
+      ValueError: for a value outside its range.
+
+    Source: Loshchilov and Hutter 2019.
+    """
+
+    schedule: Schedule
+    b1: float = 0.9
+    b2: float = 0.98
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "eps", "clip_norm")
+        for name in ("b1", "b2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"AdamW: {name}={getattr(self, name)} must be in [0, 1)")
+        if self.weight_decay < 0.0:
+            raise ValueError(f"AdamW: weight_decay={self.weight_decay} must not be negative")
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The optax transformation."""
+        adamw = optax.adamw(
+            self.schedule,
+            b1=self.b1,
+            b2=self.b2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            mask=_decayed,
+        )
+        return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
+
+
+def _decayed(params: Any) -> Any:
+    """True for the matrices: kernels and the embedding."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key in ("kernel", "embedding"), params
+    )

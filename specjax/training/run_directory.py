@@ -1,0 +1,186 @@
+"""What a training run keeps on disk: its configuration, its checkpoints and its log."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from specjax.training.step import TrainState
+
+CONFIG_NAME = "train_config.json"
+METRICS_NAME = "metrics.jsonl"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that it is there whole or not at all, whenever the process is killed."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(temporary, 0o666 & ~_umask())
+    os.replace(temporary, path)
+
+
+def make_writable(path: str | os.PathLike[str]) -> Path:
+    """Makes an output directory, and makes sure that files can be written there.
+
+    Args:
+      path: the directory; its parents are made too.
+
+    Returns:
+      Its absolute path.
+
+    Raises:
+      OSError: it cannot be made or written.
+    """
+    directory = Path(path).absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # An attempt is the only true test: root passes every permission check.
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"output_dir={directory} cannot be written ({error.strerror}); choose another"
+        ) from None
+    return directory
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class RunDirectory:
+    """The output directory of one training run.
+
+    Args:
+      path: the directory; made where it is missing.
+      keep: how many of the latest checkpoints stay; the best one stays too.
+
+    Raises:
+      OSError: it cannot be made or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: int = 1):
+        self.path = make_writable(path)
+        policy = preservation_policy.AnyPreservationPolicy(
+            [
+                preservation_policy.LatestN(n=keep),
+                preservation_policy.BestN(get_metric_fn=_score, n=1),
+            ]
+        )
+        # Synchronous: on CPU an asynchronous save would read buffers that the next step reuses.
+        self._manager = ocp.CheckpointManager(
+            self.path / "checkpoints",
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policy,
+                best_fn=_score,
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=False,
+            ),
+        )
+
+    def close(self) -> None:
+        """Releases the checkpoint manager."""
+        self._manager.close()
+
+    def claim(self, configuration: Mapping[str, Any]) -> None:
+        """Records the run's configuration, or checks it against the one recorded.
+
+        Args:
+          configuration: JSON values that determine the run.
+
+        Raises:
+          ValueError: the directory holds a run of another configuration.
+        """
+        path = self.path / CONFIG_NAME
+        # Through JSON, so that tuples and lists compare equal.
+        text = json.dumps(configuration, indent=1, sort_keys=True)
+        ours = {**json.loads(text), "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
+        if path.exists():
+            theirs = json.loads(path.read_text("utf-8"))
+            if theirs["fingerprint"] != ours["fingerprint"]:
+                raise ValueError(
+                    f"output_dir={self.path} holds a run of another configuration "
+                    f"({_difference(theirs, ours)}); choose another output_dir, or the same "
+                    "configuration to continue it"
+                )
+        else:
+            write_atomically(path, json.dumps(ours, indent=1, sort_keys=True).encode())
+
+    @property
+    def latest_step(self) -> int | None:
+        """The step of the latest checkpoint, or None."""
+        return self._manager.latest_step()
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the checkpoint with the lowest validation loss, or None."""
+        return self._manager.best_step()
+
+    def save(self, state: TrainState, validation_loss: float) -> None:
+        """Writes a checkpoint, atomically; returns when it is on disk."""
+        step = int(state.step)
+        metrics = {"validation_loss": validation_loss}
+        self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics, force=True)
+        self._manager.wait_until_finished()
+
+    def restore(self, like: TrainState, step: int) -> TrainState:
+        """Reads the checkpoint of `step`, placed as the arrays of `like` are."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        restored = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        # Orbax's arrays may share memory with its buffers; donation needs them for itself.
+        return jax.tree.map(lambda x: x.copy(), restored)
+
+    def validation_loss(self, step: int) -> float:
+        """The validation loss recorded with a checkpoint."""
+        return float(self._manager.metrics(step)["validation_loss"])
+
+    def open_log(self, step: int) -> None:
+        """Drops what the log tells of later steps than `step`, and a torn last line."""
+        path = self.path / METRICS_NAME
+        if path.exists():
+            kept = [json.dumps(row) for row in _read_log(path) if row["step"] <= step]
+            write_atomically(path, "".join(line + "\n" for line in kept).encode())
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Appends one line to the log."""
+        with open(self.path / METRICS_NAME, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    # Higher is better.
+    return -metrics["validation_loss"]
+
+
+def _read_log(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text("utf-8").split("\n"):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        yield row
+
+
+def _difference(theirs: Any, ours: Any, name: str = "") -> str:
+    """The first few places where two configurations differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        parts = [
+            _difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)
+            for key in sorted({*theirs, *ours})
+            if theirs.get(key) != ours.get(key) and key != "fingerprint"
+        ]
+        shown = ", ".join(parts[:4])
+        return shown + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+    return f"{name}: {theirs!r} there, {ours!r} here"
