@@ -3,11 +3,15 @@
 Axes: B rows, L decoder layers, K key-value heads, S cache length, D head width, T tokens of a
 block, P encoder length.
 
-One array per layer, so that a layer's entries are read where they lie. An entry at position k of
-row b is live iff k < positions[b]; what lies further on is stale and is overwritten before any
-query can see it, which is all there is to rolling back.
+One array per layer, so that a layer's entries are read where they lie. Keys are kept as
+`[B, K, S, D]` and values as `[B, K, D, S]`: each product of attention then runs along the last
+axis of what it reads, which on a CPU is two to seven times as fast as the values' other layout.
+
+An entry at position k of row b is live iff k < positions[b]; what lies further on is stale and is
+overwritten before any query can see it, which is all there is to rolling back.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,17 +19,24 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
+# Where the positions are, not counting the rows.
+KEY_AXIS, VALUE_AXIS = 1, 2
+
 
 class Updates(NamedTuple):
     """What one block adds to a cache.
 
     Attributes:
       keys: L arrays `[B, K, T, D]`.
-      values: L arrays `[B, K, T, D]`.
+      values: L arrays `[B, K, D, T]`.
+      computed: `[B]` bool, true when the block's last hidden states are there (and no NaN). It
+        makes a write depend on every read of the cache it is to replace: without it XLA cannot
+        order the two and copies the whole cache at every step.
     """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
+    computed: Array
 
 
 class Cross(NamedTuple):
@@ -33,7 +44,7 @@ class Cross(NamedTuple):
 
     Attributes:
       keys: L arrays `[B, K, P, D]`.
-      values: L arrays `[B, K, P, D]`.
+      values: L arrays `[B, K, D, P]`.
       mask: `[B, P]` bool, which inputs are real.
     """
 
@@ -47,7 +58,7 @@ class RaggedCache(NamedTuple):
 
     Attributes:
       keys: L arrays `[B, K, S, D]`.
-      values: L arrays `[B, K, S, D]`.
+      values: L arrays `[B, K, D, S]`.
       cross: the encoder's, or None for a decoder-only network.
     """
 
@@ -77,10 +88,11 @@ def allocate(
     Returns:
       A cache of zeros without `cross`.
     """
-    shape = (batch, kv_heads, max_length, head_dim)
+    keys = (batch, kv_heads, max_length, head_dim)
+    values = (batch, kv_heads, head_dim, max_length)
     return RaggedCache(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        keys=tuple(jnp.zeros(keys, dtype) for _ in range(num_layers)),
+        values=tuple(jnp.zeros(values, dtype) for _ in range(num_layers)),
     )
 
 
@@ -88,7 +100,7 @@ def write(cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
 
     What falls outside `0 .. S - 1` is dropped: `dynamic_update_slice` would clamp the start and
-    destroy live entries.
+    destroy live entries. Nothing is written of a row whose block came out as NaN.
 
     Args:
       cache: the cache.
@@ -98,10 +110,12 @@ def write(cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache
     Returns:
       The cache with the block in it.
     """
+    positions = jnp.where(updates.computed, positions, cache.max_length)
 
-    def write_row(row: Array, block: Array, position: Array) -> Array:
-        slots = position + jnp.arange(block.shape[1], dtype=position.dtype)
-        return row.at[:, slots].set(
+    def write_row(axis: int, row: Array, block: Array, position: Array) -> Array:
+        slots = position + jnp.arange(block.shape[axis], dtype=position.dtype)
+        index = (slice(None),) * axis + (slots,)
+        return row.at[index].set(
             block,
             mode="drop",
             unique_indices=True,
@@ -109,16 +123,20 @@ def write(cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache
             wrap_negative_indices=False,
         )
 
-    def write_layer(entries: Array, block: Array) -> Array:
-        return jax.vmap(write_row)(entries, block.astype(entries.dtype), positions)
+    def write_layers(axis: int, layers: tuple[Array, ...], blocks: tuple[Array, ...]) -> Any:
+        write_rows = jax.vmap(functools.partial(write_row, axis))
+        return tuple(
+            write_rows(entries, block.astype(entries.dtype), positions)
+            for entries, block in zip(layers, blocks, strict=True)
+        )
 
     return cache._replace(
-        keys=tuple(map(write_layer, cache.keys, updates.keys)),
-        values=tuple(map(write_layer, cache.values, updates.values)),
+        keys=write_layers(KEY_AXIS, cache.keys, updates.keys),
+        values=write_layers(VALUE_AXIS, cache.values, updates.values),
     )
 
 
-def logical_axes(cache: RaggedCache) -> RaggedCache:
+def logical_axes(cache: RaggedCache) -> Any:
     """The names of the cache's axes.
 
     Args:
@@ -127,18 +145,14 @@ def logical_axes(cache: RaggedCache) -> RaggedCache:
     Returns:
       The same structure, a tuple of axis names in the place of each array.
     """
+    names = {
+        "keys": ("batch", "kv_heads", "length", "kv"),
+        "values": ("batch", "kv_heads", "kv", "length"),
+        "mask": ("batch", "length"),
+    }
 
-    def entries(layers: tuple[Any, ...], heads: str) -> tuple[Any, ...]:
-        return tuple(("batch", heads, "length", "kv") for _ in layers)
+    def axes(path: tuple[Any, ...], _: Any) -> tuple[str, ...]:
+        fields = [step.name for step in path if isinstance(step, jax.tree_util.GetAttrKey)]
+        return names[fields[-1]]
 
-    cross = cache.cross
-    return RaggedCache(
-        keys=entries(cache.keys, "kv_heads"),
-        values=entries(cache.values, "kv_heads"),
-        cross=cross
-        and Cross(
-            keys=entries(cross.keys, "kv_heads"),
-            values=entries(cross.values, "kv_heads"),
-            mask=("batch", "length"),
-        ),
-    )
+    return jax.tree_util.tree_map_with_path(axes, cache)

@@ -4,6 +4,7 @@ Axes: B rows, T tokens, E model width, D head width, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,18 +13,19 @@ from flax import linen as nn
 
 from specjax.base import Array, Params, Prefilled
 from specjax.models import cache as cache_lib
-from specjax.models.cache import RaggedCache, Updates
+from specjax.models.cache import Updates
 from specjax.models.config import Gemma2Config, LlamaConfig
 from specjax.models.layers import (
     MLP,
     Attention,
     Embed,
     LogitsDense,
+    Memory,
     RMSNorm,
     Rope,
     Segment,
     block_bias,
-    cache_bias,
+    block_updates,
     rope_angles,
 )
 from specjax.models.model import Model, check_tokens, prefix_or_empty
@@ -85,9 +87,9 @@ class DecoderLayer(nn.Module):
             self.post_mlp_layer_norm = _norm(config, style)
 
     def __call__(
-        self, x: Array, past: list[Segment], bias: Array, rope: Rope
+        self, x: Array, bias: np.ndarray, past: Sequence[Segment], rope: Rope
     ) -> tuple[Array, Array, Array]:
-        """`x [B, T, E]` -> `[B, T, E]` and the block's keys and values `[B, K, T, D]`."""
+        """`x [B, T, E]` -> `[B, T, E]`; keys `[B, K, T, D]` and values `[B, K, D, T]`."""
         y = self.pre_self_attention_layer_norm(x)
         keys, values = self.self_attention.keys_values(y, rope)
         y = self.self_attention(y, [*past, Segment(keys, values, bias)], rope)
@@ -114,33 +116,28 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
 
-    def __call__(
-        self, x: Array, cache: RaggedCache | None = None, positions: Array | None = None
-    ) -> tuple[Array, Updates]:
+    def __call__(self, x: Array, memory: Memory | None = None) -> tuple[Array, Updates]:
         """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
 
-        Without a cache the block begins at position 0 of each row.
+        Without a memory the block begins at position 0 of each row.
         """
         length = x.shape[1]
-        if positions is None:
-            positions = jnp.zeros(x.shape[0], jnp.int32)
-        offsets = jnp.arange(length, dtype=positions.dtype)
-        frequencies = np.asarray(self.style.rope_frequencies, np.float32)
-        rope = rope_angles(positions[:, None] + offsets[None], frequencies)
-        windows = set(self.style.windows)
-        biases = {w: block_bias(length, w) for w in windows}
+        start = jnp.zeros(x.shape[0], jnp.int32) if memory is None else memory.positions
+        positions = start[:, None] + jnp.arange(length, dtype=start.dtype)[None]
+        rope = rope_angles(positions, np.asarray(self.style.rope_frequencies, np.float32))
+        windows = self.style.windows
+        biases = {w: block_bias(length, w) for w in set(windows)}
         past_biases = {}
-        if cache is not None:
-            past_biases = {w: cache_bias(positions, length, cache.max_length, w) for w in windows}
+        if memory is not None:
+            past_biases = {w: memory.bias(length, w) for w in set(windows)}
         keys, values = [], []
-        for i, (layer, window) in enumerate(zip(self.layers, self.style.windows, strict=True)):
-            past = []
-            if cache is not None:
-                past = [Segment(cache.keys[i], cache.values[i], past_biases[window])]
-            x, layer_keys, layer_values = layer(x, past, biases[window], rope)
+        for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
+            past = [] if memory is None else [memory.segment(i, past_biases[window])]
+            x, layer_keys, layer_values = layer(x, biases[window], past, rope)
             keys.append(layer_keys)
             values.append(layer_values)
-        return self.decoder_norm(x), Updates(tuple(keys), tuple(values))
+        x = self.decoder_norm(x)
+        return x, block_updates(keys, values, x)
 
 
 class DecoderOnlyNetwork(nn.Module):
@@ -182,11 +179,9 @@ class DecoderOnlyNetwork(nn.Module):
         """The cache entries of tokens `[B, T]` that begin at position 0."""
         return self.decoder(self.embed(tokens))[1]
 
-    def score(
-        self, cache: RaggedCache, tokens: Array, positions: Array
-    ) -> tuple[Array, Array, Updates]:
+    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, Updates]:
         """See `Model.score`."""
-        hidden, updates = self.decoder(self.embed(tokens), cache, positions)
+        hidden, updates = self.decoder(self.embed(tokens), memory)
         return self.logits(hidden), hidden, updates
 
     def __call__(self, tokens: Array) -> Array:
@@ -234,7 +229,7 @@ class DecoderOnly(Model):
           ValueError: if `tokens` is not an integer array of rank 2.
         """
         check_tokens("tokens", tokens)
-        return self.network.apply({"params": params}, tokens)
+        return self._apply(params, tokens)
 
     def prefill(
         self,
@@ -280,7 +275,7 @@ class DecoderOnly(Model):
             config.dtype,
         )
         if tokens.shape[1] > 1:
-            updates = self.network.apply({"params": params}, tokens[:, :-1], method="read")
+            updates = self._apply(params, tokens[:, :-1], method="read")
             cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         return Prefilled(cache, last, positions)

@@ -17,6 +17,8 @@ import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
+from specjax.models.cache import RaggedCache, Updates
+
 Array = jax.Array
 Initializer = Callable[..., Array]
 
@@ -196,13 +198,13 @@ class Segment(NamedTuple):
 
     Attributes:
       keys: `[B, K, S, D]`.
-      values: `[B, K, S, D]`.
+      values: `[B, K, D, S]`.
       bias: float32, broadcastable to `[B, K, N, T, S]`: position biases, `MASKED` where unseen.
     """
 
     keys: Array
     values: Array
-    bias: Array
+    bias: Array | np.ndarray
 
 
 class Attention(nn.Module):
@@ -247,12 +249,12 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))
 
     def keys_values(self, x: Array, rope: "Rope | None" = None) -> tuple[Array, Array]:
-        """`x [B, S, E]` -> keys and values `[B, K, S, D]`."""
+        """`x [B, S, E]` -> keys `[B, K, S, D]` and values `[B, K, D, S]`."""
         shape = (*x.shape[:2], self.num_kv_heads, self.head_dim)
         keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
         if rope is not None:
             keys = rotate(keys, rope)
-        return keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        return keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 3, 1)
 
     def __call__(
         self,
@@ -273,9 +275,12 @@ class Attention(nn.Module):
         weights = self.dropout(weights, deterministic=deterministic)
         ends = np.cumsum([segment.keys.shape[2] for segment in segments])[:-1].tolist()
         parts = jnp.split(weights, ends, axis=-1)
-        y = sum(
-            jnp.einsum("bknts,bksd->btknd", part, segment.values)
-            for part, segment in zip(parts, segments, strict=True)
+        y = functools.reduce(
+            operator.add,
+            (
+                jnp.einsum("bknts,bkds->btknd", part, segment.values)
+                for part, segment in zip(parts, segments, strict=True)
+            ),
         )
         return self.out(y.reshape(batch, length, self.num_heads * self.head_dim))
 
@@ -338,22 +343,66 @@ def block_bias(length: int, window: int | None = None) -> np.ndarray:
     return np.where(seen, 0.0, MASKED).astype(np.float32)[None, None, None]
 
 
-def cache_bias(positions: Array, length: int, max_length: int, window: int | None = None) -> Array:
-    """What a block sees of the cache: live entries, `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
+def cache_bias(
+    positions: Array, length: int, max_length: int, window: int | None, written: bool
+) -> Array:
+    """What a block sees of the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
 
     Args:
       positions: `[B]` int32, where each row's block begins; entries before it are live.
       length: T.
       max_length: S.
       window: a query sees this many positions, itself included; None for all before it.
+      written: whether the block itself is in the cache: a query then sees it up to itself.
 
     Returns:
-      The additive mask (T is 1 without a window).
+      The additive mask (T may be 1 if all queries see the same).
     """
     keys = jnp.arange(max_length, dtype=positions.dtype)[None, None, :]
     start = positions[:, None, None]
-    seen = keys < start
+    queries = start + jnp.arange(length, dtype=positions.dtype)[None, :, None]
+    seen = keys <= queries if written else keys < start
     if window is not None:
-        queries = start + jnp.arange(length, dtype=positions.dtype)[None, :, None]
         seen = seen & (keys > queries - window)
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
+
+
+class Memory(NamedTuple):
+    """A cache, and where a block continues it.
+
+    Attributes:
+      cache: what was read before.
+      positions: `[B]` int32, where each row's block begins; entries before it are live.
+    """
+
+    cache: RaggedCache
+    positions: Array
+
+    def bias(self, length: int, window: int | None = None) -> Array:
+        """What a block sees of the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
+
+        Args:
+          length: T.
+          window: a query sees this many positions, itself included; None for all before it.
+
+        Returns:
+          The additive mask (T is 1 without a window).
+        """
+        dtype = self.positions.dtype
+        keys = jnp.arange(self.cache.max_length, dtype=dtype)[None, None, :]
+        start = self.positions[:, None, None]
+        seen = keys < start
+        if window is not None:
+            queries = start + jnp.arange(length, dtype=dtype)[None, :, None]
+            seen = seen & (keys > queries - window)
+        return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
+
+    def segment(self, layer: int, bias: Array) -> Segment:
+        """The cache's entries of one layer as a segment."""
+        return Segment(self.cache.keys[layer], self.cache.values[layer], bias)
+
+
+def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> Updates:
+    """What a block adds to a cache, once its `hidden [B, T, E]` are computed."""
+    computed = ~jnp.any(jnp.isnan(hidden), axis=(1, 2))
+    return Updates(tuple(keys), tuple(values), computed)

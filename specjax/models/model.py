@@ -14,6 +14,7 @@ from specjax.base import Array, Extended, Params, Prefilled
 from specjax.models import cache as cache_lib
 from specjax.models.cache import RaggedCache, Updates
 from specjax.models.config import ModelConfig
+from specjax.models.layers import Memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Model(abc.ABC):
           ValueError: if the shapes or dtypes do not fit together.
         """
         check_block(cache, tokens, positions)
-        return self.network.apply({"params": params}, cache, tokens, positions, method="score")
+        return self._apply(params, tokens, Memory(cache, positions), method="score")
 
     def write(self, cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache:
         """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
@@ -109,6 +110,9 @@ class Model(abc.ABC):
         """Reads `tokens [B, T]` at `positions[b] ..` and writes them: `score`, then `write`."""
         logits, hidden, updates = self.score(params, cache, tokens, positions)
         return Extended(logits, hidden, self.write(cache, updates, positions))
+
+    def _apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+        return self.network.apply({"params": params}, *args, **kwargs)
 
 
 @functools.partial(jax.jit, static_argnums=0)

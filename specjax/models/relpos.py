@@ -30,7 +30,7 @@ def buckets(
 
     Source: Raffel et al. 2020; `t5x/examples/t5/layers.py`, `RelativePositionBiases`.
     """
-    offset = 0
+    offset = np.zeros_like(distances)
     if bidirectional:
         num_buckets //= 2
         offset = (distances < 0) * num_buckets

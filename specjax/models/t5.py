@@ -5,6 +5,7 @@ Axes: B rows, P encoder length, T decoder tokens, E model width, V vocabulary.
 Source: Raffel et al. 2020; `t5x/examples/t5/network.py`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from flax import linen as nn
 
 from specjax.base import Array, Params, Prefilled
 from specjax.models import cache as cache_lib
-from specjax.models.cache import Cross, RaggedCache, Updates
+from specjax.models.cache import Cross, Updates
 from specjax.models.config import T5Config
 from specjax.models.layers import (
     MASKED,
@@ -20,10 +21,11 @@ from specjax.models.layers import (
     Attention,
     Embed,
     LogitsDense,
+    Memory,
     RMSNorm,
     Segment,
     block_bias,
-    cache_bias,
+    block_updates,
     normal_init,
 )
 from specjax.models.model import Model, check_tokens, prefix_or_empty
@@ -156,23 +158,22 @@ class DecoderLayer(nn.Module):
             self.relpos_bias = _relpos(self.config, bidirectional=False)
 
     def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
-        """`encoded [B, P, E]` -> keys and values `[B, H, P, D]`."""
+        """`encoded [B, P, E]` -> keys `[B, H, P, D]` and values `[B, H, D, P]`."""
         return self.encoder_decoder_attention.keys_values(encoded)
 
     def __call__(
         self,
         x: Array,
-        past: list[Segment],
         bias: Array,
+        past: Sequence[Segment],
         cross: Segment,
         deterministic: bool,
     ) -> tuple[Array, Array, Array]:
-        """`x [B, T, E]` -> `[B, T, E]` and the block's keys and values `[B, H, T, D]`."""
+        """`x [B, T, E]` -> `[B, T, E]`; keys `[B, H, T, D]` and values `[B, H, D, T]`."""
         y = self.pre_self_attention_layer_norm(x)
         keys, values = self.self_attention.keys_values(y)
-        y = self.self_attention(
-            y, [*past, Segment(keys, values, bias)], deterministic=deterministic
-        )
+        segments = [*past, Segment(keys, values, bias)]
+        y = self.self_attention(y, segments, deterministic=deterministic)
         x = x + self.dropout(y, deterministic=deterministic)
         y = self.pre_cross_attention_layer_norm(x)
         y = self.encoder_decoder_attention(y, [cross], deterministic=deterministic)
@@ -206,38 +207,33 @@ class Decoder(nn.Module):
         self,
         x: Array,
         cross: Cross,
-        cache: RaggedCache | None = None,
-        positions: Array | None = None,
+        memory: Memory | None = None,
         deterministic: bool = True,
     ) -> tuple[Array, Updates]:
         """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
 
-        Without a cache the block begins at position 0 of each row.
+        Without a memory the block begins at position 0 of each row.
         """
         length = x.shape[1]
+        # One bias for all layers, or one each: T5X's scanned checkpoints have one each.
         relpos = _relpos_of(self)
         biases = [r.block(length) + block_bias(length) for r in relpos]
-        past_biases = []
-        if cache is not None:
-            size = cache.max_length
-            past_mask = cache_bias(positions, length, size)
-            past_biases = [r.cached(positions, length, size) + past_mask for r in relpos]
+        past_biases = biases
+        if memory is not None:
+            size, mask = memory.cache.max_length, memory.bias(length)
+            past_biases = [mask + r.cached(memory.positions, length, size) for r in relpos]
         cross_bias = _mask_bias(cross.mask)
         x = self.dropout(x, deterministic=deterministic)
         keys, values = [], []
         for i, layer in enumerate(self.layers):
-            past = []
-            if cache is not None:
-                past_bias = past_biases[i % len(past_biases)]
-                past = [Segment(cache.keys[i], cache.values[i], past_bias)]
+            past = [] if memory is None else [memory.segment(i, past_biases[i % len(relpos)])]
             encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
-            x, layer_keys, layer_values = layer(
-                x, past, biases[i % len(biases)], encoded, deterministic
-            )
+            bias = biases[i % len(relpos)]
+            x, layer_keys, layer_values = layer(x, bias, past, encoded, deterministic)
             keys.append(layer_keys)
             values.append(layer_values)
         x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
-        return x, Updates(tuple(keys), tuple(values))
+        return x, block_updates(keys, values, x)
 
 
 class T5Network(nn.Module):
@@ -263,12 +259,11 @@ class T5Network(nn.Module):
         """The cache entries of decoder tokens `[B, T]` that begin at position 0."""
         return self.decoder(self.token_embedder(tokens), cross)[1]
 
-    def score(
-        self, cache: RaggedCache, tokens: Array, positions: Array
-    ) -> tuple[Array, Array, Updates]:
+    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, Updates]:
         """See `Model.score`."""
         x = self.token_embedder(tokens)
-        hidden, updates = self.decoder(x, cache.cross, cache, positions)
+        cross: Any = memory.cache.cross
+        hidden, updates = self.decoder(x, cross, memory)
         return self.logits(hidden), hidden, updates
 
     def logits(self, hidden: Array) -> Array:
@@ -341,8 +336,8 @@ class T5(Model):
                 f"encoder_mask has shape {list(encoder_mask.shape)}: "
                 f"must be encoder_tokens' {list(encoder_tokens.shape)}"
             )
-        return self.network.apply(
-            {"params": params},
+        return self._apply(
+            params,
             encoder_tokens,
             encoder_mask,
             decoder_tokens,
@@ -376,13 +371,12 @@ class T5(Model):
           ValueError: if the shapes or dtypes do not fit together.
         """
         check_tokens("inputs", inputs, input_lengths)
-        config, network = self.config, self.network
+        config = self.config
         rows = inputs.shape[0]
         prefix, positions = prefix_or_empty(inputs, prefix, prefix_lengths)
         lengths = input_lengths.astype(jnp.int32)[:, None]
         mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
-        variables = {"params": params}
-        cross = network.apply(variables, inputs, mask, method="encode")
+        cross = self._apply(params, inputs, mask, method="encode")
         start = jnp.full((rows, 1), config.decoder_start_token, jnp.int32)
         tokens = jnp.concatenate([start, prefix], axis=1)
         cache = cache_lib.allocate(
@@ -394,7 +388,7 @@ class T5(Model):
             config.dtype,
         )._replace(cross=cross)
         if prefix.shape[1]:
-            updates = network.apply(variables, tokens[:, :-1], cross, method="read")
+            updates = self._apply(params, tokens[:, :-1], cross, method="read")
             cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         return Prefilled(cache, last, positions)
