@@ -121,12 +121,12 @@ def condense(names: Iterable[str]) -> str:
     """Lists names, those that differ in the layer's number only as one: `block.{0-11}.wo`."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:
-        match = re.search(r"(?<=layers_|ayers\.|block\.)(\d+)", name)
+        match = re.search(r"(?:layers_|layers\.|block\.)(\d+)", name)
         if match is None:
             groups.setdefault((name, ""), [])
         else:
-            key = (name[: match.start()], name[match.end() :])
-            groups.setdefault(key, []).append(int(match.group()))
+            key = (name[: match.start(1)], name[match.end() :])
+            groups.setdefault(key, []).append(int(match[1]))
     return ", ".join(f"{head}{_ranges(numbers)}{tail}" for (head, tail), numbers in groups.items())
 
 

@@ -150,7 +150,9 @@ def open_hf(
                 f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but "
                 f"{LM_HEAD} differs from shared.weight; set it to false if the head is untied"
             )
-        config = config.replace(tie_embeddings=not untied)
+        config = config.replace(
+            tie_embeddings=not untied, scale_tied_logits=untied or config.scale_tied_logits
+        )
     elif config.tie_embeddings and head and not copied:
         raise ValueError(
             f"{path}: tie_word_embeddings is true, but {LM_HEAD} differs from the embedding; "

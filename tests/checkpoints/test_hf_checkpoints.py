@@ -1,0 +1,494 @@
+"""Hugging Face directories, written by transformers and by us, read by us and by transformers."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+from checkpoint_helpers import (
+    CONFIGS,
+    assert_same,
+    edit_json,
+    logits,
+    one_line,
+    random_params,
+    shared,
+    tokens,
+)
+
+from specjax.checkpoints import hf, load_model, save_model
+from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.hf_names import to_hf
+from specjax.data.model_files import SpecialIds
+from specjax.data.tokenizers import load_tokenizer
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+
+T5_SIZES = {
+    "vocab_size": 48,
+    "d_model": 16,
+    "num_heads": 2,
+    "d_kv": 12,
+    "d_ff": 20,
+    "num_layers": 2,
+    "num_decoder_layers": 1,
+    "decoder_start_token_id": 0,
+}
+DECODER_SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _t5(**options):
+    return transformers.T5Config(**{**T5_SIZES, **options})
+
+
+def _llama(**options):
+    return transformers.LlamaConfig(**{**DECODER_SIZES, **options})
+
+
+def _gemma2(**options):
+    sizes = {**DECODER_SIZES, "num_key_value_heads": 2, "sliding_window": 4}
+    return transformers.Gemma2Config(**{**sizes, "query_pre_attn_scalar": 8, **options})
+
+
+MODELS = {
+    "t5_v1_0": lambda: _t5(feed_forward_proj="relu"),
+    "t5_v1_1_tied": lambda: _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5_v1_1_untied": lambda: _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5_gated_silu": lambda: _t5(feed_forward_proj="gated-silu"),
+    "llama": lambda: _llama(num_key_value_heads=4),
+    "llama_grouped_tied": lambda: _llama(num_key_value_heads=2, tie_word_embeddings=True),
+    "llama3": lambda: _llama(num_key_value_heads=1, rope_parameters=LLAMA3),
+    "gemma2": _gemma2,
+}
+
+
+def _auto(name):
+    decoder_only = transformers.AutoModelForCausalLM
+    return transformers.AutoModelForSeq2SeqLM if "t5" in name else decoder_only
+
+
+def _build(name):
+    """A transformers model whose arrays are all random."""
+    config = MODELS[name]()
+    model = (
+        transformers.AutoModelForSeq2SeqLM if "t5" in name else transformers.AutoModelForCausalLM
+    )
+    model = model.from_config(config, attn_implementation="eager").eval()
+    if name == "t5_v1_1_untied":  # transformers 5 ties every T5 that it makes
+        model.lm_head.weight = torch.nn.Parameter(torch.zeros(48, 16))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            else:
+                parameter.normal_(0, 0.3, generator=generator)
+    return model
+
+
+def _their_logits(model, config):
+    with torch.no_grad():
+        if isinstance(config, T5Config):
+            decoder = np.array(tokens(config, seed=2).at[:, 0].set(config.decoder_start_token))
+            inputs = {
+                "input_ids": torch.tensor(np.array(tokens(config, 7))),
+                "decoder_input_ids": torch.tensor(decoder),
+            }
+        else:
+            inputs = {"input_ids": torch.tensor(np.array(tokens(config)))}
+        return model(**{k: v.long() for k, v in inputs.items()}).logits.float().numpy()
+
+
+def _assert_close(ours, theirs):
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Directories written by transformers, with their logits."""
+    root = tmp_path_factory.mktemp("hf")
+    made = {}
+
+    def get(name):
+        if name not in made:
+            model = _build(name)
+            model.save_pretrained(str(root / name))
+            loaded = load_model(root / name)
+            made[name] = (root / name, _their_logits(model, loaded.config), loaded)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """A copy of a saved directory, to be spoilt."""
+
+    def get(name):
+        shutil.copytree(saved(name)[0], tmp_path / name)
+        return tmp_path / name
+
+    return get
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_agree_with_transformers(saved, name):
+    _, theirs, loaded = saved(name)
+    assert np.abs(theirs).max() > 0.5  # a scale that a wrong array would move
+    _assert_close(logits(loaded.model, loaded.params), theirs)
+    assert loaded.format == "hf"
+    assert loaded.config.param_dtype == loaded.config.dtype == jnp.float32
+
+
+def test_t5_head_is_decided_by_the_arrays(saved, copy):
+    """transformers 5 says tied for every T5; 4.x says untied in another field."""
+    directory, theirs, loaded = saved("t5_v1_1_untied")
+    assert json.loads((directory / "config.json").read_text())["tie_word_embeddings"] is True
+    assert not loaded.config.tie_embeddings
+    tied = saved("t5_v1_1_tied")[2].config
+    assert (tied.tie_embeddings, tied.scale_tied_logits) == (True, False)
+    v1_0 = saved("t5_v1_0")[2].config
+    assert (v1_0.tie_embeddings, v1_0.scale_tied_logits) == (True, True)
+    # As 4.x writes it, and as a config that records nothing.
+    untied = copy("t5_v1_1_untied")
+    for flags in ({"tie_word_embeddings": False}, {"tie_word_embeddings": True}, {}):
+        edit_json(
+            untied / "config.json",
+            scale_decoder_outputs=...,
+            **{"tie_word_embeddings": ..., **flags},
+        )
+        again = load_model(untied)
+        assert not again.config.tie_embeddings
+        _assert_close(logits(again.model, again.params), theirs)
+    # A tied head in 4.x: no lm_head.weight, no scale_decoder_outputs.
+    tied_dir = copy("t5_v1_0")
+    edit_json(tied_dir / "config.json", scale_decoder_outputs=..., tie_word_embeddings=True)
+    again = load_model(tied_dir)
+    _assert_close(logits(again.model, again.params), saved("t5_v1_0")[1])
+    # 4.x says untied, and the head is not there.
+    edit_json(tied_dir / "config.json", tie_word_embeddings=False)
+    one_line(lambda: load_model(tied_dir), "1 array missing: lm_head.weight")
+    edit_json(untied / "config.json", scale_decoder_outputs=True)
+    one_line(lambda: load_model(untied), "config.json", "scale_decoder_outputs")
+
+
+def test_rope_parameters_of_4_and_5(saved, copy):
+    """5.x nests the base in `rope_parameters`; 4.x has `rope_theta` and `rope_scaling`."""
+    _, theirs, loaded = saved("llama3")
+    assert loaded.config.rope_theta == 1000.0
+    assert loaded.config.rope_scaling.original_max_position == 64
+    directory = copy("llama3")
+    old = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    edit_json(
+        directory / "config.json",
+        rope_parameters=...,
+        rope_theta=1000.0,
+        rope_scaling={**old, "type": old["rope_type"], "rope_type": None},
+    )
+    again = load_model(directory)
+    assert again.config == loaded.config
+    _assert_close(logits(again.model, again.params), theirs)
+    edit_json(directory / "config.json", rope_scaling=None)
+    plain = load_model(directory)
+    assert (plain.config.rope_theta, plain.config.rope_scaling) == (1000.0, None)
+    edit_json(directory / "config.json", rope_scaling={"type": "yarn", "factor": 2.0})
+    one_line(lambda: load_model(directory), "rope_type='yarn'", "'llama3'")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_reads_what_we_write(name, tmp_path):
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    save_model(tmp_path / "out", config, params, format="hf")
+    model, report = _auto(name).from_pretrained(
+        str(tmp_path / "out"), attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    _assert_close(logits(model_from_config(config), params), _their_logits(model.eval(), config))
+    again = load_model(tmp_path / "out")
+    assert again.config == config
+    assert_same(again.params, params)
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "t5_v1_1", "t5_tied_unscaled", "llama_tied"])
+def test_config_as_transformers_4_reads_it(name, tmp_path):
+    """4.x knows tie_word_embeddings (and scales when it is true), rope_theta, torch_dtype."""
+    save_model(tmp_path / "out", CONFIGS[name], random_params(CONFIGS[name]), format="hf")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    arrays = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert config["torch_dtype"] == config["dtype"] == "float32"
+    if name == "llama_tied":
+        assert config["rope_theta"] == 5e5
+        assert config["rope_scaling"]["rope_type"] == "llama3"
+        assert "lm_head.weight" not in arrays
+    else:
+        scaled = name == "t5_v1_0"
+        assert config["tie_word_embeddings"] is scaled
+        assert ("lm_head.weight" in arrays) is not scaled
+    with safetensors.safe_open(tmp_path / "out" / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_dtypes(saved, tmp_path):
+    directory, _, loaded = saved("llama_grouped_tied")
+    half = load_model(directory, dtype="bfloat16")
+    assert half.config.dtype == half.config.param_dtype == jnp.bfloat16
+    rounded = {k: v.astype(jnp.bfloat16) for k, v in flatten(loaded.params).items()}
+    assert_same(half.params, rounded)
+    mixed = load_model(directory, dtype="bfloat16", param_dtype="float32")
+    assert mixed.config.dtype == jnp.bfloat16
+    assert_same(mixed.params, loaded.params)
+    # A bfloat16 checkpoint stays bfloat16, a float16 one becomes float32, exactly.
+    for disk, kept in (("bfloat16", "bfloat16"), ("float16", "float32")):
+        save_model(tmp_path / disk, loaded.model, loaded.params, format="hf", dtype=disk)
+        again = load_model(tmp_path / disk)
+        assert again.config.param_dtype == again.config.dtype == jnp.dtype(kept)
+        expected = {
+            k: v.astype(jnp.dtype(disk)).astype(jnp.dtype(kept))
+            for k, v in flatten(loaded.params).items()
+        }
+        assert_same(again.params, expected)
+    one_line(lambda: load_model(directory, dtype="int8"), "dtype='int8'", "float32")
+    one_line(lambda: load_model(directory, param_dtype="int4"), "param_dtype='int4'")
+
+
+def test_sharded_files_with_an_index(tmp_path):
+    config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    (tmp_path / "out").mkdir()
+    flat = flatten(params)
+    hf.write_hf(
+        tmp_path / "out",
+        config,
+        flat,
+        ids=SpecialIds(),
+        dtype=np.dtype(np.float32),
+        shard_bytes=9000,
+    )
+    shards = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(shards) > 2
+    assert_same(load_model(tmp_path / "out").params, params)
+    # transformers agrees that these are all arrays.
+    _, report = transformers.LlamaForCausalLM.from_pretrained(
+        str(tmp_path / "out"), output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    shards[1].rename(tmp_path / "aside")
+    one_line(lambda: load_model(tmp_path / "out"), shards[1], "missing", "index.json")
+    edit_json(tmp_path / "out" / hf.INDEX, weight_map={"x": "../outside.safetensors"})
+    one_line(lambda: load_model(tmp_path / "out"), "../outside.safetensors")
+    edit_json(tmp_path / "out" / hf.INDEX, weight_map={})
+    one_line(lambda: load_model(tmp_path / "out"), "no weight_map")
+
+
+def test_special_ids(copy):
+    directory = copy("llama")
+    assert load_model(directory).eos_ids == (2,)
+    assert load_model(directory).bos_id == 1
+    edit_json(directory / "config.json", eos_token_id=[7, 8], pad_token_id=-1)
+    (directory / "generation_config.json").unlink()
+    loaded = load_model(directory)
+    assert (loaded.eos_ids, loaded.pad_id) == ((7, 8), None)
+    edit_json(directory / "generation_config.json", eos_token_id=[9, 9, 5], pad_token_id=4)
+    assert load_model(directory).eos_ids == (9, 5)
+    assert load_model(directory).pad_id == 4
+    edit_json(directory / "generation_config.json", eos_token_id="</s>")
+    one_line(lambda: load_model(directory), "generation_config.json", "eos_token_id='</s>'")
+
+
+def _rewrite(directory, change):
+    """Loads a directory's arrays as a dict, changes it, writes it back."""
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    change(arrays)
+    arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+
+
+def test_known_duplicates_are_dropped(copy, saved):
+    directory = copy("t5_v1_0")
+
+    def duplicate(arrays):
+        for name in (
+            "encoder.embed_tokens.weight",
+            "decoder.embed_tokens.weight",
+            "lm_head.weight",
+        ):
+            arrays[name] = arrays["shared.weight"].copy()
+        arrays["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.zeros(
+            (32, 2), np.float32
+        )
+
+    _rewrite(directory, duplicate)
+    loaded = load_model(directory)
+    assert loaded.config.tie_embeddings
+    assert_same(loaded.params, saved("t5_v1_0")[2].params)
+    # Only a copy of the embedding is left.
+    _rewrite(directory, lambda arrays: [arrays.pop(n) for n in ("shared.weight", "lm_head.weight")])
+    assert_same(load_model(directory).params, saved("t5_v1_0")[2].params)
+    _rewrite(directory, lambda arrays: arrays["decoder.embed_tokens.weight"].__iadd__(1))
+    one_line(lambda: load_model(directory), "decoder.embed_tokens.weight (a copy that differs")
+
+    llama = copy("llama_grouped_tied")
+
+    def old(arrays):
+        arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
+        for i in range(2):
+            arrays[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+
+    _rewrite(llama, old)
+    assert_same(load_model(llama).params, saved("llama_grouped_tied")[2].params)
+    _rewrite(llama, lambda arrays: arrays["lm_head.weight"].__iadd__(1))
+    one_line(lambda: load_model(llama), "tie_word_embeddings", "lm_head.weight differs")
+
+
+def test_every_difference_is_named_in_one_line(copy):
+    directory = copy("llama")
+
+    def spoil(arrays):
+        for i in range(2):
+            del arrays[f"model.layers.{i}.mlp.up_proj.weight"]
+        arrays["model.norm.weight"] = np.ones(17, np.float32)
+        arrays["model.layers.0.self_attn.q_proj.bias"] = np.ones(4, np.float32)
+
+    _rewrite(directory, spoil)
+    one_line(
+        lambda: load_model(directory),
+        directory,
+        "2 arrays missing: model.layers.{0-1}.mlp.up_proj.weight",
+        "1 array of a wrong shape: model.norm.weight is (17,) and should be (16,)",
+        "1 array unknown: model.layers.0.self_attn.q_proj.bias",
+        "config.json",
+    )
+
+
+def test_another_architecture(copy):
+    directory = copy("llama")
+    path = directory / "config.json"
+    original = path.read_text()
+
+    def told(*parts, **changes):
+        path.write_text(original)
+        edit_json(path, **changes)
+        one_line(lambda: load_model(directory), path, *parts)
+
+    told("model_type='mistral'", "t5, llama, gemma2", model_type="mistral")
+    told("LlamaForSequenceClassification", architectures=["LlamaForSequenceClassification"])
+    told("hidden_act='gelu'", "'silu'", hidden_act="gelu")
+    told("attention_bias=True", attention_bias=True)
+    told("vocab_size=None must be a number", vocab_size=...)
+    told("vocab_size=0", vocab_size=0)
+    told("num_kv_heads=3", num_key_value_heads=3)
+    path.write_text(original)
+    edit_json(path, model_type="gemma2", architectures=["Gemma2ForCausalLM"], hidden_act=...)
+    one_line(lambda: load_model(directory), "post_feedforward_layernorm")
+    path.write_text(original[:-9])
+    one_line(lambda: load_model(directory), path, "not readable as JSON")
+    path.unlink()
+    one_line(lambda: load_model(directory), path, "missing")
+    # The arrays with a configuration of one's own.
+    assert load_model(directory, config=CONFIGS["llama"].replace(num_kv_heads=4)).params
+
+    t5 = copy("t5_v1_0")
+    edit_json(t5 / "config.json", feed_forward_proj="gelu")
+    one_line(lambda: load_model(t5), "feed_forward_proj='gelu'", "gated-gelu")
+    gemma = copy("gemma2")
+    edit_json(gemma / "config.json", layer_types=["full_attention"] * 2)
+    one_line(lambda: load_model(gemma), "layer_types")
+
+
+def test_damaged_files(copy, tmp_path):
+    directory = copy("gemma2")
+    file = directory / "model.safetensors"
+    whole = file.read_bytes()
+    for damaged in (whole[:-100], whole[:5], whole[:300], b"", b"junk" * 100):
+        file.write_bytes(damaged)
+        one_line(lambda: load_model(directory), file, "cut short or damaged")
+    arrays = {"model.norm.weight": np.ones(16, np.int8)}
+    safetensors.numpy.save_file(arrays, file)
+    one_line(lambda: load_model(directory), "quantised")
+    file.unlink()
+    one_line(lambda: load_model(directory), directory, "no model.safetensors")
+    (directory / "pytorch_model.bin").touch()
+    one_line(lambda: load_model(directory), "pytorch_model.bin", "save_pretrained")
+    one_line(lambda: load_model(tmp_path / "absent"), "absent: no such directory")
+    one_line(lambda: load_model(directory / "config.json"), "a file", directory)
+    (tmp_path / "empty").mkdir()
+    one_line(lambda: load_model(tmp_path / "empty"), "no checkpoint", "checkpoint_<step>")
+    one_line(lambda: load_model(directory, config="x.gin"), "x.gin", "T5X")
+
+
+def test_bfloat16_files_of_transformers(tmp_path):
+    """The arrays as torch wrote them, not only as our own writer does."""
+    model = _build("llama").to(torch.bfloat16)
+    model.save_pretrained(str(tmp_path))
+    loaded = load_model(tmp_path)
+    assert loaded.config.dtype == ml_dtypes.bfloat16
+    kernel = loaded.params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"]
+    theirs = model.model.layers[1].mlp.down_proj.weight.detach().float().numpy().T
+    np.testing.assert_array_equal(np.asarray(kernel.astype(jnp.float32)), theirs)
+
+
+@pytest.mark.parametrize("which", ["drafter", "verifier"])
+def test_a_trained_pair(which):
+    """A real checkpoint: gated gelu, and a tied head without scaling."""
+    directory = shared("models", "multi30k-ende", which)
+    loaded = load_model(directory)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory)).eval()
+    _assert_close(logits(loaded.model, loaded.params), _their_logits(model, loaded.config))
+    assert loaded.config.tie_embeddings
+    assert not loaded.config.scale_tied_logits
+    assert loaded.eos_ids == (1,)
+    tokenizer = load_tokenizer(directory)
+    theirs = transformers.T5Tokenizer.from_pretrained(str(directory))
+    text = "Ein kleiner Test, 3 Hunde!"
+    assert tokenizer.encode(text) == theirs.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(
+        theirs.encode(text), skip_special_tokens=True
+    )
+    assert tokenizer.vocab_size <= loaded.config.vocab_size
+
+
+_SIZES = {"vocab_size": 384, "embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 128}
+_LISTED = {
+    "t5v11": T5Config(**_SIZES, num_encoder_layers=2, num_decoder_layers=2, tie_embeddings=True),
+    "flan_draft": T5Config(
+        **_SIZES, num_encoder_layers=1, num_decoder_layers=1, tie_embeddings=True
+    ),
+    "llama": LlamaConfig(**_SIZES, num_layers=2, num_kv_heads=2),
+    "llama_tied": LlamaConfig(**_SIZES, num_layers=2, num_kv_heads=2, tie_embeddings=True),
+    "gemma2": Gemma2Config(**_SIZES, num_layers=2, num_kv_heads=2, sliding_window=8),
+}
+
+
+@pytest.mark.parametrize(("file", "config"), _LISTED.items())
+def test_published_names(file, config):
+    """Every parameter has a name and a shape in the lists that real models have."""
+    listed = {}
+    for line in shared("fixtures", "hf", f"{file}_params.txt").read_text().splitlines():
+        name, shape, _ = line.split("\t")
+        listed[name] = tuple(int(n) for n in shape.strip("()").split(",") if n.strip())
+    ours = {}
+    for path, leaf in flatten(model_from_config(config).abstract_params()).items():
+        rule = to_hf(type(config), path)
+        ours[rule.hf] = leaf.shape[::-1] if rule.transposed else leaf.shape
+    assert ours == listed

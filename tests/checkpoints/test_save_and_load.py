@@ -1,0 +1,196 @@
+"""Our own directories, shardings, dtypes, and writing all or nothing."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_helpers import CONFIGS, assert_same, bits, edit_json, one_line, random_params
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specjax.checkpoints import FORMATS, load_model, save_model
+from specjax.checkpoints.arrays import condense, copy_as, flatten, same_values, unflatten
+from specjax.checkpoints.save import replacing
+from specjax.data.model_files import SpecialIds
+from specjax.models import model_from_config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_our_own_directory(name, dtype, tmp_path):
+    config = CONFIGS[name].replace(param_dtype=dtype, dtype="float32")
+    params = random_params(config, dtype=jnp.dtype(dtype))
+    ids = SpecialIds(eos=(5, 7), pad=3, bos=4)
+    path = save_model(tmp_path / "out", config, params, special_ids=ids, step=12)
+    loaded = load_model(path)
+    assert loaded.config == config.replace(dtype=dtype)
+    assert load_model(path, dtype="float32", param_dtype=dtype).config == config
+    assert_same(loaded.params, params)
+    assert loaded.model == model_from_config(loaded.config)
+    assert (loaded.format, loaded.step, loaded.path) == ("orbax", 12, path)
+    assert (loaded.eos_ids, loaded.pad_id, loaded.bos_id) == ((5, 7), 3, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_loads_straight_into_a_sharding(name, format, tmp_path):
+    """Every array is spread over 8 devices as asked, in the dtype asked for."""
+    if (name, format) == ("gemma2", "t5x"):
+        pytest.skip("T5X holds T5 alone")
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    save_model(tmp_path / "out", config, params, format=format)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+
+    def sharding(leaf):
+        # The last axis that four devices can share.
+        axes = [i for i, n in enumerate(leaf.shape) if n % 4 == 0][-1:]
+        spec = ["model" if i in axes else None for i in range(leaf.ndim)]
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    shardings = jax.tree.map(sharding, params)
+    loaded = load_model(tmp_path / "out", dtype="bfloat16", shardings=shardings)
+    assert_same(loaded.params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+    split = 0
+    for path, leaf in flatten(loaded.params).items():
+        assert leaf.sharding == flatten(shardings)[path], path
+        split += leaf.addressable_shards[0].data.size == leaf.size // 4
+    assert split == len(flatten(params))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    again = load_model(tmp_path / "out", shardings=everywhere)
+    assert all(x.sharding == everywhere for x in jax.tree.leaves(again.params))
+    assert_same(again.params, params)
+    one_line(lambda: load_model(tmp_path / "out", shardings={"x": everywhere}), "shardings")
+    one_line(
+        lambda: load_model(tmp_path / "out", mesh=mesh, shardings=everywhere), "mesh or shardings"
+    )
+
+
+def test_a_mesh_and_the_standard_rules(tmp_path):
+    partitioning = pytest.importorskip("specjax.partitioning")
+    if not hasattr(partitioning, "param_shardings"):
+        pytest.skip("specjax.partitioning has no param_shardings")
+    config, params = CONFIGS["t5_v1_1"], random_params(CONFIGS["t5_v1_1"])
+    save_model(tmp_path / "out", config, params)
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    loaded = load_model(tmp_path / "out", mesh=mesh)
+    assert_same(loaded.params, params)
+    kernel = loaded.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert len(kernel.sharding.device_set) == 8
+    assert kernel.addressable_shards[0].data.size < kernel.size
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypatch):
+    config, params = CONFIGS["t5_v1_1"], random_params(CONFIGS["t5_v1_1"])
+    out = tmp_path / "out"
+
+    def save():
+        save_model(out, config, params, format=format)
+
+    out.mkdir()
+    (out / "mine").touch()
+    one_line(save, out, "not empty")
+    assert [p.name for p in out.iterdir()] == ["mine"]
+    (out / "mine").unlink()
+    # An error at the very last step leaves neither the directory nor the partial one.
+    from specjax.checkpoints import hf, orbax, t5x
+
+    for module, name in ((hf, "write_hf"), (orbax, "write_orbax"), (t5x, "write_t5x")):
+        real = getattr(module, name)
+
+        def fails(*args, real=real, **kwargs):
+            real(*args, **kwargs)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(module, name, fails)
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    assert list(tmp_path.rglob("*")) == [out]
+    monkeypatch.undo()
+    # What a killed run left is in nobody's way.
+    partial = tmp_path / ".out.specjax-partial"
+    partial.mkdir()
+    (partial / "rest").touch()
+    save()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert_same(load_model(out).params, params)
+    one_line(lambda: save_model(tmp_path / "a" / "b", config, params), "no such directory")
+    (tmp_path / "file").touch()
+    one_line(lambda: save_model(tmp_path / "file", config, params), "a file")
+
+
+def test_the_new_directory_appears_at_once(tmp_path):
+    with replacing(tmp_path / "out") as directory:
+        (directory / "x").touch()
+        assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out" / "x").exists()
+
+
+def test_bad_arguments(tmp_path):
+    config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    one_line(lambda: save_model(tmp_path / "x", config, params, format="torch"), "hf, t5x, orbax")
+    one_line(lambda: save_model(tmp_path / "x", config, params, dtype="int8"), "dtype='int8'")
+    wrong = CONFIGS["llama_tied"]
+    one_line(lambda: save_model(tmp_path / "x", wrong, params), "decoder/logits_dense/kernel")
+    wrong = config.replace(mlp_dim=24)
+    one_line(lambda: save_model(tmp_path / "x", wrong, params), "layers_0/mlp/wi_0/kernel")
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_directories_of_ours(tmp_path):
+    config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    out = save_model(tmp_path / "out", config, params)
+    settings = out / "specjax.json"
+    whole = settings.read_text()
+
+    def told(*parts):
+        one_line(lambda: load_model(out), *parts)
+
+    settings.write_text(whole[:40])
+    told(settings, "not readable as JSON")
+    settings.write_text("{}")
+    told(settings, "family=None")
+    edit_json(settings, config={**json.loads(whole)["config"], "num_layers": 3})
+    told(out, "9 arrays missing: decoder/layers_2/mlp/wi_0/kernel")
+    edit_json(settings, config={**json.loads(whole)["config"], "mlp_dim": 24})
+    told("decoder/layers_{0-1}/mlp/wi_0/kernel is (16, 20) and should be (16, 24)")
+    edit_json(settings, config={**json.loads(whole)["config"], "colour": "red"})
+    told(settings, "unknown fields colour")
+    settings.write_text(whole)
+    for file in (out / "params").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:20])
+    told(out / "params", "cut short or damaged")
+    shutil.rmtree(out / "params")
+    told(out / "params", "no Orbax arrays")
+
+
+def test_lists_of_names_are_condensed():
+    names = [f"decoder/layers_{i}/mlp/wo/kernel" for i in (0, 1, 2, 5)]
+    assert condense(names) == "decoder/layers_{0-2,5}/mlp/wo/kernel"
+    names = [f"decoder.block.{i}.layer.{j}.wo" for i in range(12) for j in (0, 1)]
+    assert condense(names) == "decoder.block.{0-11}.layer.0.wo, decoder.block.{0-11}.layer.1.wo"
+    assert condense(["b", "model.layers.7.x", "a"]) == "b, model.layers.7.x, a"
+
+
+def test_copies():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(130, 70)).astype(np.float32)
+    for view in (matrix, matrix.T, matrix[:, ::2], matrix[0], np.array(2.0, np.float32)):
+        for dtype in (np.float32, jnp.bfloat16):
+            copy = copy_as(view, np.dtype(dtype))
+            assert copy.flags.c_contiguous
+            assert not np.shares_memory(copy, view)
+            np.testing.assert_array_equal(copy, view.astype(dtype))
+    assert same_values(matrix, matrix.copy())
+    other = matrix.copy()
+    other[-1, -1] += 1
+    assert not same_values(matrix, other)
+    assert not same_values(matrix, matrix[:, :-1])
+    assert not same_values(matrix, matrix.astype(np.float64))
+    assert same_values(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
+    tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert unflatten(flatten(tree)) == tree
+    assert list(bits({"a": {"b": np.ones(2)}})) == ["a/b"]

@@ -1,0 +1,110 @@
+"""`specjax convert`: between all formats, bit for bit, all or nothing."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.checkpoints import load_model, save_model
+from specjax.checkpoints.arrays import flatten
+from specjax.cli.main import main
+from specjax.data.model_files import SpecialIds
+from specjax.models import LlamaConfig, T5Config, model_from_config
+
+_SIZES = {"vocab_size": 48, "embed_dim": 16, "num_heads": 2, "head_dim": 12, "mlp_dim": 20}
+T5_V1_1 = T5Config(**_SIZES, num_encoder_layers=2, num_decoder_layers=1)
+T5_V1_0 = T5_V1_1.replace(mlp_activations=("relu",), tie_embeddings=True)
+LLAMA = LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=1)
+
+
+def _params(config):
+    rng = np.random.default_rng(0)
+    abstract = model_from_config(config).abstract_params()
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), abstract)
+
+
+def _bits(path):
+    loaded = load_model(path)
+    return {name: np.asarray(value).tobytes() for name, value in flatten(loaded.params).items()}
+
+
+def _convert(*args):
+    return main(["convert", *map(str, args)])
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A T5X checkpoint with a tokenizer and settings beside it."""
+    ids = SpecialIds(eos=(1,), pad=0)
+    save_model(tmp_path / "t5x", T5_V1_1, _params(T5_V1_1), format="t5x", special_ids=ids, step=30)
+    (tmp_path / "t5x" / "spiece.model").write_bytes(b"pieces")
+    (tmp_path / "t5x" / "tokenizer_config.json").write_text('{"extra_ids": 0}')
+    (tmp_path / "t5x" / "generation_config.json").write_text('{"eos_token_id": [1, 9]}')
+    return tmp_path / "t5x"
+
+
+def test_t5x_to_hf_and_back_is_bit_exact(source, tmp_path, capsys):
+    assert _convert(source, tmp_path / "hf", "--to", "hf") == 0
+    count = model_from_config(T5_V1_1).num_params()
+    assert f"(hf): {count:,} parameters" in capsys.readouterr().out
+    assert _convert(tmp_path / "hf", tmp_path / "back", "--to", "t5x") == 0
+    assert _convert(source, tmp_path / "ours", "--to", "orbax") == 0
+    assert _convert(tmp_path / "ours", tmp_path / "again", "--to", "hf") == 0
+    original = _bits(source)
+    for name in ("hf", "back", "ours", "again"):
+        assert _bits(tmp_path / name) == original, name
+        loaded = load_model(tmp_path / name)
+        assert loaded.config == load_model(source).config == T5_V1_1
+        # The tokenizer and what ends a generation come along.
+        assert (tmp_path / name / "spiece.model").read_bytes() == b"pieces"
+        assert loaded.eos_ids == (1, 9)
+    assert load_model(tmp_path / "ours").step == 30
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert written["eos_token_id"] == [1, 9]
+
+
+@pytest.mark.parametrize("config", [T5_V1_0, LLAMA], ids=["t5_v1_0", "llama"])
+def test_dtype(config, tmp_path):
+    params = _params(config)
+    save_model(tmp_path / "source", config, params, format="hf")
+    for dtype in ("bfloat16", "float16"):
+        for format in ("hf", "orbax"):
+            out = tmp_path / f"{format}-{dtype}"
+            assert _convert(tmp_path / "source", out, "--to", format, "--dtype", dtype) == 0
+            loaded = load_model(out, param_dtype=dtype)
+            for name, value in flatten(params).items():
+                expected = np.asarray(value.astype(jnp.dtype(dtype)))
+                np.testing.assert_array_equal(np.asarray(flatten(loaded.params)[name]), expected)
+    assert json.loads((tmp_path / "hf-bfloat16" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_refusals_are_one_line(source, tmp_path, capsys):
+    def told(*args):
+        assert _convert(*args) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("specjax convert: ")
+        assert error.count("\n") == 1
+        return error
+
+    before = sorted(tmp_path.iterdir())
+    assert "no such directory" in told(tmp_path / "absent", tmp_path / "x", "--to", "hf")
+    assert "not empty" in told(source, source, "--to", "hf")
+    assert "no such directory" in told(source, tmp_path / "a" / "b", "--to", "hf")
+    save_model(tmp_path / "llama", LLAMA, _params(LLAMA), format="hf")
+    assert "T5 alone, not Llama" in told(tmp_path / "llama", tmp_path / "x", "--to", "t5x")
+    (tmp_path / "llama" / "model.safetensors").write_bytes(b"cut")
+    assert "cut short" in told(tmp_path / "llama", tmp_path / "x", "--to", "orbax")
+    with pytest.raises(SystemExit) as caught:
+        _convert(source, tmp_path / "x", "--to", "torch")
+    assert caught.value.code == 2
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "llama", *before]
+
+
+def test_gin_file(source, tmp_path):
+    (source / "config.gin").unlink()
+    gin = tmp_path / "given.gin"
+    gin.write_text("network.T5Config.mlp_activations = ('silu', 'linear')")
+    assert _convert(source, tmp_path / "out", "--to", "hf", "--config", gin) == 0
+    assert load_model(tmp_path / "out").config.mlp_activations == ("silu", "linear")
