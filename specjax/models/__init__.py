@@ -1,6 +1,7 @@
 """Networks with a ragged cache: T5, Llama and Gemma 2."""
 
 from specjax.models.cache import RaggedCache, Updates
+from specjax.models.checks import check_prompts
 from specjax.models.config import (
     Gemma2Config,
     Llama3RopeScaling,
@@ -14,9 +15,11 @@ from specjax.models.families import model_from_config
 from specjax.models.gemma2 import Gemma2
 from specjax.models.llama import Llama
 from specjax.models.model import Model
+from specjax.models.presets import PRESETS, preset
 from specjax.models.t5 import T5
 
 __all__ = [
+    "PRESETS",
     "T5",
     "Gemma2",
     "Gemma2Config",
@@ -28,7 +31,9 @@ __all__ = [
     "RaggedCache",
     "T5Config",
     "Updates",
+    "check_prompts",
     "config_from_dict",
     "config_to_dict",
     "model_from_config",
+    "preset",
 ]

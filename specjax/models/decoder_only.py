@@ -212,6 +212,10 @@ class DecoderOnly(Model):
         """The flax.linen module."""
         return DecoderOnlyNetwork(self.config, self.style)
 
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """The prompt and the prefix."""
+        return input_lengths + prefix_lengths
+
     def _init_variables(self, key: Array) -> Any:
         return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
 

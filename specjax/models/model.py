@@ -50,6 +50,18 @@ class Model(abc.ABC):
         """See `specjax.base.LanguageModel`."""
 
     @abc.abstractmethod
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """How many cache positions each prompt takes, its last token included.
+
+        Args:
+          input_lengths: `[B]`.
+          prefix_lengths: `[B]`.
+
+        Returns:
+          `[B]`; the first generated token has this position.
+        """
+
+    @abc.abstractmethod
     def _init_variables(self, key: Array) -> Any:
         """The network's variables, parameters and axis names."""
 

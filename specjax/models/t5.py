@@ -298,6 +298,10 @@ class T5(Model):
         """The flax.linen module."""
         return T5Network(self.config)
 
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """The start token and the prefix; the inputs take none of the decoder's cache."""
+        return prefix_lengths + 1
+
     def _init_variables(self, key: Array) -> Any:
         tokens = jnp.zeros((1, 1), jnp.int32)
         return self.network.init(key, tokens, tokens == 0, tokens)
