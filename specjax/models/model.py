@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
 from specjax.base import Array, Extended, Params, Prefilled
@@ -82,8 +83,13 @@ class Model(abc.ABC):
 
     def logical_axes(self) -> Params:
         """The axis names of each parameter: tuples of str in the place of arrays."""
-        names = get_axis_names(_abstract_variables(self)["params_axes"])
+        names = unfreeze(get_axis_names(_abstract_variables(self)["params_axes"]))
         return jax.tree.map(tuple, names, is_leaf=lambda x: isinstance(x, jax.P))
+
+    def axis_units(self) -> dict[str, int]:
+        """Logical axis -> the size of what a mesh must not cut through: a head."""
+        head = self.config.head_dim
+        return {"joined_kv": head, "joined_grouped_kv": head}
 
     def num_params(self) -> int:
         """How many numbers the parameters are; counted without memory."""
