@@ -14,6 +14,7 @@ from specjax.base import Params
 from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
 
 PARAMS = "params"
+BATCH_BYTES = 16 * 2**20
 
 
 def is_orbax(directory: Path) -> bool:
@@ -54,13 +55,12 @@ class OrbaxReader:
             raise ValueError(f"{directory}: no arrays {where}in it; give another checkpoint")
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `Reader`. Reads as many at once as take no more memory than the largest one."""
-        limit = max(spec.nbytes for spec in self.specs.values())
+        """See `Reader`. Small arrays are read together: each call of Orbax costs milliseconds."""
         batch: list[str] = []
         filled = 0
         for name in names:
             nbytes = self.specs[name].nbytes
-            if batch and filled + nbytes > limit:
+            if batch and filled + nbytes > BATCH_BYTES:
                 yield from self._read(batch)
                 batch, filled = [], 0
             batch.append(name)
