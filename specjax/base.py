@@ -86,7 +86,7 @@ def checked(
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
     array = np.asarray(value)
-    if array.dtype == object or array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
+    if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
         raise TypeError(f"{name} must be a number, got {value!r}")
     if np.dtype(dtype).kind == "i" and not np.all(np.equal(np.mod(array, 1), 0)):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
@@ -166,7 +166,7 @@ class LanguageModel(Protocol):
         """
 
     def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
-        """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache: score + write."""
+        """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache."""
 
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array

@@ -137,7 +137,7 @@ def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) ->
 
 
 def normalise(weights: Array, fallback: Array) -> Array:
-    """weights / sum(weights), `[V]` float32; `fallback` where the sum is zero."""
+    """Weights / sum(weights), `[V]` float32; `fallback` where the sum is zero."""
     mass = total(weights)
     return jnp.where(mass > 0.0, weights / jnp.where(mass > 0.0, mass, 1.0), fallback)
 

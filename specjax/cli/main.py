@@ -6,6 +6,7 @@ only when it is called, so that `specjax --help` starts at once.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,10 +17,6 @@ COMMANDS = {
 }
 
 
-class UserError(Exception):
-    """Bad input, told in one line that names the input, the value and the remedy."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
@@ -27,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input (told on stderr in one line), 130 interrupted.
+      The exit status: 0 done, 2 bad input (told on stderr in one line; a traceback as well if
+      SPECJAX_TRACEBACK is set), 130 interrupted.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv and argv[0] in COMMANDS else None
@@ -46,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.run(args)
-    except (UserError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            raise
         print(f"specjax {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

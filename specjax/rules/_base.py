@@ -56,7 +56,9 @@ def check_position(
     for key, value in (("q_conf", q_conf), ("p_conf", p_conf)):
         if needed[key]:
             if value is None:
-                raise ValueError(f"{name} reads {key}, but it is None: pass sampling.confidence(...)")
+                raise ValueError(
+                    f"{name} reads {key}, but it is None: pass sampling.confidence(...)"
+                )
             arguments[key] = value
     for key, value in arguments.items():
         if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):

@@ -149,7 +149,7 @@ class BiLD(_Deferral):
         return cross_entropy(q, p_conf) > self.alpha
 
 
-def _penalty(alpha: Array, p: Array, q: Array) -> Array:
-    """alpha * D_TV(p, q), zero where D_TV is (also at infinite alpha: never inf * 0)."""
+def _penalty(alpha: Array | float, p: Array, q: Array) -> Array:
+    """Alpha * D_TV(p, q), zero where D_TV is (also at infinite alpha: never inf * 0)."""
     distance = total_variation(p, q)
     return jnp.where(distance > 0.0, alpha * distance, 0.0)

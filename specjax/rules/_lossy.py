@@ -17,7 +17,9 @@ from specjax.sampling import normalise, total
 
 # Newton's method on a convex piecewise linear function ends exactly, in far fewer steps than this.
 _MAX_NEWTON = 64
-_MENTORED_STEPS = 26
+_MAX_HALVINGS = 60
+_BUDGET_TOLERANCE = 2e-6
+_TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 @traced_dataclass
@@ -84,7 +86,7 @@ class LossyTuned:
     ) -> Array:
         """See `Rule`."""
         check_position(self, q, p, q_conf, p_conf)
-        keep = 1.0 - self.alpha
+        keep = 1.0 - jnp.asarray(self.alpha)
         return _tuned(q, p, keep, inverse_beta(q, p, keep))
 
 
@@ -112,29 +114,75 @@ class Mentored:
     ) -> Array:
         """See `Rule`."""
         check_position(self, q, p, q_conf, p_conf)
-        # KL(p || pi) falls as keep = 1 - alpha grows to 1. In log(keep) its slope is at most 1, so
-        # halving there meets the budget evenly; below min p / q nothing changes any more.
-        both = (p > 0.0) & (q > 0.0)
-        lowest = jnp.log(jnp.min(jnp.where(both, p, 1.0) / jnp.where(both, q, 1.0)))
-
-        def halve(_, state):
-            low, high, inverse = state
-            middle = 0.5 * (low + high)
-            keep = jnp.exp(middle)
-            # The tuned 1 / beta grows with keep: the upper end's is a start from above.
-            trial = inverse_beta(q, p, keep, start=inverse)
-            within = _divergence(p, _tuned(q, p, keep, trial)) <= self.budget
-            return (
-                jnp.where(within, low, middle),
-                jnp.where(within, middle, high),
-                jnp.where(within, trial, inverse),
-            )
-
-        one = jnp.ones((), jnp.float32)
-        start = (jnp.minimum(lowest, 0.0), 0.0 * one, inverse_beta(q, p, one))
-        _, high, inverse = lax.fori_loop(0, _MENTORED_STEPS, halve, start)
-        mentored = _tuned(q, p, jnp.exp(high), inverse)
+        keep, inverse = _within_budget(q, p, jnp.asarray(self.budget, jnp.float32))
+        mentored = _tuned(q, p, keep, inverse)
         return jnp.where(_divergence(p, q) <= self.budget, q, mentored)
+
+
+def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
+    """The least keep = 1 - alpha with KL(p || pi) <= budget, and its 1 / beta.
+
+    The divergence falls as keep grows to 1, where it is zero; below min p / q nothing changes any
+    more. The root is bracketed in log(keep), by false position (Illinois) in turn with halving;
+    what is returned is the end that is within the budget.
+    """
+    both = (p > 0.0) & (q > 0.0)
+    log_ratio = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
+    kept_cost = jnp.where(both, p * log_ratio, 0.0)
+
+    def divergence(log_keep, inverse):
+        # pi is p / keep where capped, p * inverse where raised, q elsewhere: no logarithms of [V].
+        capped = q * jnp.exp(log_keep) > p
+        raised = inverse * p > q
+        change = log_keep * total(jnp.where(capped, p, 0.0))
+        lifted = total(jnp.where(raised, p, 0.0))
+        change -= jnp.where(lifted > 0.0, lifted * jnp.log(jnp.maximum(inverse, _TINY)), 0.0)
+        rest = total(jnp.where(capped | raised, 0.0, kept_cost))
+        # Where p has mass that neither q nor the raised part covers, the divergence is infinite.
+        uncovered = jnp.any((p > 0.0) & (q <= 0.0) & ~raised)
+        return jnp.where(uncovered, jnp.inf, change + rest)
+
+    def narrow(state):
+        low, high, low_excess, high_excess, inverse, count = state
+        slope = high_excess - low_excess
+        between = low - low_excess * (high - low) / jnp.where(slope < 0.0, slope, -1.0)
+        halved = 0.5 * (low + high)
+        inside = (between > low) & (between < high) & (count % 3 != 2)
+        middle = jnp.where(inside & jnp.isfinite(between), between, halved)
+        # The tuned 1 / beta grows with keep, so the upper end's is a start from above.
+        trial = inverse_beta(q, p, jnp.exp(middle), start=inverse)
+        excess = divergence(middle, trial) - budget
+        within = excess <= 0.0
+        return (
+            jnp.where(within, low, middle),
+            jnp.where(within, middle, high),
+            # Illinois: the end that stays counts half, so that it is not stuck.
+            jnp.where(within, 0.5 * low_excess, excess),
+            jnp.where(within, excess, 0.5 * high_excess),
+            jnp.where(within, trial, inverse),
+            count + 1,
+        )
+
+    def unsettled(state):
+        low, high, _, high_excess, _, count = state
+        return (high - low > 3e-7) & (high_excess < -slack) & (count < _MAX_HALVINGS)
+
+    slack = jnp.minimum(_BUDGET_TOLERANCE, 1e-4 * budget)
+    lowest = jnp.minimum(jnp.min(jnp.where(both, log_ratio, 0.0)), 0.0)
+    least = inverse_beta(q, p, jnp.exp(lowest))
+    least_excess = divergence(lowest, least) - budget
+    # Where even the least keep is within the budget, the bracket is that one point.
+    affordable = least_excess <= 0.0
+    state = (
+        lowest,
+        jnp.where(affordable, lowest, 0.0),
+        least_excess,
+        -budget,
+        jnp.where(affordable, least, inverse_beta(q, p, jnp.ones((), jnp.float32))),
+        jnp.int32(0),
+    )
+    _, high, _, _, inverse, _ = lax.while_loop(unsettled, narrow, state)
+    return jnp.exp(high), inverse
 
 
 def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0) -> Array:

@@ -52,8 +52,8 @@ def prefix_distributions(
     rows = []
     for length in range(num_tokens + 1):
         tails = _tuples(model.vocab_size, length)
-        inputs = np.concatenate([np.tile(np.asarray(prompt), (len(tails), 1)), tails], axis=1)
-        inputs = jnp.asarray(inputs, jnp.int32)
+        prompts = np.tile(np.asarray(prompt), (len(tails), 1))
+        inputs = jnp.asarray(np.concatenate([prompts, tails], axis=1), jnp.int32)
         lengths = jnp.full((len(tails),), inputs.shape[1], jnp.int32)
         cache, tokens, positions = model.prefill(params, inputs, lengths, inputs.shape[1])
         logits = model.extend(params, cache, tokens[:, None], positions).logits[:, 0]
@@ -126,7 +126,7 @@ def emitted_law(
     drafts = _tuples(vocab, max_draft)
     outcome = _outcomes(verification, accepted_probs)
     law = np.zeros(vocab**num_tokens)
-    # (emitted tokens, starts of the rounds, where the carry depends on them) -> [probability, carry]
+    # (emitted tokens, starts of the rounds where the carry depends on them) -> [chance, carry]
     start = jax.tree.map(np.asarray, verification.init_carry(max_draft))
     states: dict[tuple[Any, ...], list[Any]] = {((), ()): [1.0, start]}
     while states:
@@ -211,7 +211,9 @@ def _cases(states, drafts, max_draft, stop, draft, drawn_from):
             for length in range(1, max_draft + 1):
                 head = tuple(int(x) for x in tokens[: length - 1])
                 path *= float(source[_number((*context, *head), vocab), tokens[length - 1]])
-                ends = 1.0 if length == max_draft else stop(context, (*head, int(tokens[length - 1])))
+                ends = (
+                    1.0 if length == max_draft else stop(context, (*head, int(tokens[length - 1])))
+                )
                 # Drafts that agree up to their end are one case: the one whose tail is all zeros.
                 if path * going * ends > 0.0 and not tokens[length:].any():
                     cases.append((state, row, length))

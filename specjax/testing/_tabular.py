@@ -60,9 +60,7 @@ class TabularModel:
 
         def row(cache, tokens, position):
             # K entries before the start, then the cache up to `position`, then the block.
-            padded = jnp.concatenate(
-                [jnp.full((self.order,), self.vocab_size, jnp.int32), cache]
-            )
+            padded = jnp.concatenate([jnp.full((self.order,), self.vocab_size, jnp.int32), cache])
             before = jax.lax.dynamic_slice_in_dim(padded, position, self.order)
             seen = jnp.concatenate([before, tokens])
             index = jnp.zeros(tokens.shape, jnp.int32)

@@ -144,7 +144,7 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
 
 
 def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
-    """pi_i(x_i) / q_i(x_i) along a block: `[G]` float32; 0 where pi is, infinite where only q is."""
+    """pi_i(x_i) / q_i(x_i), 0 where pi is, infinite where only q is; `[G]` float32."""
     rows = jnp.arange(tokens.size)
     target, draft = target_probs[rows, tokens], draft_probs[rows, tokens]
     ratio = target / jnp.where(draft > 0.0, draft, 1.0)
@@ -169,8 +169,8 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
     for name, probs in (("draft_probs", draft_probs), ("target_probs", target_probs)):
         if jnp.ndim(probs) != 2 or probs.shape[0] != length + 1:
             raise ValueError(
-                f"{name} must be [G + 1, V] = [{length + 1}, V] for a block of G = {length} tokens, "
-                f"got {jnp.shape(probs)}"
+                f"{name} must be [G + 1, V] = [{length + 1}, V] for a block of G = {length} "
+                f"tokens, got {jnp.shape(probs)}"
             )
         if probs.dtype != jnp.float32:
             raise ValueError(f"{name} must be float32, got {probs.dtype}")

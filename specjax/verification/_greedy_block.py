@@ -82,7 +82,7 @@ class GreedyBlock:
             carry,
             still_drafting,
         )
-        scales = _joint_ratios(tokens, draft_probs, targets, num_drafted)
+        scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
         remain = jax.vmap(_excess)(scales[1:], targets[1:], draft_probs[1:])
         # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R, but summed by itself it cannot cancel.
@@ -183,13 +183,13 @@ def _joint_ratios(
 
 
 def _times(joint: Array, target: Array, draft: Array) -> Array:
-    """joint * target / draft, elementwise, infinite where draft is zero."""
+    """Joint * target / draft, elementwise, infinite where draft is zero."""
     ratio = target / jnp.where(draft > 0.0, draft, 1.0)
     return _product(joint, jnp.where(draft > 0.0, ratio, jnp.inf))
 
 
 def _product(joint: Array, ratio: Array) -> Array:
-    """joint * ratio, clipped to stay finite; infinite if either is (never 0 * inf)."""
+    """Joint * ratio, clipped to stay finite; infinite if either is (never 0 * inf)."""
     infinite = jnp.isinf(joint) | jnp.isinf(ratio)
     finite = jnp.where(infinite, 1.0, joint) * jnp.where(infinite, 1.0, ratio)
     return jnp.where(infinite, jnp.inf, jnp.minimum(finite, _MAX_RATIO))

@@ -6,10 +6,12 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclasses.dataclass
@@ -60,8 +62,8 @@ def _cell(value: Any) -> str:
 
 
 def time_interleaved(
-    calls: dict[str, Callable[[], Any]], *, repeats: int = 7, min_seconds: float = 0.02
-) -> dict[str, float]:
+    calls: Mapping[K, Callable[[], Any]], *, repeats: int = 7, min_seconds: float = 0.02
+) -> dict[K, float]:
     """Times several calls turn by turn, so that a noisy machine disturbs all of them alike.
 
     Args:
@@ -78,7 +80,7 @@ def time_interleaved(
         start = time.perf_counter()
         jax.block_until_ready(call())
         counts[name] = max(1, int(min_seconds / max(time.perf_counter() - start, 1e-9)))
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[K, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             start = time.perf_counter()

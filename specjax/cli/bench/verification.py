@@ -1,0 +1,151 @@
+"""How long rules and verification take, against one copy of the arrays that they read."""
+
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import rules, verification
+from specjax.base import Array
+from specjax.cli.bench.report import Report, time_interleaved
+
+HELP = "rules and verification, as a ratio to copying the draft and target arrays once"
+
+_STRENGTHS: dict[str, dict[str, float]] = {
+    "Lossless": {},
+    "Chow": {"alpha": 0.5},
+    "ChowLog": {"alpha": 5.0},
+    "BiLD": {"alpha": 8.0},
+    "Mentored": {"budget": 0.1},
+}
+# What the arrays of one case and their copies may take.
+_MAX_BYTES = 8e9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the sizes to measure; the defaults are those of the documentation."""
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="B")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[5, 20], help="G")
+    parser.add_argument("--vocabs", type=int, nargs="+", default=[2048, 32128, 256000], help="V")
+    parser.add_argument("--rules", nargs="+", default=[r.__name__ for r in rules.ALL_RULES])
+    parser.add_argument(
+        "--verifications", nargs="+", default=["Token", "Block"], help="also: GreedyBlock"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measures every combination that fits."""
+    chosen_rules = [_rule(name) for name in args.rules]
+    algorithms = [_named(verification.ALL_VERIFICATIONS, n)() for n in args.verifications]
+    for name in ("rows", "drafts", "vocabs"):
+        if min(getattr(args, name)) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {min(getattr(args, name))}")
+    table, skipped = [], []
+    for vocab in args.vocabs:
+        for max_draft in args.drafts:
+            for rows in args.rows:
+                size = f"B={rows} G={max_draft} V={vocab}"
+                # Two arrays, their two copies, and the target distributions.
+                if 5 * 4 * rows * (max_draft + 1) * vocab > _MAX_BYTES:
+                    skipped.append(f"{size}: left out, its arrays take more than 8 GB")
+                    continue
+                print(f"{size} ...", flush=True)
+                table += _measure(rows, max_draft, vocab, chosen_rules, algorithms, args.repeats)
+    deferral = [r["ratio"] for r in table if r["rule"] in _DEFERRAL]
+    summary = {"worst_deferral_ratio": max(deferral)} if deferral else {}
+    return Report(
+        table,
+        ["rows", "max_draft", "vocab", "rule", "verification", "ms", "copy_ms", "ratio"],
+        notes=skipped,
+        summary=summary,
+    )
+
+
+_DEFERRAL = ("Lossless", "Chow", "ChowLog", "Diff", "DiffLog", "OPT", "OPTLog", "BiLD")
+
+
+def _measure(rows, max_draft, vocab, chosen_rules, algorithms, repeats) -> list[dict[str, Any]]:
+    draft, target, tokens = _blocks(rows, max_draft, vocab)
+    keys = jax.random.split(jax.random.key(1), rows)
+    counts = jnp.full((rows,), max_draft, jnp.int32)
+    calls = {("copy", ""): _copier(draft, target)}
+    for rule in chosen_rules:
+        for algorithm in algorithms:
+            step = _step(algorithm)
+            args = (rule, keys, tokens, draft, target, counts)
+            names = type(rule).__name__, type(algorithm).__name__
+            calls[names] = functools.partial(step, *args)
+    seconds = time_interleaved(calls, repeats=repeats)
+    copied = seconds.pop(("copy", ""))
+    return [
+        {
+            "rows": rows,
+            "max_draft": max_draft,
+            "vocab": vocab,
+            "rule": rule_name,
+            "verification": algorithm_name,
+            "ms": 1e3 * taken,
+            "copy_ms": 1e3 * copied,
+            "ratio": taken / copied,
+        }
+        for (rule_name, algorithm_name), taken in seconds.items()
+    ]
+
+
+def _copier(*arrays: Array) -> Callable[[], Any]:
+    """Copies the arrays into memory that is there already: fresh pages would cost more."""
+
+    def copy(old, new):
+        return jax.tree.map(
+            lambda o, n: jax.lax.dynamic_update_slice(o, n, (0,) * o.ndim), old, new
+        )
+
+    jitted = jax.jit(copy, donate_argnums=0)
+    held = [jax.tree.map(jnp.zeros_like, arrays)]
+
+    def call():
+        held[0] = jitted(held[0], arrays)
+        return held[0]
+
+    return call
+
+
+def _step(algorithm: verification.Verification) -> Callable:
+    def row(rule, key, tokens, draft, target, count):
+        # At temperature 1, unfiltered, the confidences are the distributions themselves.
+        pi = jax.vmap(rule)(draft, target, draft, target)
+        carry = algorithm.init_carry(tokens.size)
+        return verification.verify(algorithm, key, tokens, draft, pi, count, carry)
+
+    return jax.jit(jax.vmap(row, in_axes=(None, 0, 0, 0, 0, 0)))
+
+
+def _blocks(rows: int, max_draft: int, vocab: int) -> tuple[Array, Array, Array]:
+    """Peaked distributions that resemble each other, and tokens drawn from the first."""
+
+    @jax.jit
+    def make(key):
+        keys = jax.random.split(key, 3)
+        shape = (rows, max_draft + 1, vocab)
+        shared = 2.0 * jax.random.normal(keys[0], shape)
+        draft = jax.nn.softmax(shared + 0.5 * jax.random.normal(keys[1], shape))
+        target = jax.nn.softmax(shared)
+        tokens = jax.random.categorical(keys[2], jnp.log(draft[:, :max_draft]))
+        return draft, target, tokens.astype(jnp.int32)
+
+    return jax.block_until_ready(make(jax.random.key(0)))
+
+
+def _rule(name: str) -> rules.Rule:
+    return _named(rules.ALL_RULES, name)(**_STRENGTHS.get(name, {"alpha": 0.1}))
+
+
+def _named(known, name: str):
+    for item in known:
+        if item.__name__ == name:
+            return item
+    raise ValueError(f"{name!r} is unknown: choose among {', '.join(k.__name__ for k in known)}")

@@ -1,0 +1,303 @@
+"""Rules: valid distributions, their lemmas, their limits, and their shapes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import rules, sampling
+from specjax.rules._lossy import inverse_beta
+from tests.tables import RULES, random_distributions
+
+INF = float("inf")
+
+
+def apply(rule, q, p, q_conf=None, p_conf=None):
+    q_conf, p_conf = (q if q_conf is None else q_conf), (p if p_conf is None else p_conf)
+    return np.asarray(jax.jit(lambda r, *a: jax.vmap(r)(*a))(rule, q, p, q_conf, p_conf))
+
+
+def pairs(vocab, count=60):
+    q, p = (random_distributions(s, count, vocab, zeros=0.3) for s in (0, 1))
+    q[:5] = p[:5]  # identical
+    q[5:9] = np.eye(vocab, dtype=np.float32)[0]  # one-hot
+    p[7:11] = np.eye(vocab, dtype=np.float32)[-1]
+    return q, p
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("vocab", [1, 2, 3, 40])
+def test_target_is_a_distribution_on_the_support(rule, vocab):
+    q, p = pairs(vocab)
+    pi = apply(rule, q, p)
+    assert pi.dtype == np.float32 and np.isfinite(pi).all() and (pi >= 0).all()
+    np.testing.assert_allclose(pi.sum(axis=1), 1.0, atol=2e-6)
+    assert (pi[(q == 0) & (p == 0)] == 0).all()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_rejection_probability_is_total_variation(rule):
+    # Through token verification's own acceptance probabilities, averaged over the draft token.
+    from specjax.verification import token_acceptance_probs
+
+    q, p = pairs(6)
+    pi = apply(rule, q, p)
+    tokens = jnp.arange(6)
+
+    def accepted(q, pi):
+        def one(token):
+            two_q, two_pi = jnp.stack([q, q]), jnp.stack([pi, pi])
+            return token_acceptance_probs(token[None], two_q, two_pi, jnp.int32(1))[0]
+
+        return jnp.sum(q * jax.vmap(one)(tokens))
+
+    got = 1.0 - np.asarray(jax.vmap(accepted)(q, jnp.asarray(pi)))
+    np.testing.assert_allclose(got, np.maximum(pi - q, 0).sum(axis=1), atol=1e-5)
+    want = 1.0 - np.asarray(jax.vmap(rules.accept_probability)(q, pi))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def np_entropy(x):
+    return -np.sum(np.where(x > 0, x * np.log(np.where(x > 0, x, 1)), 0), axis=1)
+
+
+def test_deferral_decisions_follow_their_equations():
+    q, p = pairs(8)
+    q_conf, p_conf = random_distributions(2, 60, 8), random_distributions(3, 60, 8)
+    mq, mp = q_conf.max(1), p_conf.max(1)
+    hq, hp = np_entropy(q_conf), np_entropy(p_conf)
+    tv = np.maximum(p - q, 0).sum(1)
+    cross = -np.sum(q * np.log(p_conf), axis=1)
+    cases = {
+        rules.Lossless(): np.ones(60, bool),
+        rules.Chow(0.4): mq < 0.6,
+        rules.ChowLog(1.0): hq > 1.0,
+        rules.Diff(0.1): mq < mp - 0.1,
+        rules.Diff(-0.1): mq < mp + 0.1,
+        rules.DiffLog(0.1): hp < hq - 0.1,
+        rules.OPT(0.5): mq < mp - 0.5 * tv,
+        rules.OPTLog(0.5): hp < hq - 0.5 * tv,
+        rules.BiLD(2.0): cross > 2.0,
+    }
+    for rule, defers in cases.items():
+        got = apply(rule, q, p, q_conf, p_conf)
+        np.testing.assert_array_equal(got, np.where(defers[:, None], p, q), err_msg=repr(rule))
+    assert all(d.sum() > 0 for d in cases.values())
+
+
+def test_token_rules_follow_their_equations():
+    q, p = pairs(8)
+    q_conf, p_conf = random_distributions(2, 60, 8), random_distributions(3, 60, 8)
+    top = p_conf.max(1, keepdims=True)
+    cases = {
+        rules.TokenV1(0.3): q_conf < top - 0.3,
+        rules.TokenV2(0.3): p_conf < top - 0.3,
+        rules.TokenV3(0.6): p_conf < 0.4 * top,
+    }
+    for rule, r in cases.items():
+        want = q * ~r + p * (r * q).sum(1, keepdims=True)
+        np.testing.assert_allclose(apply(rule, q, p, q_conf, p_conf), want, atol=1e-6)
+
+
+def test_ties_keep_the_drafter():
+    half = np.full((1, 2), 0.5, np.float32)
+    p = np.array([[0.75, 0.25]], np.float32)
+    np.testing.assert_array_equal(apply(rules.Chow(0.5), half, p), half)
+    np.testing.assert_array_equal(apply(rules.Diff(0.25), half, p), half)
+    np.testing.assert_array_equal(apply(rules.TokenV2(0.5), half, p), half)
+    np.testing.assert_array_equal(apply(rules.TokenV2(0.0), half, half), half)
+
+
+def test_opt_is_diff_at_temperature_zero():
+    # Lemma 8: with one-hot q, p the penalty is alpha where the argmaxes differ, and 0 where they
+    # agree, when both choices draw the same token.
+    logits = np.random.default_rng(0).standard_normal((2, 500, 9)).astype(np.float32)
+    greedy, plain = sampling.Sampling(0.0), sampling.Sampling()
+    q, p = (jax.vmap(lambda x: sampling.distribution(x, greedy))(x) for x in logits)
+    q_conf, p_conf = (jax.vmap(lambda x: sampling.distribution(x, plain))(x) for x in logits)
+    for alpha in (0.0, 0.05, 0.3):
+        for opt, diff in ((rules.OPT, rules.Diff), (rules.OPTLog, rules.DiffLog)):
+            got = apply(opt(alpha), q, p, q_conf, p_conf)
+            np.testing.assert_array_equal(got, apply(diff(alpha), q, p, q_conf, p_conf))
+    # Were the confidences read from the one-hot q, p, neither rule could ever defer.
+    assert (apply(rules.Diff(0.05), q, p) == np.asarray(q)).all()
+    assert (apply(rules.Diff(0.05), q, p, q_conf, p_conf) != np.asarray(q)).any()
+
+
+@pytest.mark.parametrize("name", ["Lossy", "LossyTuned", "Mentored"])
+def test_lossy_rules_are_lossless_at_temperature_zero(name):
+    q = np.eye(5, dtype=np.float32)[[0, 1, 2, 2]]
+    p = np.eye(5, dtype=np.float32)[[0, 3, 2, 4]]
+    np.testing.assert_array_equal(apply(RULES[name], q, p), p)
+
+
+@pytest.mark.parametrize(
+    ("rule", "which"),
+    [
+        (rules.Diff(INF), "q"),
+        (rules.OPT(INF), "q"),
+        (rules.TokenV1(INF), "q"),
+        (rules.TokenV2(INF), "q"),
+        (rules.TokenV3(INF), "q"),
+        (rules.TokenV3(1.0), "q"),
+        (rules.Diff(1.0), "q"),
+        (rules.Chow(1.0), "q"),
+        (rules.ChowLog(INF), "q"),
+        (rules.BiLD(INF), "q"),
+        (rules.Mentored(INF), "q"),
+        (rules.Diff(-INF), "p"),
+        (rules.OPT(-INF), "p"),
+        (rules.TokenV1(-INF), "p"),
+        (rules.TokenV2(-INF), "p"),
+        (rules.TokenV3(-INF), "p"),
+        (rules.Lossless(), "p"),
+        (rules.Lossy(0.0), "p"),
+        (rules.LossyTuned(0.0), "p"),
+        (rules.Mentored(0.0), "p"),
+    ],
+    ids=repr,
+)
+def test_endpoints(rule, which):
+    q, p = pairs(8)
+    want = {"q": q, "p": p}[which]
+    np.testing.assert_allclose(apply(rule, q, p), want, atol=3e-6)
+
+
+def exact_inverse_beta(q, p, keep):
+    """Bisection in float64."""
+    q, p = q.astype(np.float64), p.astype(np.float64)
+    excess = np.maximum(q - p / keep, 0).sum(1, keepdims=True)
+    low, high = np.zeros_like(excess), np.ones_like(excess)
+    for _ in range(60):
+        middle = (low + high) / 2
+        enough = np.maximum(middle * p - q, 0).sum(1, keepdims=True) >= excess
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
+
+
+def exact_tuned(q, p, keep):
+    b = exact_inverse_beta(q, p, keep)
+    raised = np.maximum(np.minimum(q.astype(np.float64), p / keep), p * b)
+    return raised / raised.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.01, 0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("vocab", [2, 5, 300])
+def test_lossy_tuned_solves_for_beta(alpha, vocab):
+    q, p = pairs(vocab)
+    keep = np.float32(1.0) - np.float32(alpha)
+    np.testing.assert_allclose(
+        apply(rules.LossyTuned(alpha), q, p), exact_tuned(q, p, np.float64(keep)), atol=1e-6
+    )
+    b = np.asarray(jax.vmap(lambda q, p: inverse_beta(q, p, jnp.float32(keep)))(q, p))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        largest = np.nanmax(np.where(p > 0, p / q, -np.inf), axis=1)
+    solved = b > 0
+    assert (1 / b[solved] >= 1 - 1e-6).all() and (
+        1 / b[solved] <= largest[solved] * (1 + 1e-5)
+    ).all()
+
+
+def test_lossy_emits_what_its_procedure_emits():
+    q, p = (x.astype(np.float64) for x in pairs(7))
+    alpha, beta = 0.4, 0.8
+    accept = np.minimum(1, np.divide(p, (1 - alpha) * q, out=np.ones_like(p), where=q > 0))
+    kept = q * accept
+    left = np.maximum(p / beta - q, 0)
+    mass = left.sum(1, keepdims=True)
+    left = np.divide(left, mass, out=p.copy(), where=mass > 0)
+    want = kept + (1 - kept.sum(1, keepdims=True)) * left
+    got = apply(rules.Lossy(alpha, beta), *pairs(7))
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def divergence(p, pi):
+    p, pi = p.astype(np.float64), pi.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p > 0, p * (np.log(p) - np.log(pi)), 0.0).sum(1)
+
+
+def exact_mentored(q, p, budget):
+    """Bisection in float64 for the least keep within the budget."""
+    low, high = np.full((len(q), 1), -60.0), np.zeros((len(q), 1))
+    for _ in range(60):
+        middle = (low + high) / 2
+        within = (divergence(p, exact_tuned(q, p, np.exp(middle))) <= budget)[:, None]
+        low, high = np.where(within, low, middle), np.where(within, middle, high)
+    within = (divergence(p, q) <= budget)[:, None]
+    return np.where(within, q, exact_tuned(q, p, np.exp(high)))
+
+
+@pytest.mark.parametrize("budget", [0.0, 1e-3, 0.05, 3.0])
+@pytest.mark.parametrize("vocab", [2, 5, 100])
+def test_mentored_spends_its_budget_and_no_more(budget, vocab):
+    q, p = pairs(vocab)
+    pi = apply(rules.Mentored(budget), q, p)
+    spent = divergence(p, pi)
+    assert (spent <= budget + 1e-5).all()
+    want = exact_mentored(q, p, budget) if budget else p
+    np.testing.assert_allclose(pi, want, atol=1e-5)
+    if budget == 0.05:
+        assert (np.abs(spent - budget) < 1e-5).sum() > 10
+
+
+def test_strengths_are_traced():
+    q, p = pairs(16)
+    compiled = jax.jit(lambda r, *a: jax.vmap(r)(*a))
+    for rule_type, low, high in ((rules.OPT, 0.0, 1.0), (rules.Mentored, 0.0, 1.0)):
+        before = compiled._cache_size()
+        for strength in np.linspace(low, high, 50):
+            compiled(rule_type(strength), q, p, q, p)
+        assert compiled._cache_size() == before + 1
+
+
+def test_each_row_may_have_its_own_strength():
+    q, p = pairs(6, 60)
+    strengths = np.linspace(0, 0.9, 60)
+    got = jax.vmap(lambda r, q, p: r(q, p))(rules.Lossy(strengths, np.ones(60)), q, p)
+    for i in (0, 30, 59):
+        np.testing.assert_allclose(got[i], rules.Lossy(strengths[i])(q[i], p[i]), atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_transformations_work(rule):
+    shapes = jax.eval_shape(
+        lambda r, q: r(q, q, q, q), rule, jax.ShapeDtypeStruct((7,), jnp.float32)
+    )
+    assert shapes.shape == (7,)
+    assert jax.tree.structure(jax.tree.map(lambda x: x, rule)) == jax.tree.structure(rule)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: rules.Chow(1.5), "alpha"),
+        (lambda: rules.Chow(-0.1), "alpha"),
+        (lambda: rules.ChowLog(-1), "alpha"),
+        (lambda: rules.BiLD(-1), "alpha"),
+        (lambda: rules.Diff(float("nan")), "alpha"),
+        (lambda: rules.OPT(float("nan")), "alpha"),
+        (lambda: rules.TokenV3(float("nan")), "alpha"),
+        (lambda: rules.Lossy(1.0), "alpha"),
+        (lambda: rules.Lossy(-0.1), "alpha"),
+        (lambda: rules.Lossy(0.5, 0.4), "beta"),
+        (lambda: rules.Lossy(0.5, 1.5), "beta"),
+        (lambda: rules.LossyTuned(1.0), "alpha"),
+        (lambda: rules.Mentored(-1.0), "budget"),
+    ],
+)
+def test_strengths_out_of_range_are_named(make, name):
+    with pytest.raises(ValueError, match=f"{name} must lie in"):
+        make()
+
+
+def test_bad_shapes_are_named_at_trace_time():
+    q, p = jnp.ones((4,)) / 4, jnp.ones((5,)) / 5
+    with pytest.raises(ValueError, match=r"OPT: p must be one distribution .* q \(4,\), p \(5,\)"):
+        jax.eval_shape(rules.OPT(0.1), q, p, q, q)
+    with pytest.raises(ValueError, match="Chow reads q_conf, but it is None"):
+        rules.Chow(0.1)(q, q)
+    with pytest.raises(ValueError, match="p must be float32"):
+        rules.Lossless()(q, q.astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match="vmap over other axes"):
+        rules.Lossless()(jnp.ones((2, 4)), jnp.ones((2, 4)))

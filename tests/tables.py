@@ -1,0 +1,70 @@
+"""One table of every rule and verification: the same tests run over all of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import rules, sampling, testing, verification
+
+RULES = {
+    "Lossless": rules.Lossless(),
+    "Chow": rules.Chow(0.4),
+    "ChowLog": rules.ChowLog(0.6),
+    "Diff": rules.Diff(0.05),
+    "DiffLog": rules.DiffLog(0.05),
+    "OPT": rules.OPT(0.2),
+    "OPTLog": rules.OPTLog(0.2),
+    "TokenV1": rules.TokenV1(0.3),
+    "TokenV2": rules.TokenV2(0.3),
+    "TokenV3": rules.TokenV3(0.5),
+    "BiLD": rules.BiLD(1.0),
+    "Lossy": rules.Lossy(0.4),
+    "LossyBeta": rules.Lossy(0.5, 0.7),
+    "LossyTuned": rules.LossyTuned(0.4),
+    "Mentored": rules.Mentored(0.05),
+}
+VERIFICATIONS = {
+    "Token": verification.Token(),
+    "Block": verification.Block(),
+    "GreedyBlock": verification.GreedyBlock(),
+}
+
+
+@functools.cache
+def prefix_tables(vocab, num_tokens, *, temperature=1.0, zeros=0.0, seed=0, prompt=(0, 1)):
+    """q, p and their confidences after every prefix of a pair of context-dependent models."""
+    model = testing.TabularModel(vocab, 2)
+    plain = sampling.Sampling(temperature)
+    out = []
+    for which in (0, 1):
+        table = testing.random_table(10 * seed + which, vocab, 2, scale=1.5, zeros=zeros)
+        for to_probs in (lambda x: sampling.distribution(x, plain), sampling.confidence):
+            out.append(
+                testing.prefix_distributions(
+                    model, jnp.asarray(table), prompt, num_tokens, to_probs
+                )
+            )
+    q, q_conf, p, p_conf = out
+    return q, p, q_conf, p_conf
+
+
+@functools.cache
+def _apply():
+    return jax.jit(lambda rule, *args: jax.vmap(rule)(*args))
+
+
+def targets(rule, tables):
+    """pi after every prefix."""
+    return np.asarray(_apply()(rule, *tables))
+
+
+def random_distributions(seed, count, vocab, zeros=0.0):
+    """`[count, V]` float32, of varied sharpness, some entries zero."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((count, vocab)) * rng.choice([0.3, 1.5, 4.0], (count, 1))
+    logits[rng.random((count, vocab)) < zeros] = -np.inf
+    logits[np.arange(count), rng.integers(vocab, size=count)] = 1.0
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)

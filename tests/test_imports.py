@@ -1,0 +1,94 @@
+"""Which module may import which: data and imports flow one way."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import specjax
+
+ROOT = pathlib.Path(specjax.__file__).parent
+
+# Subpackage or module -> what of specjax it may import. Whatever is not listed may import all.
+ALLOWED = {
+    "base": set(),
+    "sampling": {"base"},
+    "rules": {"base", "sampling"},
+    "verification": {"base", "sampling"},
+    "drafting": {"base", "sampling", "rules", "verification", "round"},
+    "round": {"base", "sampling", "rules", "verification", "drafting"},
+    "decoding": {"base", "sampling", "rules", "verification", "drafting", "round"},
+    "models": {"base"},
+    "partitioning": {"base", "models"},
+    "acceptance_head": {"base", "sampling"},
+    "theory": {"base", "sampling", "rules", "verification"},
+}
+# Third-party package -> the only subpackages that may import it.
+ONLY_IN = {
+    "t5x": {"t5x_adapter"},
+    "seqio": {"data"},
+    "tensorflow": {"data"},
+    "gin": {"cli"},
+    "torch": {"cli"},  # benchmarks compare with it; never at import time
+    "transformers": {"cli"},
+}
+
+
+def _modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield path, parts[0]
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            if node.module == "specjax":
+                yield from (f"specjax.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def broken_borders(modules):
+    """All imports that cross a border."""
+    for path, part in modules:
+        for name in _imports(path):
+            first, *rest = name.split(".")
+            if first == "specjax" and rest:
+                if part in ALLOWED and rest[0] not in ALLOWED[part] | {part}:
+                    yield f"{path.name} ({part}) imports {name}"
+            elif first in ONLY_IN and part not in ONLY_IN[first]:
+                yield f"{path.name} ({part}) imports {name}"
+
+
+def test_imports_keep_the_borders():
+    assert not list(broken_borders(_modules()))
+
+
+def test_a_crossing_is_seen(tmp_path):
+    module = tmp_path / "bad.py"
+    module.write_text(
+        "from specjax.verification import Token\nimport t5x\nfrom specjax import base\n"
+    )
+    assert len(list(broken_borders([(module, "rules")]))) == 2
+
+
+def test_packages_only_reexport():
+    for path in ROOT.rglob("__init__.py"):
+        if path.parent.name in ("cli", "bench"):
+            continue
+        kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
+        assert all(isinstance(n, kinds) for n in ast.parse(path.read_text()).body), path
+
+
+@pytest.mark.parametrize("module", ["specjax"])
+def test_import_takes_no_heavy_library(module):
+    heavy = ["tensorflow", "seqio", "t5x", "torch", "transformers", "matplotlib"]
+    code = f"import {module}, sys; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

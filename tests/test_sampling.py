@@ -1,0 +1,196 @@
+"""Logits to distributions, and drawing from them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from specjax import sampling
+from specjax.sampling import Sampling
+
+ONE_BELOW = np.float32(1.0) - np.finfo(np.float32).epsneg
+
+
+def reference(logits, temperature=1.0, top_k=None, top_p=None):
+    """The same distribution in float64, by sorting."""
+    logits = np.asarray(logits, np.float64)
+    if temperature == 0.0:
+        return np.eye(len(logits))[np.argmax(logits)]
+    weights = np.exp((logits - logits.max()) / temperature)
+    if top_k is not None and top_k < len(logits):
+        weights[logits < np.sort(logits)[-top_k]] = 0.0
+    if top_p is not None and top_p < 1.0:
+        above = np.array([weights[weights > w].sum() for w in weights])
+        weights[above >= top_p * weights.sum()] = 0.0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.3},
+        {"temperature": 1e-30},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_k": 10_000},
+        {"top_p": 0.5},
+        {"top_p": 1.0},
+        {"top_p": 1e-6},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+        {"temperature": 0.0, "top_k": 3, "top_p": 0.3},
+    ],
+)
+def test_matches_sorting(kwargs):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((20, 600)).astype(np.float32) * 2
+    logits[rng.random(logits.shape) < 0.2] = -np.inf
+    got = jax.vmap(lambda x: sampling.distribution(x, Sampling(**kwargs)))(logits)
+    want = np.stack([reference(row, **kwargs) for row in logits])
+    np.testing.assert_allclose(got, want, atol=2e-6)
+    assert (np.asarray(got)[want == 0.0] == 0.0).all()
+
+
+def test_each_row_has_its_own_settings():
+    logits = np.random.default_rng(1).standard_normal((3, 50)).astype(np.float32)
+    rows = Sampling([0.0, 0.5, 2.0], top_k=[50, 5, 1], top_p=[0.5, 0.9, 1.0])
+    got = jax.vmap(sampling.distribution)(logits, rows)
+    for i, (t, k, p) in enumerate([(0.0, 50, 0.5), (0.5, 5, 0.9), (2.0, 1, 1.0)]):
+        np.testing.assert_allclose(got[i], reference(logits[i], t, k, p), atol=1e-6)
+
+
+def test_ties_at_the_edges_stay():
+    logits = jnp.log(jnp.array([0.4, 0.2, 0.2, 0.1, 0.1], jnp.float32))
+    top_k = sampling.distribution(logits, Sampling(top_k=2))
+    np.testing.assert_allclose(top_k, [0.5, 0.25, 0.25, 0, 0], atol=1e-6)
+    top_p = sampling.distribution(logits, Sampling(top_p=0.5))
+    np.testing.assert_allclose(top_p, [0.5, 0.25, 0.25, 0, 0], atol=1e-6)
+    greedy = sampling.distribution(jnp.array([1.0, 3.0, 3.0]), Sampling(0.0))
+    np.testing.assert_array_equal(greedy, [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("logits", "want"),
+    [
+        ([-np.inf, 2.0, -np.inf], [0, 1, 0]),
+        ([np.inf, 0.0, np.inf], [0.5, 0, 0.5]),
+        ([-np.inf, -np.inf], [0.5, 0.5]),
+        ([3.4e38, -3.4e38], [1, 0]),
+        ([5.0], [1]),
+    ],
+)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 1000, "top_p": 0.99}])
+def test_extreme_logits(logits, want, filters):
+    got = sampling.distribution(jnp.array(logits, jnp.float32), Sampling(**filters))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_bfloat16_logits_become_float32_probabilities():
+    got = sampling.distribution(jnp.zeros((7,), jnp.bfloat16), Sampling())
+    assert got.dtype == jnp.float32
+
+
+def test_an_unfiltered_run_has_no_search():
+    def primitives(s):
+        return str(jax.make_jaxpr(sampling.distribution)(jnp.zeros((2048,)), s))
+
+    assert "while" not in primitives(Sampling()) and "sort" not in primitives(Sampling())
+    assert "while" in primitives(Sampling(top_k=3)) or "scan" in primitives(Sampling(top_k=3))
+
+
+@pytest.mark.parametrize("shape", ["uniform", "normal", "peaked"])
+def test_probabilities_sum_to_one_over_a_large_vocabulary(shape):
+    size = 262_144
+    noise = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    logits = {"uniform": 0 * noise, "normal": noise, "peaked": 8 * noise}[shape]
+    probs = sampling.distribution(jnp.asarray(logits), Sampling(0.9))
+    assert abs(np.asarray(probs, np.float64).sum() - 1.0) < 1e-5
+    want = reference(logits, 0.9)
+    assert np.abs(probs - want).sum() < 1e-5
+
+
+def thirds(size):
+    probs = np.random.default_rng(2).random(size).astype(np.float32)
+    probs[np.random.default_rng(3).random(size) < 1 / 3] = 0.0
+    return probs / probs.sum(dtype=np.float64).astype(np.float32)
+
+
+@pytest.mark.parametrize(("size", "draws"), [(1000, 1_000_000), (262_144, 10_000)])
+def test_no_impossible_token_is_drawn(size, draws):
+    probs = thirds(size)
+    uniforms = np.random.default_rng(4).random(draws, np.float32)
+    uniforms[:3] = [0.0, ONE_BELOW, np.float32(0.5)]
+    tokens = np.asarray(
+        jax.jit(
+            lambda u: jax.lax.map(
+                lambda x: sampling.draw(jnp.asarray(probs), x), u, batch_size=1000
+            )
+        )(uniforms)
+    )
+    assert (probs[tokens] > 0.0).all()
+    positive = np.flatnonzero(probs)
+    assert tokens[0] == positive[0] and tokens[1] == positive[-1]
+    # The draw is the inverse of the cumulative distribution: off by rounding alone.
+    cumulative = np.cumsum(probs, dtype=np.float64)
+    assert np.abs(cumulative[tokens] - uniforms).max() < probs.max() + 1e-5
+
+
+def test_one_cumulative_sum_would_draw_impossible_tokens():
+    # The control: a plain float32 cumulative sum moves where nothing is added.
+    probs = thirds(262_144)
+    cumulative = np.asarray(jnp.cumsum(jnp.asarray(probs)))
+    moves = np.flatnonzero((np.diff(cumulative) > 0) & (probs[1:] == 0.0)) + 1
+    assert moves.size
+    between = np.float32(np.mean(cumulative[moves[0] - 1 : moves[0] + 1], dtype=np.float64))
+    naive = int(np.argmax(cumulative > between))
+    assert probs[naive] == 0.0 or not (np.diff(cumulative) >= 0).all()
+
+
+def test_frequencies_follow_the_distribution():
+    probs = np.array([0.5, 0.0, 0.3, 0.15, 0.05], np.float32)
+    keys = jax.random.split(jax.random.key(0), 100_000)
+
+    def one(key, weights):
+        return sampling.draw(weights, jax.random.uniform(key))
+
+    tokens = jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, jnp.asarray(probs))
+    counts = np.bincount(tokens, minlength=5)
+    keep = probs > 0
+    assert counts[1] == 0
+    assert stats.chisquare(counts[keep], 1e5 * np.array([0.5, 0.3, 0.15, 0.05])).pvalue > 1e-4
+
+
+def test_draw_of_nothing_is_token_zero():
+    assert sampling.draw(jnp.zeros((5,)), jnp.float32(0.5)) == 0
+
+
+def test_residual():
+    p, q = jnp.array([0.2, 0.5, 0.3]), jnp.array([0.5, 0.2, 0.3])
+    np.testing.assert_allclose(sampling.residual(p, q), [0, 1, 0], atol=1e-7)
+    np.testing.assert_allclose(sampling.residual(p, q, 0.5), [0, 1, 0], atol=1e-7)
+    # Nothing left: the target itself, and nothing outside its support.
+    np.testing.assert_array_equal(sampling.residual(q, q), q)
+    np.testing.assert_array_equal(sampling.residual(q, q, 0.0), q)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+    ],
+)
+def test_bad_settings_are_named(kwargs, name):
+    with pytest.raises(ValueError, match=name):
+        Sampling(**kwargs)
+
+
+def test_a_batch_of_logits_is_refused_at_trace_time():
+    with pytest.raises(ValueError, match=r"logits must be one vector \[V\], got shape \(2, 3\)"):
+        jax.eval_shape(lambda x: sampling.distribution(x, Sampling()), jnp.zeros((2, 3)))

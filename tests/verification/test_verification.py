@@ -1,0 +1,327 @@
+"""The three verifications: known values, sampled rounds against the law, compilation, errors."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from specjax import rules, verification
+from specjax.base import DraftTraits
+from tests.tables import RULES, VERIFICATIONS, random_distributions
+
+
+def expected_tokens(algorithm, q, pi, length):
+    """E[number accepted] for draft tables q, pi indexed by the prefix: lists of `[V] * i + [V]`."""
+    vocab = q[0].shape[-1]
+    total = 0.0
+    for block in itertools.product(range(vocab), repeat=length):
+        rows = [np.stack([t[i][block[:i]] for i in range(length + 1)]) for t in (q, pi)]
+        weight = np.prod([rows[0][i, x] for i, x in enumerate(block)], dtype=np.float64)
+        thresholds = _acceptance(algorithm)(
+            jnp.array(block, jnp.int32), rows[0], rows[1], jnp.int32(length)
+        ).thresholds
+        total += weight * float(verification.expected_accepted(algorithm, thresholds))
+    return total
+
+
+@functools.cache
+def _acceptance(algorithm):
+    def call(tokens, q, pi, length):
+        carry = algorithm.init_carry(tokens.size)
+        return algorithm.acceptance(tokens, q, pi, length, carry)
+
+    return jax.jit(call)
+
+
+def iid(row, length):
+    row = np.asarray(row, np.float32)
+    return [np.broadcast_to(row, (len(row),) * i + row.shape) for i in range(length + 1)]
+
+
+def random_tree(seed, vocab, length, zeros=0.0):
+    return [
+        random_distributions(100 * seed + i, vocab**i, vocab, zeros).reshape((vocab,) * (i + 1))
+        for i in range(length + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "want"), [("Token", 10 / 9), ("Block", 11 / 9), ("GreedyBlock", 12 / 9)]
+)
+def test_the_papers_toy(name, want):
+    q, pi = iid([2 / 3, 1 / 3], 2), iid([1 / 3, 2 / 3], 2)
+    assert expected_tokens(VERIFICATIONS[name], q, pi, 2) == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("vocab", "length"), [(2, 1), (3, 2), (2, 4)])
+def test_greedy_is_optimal_and_block_beats_token(seed, vocab, length):
+    q, pi = (random_tree(seed + s, vocab, length, zeros=0.2) for s in (0, 50))
+    got = {n: expected_tokens(v, q, pi, length) for n, v in VERIFICATIONS.items()}
+    best = 0.0
+    for size in range(1, length + 1):
+        for block in itertools.product(range(vocab), repeat=size):
+            path = [
+                np.prod([t[i][block[: i + 1]] for i in range(size)], dtype=np.float64)
+                for t in (q, pi)
+            ]
+            best += min(path)
+    assert got["GreedyBlock"] == pytest.approx(best, abs=1e-5)
+    assert got["Token"] - 1e-6 <= got["Block"] <= got["GreedyBlock"] + 1e-6
+    if length == 1:
+        assert got["Block"] == pytest.approx(got["Token"], abs=1e-6)
+
+
+def test_block_equals_token_for_a_deterministic_drafter():
+    length, vocab = 3, 3
+    q = [
+        np.broadcast_to(np.eye(vocab, dtype=np.float32)[i % 2], t.shape)
+        for i, t in enumerate(random_tree(0, vocab, length))
+    ]
+    pi = random_tree(1, vocab, length)
+    got = [expected_tokens(VERIFICATIONS[n], q, pi, length) for n in ("Token", "Block")]
+    assert got[0] == pytest.approx(got[1], abs=1e-6)
+
+
+def test_sums_that_compare_token_and_block_on_the_same_drafts():
+    length, vocab = 4, 5
+    q, pi = random_distributions(0, 500 * 5, vocab), random_distributions(1, 500 * 5, vocab)
+    q, pi = q.reshape(500, 5, vocab), pi.reshape(500, 5, vocab)
+    tokens = np.stack(
+        [
+            [
+                np.random.default_rng(i).choice(vocab, p=row / row.sum(dtype=np.float64))
+                for row in rows
+            ]
+            for i, rows in enumerate(q[:, :length].astype(np.float64))
+        ]
+    ).astype(np.int32)
+    args = (tokens, q, pi, jnp.full((500,), length))
+    block = jax.vmap(verification.block_acceptance_probs)(*args).sum(1)
+    token = jnp.cumprod(jax.vmap(verification.token_acceptance_probs)(*args), axis=1).sum(1)
+    assert (block >= token - 1e-6).all() and float(block.mean() - token.mean()) > 1e-3
+
+
+def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
+    """Sampled: counts of (number accepted, emitted tokens) of `draws` first rounds."""
+    pi = jax.vmap(rule)(q, p, q, p)
+
+    @jax.jit
+    def sample(keys):
+        def one(key):
+            draft_key, verify_key = jax.random.split(key)
+            tokens = jax.random.categorical(draft_key, jnp.log(q[:-1])).astype(jnp.int32)
+            out = verification.verify(
+                algorithm,
+                verify_key,
+                tokens,
+                q,
+                pi,
+                jnp.int32(length),
+                algorithm.init_carry(length),
+            )
+            return tokens, out.num_accepted, out.next_token
+
+        return jax.vmap(one)(keys)
+
+    tokens, accepted, following = map(np.asarray, sample(jax.random.split(rounds_key, draws)))
+    vocab = q.shape[1]
+    seen: dict[tuple[int, ...], float] = {}
+    for row, n, token in zip(tokens, accepted, following, strict=True):
+        outcome = (*row[:n].tolist(), int(token))
+        seen[outcome] = seen.get(outcome, 0) + 1
+    want: dict[tuple[int, ...], float] = {}
+    for block in itertools.product(range(vocab), repeat=length):
+        weight = float(np.prod([q[i, x] for i, x in enumerate(block)]))
+        acceptance = _acceptance(algorithm)(jnp.array(block, jnp.int32), q, pi, jnp.int32(length))
+        counts = np.asarray(verification.num_accepted_probs(algorithm, acceptance.thresholds))
+        for n in range(length + 1):
+            nxt = verification.next_token_probs(acceptance, q, jnp.int32(length), jnp.int32(n))
+            for token, chance in enumerate(np.asarray(nxt)):
+                outcome = (*block[:n], token)
+                want[outcome] = want.get(outcome, 0.0) + weight * counts[n] * float(chance)
+    return seen, want
+
+
+def p_value(seen, want, draws):
+    keys = [k for k, v in want.items() if v * draws >= 5]
+    assert all(want.get(k, 0.0) > 0 for k in seen)
+    observed = np.array([seen.get(k, 0) for k in keys] + [0.0])
+    expected = np.array([want[k] * draws for k in keys] + [0.0])
+    observed[-1], expected[-1] = draws - observed.sum(), draws - expected.sum()
+    if expected[-1] < 5:
+        observed, expected = observed[:-1], expected[:-1]
+        expected = expected * (observed.sum() / expected.sum())
+    return stats.chisquare(observed, expected, sum_check=False).pvalue
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
+def test_sampled_rounds_follow_the_law(name):
+    draws, length = 100_000, 3
+    q, p = (jnp.asarray(random_distributions(s, length + 1, 4, 0.2)) for s in (11, 12))
+    seen, want = law_of_rounds(
+        VERIFICATIONS[name], RULES["Lossy"], q, p, length, jax.random.key(3), draws
+    )
+    assert p_value(seen, want, draws) > 1e-4
+    # The control: the same draws against a law that is off by 2 % in total variation.
+    ordered = sorted(want, key=want.__getitem__)
+    wrong = dict(want)
+    wrong[ordered[-1]] -= 0.02
+    wrong[ordered[-2]] += 0.02
+    assert p_value(seen, wrong, draws) < 1e-4
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
+def test_a_token_without_target_probability_is_never_accepted(name):
+    # Also at the uniforms' edges: u < threshold is strict, and the threshold is exactly 0 or 1.
+    q = jnp.full((4, 3), 1 / 3, jnp.float32)
+    pi = jnp.array([[0.5, 0.5, 0.0]] * 4, jnp.float32)
+    for block in itertools.product(range(3), repeat=3):
+        tokens = jnp.array(block, jnp.int32)
+        thresholds = np.asarray(_acceptance(VERIFICATIONS[name])(tokens, q, pi, 3).thresholds)
+        if 2 in block:
+            first = block.index(2)
+            last = first + 1 if name == "Token" else None  # it stops there; block goes on
+            assert (thresholds[first:last] == 0.0).all()
+        elif name == "Token":
+            assert (thresholds == 1.0).all()
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
+def test_extremes_stay_finite(name):
+    eye = np.eye(3, dtype=np.float32)
+    rows = [eye[0], eye[1], np.float32([0.5, 0.5, 0]), np.float32([1 / 3] * 3)]
+    algorithm = VERIFICATIONS[name]
+    step = jax.jit(jax.vmap(functools.partial(verification.verify, algorithm)))
+    cases = list(itertools.product(rows, repeat=4))
+    q = np.stack([np.stack([a, b, a]) for a, b, _, _ in cases])
+    pi = np.stack([np.stack([c, d, c]) for _, _, c, d in cases])
+    tokens = q[:, :2].argmax(-1).astype(np.int32)
+    carry = jax.vmap(lambda _: algorithm.init_carry(2))(jnp.arange(len(cases)))
+    for length in range(3):
+        keys = jax.random.split(jax.random.key(length), len(cases))
+        out = step(keys, tokens, q, pi, jnp.full((len(cases),), length), carry)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(out))
+        assert (out.num_accepted <= length).all()
+        at = np.arange(len(cases)), np.asarray(out.num_accepted), np.asarray(out.next_token)
+        assert (pi[at] > 0).all()
+        if name == "GreedyBlock":
+            carry = out.carry
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
+def test_padding_changes_nothing(name):
+    algorithm, length = VERIFICATIONS[name], 2
+    q, pi = random_distributions(0, 5, 4), random_distributions(1, 5, 4)
+    tokens = jnp.array([1, 2, 3, 0], jnp.int32)
+    long = _acceptance(algorithm)(tokens, q, pi, jnp.int32(length))
+    short = _acceptance(algorithm)(tokens[:2], q[:3], pi[:3], jnp.int32(length))
+    np.testing.assert_array_equal(long.thresholds[:2], short.thresholds)
+    np.testing.assert_array_equal(long.scales[:3], short.scales)
+    assert (long.thresholds[2:] == 0).all()
+    # What stands in the padding is not read, and cannot make a NaN.
+    poisoned = [
+        np.concatenate([x[:3], np.full((2, 4), v, np.float32)]) for x, v in ((q, 0.0), (pi, np.inf))
+    ]
+    other = _acceptance(algorithm)(tokens.at[2:].set(99), *poisoned, jnp.int32(length))
+    np.testing.assert_array_equal(other.thresholds, long.thresholds)
+
+
+def test_one_compilation_for_a_sweep_of_strengths():
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(algorithm, rule, key, tokens, q, p):
+        traces.append(algorithm)
+        pi = jax.vmap(rule)(q, p, q, p)
+        count = jnp.int32(tokens.size)
+        carry = algorithm.init_carry(tokens.size)
+        return verification.verify(algorithm, key, tokens, q, pi, count, carry)
+
+    def run(rule, algorithm=verification.Block(), length=3, vocab=6):  # noqa: B008
+        q, p = (
+            random_distributions(0, length + 1, vocab),
+            random_distributions(1, length + 1, vocab),
+        )
+        step(algorithm, rule, jax.random.key(0), jnp.zeros((length,), jnp.int32), q, p)
+
+    for alpha in np.linspace(0, 1, 50):
+        run(rules.OPT(alpha))
+    assert len(traces) == 1
+    run(rules.OPT(1))  # an integer is a strength like any other
+    assert len(traces) == 1
+    for change in ({"algorithm": verification.Token()}, {"length": 2}, {"vocab": 7}):
+        before = len(traces)
+        run(rules.OPT(0.1), **change)
+        run(rules.OPT(0.2), **change)
+        assert len(traces) == before + 1
+    run(rules.Diff(0.1))
+    assert len(traces) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"target_probs": (4, 6)},
+            r"draft_probs \(4, 5\) and target_probs \(4, 6\) must share one",
+        ),
+        ({"draft_probs": (3, 5)}, r"draft_probs must be \[G \+ 1, V\] = \[4, V\]"),
+        ({"target_probs": (5, 5)}, r"target_probs must be \[G \+ 1, V\] = \[4, V\]"),
+        ({"tokens": (2, 3)}, "tokens must be one row's integer block"),
+        ({"num_drafted": (2,)}, "num_drafted must be a scalar"),
+    ],
+)
+@pytest.mark.parametrize("name", VERIFICATIONS)
+def test_bad_shapes_are_named_at_trace_time(name, change, message):
+    shapes = {"tokens": (3,), "draft_probs": (4, 5), "target_probs": (4, 5), "num_drafted": ()}
+    args = [
+        jax.ShapeDtypeStruct({**shapes, **change}[k], jnp.int32 if i in (0, 3) else jnp.float32)
+        for i, k in enumerate(("tokens", "draft_probs", "target_probs", "num_drafted"))
+    ]
+    algorithm = VERIFICATIONS[name]
+    call = functools.partial(verification.verify, algorithm, jax.random.key(0))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda *a: call(*a, algorithm.init_carry(3)), *args)
+
+
+def test_float64_or_bfloat16_probabilities_are_refused():
+    args = jnp.zeros((3,), jnp.int32), jnp.ones((4, 5), jnp.bfloat16), jnp.ones((4, 5))
+    with pytest.raises(ValueError, match="draft_probs must be float32, got bfloat16"):
+        verification.verify(verification.Token(), jax.random.key(0), *args, jnp.int32(3))
+
+
+def test_stops_of_another_shape_are_refused():
+    algorithm = verification.GreedyBlock()
+    probs = jnp.full((4, 2), 0.5)
+    with pytest.raises(ValueError, match=r"still_drafting must be \[G - 1, G \+ 1\] = \(2, 4\)"):
+        algorithm.acceptance(
+            jnp.zeros((3,), jnp.int32),
+            probs,
+            probs,
+            jnp.int32(3),
+            algorithm.init_carry(3),
+            jnp.ones((3, 4), bool),
+        )
+
+
+@pytest.mark.parametrize(
+    "traits",
+    [
+        DraftTraits(prefix_only=False),
+        DraftTraits(random_stops=True),
+        DraftTraits(stops_at_eos=True),
+        DraftTraits(nested=True),
+    ],
+    ids=str,
+)
+def test_greedy_block_refuses_what_it_is_not_exact_for(traits):
+    with pytest.raises(ValueError, match="GreedyBlock is not exact with .*: use Block or Token"):
+        verification.GreedyBlock().check(5, traits)
+    verification.GreedyBlock().check(5, DraftTraits())
+    verification.Token().check(5, traits)
+    verification.Block().check(5, traits)
