@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.base import Params
@@ -156,7 +156,7 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
       ValueError: if it is not one of `FLOATS`.
     """
     try:
-        dtype = np.dtype(ml_dtypes.bfloat16) if value == "bfloat16" else np.dtype(value)
+        dtype = jnp.dtype(value)
     except TypeError:
         dtype = None
     if dtype is None or dtype.name not in FLOATS:
@@ -183,7 +183,7 @@ def own_dtype(path: Path, specs: Mapping[str, ArraySpec]) -> np.dtype:
             f"{path}: {condense(quantised)} of dtype {specs[quantised[0]].dtype}: quantised "
             "checkpoints are not read; use the float32 or bfloat16 one"
         )
-    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    bfloat16 = jnp.dtype("bfloat16")
     return bfloat16 if all(s.dtype == bfloat16 for s in specs.values()) else np.dtype(np.float32)
 
 

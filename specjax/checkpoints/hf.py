@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -27,7 +27,7 @@ _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "BF16": jnp.dtype("bfloat16"),
 }
 
 

@@ -191,6 +191,10 @@ def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
     parameters = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
     if not isinstance(parameters, dict):
         raise ValueError(f"{f.path}: rope parameters {parameters!r} must be an object")
+    if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
+        raise ValueError(
+            f"{f.path}: rope parameters of their own for {', '.join(nested)} are not supported"
+        )
     rope = _Fields(parameters, f.path)
     theta = float(rope.number("rope_theta", f.number("rope_theta", 10_000.0)))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import partitioning
 from specjax.base import Params
 from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config, t5x_names
 from specjax.checkpoints.arrays import (
@@ -162,7 +163,9 @@ def load_model(
 def _open(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     """Recognises a checkpoint and settles its configuration."""
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such directory; check the path")
+        raise FileNotFoundError(
+            f"{path}: no such directory; models are read from disk, so download it first"
+        )
     if not path.is_dir():
         raise ValueError(f"{path}: a file; give the directory it is in, {path.absolute().parent}")
     explicit = config if isinstance(config, ModelConfig) else None
@@ -271,8 +274,6 @@ def _shardings(
 ) -> Mapping[str, jax.sharding.Sharding]:
     """A sharding per parameter path; the default device's without a mesh."""
     if mesh is not None:
-        from specjax import partitioning
-
         arguments = (model, mesh) if rules is None else (model, mesh, rules)
         return flatten(partitioning.param_shardings(*arguments))
     if shardings is None:

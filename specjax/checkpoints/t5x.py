@@ -17,7 +17,7 @@ from typing import Any
 
 import flax.serialization
 import flax.traverse_util
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
@@ -156,7 +156,7 @@ def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
 
 def _meant_dtype(stored: np.dtype) -> np.dtype:
     """T5X before version 3 wrote bfloat16 as the uint16 of the same bits."""
-    return np.dtype(ml_dtypes.bfloat16) if stored == np.uint16 else stored
+    return jnp.dtype("bfloat16") if stored == np.uint16 else stored
 
 
 def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: np.dtype) -> None:

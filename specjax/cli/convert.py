@@ -32,11 +32,11 @@ def run(args: argparse.Namespace) -> int:
     check_free(args.destination)
     # Straight into the dtype on disk; float16 is made at the end, for no model computes in it.
     dtype = None if args.dtype == "float16" else args.dtype
-    host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    try:
+        host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves the host out
+        host = None
     loaded = load_model(args.source, dtype=dtype, shardings=host, config=args.config)
-    tokenizer = loaded.path
-    if loaded.format == "t5x" and loaded.path != args.source:
-        tokenizer = args.source
     save_model(
         args.destination,
         loaded.model,
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         format=args.to,
         dtype=args.dtype,
         special_ids=loaded.special_ids,
-        tokenizer_from=tokenizer,
+        # T5X keeps what belongs to all steps in the directory around them.
+        tokenizer_from=loaded.path.parent if loaded.format == "t5x" else loaded.path,
         step=loaded.step or 0,
     )
     written = [f for f in args.destination.rglob("*") if f.is_file()]

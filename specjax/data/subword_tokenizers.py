@@ -44,14 +44,12 @@ class SentencePieceTokenizer(Tokenizer):
         self._ids = {**spelt, **{text: i for text, (i, _) in self._added.items()}}
         self._texts = {i: text for text, i in self._ids.items()}
         self._splitter = _splitter(self._ids)
-        # Without the space that SentencePiece puts before a text. Appended fields win in protobuf:
-        # normalizer_spec (3) { add_dummy_prefix (3) = false }.
-        proto = self._sp.serialized_model_proto() + b"\x1a\x02\x18\x00"
-        self._later = (
-            self._sp
-            if is_t5 or settings.config.get("legacy")
-            else sentencepiece.SentencePieceProcessor(model_proto=proto)
-        )
+        self._later = self._sp
+        if not is_t5 and not settings.config.get("legacy") and self._sp.Normalize("a") != "a":
+            # After a special token without the space that begins a text. Appended fields win in
+            # protobuf: normalizer_spec (3) { add_dummy_prefix (3) = false }.
+            proto = self._sp.serialized_model_proto() + b"\x1a\x02\x18\x00"
+            self._later = sentencepiece.SentencePieceProcessor(model_proto=proto)
         self._own_eos = settings.id_of("eos_token", self._ids, self._sp.eos_id())
         self.bos_id = settings.id_of("bos_token", self._ids, self._sp.bos_id())
         pad = settings.id_of("pad_token", self._ids, self._sp.pad_id())
