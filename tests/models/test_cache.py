@@ -1,0 +1,172 @@
+"""Writes go where they belong and nowhere else, and cost no copy."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import cache as cache_lib
+from specjax.models.cache import RaggedCache, Updates
+from tests.models.tiny import QUICK, error, tiny
+
+B, K, S, D, T = 7, 2, 6, 3, 4
+POSITIONS = np.array([0, 1, 2, 3, 5, 6, 9], np.int32)  # the last four reach past the end
+
+
+def _cache_and_updates():
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    cache = RaggedCache((draw(B, K, S, D),) * 2, (draw(B, K, D, S),) * 2)
+    updates = Updates((draw(B, K, T, D),) * 2, (draw(B, K, D, T),) * 2, jnp.ones(B, bool))
+    return cache, updates
+
+
+def _written(entries, block, positions):
+    """The same in plain loops; positions on axis 2."""
+    entries = np.array(entries)
+    for row, position in enumerate(positions):
+        for t in range(block.shape[2]):
+            if 0 <= position + t < entries.shape[2]:
+                entries[row, :, position + t] = block[row, :, t]
+    return entries
+
+
+def _is_right(write, positions):
+    cache, updates = _cache_and_updates()
+    out = write(cache, updates, positions)
+    keys = _written(cache.keys[0], updates.keys[0], positions)
+    values = _written(cache.values[0].swapaxes(2, 3), updates.values[0].swapaxes(2, 3), positions)
+    return all(
+        np.array_equal(out.keys[i], keys) and np.array_equal(out.values[i], values.swapaxes(2, 3))
+        for i in range(2)
+    )
+
+
+@pytest.mark.parametrize("positions", [POSITIONS, -POSITIONS, POSITIONS * 300_000_000])
+def test_write_drops_what_falls_outside(positions):
+    assert _is_right(jax.jit(cache_lib.write), positions)
+
+
+def test_a_clamping_write_is_seen():
+    def place(axis, layers, blocks, positions):
+        update = lambda *args: jax.lax.dynamic_update_slice_in_dim(*args, axis)  # noqa: E731
+        return tuple(
+            jax.vmap(update)(*pair, positions) for pair in zip(layers, blocks, strict=True)
+        )
+
+    def clamps(cache, updates, positions):
+        return cache._replace(
+            keys=place(1, cache.keys, updates.keys, positions),
+            values=place(2, cache.values, updates.values, positions),
+        )
+
+    assert not _is_right(clamps, POSITIONS)
+    assert _is_right(clamps, np.clip(POSITIONS, 0, 2))
+
+
+def test_rows_that_came_out_as_nan_are_not_written():
+    cache, updates = _cache_and_updates()
+    computed = jnp.arange(B) != 1
+    out = cache_lib.write(cache, updates._replace(computed=computed), POSITIONS)
+    np.testing.assert_array_equal(out.keys[0][1], cache.keys[0][1])
+    assert np.any(out.keys[0][0] != cache.keys[0][0])
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied"])
+def test_a_block_over_the_edge_leaves_the_rest_alive(name):
+    """Rolled back after it, a row still gives the logits of its full forward pass."""
+    t = tiny(name)
+    rng = np.random.default_rng(5)
+    inputs = rng.integers(0, 48, (2, 3)).astype(np.int32)
+    lengths = np.array([3, 2], np.int32)
+    size = 8
+    cache, first, start = t.prefill(t.params, inputs, lengths, size)
+    tokens = rng.integers(0, 48, (2, size)).astype(np.int32)
+    tokens[:, 0] = first
+    full = t.full(inputs, lengths, np.pad(tokens, ((0, 0), (0, 40 - size))))
+    room = size - np.asarray(start)  # how many of the tokens fit
+    cache = t.extend(t.params, cache, tokens[:, :4], start).cache
+    over = rng.integers(0, 48, (2, 4)).astype(np.int32)
+    for position in (size - 1, size, size + 7):
+        cache = t.extend(t.params, cache, over, np.full(2, position, np.int32)).cache
+    out = t.extend(t.params, cache, tokens[:, 2:6], start + 2)
+    for row in range(2):
+        kept = min(4, room[row] - 2)
+        assert error(out.logits[row, :kept], full[row, 2 : 2 + kept]) <= 1e-5
+
+
+def _copies(function, cache, *args):
+    """How many arrays as large as a layer of the cache the compiled function copies."""
+    text = jax.jit(function, donate_argnums=0).lower(cache, *args).compile(QUICK).as_text()
+    shapes = {leaf.shape for leaf in [*cache.keys, *cache.values]}
+    names = "|".join(re.escape(",".join(map(str, shape))) for shape in shapes)
+    return len(re.findall(rf"= f32\[(?:{names})\]\S* (?:copy|select)\(", text))
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_a_loop_copies_no_cache(rows, length):
+    t = tiny("t5_v1_1")
+    inputs = np.ones((rows, 2), np.int32)
+    cache, _, positions = t.prefill(t.params, inputs, np.full(rows, 2, np.int32), 32)
+    params = t.params
+
+    def loop(cache, tokens, positions):
+        def body(_, state):
+            cache, tokens, positions = state
+            out = t.model.extend(params, cache, tokens, positions)
+            return out.cache, jnp.argmax(out.logits, -1).astype(jnp.int32), positions + 1
+
+        return jax.lax.fori_loop(0, 5, body, (cache, tokens, positions))
+
+    def switch_loop(cache, tokens, positions):
+        widths = [1, length]
+
+        def score(width, cache, tokens, positions):
+            logits, _, updates = t.model.score(params, cache, tokens[:, :width], positions)
+            room = length - width
+            keys = tuple(jnp.pad(k, ((0, 0), (0, 0), (0, room), (0, 0))) for k in updates.keys)
+            values = tuple(jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, room))) for v in updates.values)
+            return logits[:, 0], updates._replace(keys=keys, values=values)
+
+        def body(i, state):
+            cache, tokens, positions = state
+            branches = [lambda *args, w=w: score(w, *args) for w in widths]
+            logits, updates = jax.lax.switch(i % 2, branches, cache, tokens, positions)
+            cache = t.model.write(cache, updates, positions)
+            token = jnp.argmax(logits, -1).astype(jnp.int32)
+            return cache, jnp.broadcast_to(token[:, None], tokens.shape), positions + 1
+
+        return jax.lax.fori_loop(0, 5, body, (cache, tokens, positions))
+
+    tokens = jnp.ones((rows, length), jnp.int32)
+    assert _copies(loop, cache, tokens, positions) == 0
+    assert _copies(switch_loop, cache, tokens, positions) == 0
+
+    def unordered(cache, tokens, positions):
+        """Without the dependence that `Updates.computed` makes, the layers are copied."""
+
+        def body(_, state):
+            cache, tokens, positions = state
+            _, _, updates = t.model.score(params, cache, tokens, positions)
+            updates = updates._replace(computed=jnp.ones(rows, bool))
+            return t.model.write(cache, updates, positions), tokens, positions + 1
+
+        return jax.lax.fori_loop(0, 5, body, (cache, tokens, positions))
+
+    if jax.default_backend() == "cpu":
+        assert _copies(unordered, cache, tokens, positions) > 0
+
+
+def test_the_cache_names_its_axes():
+    t = tiny("t5_v1_1")
+    cache = t.prefill(t.params, np.ones((1, 2), np.int32), np.full(1, 2, np.int32), 32).cache
+    axes = cache_lib.logical_axes(cache)
+    assert axes.keys[0] == ("batch", "kv_heads", "length", "kv")
+    assert axes.values[1] == axes.cross.values[0] == ("batch", "kv_heads", "kv", "length")
+    jax.tree.map(
+        lambda leaf, names: None if leaf.ndim == len(names) else pytest.fail(), cache, axes
+    )
+    assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(cache))
+    assert cache.max_length == 32

@@ -1,0 +1,155 @@
+"""Rows that advance and roll back independently give the logits of their own full forward pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import cache as cache_lib
+from specjax.models import layers
+from tests.models.tiny import CONFIGS, error, quick_jit, tiny
+
+MAX_BLOCK = 4
+ROUNDS = 10
+MAX_LENGTH = 40
+INPUTS = np.random.default_rng(1).integers(0, 48, (3, 7)).astype(np.int32)
+LENGTHS = np.array([7, 1, 4], np.int32)
+
+
+def worst_error(t, extend=None, widths=range(1, MAX_BLOCK + 1), seed=5):
+    """Plays a random schedule of blocks and rollbacks; returns the greatest error of any logit."""
+    extend = extend or t.extend
+    rng = np.random.default_rng(seed)
+    cache, first, start = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    histories = [[int(token)] for token in first]  # the last of a history is not in the cache
+    worst = 0.0
+    for _ in range(ROUNDS):
+        width = int(rng.choice(widths))
+        block = rng.integers(0, 48, (3, width)).astype(np.int32)
+        block[:, 0] = [history[-1] for history in histories]
+        offsets = np.array([len(history) - 1 for history in histories], np.int32)
+        out = extend(t.params, cache, block, start + offsets)
+        cache = out.cache
+        outputs = np.zeros((3, MAX_LENGTH), np.int32)
+        for row, (history, tokens) in enumerate(zip(histories, block, strict=True)):
+            known = [*history[:-1], *tokens]
+            outputs[row, : len(known)] = known
+        full = t.full(INPUTS, LENGTHS, outputs)
+        expected = np.stack([full[b, o : o + width] for b, o in enumerate(offsets)])
+        worst = max(worst, np.abs(out.logits - expected).max() / np.abs(full).max())
+        for row, history in enumerate(histories):
+            kept = int(rng.integers(0, width))  # of the drafted tokens; one new token follows
+            history[-1:] = [*block[row, : kept + 1].tolist(), int(rng.integers(0, 48))]
+    lengths = [len(history) for history in histories]
+    assert len(set(lengths)) == 3, "the rows did not part"
+    assert max(lengths) < MAX_LENGTH - MAX_BLOCK
+    return worst
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_the_full_forward_pass(name):
+    assert worst_error(tiny(name)) <= 1e-5
+
+
+def _forgets_rollback(self, length, window=None):
+    """Sees all that was ever written: here, any position within a block of the row's own."""
+    moved = layers.Memory(self.cache, self.positions + 1)
+    return ORIGINAL_BIAS(moved, length, window)
+
+
+def _shares_positions(self, length, window=None):
+    """Masks by the batch's slowest row."""
+    moved = layers.Memory(self.cache, jnp.full_like(self.positions, self.positions.min()))
+    return ORIGINAL_BIAS(moved, length, window)
+
+
+def _adds(cache, updates, positions):
+    """Adds into the cache, as T5X does, rather than overwriting."""
+    fresh = WRITE(jax.tree.map(jnp.zeros_like, cache), updates, positions)
+    add = lambda old, new: tuple(map(jnp.add, old, new))  # noqa: E731
+    return cache._replace(keys=add(cache.keys, fresh.keys), values=add(cache.values, fresh.values))
+
+
+ORIGINAL_BIAS, WRITE = layers.Memory.bias, cache_lib.write
+
+
+@pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
+@pytest.mark.parametrize(
+    ("owner", "attribute", "wrong"),
+    [
+        (layers.Memory, "bias", _forgets_rollback),
+        (layers.Memory, "bias", _shares_positions),
+        (cache_lib, "write", _adds),
+    ],
+)
+def test_the_comparison_sees_a_wrong_cache(monkeypatch, name, owner, attribute, wrong):
+    t = tiny(name)
+    monkeypatch.setattr(owner, attribute, wrong)
+    wrong_extend = quick_jit(lambda *args: t.model.extend(*args))
+    assert worst_error(t, wrong_extend, [MAX_BLOCK]) > 1e-3
+
+
+def test_the_window_matters():
+    """Without it Gemma 2's logits would differ, so the schedule goes past it."""
+    t = tiny("gemma2")
+    wide = type(t.model)(t.model.config.replace(sliding_window=100))
+    assert worst_error(t, quick_jit(wide.extend), [MAX_BLOCK]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
+def test_a_row_alone_equals_the_row_in_a_batch(name):
+    t = tiny(name)
+    batch = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    block = np.random.default_rng(2).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
+    together = t.extend(t.params, batch.cache, block, batch.positions)
+    for row in range(3):
+        one = slice(row, row + 1)
+        alone = t.prefill(t.params, INPUTS[one], LENGTHS[one], MAX_LENGTH)
+        assert alone.tokens[0] == batch.tokens[row]
+        assert alone.positions[0] == batch.positions[row]
+        out = t.extend(t.params, alone.cache, block[one], alone.positions)
+        assert error(out.logits[0], together.logits[row]) <= 2e-6
+        assert error(out.hidden[0], together.hidden[row]) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
+def test_padding_changes_nothing(name):
+    t = tiny(name)
+    block = np.random.default_rng(3).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
+
+    def logits(inputs, max_length):
+        cache, _, positions = t.prefill(t.params, inputs, LENGTHS, max_length)
+        return t.extend(t.params, cache, block, positions).logits
+
+    plain = logits(INPUTS, MAX_LENGTH)
+    rubbish = np.where(np.arange(7) < LENGTHS[:, None], INPUTS, 47).astype(np.int32)
+    assert error(logits(rubbish, MAX_LENGTH), plain) == 0
+    wider = np.pad(INPUTS, ((0, 0), (0, 5)), constant_values=9)
+    # The padding may reach past the cache; only the prompts must fit.
+    assert error(logits(wider, 11), plain) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["t5_v1_1", "llama"])
+def test_a_forced_prefix_is_what_extending_by_it_would_give(name):
+    t = tiny(name)
+    prefix = np.random.default_rng(4).integers(0, 48, (3, 3)).astype(np.int32)
+    sizes = np.array([3, 0, 2], np.int32)
+    forced = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH, prefix, sizes)
+    cache, first, positions = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    np.testing.assert_array_equal(forced.positions, positions + sizes)
+    tokens = np.concatenate([np.asarray(first)[:, None], prefix], axis=1)
+    np.testing.assert_array_equal(forced.tokens, tokens[np.arange(3), sizes])
+    whole = t.extend(t.params, cache, tokens, positions)
+    last = t.extend(t.params, forced.cache, np.asarray(forced.tokens)[:, None], forced.positions)
+    expected = np.asarray(whole.logits)[np.arange(3), sizes]
+    assert error(last.logits[:, 0], expected) <= 1e-5
+
+
+def test_t5_prefills_its_start_token():
+    t = tiny("t5_v1_1")
+    model = type(t.model)(t.model.config.replace(decoder_start_token=3))
+    for prefill, start in ((t.prefill, 0), (quick_jit(model.prefill, static_argnums=3), 3)):
+        out = prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+        assert out.tokens.dtype == out.positions.dtype == jnp.int32
+        np.testing.assert_array_equal(out.tokens, start)
+        np.testing.assert_array_equal(out.positions, 0)

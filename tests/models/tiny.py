@@ -1,0 +1,120 @@
+"""Tiny models of every family, random in every array, and jitted once."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.models import (
+    Gemma2Config,
+    Llama3RopeScaling,
+    LlamaConfig,
+    T5Config,
+    model_from_config,
+)
+
+_T5 = {
+    "vocab_size": 48,
+    "embed_dim": 16,
+    "num_heads": 2,
+    "head_dim": 12,
+    "mlp_dim": 24,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "relpos_buckets": 8,
+    "relpos_max_distance": 12,
+}
+_DECODER = {
+    "vocab_size": 48,
+    "embed_dim": 16,
+    "num_heads": 4,
+    "head_dim": 8,
+    "mlp_dim": 24,
+    "num_layers": 2,
+}
+CONFIGS = {
+    "t5_v1_0": T5Config(**_T5, mlp_activations=("relu",), tie_embeddings=True),
+    "t5_v1_1": T5Config(**_T5),
+    "llama": LlamaConfig(**_DECODER, num_kv_heads=4),
+    "llama_grouped_tied": LlamaConfig(
+        **_DECODER,
+        num_kv_heads=2,
+        tie_embeddings=True,
+        rope_scaling=Llama3RopeScaling(
+            factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=16
+        ),
+    ),
+    "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
+}
+
+
+def random_params(model, seed=0):
+    """Unlike `model.init`, norms differ from one another: a mix-up shows."""
+    rng = np.random.default_rng(seed)
+    dtype = model.config.param_dtype
+
+    def draw(leaf):
+        norm = leaf.ndim == 1
+        value = rng.uniform(0.5, 1.5, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
+        return jnp.asarray(value, jnp.float32).astype(dtype)
+
+    return jax.tree.map(draw, model.abstract_params())
+
+
+class Tiny(NamedTuple):
+    """A model, its parameters, and its functions compiled once per shape."""
+
+    model: object
+    params: object
+    apply: object
+    prefill: object
+    extend: object
+
+    @property
+    def is_t5(self):
+        return isinstance(self.model.config, T5Config)
+
+    def full(self, inputs, input_lengths, outputs):
+        """Logits `[B, N, V]` of outputs `[B, N]` after their prompts, in one full forward pass.
+
+        Row b's entry n predicts the token after `outputs[b, n]`. The outputs begin with the token
+        that `prefill` returns.
+        """
+        if self.is_t5:
+            mask = np.arange(inputs.shape[1]) < np.asarray(input_lengths)[:, None]
+            return np.asarray(self.apply(self.params, inputs, outputs, encoder_mask=mask))
+        rows = []
+        width = inputs.shape[1] + outputs.shape[1]
+        for row, length, output in zip(inputs, input_lengths, outputs, strict=True):
+            tokens = np.concatenate([row[: length - 1], output])
+            rows.append(np.pad(tokens, (0, width - len(tokens))))
+        logits = np.asarray(self.apply(self.params, np.stack(rows)))
+        starts = np.asarray(input_lengths) - 1
+        return np.stack([logits[b, s : s + outputs.shape[1]] for b, s in enumerate(starts)])
+
+
+# Compiling is most of these tests' time, and its last passes change nothing that they look at.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+@functools.cache
+def tiny(name):
+    """The model of that name in `CONFIGS`."""
+    model = model_from_config(CONFIGS[name])
+    return Tiny(
+        model,
+        random_params(model),
+        quick_jit(model.apply),
+        quick_jit(model.prefill, static_argnums=3),
+        quick_jit(model.extend),
+    )
+
+
+def error(ours, theirs):
+    """max |difference| as a fraction of max |theirs|."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    return np.abs(ours - theirs).max() / np.abs(theirs).max()
