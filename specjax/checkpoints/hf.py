@@ -23,7 +23,7 @@ SINGLE = "model.safetensors"
 LM_HEAD = "lm_head.weight"
 SHARD_BYTES = 5 * 10**9
 
-_DTYPES = {
+_DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -64,7 +64,7 @@ class SafetensorsReader:
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
-            dtype = _DTYPES.get(entry["dtype"], np.dtype(np.void))
+            dtype = _DTYPES.get(entry["dtype"], np.dtype(np.uint8))
             self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype)
             self._places[name] = (path, 8 + length + entry["data_offsets"][0])
 

@@ -89,7 +89,7 @@ def load_model(
     dtype: Any = None,
     param_dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
-    rules: Any = None,
+    rules: partitioning.Rules = partitioning.STANDARD_RULES,
     shardings: Params | jax.sharding.Sharding | None = None,
     config: ModelConfig | PathLike | None = None,
 ) -> LoadedModel:
@@ -111,8 +111,8 @@ def load_model(
         by default that of the parameters.
       param_dtype: of the parameters; by default the checkpoint's own, bfloat16 or float32
         (float16 becomes float32, which holds it exactly).
-      mesh: spreads the parameters over a mesh; `specjax.partitioning` makes one.
-      rules: logical axis rules for `mesh`; the standard ones by default.
+      mesh: spreads the parameters over a mesh, which `specjax.partitioning.make_mesh` makes.
+      rules: logical axis rules for `mesh`.
       shardings: instead of `mesh`: one sharding for all, or a tree of them like the parameters.
       config: a configuration, or the path of a T5X gin file; instead of what the directory says.
 
@@ -163,9 +163,7 @@ def load_model(
 def _open(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     """Recognises a checkpoint and settles its configuration."""
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path}: no such directory; models are read from disk, so download it first"
-        )
+        raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
         raise ValueError(f"{path}: a file; give the directory it is in, {path.absolute().parent}")
     explicit = config if isinstance(config, ModelConfig) else None
@@ -269,13 +267,12 @@ def _shardings(
     model: Model,
     shapes: Mapping[str, tuple[int, ...]],
     mesh: jax.sharding.Mesh | None,
-    rules: Any,
+    rules: partitioning.Rules,
     shardings: Params | jax.sharding.Sharding | None,
 ) -> Mapping[str, jax.sharding.Sharding]:
     """A sharding per parameter path; the default device's without a mesh."""
     if mesh is not None:
-        arguments = (model, mesh) if rules is None else (model, mesh, rules)
-        return flatten(partitioning.param_shardings(*arguments))
+        return flatten(partitioning.param_shardings(model, mesh, rules))
     if shardings is None:
         shardings = jnp.zeros(()).sharding  # the default device's
     if isinstance(shardings, jax.sharding.Sharding):

@@ -14,7 +14,6 @@ from specjax.base import Params
 from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
 
 PARAMS = "params"
-BATCH_BYTES = 16 * 2**20
 
 
 def is_orbax(directory: Path) -> bool:
@@ -55,36 +54,20 @@ class OrbaxReader:
             raise ValueError(f"{directory}: no arrays {where}in it; give another checkpoint")
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `Reader`. Small arrays are read together: each call of Orbax costs milliseconds."""
-        batch: list[str] = []
-        filled = 0
+        """See `Reader`. One call of Orbax each: several at once hold all their buffers at once."""
         for name in names:
-            nbytes = self.specs[name].nbytes
-            if batch and filled + nbytes > BATCH_BYTES:
-                yield from self._read(batch)
-                batch, filled = [], 0
-            batch.append(name)
-            filled += nbytes
-        if batch:
-            yield from self._read(batch)
+            yield name, self._read(name)
 
-    def _read(self, names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-        item = unflatten({f"{self._prefix}{name}": 0 for name in names})
+    def _read(self, name: str) -> np.ndarray:
+        item = unflatten({f"{self._prefix}{name}": 0})
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        args = ocp.args.PyTreeRestore(item, as_numpy, partial_restore=True)
         try:
             with _quiet():
-                tree = self._checkpointer.restore(
-                    self.directory,
-                    args=ocp.args.PyTreeRestore(
-                        item=item, restore_args=as_numpy, partial_restore=True
-                    ),
-                )
+                (value,) = flatten(self._checkpointer.restore(self.directory, args)).values()
         except Exception as error:
             raise ValueError(_damaged(self.directory, error)) from None
-        flat = flatten(tree)
-        del tree
-        for name in names:
-            yield name, flat.pop(f"{self._prefix}{name}")
+        return value
 
 
 def _damaged(directory: Path, error: Exception) -> str:

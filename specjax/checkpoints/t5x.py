@@ -96,15 +96,18 @@ class T5XReader:
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """See `Reader`."""
         for name in names:
-            leaf = self._leaves[name]
-            if not isinstance(leaf, np.ndarray):
-                try:
-                    leaf = leaf.read().result()
-                except ValueError as error:
-                    raise ValueError(
-                        f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
-                    ) from None
-            yield name, leaf.view(_meant_dtype(leaf.dtype))
+            yield name, self._read(name)
+
+    def _read(self, name: str) -> np.ndarray:
+        leaf = self._leaves[name]
+        if not isinstance(leaf, np.ndarray):
+            try:
+                leaf = leaf.read().result()
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
+                ) from None
+        return leaf.view(_meant_dtype(leaf.dtype))
 
 
 def _open(folder: Path) -> ts.TensorStore:

@@ -2,11 +2,12 @@
 
 from specjax.data.batching import Batch, BucketedBatches, TokenPairs, tokenize_pairs
 from specjax.data.examples import Example, read_aligned, read_examples
-from specjax.data.tokenizers import Tokenizer, load_tokenizer
+from specjax.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
     "Batch",
     "BucketedBatches",
+    "ByteTokenizer",
     "Example",
     "TokenPairs",
     "Tokenizer",
