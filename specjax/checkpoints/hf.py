@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -260,6 +261,7 @@ def write_hf(
             filled = 0
         shards[-1].append(rule)
         filled += nbytes
+    write_json(directory / "config.json", values)
     weight_map = {}
     for number, shard in enumerate(shards, 1):
         name = SINGLE
@@ -272,11 +274,12 @@ def write_hf(
             weight_map[rule.hf] = name
         # transformers 4.x refuses a file without this mark.
         safetensors.numpy.save_file(arrays, directory / name, metadata={"format": "pt"})
+        # The library makes its files readable by their owner alone.
+        shutil.copymode(directory / "config.json", directory / name)
     if len(shards) > 1:
         total = sum(params[rule.path].size for rule in rules) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(directory / INDEX, index)
-    write_json(directory / "config.json", values)
     if not (directory / "generation_config.json").exists():
         known = ids.or_else(hf_config.DEFAULT_IDS[type(config)])
         write_json(directory / "generation_config.json", known.to_json())

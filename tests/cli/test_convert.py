@@ -1,6 +1,8 @@
 """`specjax convert`: between all formats, bit for bit, all or nothing."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +102,28 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
         _convert(source, tmp_path / "x", "--to", "torch")
     assert caught.value.code == 2
     assert sorted(tmp_path.iterdir()) == [tmp_path / "llama", *before]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from specjax.checkpoints.save import replacing
+with replacing(Path(sys.argv[1])) as directory:
+    (directory / "half").touch()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_kill_leaves_nothing_half_written(source, tmp_path):
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], check=False)
+    assert run.returncode == -9
+    assert not (tmp_path / "out").exists()
+    assert _convert(source, tmp_path / "out", "--to", "hf") == 0
+    assert not (tmp_path / "out" / "half").exists()
+    assert not list(tmp_path.glob(".*"))
+    assert _bits(tmp_path / "out") == _bits(source)
+    modes = {p.stat().st_mode for p in (tmp_path / "out").iterdir() if p.suffix != ".model"}
+    assert len(modes) == 1
 
 
 def test_gin_file(source, tmp_path):
