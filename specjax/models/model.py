@@ -200,9 +200,9 @@ def prefix_or_empty(
     rows = inputs.shape[0]
     if prefix is None:
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
+    if prefix.shape[0] != rows:
+        raise ValueError(f"prefix has {prefix.shape[0]} rows but inputs have {rows}")
     if prefix_lengths is None:
         prefix_lengths = jnp.full(rows, prefix.shape[1], jnp.int32)
     check_tokens("prefix", prefix, prefix_lengths)
-    if prefix.shape[0] != rows:
-        raise ValueError(f"prefix has {prefix.shape[0]} rows but inputs have {rows}")
     return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)

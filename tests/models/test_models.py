@@ -1,0 +1,131 @@
+"""What models are besides their logits: protocol, parameters, axes, dtypes, dropout."""
+
+import inspect
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from specjax.base import LanguageModel
+from specjax.models import T5, T5Config, model_from_config
+from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
+
+FIXTURES = pathlib.Path(__file__).parents[3] / "shared" / "fixtures" / "t5x"
+# What T5X's own checkpoints in the fixtures are of.
+T5X_CONFIG = T5Config(
+    vocab_size=384,
+    embed_dim=64,
+    num_heads=4,
+    head_dim=16,
+    mlp_dim=128,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+)
+
+
+def _flat(tree):
+    return {"/".join(path): leaf for path, leaf in flatten_dict(tree).items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_are_language_models(name):
+    model = tiny(name).model
+    for method, expected in vars(LanguageModel).items():
+        if inspect.isfunction(expected) and not method.startswith("_"):
+            asked = list(inspect.signature(expected).parameters)
+            assert list(inspect.signature(getattr(type(model), method)).parameters) == asked, method
+    assert model.vocab_size == 48
+    again = model_from_config(CONFIGS[name])
+    assert again == model
+    assert hash(again) == hash(model)
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
+def test_init_makes_what_abstract_params_says(name):
+    model = tiny(name).model
+    params = quick_jit(model.init)(jax.random.key(0))
+    for path, leaf in _flat(model.abstract_params()).items():
+        made = _flat(params)[path]
+        assert (made.shape, made.dtype) == (leaf.shape, leaf.dtype)
+    axes = _flat(model.logical_axes())
+    assert {k: len(v) for k, v in axes.items()} == {k: v.ndim for k, v in _flat(params).items()}
+    # Logits of about unit scale, so that training starts near log V.
+    t = tiny(name)
+    tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
+    logits = t.apply(params, tokens, tokens) if t.is_t5 else t.apply(params, tokens)
+    assert 0.2 < float(jnp.std(logits)) < 3
+
+
+def _lines(name):
+    if not (FIXTURES / name).exists():
+        pytest.skip(f"{FIXTURES / name} is not there")
+    return [line.split("\t") for line in (FIXTURES / name).read_text().splitlines()]
+
+
+def test_t5_has_the_tree_and_the_axes_of_t5x():
+    model = T5(T5X_CONFIG)
+    shapes = {path: str(leaf.shape) for path, leaf in _flat(model.abstract_params()).items()}
+    assert shapes == {line[0]: line[1] for line in _lines("t5_unscanned_params.txt")}
+    axes = {
+        f"{path}_axes": f"AxisMetadata(names={names})"
+        for path, names in _flat(model.logical_axes()).items()
+    }
+    assert axes == dict(_lines("t5_unscanned_axes.txt"))
+
+
+def test_t5_is_initialised_as_t5x_does_it():
+    """To the bit, from the same key."""
+    _lines("t5_unscanned_params.txt")
+    expected = np.load(FIXTURES / "t5_unscanned_expected.npz")
+    params = _flat(T5(T5X_CONFIG).init(jax.random.key(0)))
+    for path, value in expected.items():
+        np.testing.assert_array_equal(params[path], value, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
+def test_bfloat16(name):
+    config = CONFIGS[name].replace(dtype="bfloat16", param_dtype="bfloat16")
+    model = model_from_config(config)
+    half = random_params(model)
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.bfloat16.dtype}
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), half)
+    inputs, lengths = np.full((2, 7), 5, np.int32), np.array([7, 3], np.int32)
+    t = tiny(name)
+    cache, _, positions = t.prefill(single, inputs, lengths, 40)
+    expected = t.extend(single, cache, inputs[:, :3], positions)
+    cache, _, positions = quick_jit(model.prefill, static_argnums=3)(half, inputs, lengths, 40)
+    out = quick_jit(model.extend)(half, cache, inputs[:, :3], positions)
+    assert {leaf.dtype for leaf in [*out.cache.keys, *out.cache.values]} == {jnp.bfloat16.dtype}
+    assert out.hidden.dtype == jnp.bfloat16
+    assert out.logits.dtype == jnp.float32
+    assert error(out.logits, expected.logits) < 0.05
+    # Not rounded to bfloat16 on the way out.
+    assert np.any(out.logits != out.logits.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def test_dropout_drops_only_with_a_key():
+    t = tiny("t5_v1_1")
+    model = T5(t.model.config.replace(dropout_rate=0.3))
+    apply = quick_jit(lambda key: model.apply(t.params, tokens, tokens, dropout_key=key))
+    tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
+    plain = t.apply(t.params, tokens, tokens)
+    assert error(quick_jit(model.apply)(t.params, tokens, tokens), plain) == 0
+    first, second = apply(jax.random.key(0)), apply(jax.random.key(1))
+    assert error(apply(jax.random.key(0)), first) == 0
+    assert error(first, plain) > 0.01
+    assert error(first, second) > 0.01
+
+
+def test_gradients_flow_to_every_parameter():
+    t = tiny("t5_v1_1")
+    tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
+
+    def loss(params):
+        return jnp.mean(jnp.square(t.model.apply(params, tokens, tokens)))
+
+    for path, gradient in _flat(quick_jit(jax.grad(loss))(t.params)).items():
+        assert np.all(np.isfinite(gradient)), path
+        assert np.any(gradient != 0), path

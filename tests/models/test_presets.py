@@ -1,0 +1,39 @@
+"""Published sizes, counted without memory."""
+
+import pytest
+
+from specjax.models import PRESETS, model_from_config, preset
+
+PUBLISHED = {
+    "t5_v1_1_small": 76_961_152,
+    "t5_v1_1_base": 247_577_856,
+    "t5_v1_1_large": 783_150_080,
+    "t5_v1_1_xl": 2_849_757_184,
+    "t5_v1_1_xxl": 11_135_332_352,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+}
+
+
+def test_every_preset_has_a_published_count():
+    assert PRESETS.keys() == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_parameter_counts(name):
+    assert model_from_config(PRESETS[name]).num_params() == PUBLISHED[name]
+
+
+def test_a_preset_can_be_changed():
+    config = preset("gemma2_2b", dtype="bfloat16", param_dtype="bfloat16")
+    assert config.dtype == config.param_dtype == "bfloat16"
+    assert config == PRESETS["gemma2_2b"].replace(dtype="bfloat16", param_dtype="bfloat16")
+
+
+def test_an_unknown_preset_is_named():
+    with pytest.raises(ValueError, match=r"preset 't5_huge' is not one of t5_v1_1_small, "):
+        preset("t5_huge")

@@ -1,0 +1,167 @@
+"""Logits on a mesh equal those of one device, and the arrays really are split."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec as P
+
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.partitioning import (
+    STANDARD_RULES,
+    batch_shardings,
+    cache_shardings,
+    make_mesh,
+    param_shardings,
+    partition_spec,
+)
+from tests.models.tiny import QUICK, error, quick_jit, random_params
+
+_SIZES = {"vocab_size": 64, "embed_dim": 16, "num_heads": 8, "head_dim": 4, "mlp_dim": 32}
+CONFIGS = {
+    "t5": T5Config(**_SIZES, num_encoder_layers=1, num_decoder_layers=1),
+    "t5_tied": T5Config(
+        **_SIZES,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        mlp_activations=("relu",),
+        tie_embeddings=True,
+    ),
+    "llama": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=4),
+    "llama_few_kv_heads": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=2),
+    "gemma2": Gemma2Config(
+        **_SIZES, num_layers=2, num_kv_heads=4, sliding_window=4, query_pre_attn_scalar=4.0
+    ),
+}
+ROWS, MAX_LENGTH, BLOCK = 8, 16, 3
+RNG = np.random.default_rng(0)
+INPUTS = RNG.integers(0, 64, (ROWS, 7)).astype(np.int32)
+LENGTHS = np.array([7, 1, 3, 4, 2, 7, 6, 5], np.int32)
+TOKENS = RNG.integers(0, 64, (ROWS, BLOCK)).astype(np.int32)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def alone(request):
+    """A model, its parameters, and two extends on one device."""
+    model = model_from_config(CONFIGS[request.param])
+    params = random_params(model)
+    prefilled = quick_jit(model.prefill, static_argnums=3)(params, INPUTS, LENGTHS, MAX_LENGTH)
+    extend = quick_jit(model.extend)
+    first = extend(params, prefilled.cache, TOKENS, prefilled.positions)
+    second = extend(params, first.cache, TOKENS, prefilled.positions + 2)
+    return request.param, model, params, prefilled, (first.logits, second.logits)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
+def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
+    name, model, params, expected, logits = alone
+    mesh = make_mesh(*shape)
+    params = jax.device_put(params, param_shardings(model, mesh))
+    cache_at = cache_shardings(jax.eval_shape(lambda: expected.cache), mesh)
+    inputs, lengths, tokens = jax.device_put(
+        (INPUTS, LENGTHS, TOKENS), batch_shardings((INPUTS, LENGTHS, TOKENS), mesh)
+    )
+    rows = batch_shardings(lengths, mesh)
+    prefill = quick_jit(
+        model.prefill,
+        static_argnums=3,
+        out_shardings=type(expected)(cache_at, rows, rows),
+    )
+    cache, _, positions = prefill(params, inputs, lengths, MAX_LENGTH)
+    lowered = jax.jit(model.extend).lower(params, cache, tokens, positions)
+    extend = lowered.compile(QUICK)
+    first = extend(params, cache, tokens, positions)
+    assert error(first.logits, logits[0]) <= 1e-5
+    moved = jax.device_put(positions + 2, rows)
+    second = extend(params, first.cache, tokens, moved)
+    assert error(second.logits, logits[1]) <= 1e-5
+
+    data, ways = shape
+    flat = {"/".join(path): leaf for path, leaf in flatten_dict(params).items()}
+    embedding = flat["token_embedder/embedding"]
+    assert embedding.sharding.shard_shape(embedding.shape) == (64 // ways, 16)
+    for path, divided in (("mlp/wo/kernel", 0), ("self_attention/query/kernel", 1)):
+        kernel = flat[f"decoder/layers_0/{path}"]
+        shard = list(kernel.shape)
+        shard[divided] //= ways
+        assert [s.data.shape for s in kernel.addressable_shards] == [tuple(shard)] * 8
+    heads = 2 if name == "llama_few_kv_heads" else model_kv_heads(model) // ways
+    for keys in [*cache.keys, *second.cache.keys]:
+        assert keys.addressable_shards[0].data.shape == (ROWS // data, heads, MAX_LENGTH, 4)
+    for values in [*cache.values, *second.cache.values]:
+        assert values.addressable_shards[0].data.shape == (ROWS // data, heads, 4, MAX_LENGTH)
+    # The compiler moves activations between devices, never the cache.
+    whole = f"{ROWS // data},{model_kv_heads(model)},"
+    gathered = [line for line in extend.as_text().splitlines() if "all-gather(" in line]
+    assert not [line for line in gathered if f"{whole}{MAX_LENGTH},4]" in line]
+    assert not [line for line in gathered if f"{whole}4,{MAX_LENGTH}]" in line]
+
+
+def model_kv_heads(model):
+    return getattr(model.config, "num_kv_heads", model.config.num_heads)
+
+
+def test_one_device_is_invisible(alone):
+    _, model, params, prefilled, logits = alone
+    mesh = make_mesh(1, 1)
+    params = jax.device_put(params, param_shardings(model, mesh))
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+    extend = quick_jit(model.extend)
+    placed = jax.device_put((prefilled.cache, TOKENS, prefilled.positions), jax.devices()[0])
+    out = extend(params, *placed)
+    assert error(out.logits, logits[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "units", "expected"),
+    [
+        ((64, 16), ("vocab", "embed"), {}, P("model", None)),
+        ((62, 16), ("vocab", "embed"), {}, P(None, None)),  # not divisible: whole
+        ((16, 32), ("embed", "joined_kv"), {"joined_kv": 4}, P(None, "model")),
+        ((16, 24), ("embed", "joined_kv"), {"joined_kv": 4}, P(None, None)),  # six heads
+        ((4, 8, 9, 3), ("batch", "kv_heads", "length", "kv"), {}, P("data", "model", None, None)),
+        ((3, 8, 9, 3), ("batch", "kv_heads", "length", "kv"), {}, P(None, "model", None, None)),
+        ((8, 8), ("mlp", "heads"), {}, P("model", None)),  # a mesh axis splits one dimension
+    ],
+)
+def test_standard_rules(shape, axes, units, expected):
+    assert partition_spec(shape, axes, make_mesh(2, 4), units=units) == expected
+
+
+def test_rules_are_read_in_order():
+    two_ways = [("mlp", "model"), ("embed", "model"), ("embed", "data")]
+    mesh = make_mesh(2, 4)
+    assert partition_spec((8, 8), ("embed", "mlp"), mesh, two_ways) == P("data", "model")
+    assert partition_spec((6, 6), ("embed", "mlp"), mesh, two_ways) == P("data", None)
+    fixed = [("embed", None), ("embed", "data")]
+    assert partition_spec((8,), ("embed",), mesh, fixed) == P(None)
+
+
+def test_scalars_are_replicated():
+    mesh = make_mesh(8)
+    tree = {"step": jnp.zeros(()), "tokens": jnp.zeros((8, 3))}
+    shardings = batch_shardings(tree, mesh)
+    assert shardings["step"].spec == P()
+    assert shardings["tokens"].spec == P("data")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: make_mesh(4, 4), "data=4 times model=4 needs 16 devices but there are 8"),
+        (lambda: make_mesh(model=3), "model=3 does not divide 8 devices: give data as well"),
+        (lambda: make_mesh(0, 4), "mesh sizes must be at least 1, got data=0, model=4"),
+        (
+            lambda: partition_spec((2,), ("batch",), make_mesh(8), [("batch", "rows")]),
+            r"rules name the mesh axes \['rows'\] but the mesh has \['data', 'model'\]",
+        ),
+        (
+            lambda: partition_spec((2,), ("beam",), make_mesh(8), STANDARD_RULES),
+            r"no rule for the logical axes \['beam'\]: add \(name, None\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
