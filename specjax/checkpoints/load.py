@@ -132,6 +132,10 @@ def load_model(
         if value is not None
     }
     opened = _open(Path(path), config)
+    ids = special_ids(opened.path)
+    if opened.format == "t5x":
+        ids = ids.or_else(special_ids(opened.path.parent))
+    ids = ids.or_else(opened.ids)
     kept = own_dtype(opened.path, opened.reader.specs)
     stored = asked.get("param_dtype", asked.get("dtype", kept))
     final = opened.config.replace(dtype=asked.get("dtype", stored), param_dtype=stored)
@@ -143,10 +147,6 @@ def load_model(
         dtype=stored,
         shardings=_shardings(model, shapes, mesh, rules, shardings),
     )
-    named = special_ids(opened.path)
-    if opened.format == "t5x":
-        named = named.or_else(special_ids(opened.path.parent))
-    ids = named.or_else(opened.ids)
     return LoadedModel(
         model=model,
         params=params,
@@ -158,6 +158,23 @@ def load_model(
         bos_id=ids.bos,
         step=opened.step,
     )
+
+
+def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) -> ModelConfig:
+    """A checkpoint's configuration, without its arrays.
+
+    Args:
+      path: see `load_model`.
+      config: see `load_model`.
+
+    Returns:
+      The configuration, its dtypes float32 unless the directory is our own.
+
+    Raises:
+      FileNotFoundError: see `load_model`.
+      ValueError: see `load_model`.
+    """
+    return _open(Path(path), config).config
 
 
 def _open(path: Path, config: ModelConfig | PathLike | None) -> _Opened:

@@ -26,10 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax.checkpoints import load_model, save_model
-    from specjax.checkpoints.save import check_free
+    from specjax.checkpoints import load_model, read_config, save_model
+    from specjax.checkpoints.save import check_format, check_free
 
     check_free(args.destination)
+    check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
     # Straight into the dtype on disk; float16 is made at the end, for no model computes in it.
     dtype = None if args.dtype == "float16" else args.dtype
     try:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checkpoints import load_model, save_model
+from specjax.checkpoints import load_model, read_config, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.cli.main import main
 from specjax.data.model_files import SpecialIds
@@ -80,6 +80,14 @@ def test_dtype(config, tmp_path):
                 expected = np.asarray(value.astype(jnp.dtype(dtype)))
                 np.testing.assert_array_equal(np.asarray(flatten(loaded.params)[name]), expected)
     assert json.loads((tmp_path / "hf-bfloat16" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_format_is_refused_before_the_arrays_are_read(tmp_path, capsys, monkeypatch):
+    save_model(tmp_path / "llama", LLAMA, _params(LLAMA))
+    monkeypatch.setattr("specjax.checkpoints.load_model", None)
+    assert _convert(tmp_path / "llama", tmp_path / "x", "--to", "t5x") == 2
+    assert "T5 alone, not Llama" in capsys.readouterr().err
+    assert read_config(tmp_path / "llama") == LLAMA
 
 
 def test_refusals_are_one_line(source, tmp_path, capsys):
