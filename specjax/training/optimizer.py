@@ -98,11 +98,14 @@ class AdamW:
       eps: added to the root of the second moment.
       weight_decay: times the learning rate; norms' scales and position biases are exempt.
       clip_norm: the largest global norm of a gradient.
+      relative: multiply each array's rate by the root mean square of its entries (at least 1e-3),
+        as Adafactor does for T5. T5's embedding begins at unit scale and its kernels far below;
+        with one absolute rate for all of them the embedding hardly moves.
 
     Raises:
       ValueError: for a value outside its range.
 
-    Source: Loshchilov and Hutter 2019.
+    Source: Loshchilov and Hutter 2019; for `relative` Shazeer and Stern 2018, section 8.
     """
 
     schedule: Schedule
@@ -111,6 +114,7 @@ class AdamW:
     eps: float = 1e-9
     weight_decay: float = 0.0
     clip_norm: float = 1.0
+    relative: bool = False
 
     def __post_init__(self) -> None:
         _check_positive(self, "eps", "clip_norm")
@@ -122,15 +126,13 @@ class AdamW:
 
     def transformation(self) -> optax.GradientTransformation:
         """The optax transformation."""
-        adamw = optax.adamw(
-            self.schedule,
-            b1=self.b1,
-            b2=self.b2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            mask=_decayed,
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip_norm),
+            optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps),
+            optax.scale_by_param_block_rms(1e-3) if self.relative else optax.identity(),
+            optax.add_decayed_weights(self.weight_decay, mask=_decayed),
+            optax.scale_by_learning_rate(self.schedule),
         )
-        return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
 
 
 def _decayed(params: Any) -> Any:
