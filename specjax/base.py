@@ -181,6 +181,25 @@ class LanguageModel(Protocol):
         """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
 
 
+class DraftBlock(NamedTuple):
+    """A drafted block for each row, padded to G tokens.
+
+    Attributes:
+      tokens: `[B, G]` int32; past `num_drafted` anything.
+      probs: `[B, G + 1, V]` float32; row i is what `tokens[:, i]` was drawn from. The row at
+        `num_drafted`, the bonus position, is filled in only where it is asked for.
+      confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
+      num_drafted: `[B]` int32, at most G.
+      calls: int32 scalar, how many passes of the drafter made the block.
+    """
+
+    tokens: Array  # [B, G]
+    probs: Array  # [B, G + 1, V]
+    confidences: Array | None  # [B, G + 1, V]
+    num_drafted: Array  # [B]
+    calls: Array
+
+
 class DraftTraits(NamedTuple):
     """What a verification algorithm may have to know of the way blocks are drafted.
 

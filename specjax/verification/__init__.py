@@ -2,6 +2,8 @@
 
 from specjax.verification._base import (
     Verification,
+    accept,
+    draw_next,
     expected_accepted,
     next_token_probs,
     num_accepted_probs,
@@ -20,7 +22,9 @@ __all__ = [
     "GreedyBlockCarry",
     "Token",
     "Verification",
+    "accept",
     "block_acceptance_probs",
+    "draw_next",
     "expected_accepted",
     "next_token_probs",
     "num_accepted_probs",

@@ -92,22 +92,77 @@ def verify(
     Raises:
       ValueError: (at trace time) if shapes or dtypes do not fit each other.
     """
-    check_block(tokens, draft_probs, target_probs, num_drafted)
-    acceptance = verification.acceptance(
-        tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
-    )
     accept_key, next_key = jax.random.split(key)
-    # Independent for each position: block verification is biased if they are shared.
-    uniforms = jax.random.uniform(accept_key, tokens.shape, jnp.float32)
-    num_accepted = _num_accepted(verification, uniforms, acceptance.thresholds)
-    target, draft, scale = _at(acceptance, draft_probs, num_accepted)
-    weights = residual_weights(target, draft, scale)
-    weights = jnp.where(num_accepted < num_drafted, weights, target)
-    next_token = draw(weights, jax.random.uniform(next_key, (), jnp.float32))
+    acceptance, num_accepted = accept(
+        verification,
+        accept_key,
+        tokens,
+        draft_probs,
+        target_probs,
+        num_drafted,
+        carry,
+        still_drafting,
+    )
+    bonus = lax.dynamic_index_in_dim(acceptance.targets, num_drafted, keepdims=False)
+    next_token = draw_next(next_key, acceptance, draft_probs, num_drafted, num_accepted, bonus)
     carry = verification.next_carry(
         acceptance, draft_probs, num_drafted, carry, num_accepted, next_token
     )
     return Verified(num_accepted, next_token, carry)
+
+
+def accept(
+    verification: Verification,
+    key: Array,
+    tokens: Array,
+    draft_probs: Array,
+    target_probs: Array,
+    num_drafted: Array,
+    carry: Any = (),
+    still_drafting: Array | None = None,
+) -> tuple[Acceptance, Array]:
+    """The first half of `verify`: how many drafted tokens stand.
+
+    Without a carry nothing at the bonus position is read, so its draft and target distributions
+    may be made afterwards, and only if the whole block stands.
+
+    Returns:
+      The `Acceptance` and the int32 number accepted.
+    """
+    check_block(tokens, draft_probs, target_probs, num_drafted)
+    acceptance = verification.acceptance(
+        tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
+    )
+    # Independent for each position: block verification is biased if they are shared.
+    uniforms = jax.random.uniform(key, tokens.shape, jnp.float32)
+    return acceptance, _num_accepted(verification, uniforms, acceptance.thresholds)
+
+
+def draw_next(
+    key: Array,
+    acceptance: Acceptance,
+    draft_probs: Array,
+    num_drafted: Array,
+    num_accepted: Array,
+    bonus: Array,
+) -> Array:
+    """The second half of `verify`: the token that follows the accepted ones.
+
+    Args:
+      key: consumed; not the key of `accept`.
+      acceptance: from `accept`.
+      draft_probs: `[G + 1, V]` float32.
+      num_drafted: int32 scalar.
+      num_accepted: int32 scalar.
+      bonus: `[V]` float32, the target distribution after the whole block.
+
+    Returns:
+      An int32 token.
+    """
+    target, draft, scale = _at(acceptance, draft_probs, num_accepted)
+    weights = residual_weights(target, draft, scale)
+    weights = jnp.where(num_accepted < num_drafted, weights, bonus)
+    return draw(weights, jax.random.uniform(key, (), jnp.float32))
 
 
 def next_token_probs(

@@ -1,0 +1,96 @@
+"""Autoregressive decoding: one token per pass of one model."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.base import Array, Cache, LanguageModel, Params
+from specjax.decoding._loop import DecodeState, append, initial_state, row_keys, run_loop
+from specjax.sampling import Sampling, distribution, draw
+
+
+class _Inner(NamedTuple):
+    tokens: Array  # [B]
+    positions: Array  # [B]
+    cache: Cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoregressive:
+    """Decodes with one model; static and hashable.
+
+    Attributes:
+      model: the language model.
+      eos_ids: tokens that end a row.
+    """
+
+    model: LanguageModel
+    eos_ids: tuple[int, ...] = ()
+
+    def init(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        *,
+        seed: int,
+        ids: Array,
+        limits: Array,
+        sampling: Sampling,
+        max_new: int,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> DecodeState:
+        """Takes prompts in; arguments as in `Speculative.init`."""
+        prompt = (inputs, input_lengths, prefix, prefix_lengths)
+        keys = row_keys(seed, ids)
+        return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
+
+    def run(self, params: Params, state: DecodeState, stop_after: int | Array) -> DecodeState:
+        """Decodes on for at most `stop_after` steps. The state is donated: use the result."""
+        return _run(self, params, state, jnp.int32(stop_after))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _init(
+    loop: Autoregressive, max_new: int, max_length: int, params, prompt, keys, limits, sampling
+) -> DecodeState:
+    inputs, input_lengths, *prefix = prompt
+    filled = loop.model.prefill(params, inputs, input_lengths, max_length, *prefix)
+    inner = _Inner(filled.tokens, filled.positions, filled.cache)
+    return initial_state(inner, keys, limits, sampling, max_new, 0)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _run(
+    loop: Autoregressive, params: Params, state: DecodeState, stop_after: Array
+) -> DecodeState:
+    def step(state: DecodeState) -> DecodeState:
+        inner: _Inner = state.inner
+        keys = jax.vmap(jax.random.fold_in)(state.keys, state.info.rounds)
+        logits, _, cache = loop.model.extend(
+            params, inner.cache, inner.tokens[:, None], inner.positions
+        )
+        probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
+        uniforms = jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32))(keys)
+        tokens = jax.vmap(draw)(probs, uniforms)
+        active = ~state.finished
+        new, kept = append(state, tokens[:, None], active.astype(jnp.int32), loop.eos_ids)
+        once = kept[:, 0].astype(jnp.int32)
+        log_p = jnp.log(jnp.take_along_axis(probs, tokens[:, None], axis=1)[:, 0])
+        log_p = jnp.where(kept[:, 0], log_p, 0.0)
+        info = new.info
+        info = info._replace(
+            rounds=info.rounds + once,
+            verifier_calls=info.verifier_calls + once,
+            log_p=info.log_p + log_p,
+            log_target=info.log_target + log_p,
+        )
+        inner = _Inner(jnp.where(active, tokens, inner.tokens), inner.positions + once, cache)
+        return new._replace(inner=inner, info=info)
+
+    return run_loop(step, state, stop_after)

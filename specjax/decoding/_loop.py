@@ -1,0 +1,173 @@
+"""What all decoding loops share: the rows' state, and how a step's tokens are committed.
+
+Axes: B rows, N longest output, G longest block.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.base import Array
+from specjax.sampling import Sampling
+
+
+class DecodeInfo(NamedTuple):
+    """Totals per row since its start.
+
+    Attributes:
+      rounds: `[B]` int32.
+      drafter_calls: `[B]` int32, passes of the drafter while the row was unfinished.
+      verifier_calls: `[B]` int32, passes of the verifier likewise.
+      drafted: `[B]` int32, tokens drafted.
+      accepted: `[B]` int32, drafted tokens accepted.
+      emitted: `[B]` int32, tokens emitted (those past an EOS or the limit are not).
+      drafted_at: `[B, G]` int32, blocks that reached draft position i.
+      accepted_at: `[B, G]` int32, blocks accepted up to draft position i.
+      token_sum: `[B]` float32, the sum of `RoundInfo.token_sum`.
+      block_sum: `[B]` float32, the sum of `RoundInfo.block_sum`.
+      log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats.
+      log_target: `[B]` float32, the same under the target distributions.
+    """
+
+    rounds: Array
+    drafter_calls: Array
+    verifier_calls: Array
+    drafted: Array
+    accepted: Array
+    emitted: Array
+    drafted_at: Array
+    accepted_at: Array
+    token_sum: Array
+    block_sum: Array
+    log_p: Array
+    log_target: Array
+
+    @property
+    def discarded(self) -> Array:
+        """`[B]` int32, tokens drafted in vain."""
+        return self.drafted - self.accepted
+
+
+class DecodeState(NamedTuple):
+    """The rows between two calls of a loop; the leading axis of every array is the batch.
+
+    Attributes:
+      tokens: `[B, N]` int32, the output; zero past `info.emitted`.
+      limits: `[B]` int32, how many tokens each row may emit; at most N.
+      finished: `[B]` bool. A finished row stays frozen.
+      keys: `[B]` keys, one stream per row.
+      sampling: fields `[B]`.
+      inner: what the loop's step carries.
+      info: totals.
+    """
+
+    tokens: Array  # [B, N]
+    limits: Array  # [B]
+    finished: Array  # [B]
+    keys: Array  # [B]
+    sampling: Sampling
+    inner: Any
+    info: DecodeInfo
+
+
+def row_keys(seed: int, ids: Array) -> Array:
+    """One key per row: `fold_in(key(seed), id)`; `ids [B]` int32 -> `[B]` keys."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), ids)
+
+
+def initial_state(
+    inner: Any, keys: Array, limits: Array, sampling: Sampling, max_new: int, max_draft: int
+) -> DecodeState:
+    """A state with nothing emitted yet.
+
+    Args:
+      inner: what the loop's step carries.
+      keys: `[B]` keys.
+      limits: `[B]` int32; a row with limit 0 is finished at once.
+      sampling: fields scalar or `[B]`.
+      max_new: N.
+      max_draft: G, 0 without a drafter.
+    """
+    rows = keys.shape[0]
+    counts = jnp.zeros((rows,), jnp.int32)
+    sums = jnp.zeros((rows,), jnp.float32)
+    by_position = jnp.zeros((rows, max_draft), jnp.int32)
+    limits = jnp.minimum(limits.astype(jnp.int32), max_new)
+    return DecodeState(
+        tokens=jnp.zeros((rows, max_new), jnp.int32),
+        limits=limits,
+        finished=limits <= 0,
+        keys=keys,
+        # Copied: the state is donated, and must not take the caller's arrays along.
+        sampling=jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), sampling),
+        inner=inner,
+        info=DecodeInfo(*[counts] * 6, *[by_position] * 2, *[sums] * 4),
+    )
+
+
+def run_loop(
+    step: Callable[[DecodeState], DecodeState], state: DecodeState, stop_after: Array
+) -> DecodeState:
+    """Steps until all rows are finished, or `stop_after` (int32 scalar) steps are done."""
+
+    def unfinished(carry):
+        state, steps = carry
+        return (steps < stop_after) & ~jnp.all(state.finished)
+
+    def body(carry):
+        state, steps = carry
+        return step(state), steps + 1
+
+    return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+
+
+def append(
+    state: DecodeState, tokens: Array, counts: Array, eos_ids: tuple[int, ...]
+) -> tuple[DecodeState, Array]:
+    """Appends a step's tokens to the rows that are not finished.
+
+    Args:
+      state: the rows.
+      tokens: `[B, T]` int32.
+      counts: `[B]` int32, how many of them are real.
+      eos_ids: what ends a row; it is kept.
+
+    Returns:
+      The state with `tokens`, `finished` and `info.emitted` moved on, and `[B, T]` bool: which
+      tokens were appended (not those past an EOS or the row's limit).
+    """
+    emitted = state.info.emitted
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    ends = jnp.zeros(tokens.shape, bool)
+    for eos in eos_ids:
+        ends |= tokens == eos
+    before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
+    kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
+    kept &= index < (state.limits - emitted)[:, None]
+    # Whatever is not kept is written past the end, where it is dropped.
+    width = state.tokens.shape[1]
+    slots = jnp.where(kept, emitted[:, None] + index, width)
+    out = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(
+        state.tokens, slots, tokens
+    )
+    emitted += kept.sum(axis=1, dtype=jnp.int32)
+    finished = state.finished | (ends & kept).any(axis=1) | (emitted >= state.limits)
+    info = state.info._replace(emitted=emitted)
+    return state._replace(tokens=out, finished=finished, info=info), kept
+
+
+def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
+    """Puts new rows into the slots of finished ones.
+
+    Args:
+      state: B rows.
+      rows: `[n]` int32, the slots.
+      new: n rows with the same N, cache length and prompt length.
+
+    Returns:
+      B rows.
+    """
+    return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)

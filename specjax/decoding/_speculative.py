@@ -1,0 +1,167 @@
+"""Speculative decoding: rounds of drafting and verification, for any rule.
+
+Source: Leviathan et al. (arXiv 2211.17192); Faster Cascades via Speculative Decoding
+(arXiv 2405.19261), Algorithm 4.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specjax.base import Array, LanguageModel, Params
+from specjax.decoding._loop import (
+    DecodeInfo,
+    DecodeState,
+    append,
+    initial_state,
+    row_keys,
+    run_loop,
+)
+from specjax.drafting import Drafter
+from specjax.round import Round, RoundInfo, RoundState
+from specjax.rules import Rule
+from specjax.sampling import Sampling
+from specjax.verification import Block, Verification
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculative:
+    """Decodes with a drafter and a verifier; static and hashable.
+
+    Parameters are `(verifier's, drafter's)`; a neural drafter's are
+    `(model parameters, stopping parameters)`.
+
+    Attributes:
+      verifier: the large model.
+      drafter: the drafter.
+      verification: the verification algorithm.
+      eos_ids: tokens that end a row.
+
+    Raises:
+      ValueError: if the parts do not fit together (see `Round`).
+    """
+
+    verifier: LanguageModel
+    drafter: Drafter
+    verification: Verification = Block()
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.round  # noqa: B018  its checks
+
+    @property
+    def round(self) -> Round:
+        """One round of it."""
+        return Round(self.verifier, self.drafter, self.verification)
+
+    def init(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        *,
+        seed: int,
+        ids: Array,
+        limits: Array,
+        sampling: Sampling,
+        max_new: int,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> DecodeState:
+        """Takes prompts in.
+
+        Args:
+          params: `(verifier's, drafter's)`.
+          inputs: `[B, P]` int32 prompts, padded on the right.
+          input_lengths: `[B]` int32, at least 1.
+          seed: of the run.
+          ids: `[B]` int32; a row's random stream depends on the seed and its id alone.
+          limits: `[B]` int32, how many tokens each row may emit.
+          sampling: fields scalar or `[B]`.
+          max_new: N, the longest output (static).
+          max_length: S, cache positions (static); at least the prompt's positions + N + G + 1.
+          prefix: `[B, F]` int32, forced first tokens (encoder-decoder models), or None.
+          prefix_lengths: `[B]` int32, or None.
+
+        Returns:
+          A state for `run`.
+        """
+        prompt = (inputs, input_lengths, prefix, prefix_lengths)
+        keys = row_keys(seed, ids)
+        return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
+
+    def run(
+        self, params: Params, rule: Rule, state: DecodeState, stop_after: int | Array
+    ) -> DecodeState:
+        """Decodes on for at most `stop_after` rounds. The state is donated: use the result.
+
+        Args:
+          params: `(verifier's, drafter's)`.
+          rule: the rule; its strengths are traced, so a sweep compiles once.
+          state: from `init`, `run` or `insert_rows`.
+          stop_after: how many rounds.
+
+        Returns:
+          The state; all rows are finished, or the rounds are done.
+        """
+        self.round.check_rule(rule)
+        return _run(self, params, rule, state, jnp.int32(stop_after))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _init(
+    loop: Speculative, max_new: int, max_length: int, params, prompt, keys, limits, sampling
+) -> DecodeState:
+    inputs, input_lengths, *prefix = prompt
+    filled = loop.verifier.prefill(params[0], inputs, input_lengths, max_length, *prefix)
+    drafter = loop.drafter.prefill(params[1], inputs, input_lengths, max_length, *prefix)
+    longest = loop.drafter.max_draft
+    carry = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
+        loop.verification.init_carry(longest),
+    )
+    inner = RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry)
+    return initial_state(inner, keys, limits, sampling, max_new, longest)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _run(
+    loop: Speculative, params: Params, rule: Rule, state: DecodeState, stop_after: Array
+) -> DecodeState:
+    one_round = loop.round
+
+    def step(state: DecodeState) -> DecodeState:
+        keys = jax.vmap(jax.random.fold_in)(state.keys, state.info.rounds)
+        outcome, inner, seen = one_round(params, rule, state.sampling, state.inner, keys)
+        active = ~state.finished
+        counts = jnp.where(active, outcome.counts, 0)
+        new, kept = append(state, outcome.tokens, counts, loop.eos_ids)
+        info = _add(new.info, seen, active, kept)
+        return new._replace(inner=one_round.commit(state.inner, inner, counts), info=info)
+
+    return run_loop(step, state, stop_after)
+
+
+def _add(info: DecodeInfo, seen: RoundInfo, active: Array, kept: Array) -> DecodeInfo:
+    """Adds one round to the totals of the active rows."""
+    once = active.astype(jnp.int32)
+    real = active.astype(jnp.float32)
+    position = jnp.arange(info.drafted_at.shape[1])[None]
+    at = [(position < n[:, None]) & active[:, None] for n in (seen.drafted, seen.accepted)]
+    log_p, log_target = (jnp.where(kept, x, 0.0).sum(axis=1) for x in (seen.log_p, seen.log_target))
+    return info._replace(
+        rounds=info.rounds + once,
+        drafter_calls=info.drafter_calls + once * seen.drafter_calls,
+        verifier_calls=info.verifier_calls + once,
+        drafted=info.drafted + once * seen.drafted,
+        accepted=info.accepted + once * seen.accepted,
+        drafted_at=info.drafted_at + at[0].astype(jnp.int32),
+        accepted_at=info.accepted_at + at[1].astype(jnp.int32),
+        token_sum=info.token_sum + real * seen.token_sum,
+        block_sum=info.block_sum + real * seen.block_sum,
+        log_p=info.log_p + log_p,
+        log_target=info.log_target + log_target,
+    )
