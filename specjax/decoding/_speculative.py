@@ -45,7 +45,7 @@ class Speculative:
 
     verifier: LanguageModel
     drafter: Drafter
-    verification: Verification = Block()
+    verification: Verification = Block()  # noqa: RUF009  immutable
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

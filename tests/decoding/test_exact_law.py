@@ -1,4 +1,4 @@
-"""Whole sequences through the real loop follow the enumerated law: rows, EOS and limits included."""
+"""Whole sequences through the real loop follow the enumerated law, EOS and limits included."""
 
 import functools
 import itertools
