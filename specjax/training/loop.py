@@ -264,7 +264,8 @@ class _Trainer:
                 if at_checkpoint:
                     loss = self._validation_loss(state)
                     directory.log({"step": step, "validation_loss": loss})
-                    bar.write(f"step {step}: validation loss {loss:.4f}", file=sys.stderr)
+                    if progress:
+                        bar.write(f"step {step}: validation loss {loss:.4f}", file=sys.stderr)
                     directory.save(state, loss)
         best = directory.best_step
         assert best is not None  # a checkpoint was written at num_steps, or there was one

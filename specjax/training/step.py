@@ -168,7 +168,7 @@ def make_train_step(
                 lambda a, p: a + (1.0 - decay).astype(p.dtype) * (p - a), average, params
             )
         metrics = StepMetrics(
-            loss, optax.global_norm(grads), jnp.sum((targets != pad_id).astype(jnp.int32))
+            loss, optax.tree.norm(grads), jnp.sum((targets != pad_id).astype(jnp.int32))
         )
         return TrainState(state.step + 1, params, opt_state, average), metrics
 

@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+
+from specjax.data import BucketedBatches, Example, tokenize_pairs
+
+PAD, EOS = 0, 1
+
+
+def make_pairs(count=57, seed=0, longest=14):
+    rng = np.random.default_rng(seed)
+    texts = [
+        [" ".join(map(str, rng.integers(2, 90, rng.integers(1, longest)))) for _ in range(2)]
+        for _ in range(count)
+    ]
+    examples = [Example(i, a, b) for i, (a, b) in enumerate(texts)]
+    return tokenize_pairs(examples, lambda text: [int(t) for t in text.split()], EOS)
+
+
+def batches(pairs, **options):
+    defaults = {"bucket_lengths": (4, 8, 15), "tokens_per_batch": 32, "seed": 3}
+    return BucketedBatches(pairs, **(defaults | options))
+
+
+def rows(batch):
+    """The real rows of a batch, as hashable pairs."""
+    keep = batch.targets[:, 0] != PAD
+    return [
+        (tuple(a[a != PAD].tolist()), tuple(b[b != PAD].tolist()))
+        for a, b in zip(batch.inputs[keep], batch.targets[keep], strict=True)
+    ]
+
+
+def all_rows(pairs):
+    return sorted((tuple(a.tolist()), tuple(b.tolist())) for a, b in (pairs[i] for i in range(57)))
+
+
+def test_pairs_end_with_eos_and_keep_their_order():
+    pairs = tokenize_pairs(
+        [Example(0, "5 6", "7"), Example(1, "", "8 9")], lambda t: list(map(int, t.split())), EOS
+    )
+    assert len(pairs) == 2
+    assert [x.tolist() for x in pairs[0]] == [[5, 6, EOS], [7, EOS]]
+    assert [x.tolist() for x in pairs[1]] == [[EOS], [8, 9, EOS]]
+    assert pairs.lengths().tolist() == [[3, 2], [1, 3]]
+
+
+def test_every_epoch_holds_each_pair_once_in_a_fresh_order():
+    pairs = make_pairs()
+    data = batches(pairs)
+    epochs = []
+    for epoch in range(2):
+        steps = range(epoch * data.batches_per_epoch, (epoch + 1) * data.batches_per_epoch)
+        epochs.append([row for step in steps for row in rows(data.batch(step))])
+        assert sorted(epochs[-1]) == all_rows(pairs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_batch_depends_on_its_step_alone():
+    pairs = make_pairs()
+    forward = batches(pairs)
+    expected = [forward.batch(step) for step in range(2 * forward.batches_per_epoch + 3)]
+    backward = batches(pairs)
+    for step in reversed(range(len(expected))):
+        got = backward.batch(step)
+        np.testing.assert_array_equal(got.inputs, expected[step].inputs)
+        np.testing.assert_array_equal(got.targets, expected[step].targets)
+    other = batches(pairs, seed=4).batch(0)
+    assert rows(other) != rows(expected[0])
+
+
+def test_shapes_are_few_and_hold_the_budget():
+    data = batches(make_pairs(), row_multiple=2)
+    shapes = {data.batch(step).inputs.shape for step in range(data.batches_per_epoch)}
+    assert shapes <= {(8, 4), (4, 8), (2, 15)}
+    assert len(shapes) == 3
+
+
+def test_filling_rows_hold_one_eos_and_no_targets():
+    data = batches(make_pairs(count=1), bucket_lengths=(15,))
+    batch = data.batch(0)
+    assert len(rows(batch)) == 1
+    assert batch.inputs[1:].tolist() == [[EOS] + [PAD] * 14] * (len(batch.inputs) - 1)
+    assert not batch.targets[1:].any()
+
+
+def test_without_a_seed_the_order_is_that_of_the_data():
+    pairs = make_pairs()
+    data = batches(pairs, seed=None, bucket_lengths=(15,))
+    found = [row for batch in data.epoch() for row in rows(batch)]
+    assert found == [tuple(tuple(x.tolist()) for x in pairs[i]) for i in range(57)]
+
+
+def test_longer_pairs_are_left_out_and_counted():
+    pairs = make_pairs()
+    data = batches(pairs, bucket_lengths=(4, 8))
+    found = [row for batch in data.epoch() for row in rows(batch)]
+    fitting = [row for row in all_rows(pairs) if max(map(len, row)) <= 8]
+    assert sorted(found) == fitting
+    assert data.num_left_out == 57 - len(fitting) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket_lengths": (8, 4)}, r"bucket_lengths=\(8, 4\) must increase"),
+        ({"bucket_lengths": ()}, r"bucket_lengths=\(\) must increase"),
+        ({"bucket_lengths": (0, 4)}, "must increase, from 1"),
+        ({"bucket_lengths": (1,)}, "all 57 pairs are longer than 1 tokens"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch=0 must be at least 1"),
+    ],
+)
+def test_impossible_batches_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        batches(make_pairs(), **options)
+
+
+def test_pairs_without_targets_are_refused():
+    with pytest.raises(ValueError, match="example 1 has no reference text"):
+        tokenize_pairs([Example(0, "a", "b"), Example(1, "a")], lambda _: [5], EOS)
+    with pytest.raises(ValueError, match="no examples to train on"):
+        tokenize_pairs([], lambda _: [5], EOS)

@@ -1,0 +1,84 @@
+import gzip
+import json
+
+import pytest
+
+from specjax.data import Example, read_aligned, read_examples
+
+ROWS = [("eins", "one"), ("zwei", "two"), ("", "nothing")]
+
+
+def write(path, text):
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_all_formats_yield_the_same_examples(tmp_path, packed):
+    lines = ["\t".join(row) for row in ROWS]
+    objects = [json.dumps({"inputs": a, "targets": b, "n": 1}) for a, b in ROWS]
+    text = write(tmp_path / f"a.de{packed}", "".join(f"{a}\n" for a, _ in ROWS))
+    other = write(tmp_path / f"a.en{packed}", "".join(f"{b}\n" for _, b in ROWS))
+    tsv = write(tmp_path / f"a.tsv{packed}", "\n".join(lines))
+    header = write(tmp_path / f"b.tsv{packed}", "\n".join(["de\ten", *lines]))
+    jsonl = write(tmp_path / f"a.jsonl{packed}", "\n".join(objects))
+
+    with_targets = [Example(i, a, b) for i, (a, b) in enumerate(ROWS)]
+    without = [Example(i, a) for i, (a, _) in enumerate(ROWS)]
+    assert list(read_examples(text)) == without
+    assert list(read_aligned(text, other)) == with_targets
+    assert list(read_examples(tsv)) == without
+    assert list(read_examples(tsv, targets_field=1)) == with_targets
+    assert list(read_examples(header, inputs_field="de", targets_field="en")) == with_targets
+    assert list(read_examples(jsonl)) == without
+    assert list(read_examples(jsonl, targets_field="targets")) == with_targets
+
+
+def test_fields_formats_and_directories_are_configurable(tmp_path):
+    write(tmp_path / "data", '{"question": "warum", "answer": "darum"}\n')
+    (example,) = read_examples(
+        "data",
+        directory=tmp_path,
+        format="jsonl",
+        inputs_field="question",
+        targets_field="answer",
+    )
+    assert example == Example(0, "warum", "darum")
+    write(tmp_path / "x.tsv", "id\twarum\n")
+    assert next(read_examples("x.tsv", directory=tmp_path, inputs_field=1)).inputs == "warum"
+    (tmp_path / "e").write_text("a\n")
+    (tmp_path / "f").write_text("b\n")
+    assert list(read_aligned("e", "f", directory=tmp_path)) == [Example(0, "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "message"),
+    [
+        ("a.tsv", "a\tb\nc\n", {}, r"a\.tsv:2: 1 columns, but 2 on line 1"),
+        ("a.tsv", "a\tb\n", {"inputs_field": 2}, r"a\.tsv:1: no column 2: .* 2 columns"),
+        ("a.tsv", "a\tb\n", {"inputs_field": "x"}, r"a\.tsv:1: no column 'x' in the header"),
+        ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header and no line after it"),
+        ("a.tsv", "", {}, r"a\.tsv is empty"),
+        ("a.jsonl", '{"inputs": "a"}\n{oh}\n', {}, r"a\.jsonl:2: not JSON .* at column 2"),
+        ("a.jsonl", '{"inputs": "a"}\n\n', {}, r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: \[1\] is not a JSON object"),
+        ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: no key 'inputs'; .* 'text'"),
+        ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' is 3, it must be a string"),
+        ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt: a text file has no field 1"),
+        ("a.txt", "a\n", {"format": "csv"}, r"format='csv' is not one of text, tsv, jsonl"),
+    ],
+)
+def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):
+    path = write(tmp_path / name, text)
+    with pytest.raises(ValueError, match=message) as error:
+        list(read_examples(path, **options))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("longer", ["left", "right"])
+def test_unaligned_files_are_told(tmp_path, longer):
+    for side in ("left", "right"):
+        (tmp_path / side).write_text("a\nb\nc\n" if side == longer else "a\nb\n")
+    with pytest.raises(ValueError, match=rf"{longer}:3: this line has no counterpart"):
+        list(read_aligned(tmp_path / "left", tmp_path / "right"))

@@ -1,0 +1,56 @@
+import gzip
+
+import pytest
+
+from specjax.data.files import read_lines
+
+
+def test_reads_plain_and_gzipped_lines_alike(tmp_path):
+    data = "\ufeffeins\r\nzwei\u2028noch zwei\n\nvier".encode()
+    plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    plain.write_bytes(data)
+    packed.write_bytes(gzip.compress(data))
+    expected = [(1, "eins"), (2, "zwei\u2028noch zwei"), (3, ""), (4, "vier")]
+    assert list(read_lines(plain)) == expected
+    assert list(read_lines(packed)) == expected
+
+
+def test_a_very_long_line_is_one_line(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("x" * 100_000 + "\nshort\n")
+    assert [len(line) for _, line in read_lines(path)] == [100_000, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("empty.txt", b"", r"empty\.txt is empty; it must hold at least one line"),
+        ("empty.gz", gzip.compress(b""), r"empty\.gz is empty"),
+        ("bad.txt", b"gut\nschl\xffecht\n", r"bad\.txt:2: byte 0xff at column 5 is not UTF-8"),
+        ("plain.gz", b"not packed\n", r"plain\.gz: damaged gzip data after line 0"),
+        ("cut.gz", gzip.compress(b"a\n" * 99999)[:-20], r"cut\.gz: damaged gzip data after line"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path, name, data, message):
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=message) as error:
+        list(read_lines(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_damage_inside_gzip_data_is_told(tmp_path):
+    packed = bytearray(gzip.compress(bytes(range(256)) * 400))
+    packed[40:60] = b"\xff" * 20
+    path = tmp_path / "broken.gz"
+    path.write_bytes(packed)
+    with pytest.raises(ValueError, match=r"damaged gzip data|is not UTF-8"):
+        list(read_lines(path))
+
+
+def test_a_missing_file_and_a_directory(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.txt: no such file"):
+        list(read_lines(tmp_path / "absent.txt"))
+    with pytest.raises(ValueError, match="is a directory"):
+        list(read_lines(tmp_path))

@@ -1,0 +1,106 @@
+"""With a stand-in for seqio, which is an optional extra; the real one if it is installed."""
+
+import importlib.util
+import subprocess
+import sys
+import types
+
+import pytest
+
+from specjax.data import Example, read_examples
+
+
+class Vocabulary:
+    def decode(self, tokens):
+        return " ".join(f"w{t}" for t in tokens)
+
+
+class Task:
+    splits = ("train", "test")
+    output_features = {  # noqa: RUF012
+        "inputs": types.SimpleNamespace(vocabulary=Vocabulary()),
+        "targets": types.SimpleNamespace(vocabulary=Vocabulary()),
+    }
+
+    def get_dataset(self, sequence_length, split, shuffle):
+        assert sequence_length is None
+        assert not shuffle
+        rows = [
+            {"inputs": [4, 5], "inputs_pretokenized": "größe".encode(), "targets": [len(split)]}
+        ]
+        return types.SimpleNamespace(as_numpy_iterator=lambda: iter(rows))
+
+
+@pytest.fixture
+def seqio(monkeypatch):
+    def get_mixture_or_task(name):
+        if name != "my_task":
+            raise ValueError(f"No Task or Mixture found with name: {name}\nAvailable: ...")
+        return Task()
+
+    module = types.ModuleType("seqio")
+    module.get_mixture_or_task = get_mixture_or_task
+    monkeypatch.setitem(sys.modules, "seqio", module)
+    monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
+    yield
+    sys.modules.pop("specjax.data.seqio_tasks", None)
+
+
+def test_texts_are_pretokenized_or_decoded(seqio):
+    assert list(read_examples("seqio:my_task", targets_field="targets", split="test")) == [
+        Example(0, "größe", "w4")
+    ]
+    assert list(read_examples("seqio:my_task")) == [Example(0, "größe", None)]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("seqio:other", {}, "'other' is no registered seqio task or mixture; import the module"),
+        ("seqio:my_task", {"split": "dev"}, "has no split 'dev', only"),
+        ("seqio:my_task", {"inputs_field": "text"}, "has no feature 'text', only"),
+    ],
+)
+def test_unknown_names_are_told_in_one_line(seqio, source, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        list(read_examples(source, **options))
+    assert "\n" not in str(error.value)
+
+
+def test_without_seqio_the_remedy_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "seqio", None)
+    monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
+    with pytest.raises(ValueError, match=r"pip install specjax\[seqio\]"):
+        list(read_examples("seqio:my_task"))
+
+
+def test_files_are_read_without_seqio_or_tensorflow(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n")
+    code = (
+        "import sys; from specjax.data import read_examples;"
+        f"list(read_examples({str(tmp_path / 'a.txt')!r}));"
+        "assert not {'seqio', 'tensorflow', 'gin'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("seqio") is None, reason="seqio is not installed")
+def test_a_real_task(tmp_path):
+    code = f"""
+import functools, seqio, tensorflow as tf
+open({str(tmp_path / "a.tsv")!r}, "w").write("hallo\\thello\\nwelt\\tworld\\n")
+seqio.TaskRegistry.add(
+    "specjax_toy",
+    source=seqio.TextLineDataSource({{"train": {str(tmp_path / "a.tsv")!r}}}),
+    preprocessors=[
+        functools.partial(seqio.preprocessors.parse_tsv, field_names=("inputs", "targets")),
+        seqio.preprocessors.tokenize,
+        seqio.preprocessors.append_eos,
+    ],
+    output_features={{k: seqio.Feature(seqio.ByteVocabulary()) for k in ("inputs", "targets")}},
+)
+from specjax.data import Example, read_examples
+found = list(read_examples("seqio:specjax_toy", targets_field="targets"))
+assert found == [Example(0, "hallo", "hello"), Example(1, "welt", "world")], found
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,143 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.models import T5
+from specjax.training import Objective, Teacher, train
+from tests.training.toy import CONFIG, OBJECTIVE, copy_pairs, train_arguments
+
+
+def log(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        row.pop("target_tokens_per_second", None)
+    return rows
+
+
+def assert_equal_trees(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("finished")
+    return directory, train(**train_arguments(directory))
+
+
+def test_the_loss_goes_down_and_the_log_tells_it(finished):
+    directory, result = finished
+    rows = log(directory)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    validation = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
+    assert [row["step"] for row in rows if "loss" in row] == [5, 10, 15, 20, 25, 30]
+    assert sorted(validation) == [10, 20, 30]
+    assert losses == sorted(losses, reverse=True)
+    # Who does not look at the source pays (3 log 9 + log 5) / 4 = 2.05 nats per token.
+    assert result.validation_loss < 1.8
+    assert result.step == min(validation, key=validation.get)
+    assert result.validation_loss == validation[result.step]
+
+
+def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path):
+    directory, result = finished
+    train(**train_arguments(tmp_path, num_steps=20))
+    # What a kill may leave behind: rows past the checkpoint, and a torn line.
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 25, "loss": 1.0}\n{"step": 26, "lo')
+    continued = train(**train_arguments(tmp_path))
+    assert_equal_trees(continued.params, result.params)
+    assert log(tmp_path) == log(directory)
+
+
+def test_a_finished_run_gives_its_result_again(finished):
+    directory, result = finished
+    before = (directory / "metrics.jsonl").read_text()
+    again = train(**train_arguments(directory))
+    assert again[:2] == result[:2]
+    assert_equal_trees(again.params, result.params)
+    assert (directory / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 8}, "seed: 7 there, 8 here"),
+        ({"objective": Objective(ema_decay=0.5)}, "objective.ema_decay: 0.9 there, 0.5 here"),
+        ({"config": CONFIG.replace(dropout_rate=0.3)}, "model.dropout_rate: 0.1 there, 0.3 here"),
+        ({"training_pairs": copy_pairs(200)}, "training_data: "),
+    ],
+)
+def test_another_configuration_is_refused(finished, changes, told):
+    directory, _ = finished
+    with pytest.raises(ValueError, match="holds a run of another configuration") as error:
+        train(**train_arguments(directory, **changes))
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_several_devices_compute_the_same(tmp_path, finished):
+    _, result = finished
+    assert len(jax.devices()) == 8
+    shared = train(**train_arguments(tmp_path, num_devices=4))
+    # Sums over rows are taken in another order.
+    assert shared.validation_loss == pytest.approx(result.validation_loss, abs=0.02)
+
+
+def test_without_an_average_the_parameters_are_the_result(tmp_path):
+    result = train(**train_arguments(tmp_path, num_steps=5, objective=Objective(ema_decay=0.0)))
+    assert result.step == 5
+    assert jax.tree.structure(result.params) == jax.tree.structure(T5(CONFIG).abstract_params())
+
+
+def test_it_starts_from_given_parameters(finished, tmp_path):
+    _, result = finished
+    start = train(
+        **train_arguments(tmp_path, num_steps=1, checkpoint_every=1, init_params=result.params)
+    )
+    assert start.validation_loss == pytest.approx(result.validation_loss, abs=0.05)
+
+
+def test_a_student_learns_its_teachers_distribution(finished, tmp_path):
+    _, result = finished
+    teacher = Teacher(model=T5(CONFIG), params=result.params)
+    objective = Objective(label_smoothing=0.0, distillation_weight=1.0, ema_decay=0.0)
+    train(**train_arguments(tmp_path, teacher=teacher, objective=objective))
+    divergences = [row["loss"] for row in log(tmp_path) if "loss" in row]
+    assert divergences[-1] < 0.3 * divergences[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps": 0}, "num_steps=0 must be at least 1"),
+        ({"num_devices": 9}, "num_devices=9: this process has 8 devices"),
+        ({"config": CONFIG.replace(vocab_size=8)}, "training_pairs contain token 11, but"),
+        ({"objective": Objective(distillation_weight=0.5)}, "a teacher is needed exactly if"),
+        ({"init_params": {"token_embedder": np.zeros(3)}}, "do not have the network's names"),
+    ],
+)
+def test_unusable_arguments_are_told(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(**train_arguments(tmp_path, **changes))
+
+
+def test_an_output_directory_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"output_dir=.*file/run cannot be written"):
+        train(**train_arguments(tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize("name", ["label_smoothing", "distillation_weight", "ema_decay"])
+def test_objectives_outside_their_range_are_refused(name):
+    with pytest.raises(ValueError, match=rf"Objective: {name}=1.5 must be in \[0, 1"):
+        Objective(**{name: 1.5})
+
+
+def test_the_objective_is_named_in_the_record(finished):
+    directory, _ = finished
+    record = json.loads((directory / "train_config.json").read_text())
+    assert record["objective"]["ema_decay"] == OBJECTIVE.ema_decay
+    assert record["model"]["vocab_size"] == CONFIG.vocab_size

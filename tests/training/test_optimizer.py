@@ -1,0 +1,92 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.training import AdamW, Cosine, InverseSqrt
+
+
+def test_inverse_sqrt_warms_up_and_decays():
+    schedule = InverseSqrt(peak=0.5, warmup_steps=100)
+    assert float(schedule(0)) == pytest.approx(0.005)
+    assert float(schedule(49)) == pytest.approx(0.25)
+    assert float(schedule(99)) == pytest.approx(0.5)
+    assert float(schedule(399)) == pytest.approx(0.25)
+
+
+def test_cosine_ends_at_its_floor():
+    schedule = Cosine(peak=1.0, warmup_steps=10, total_steps=110, floor=0.2)
+    assert float(schedule(4)) == pytest.approx(0.5)
+    assert float(schedule(9)) == pytest.approx(1.0)
+    assert float(schedule(59)) == pytest.approx(0.6)
+    assert float(schedule(109)) == pytest.approx(0.2)
+    assert float(schedule(500)) == pytest.approx(0.2)
+
+
+def one_update(optimizer, params, grads):
+    transformation = optimizer.transformation()
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = transformation.update(grads, transformation.init(params), params)
+    return updates
+
+
+def test_relative_rates_follow_each_arrays_scale():
+    params = {
+        "embedding": jnp.full((4, 4), 2.0),
+        "kernel": jnp.full((4, 4), 0.1),
+        "scale": jnp.zeros(4),
+    }
+    grads = jax.tree.map(jnp.ones_like, params)
+    schedule = InverseSqrt(peak=0.01, warmup_steps=1)
+    updates = one_update(AdamW(schedule=schedule, relative=True), params, grads)
+    # Adam's first update has entries of size one.
+    np.testing.assert_allclose(updates["embedding"], -0.02, rtol=1e-5)
+    np.testing.assert_allclose(updates["kernel"], -0.001, rtol=1e-5)
+    np.testing.assert_allclose(updates["scale"], -1e-5, rtol=1e-5)
+    absolute = one_update(AdamW(schedule=schedule), params, grads)
+    for update in absolute.values():
+        np.testing.assert_allclose(update, -0.01, rtol=1e-5)
+
+
+def test_weight_decay_spares_scales_and_position_biases():
+    names = ("kernel", "embedding", "scale", "rel_embedding")
+    params = {name: jnp.ones((3, 3)) for name in names}
+    optimizer = AdamW(schedule=InverseSqrt(peak=0.1, warmup_steps=1), weight_decay=0.5)
+    updates = one_update(optimizer, params, jax.tree.map(jnp.zeros_like, params))
+    decayed = {name for name in names if float(jnp.abs(updates[name]).max()) > 0}
+    assert decayed == {"kernel", "embedding"}
+    np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
+
+
+def test_long_gradients_are_clipped():
+    params = {"kernel": jnp.zeros((2, 2))}
+    schedule = InverseSqrt(peak=1.0, warmup_steps=1)
+    # A huge eps makes Adam's first update proportional to the gradient.
+    optimizer = AdamW(schedule=schedule, clip_norm=1.0, eps=1e3)
+    short = one_update(optimizer, params, {"kernel": jnp.full((2, 2), 0.5)})["kernel"]
+    long = one_update(optimizer, params, {"kernel": jnp.full((2, 2), 50.0)})["kernel"]
+    np.testing.assert_allclose(short, long, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: InverseSqrt(peak=0.0, warmup_steps=5), "InverseSqrt: peak=0.0 must be positive"),
+        (lambda: InverseSqrt(peak=1.0, warmup_steps=0), "warmup_steps=0 must be positive"),
+        (
+            lambda: Cosine(peak=1.0, warmup_steps=5, total_steps=5),
+            "warmup_steps=5 must be below total_steps=5",
+        ),
+        (
+            lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), b2=1.0),
+            r"AdamW: b2=1.0 must be in \[0, 1\)",
+        ),
+        (
+            lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), weight_decay=-1.0),
+            "weight_decay=-1.0 must not be negative",
+        ),
+    ],
+)
+def test_impossible_values_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
