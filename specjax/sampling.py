@@ -15,6 +15,7 @@ from specjax.base import Array, checked, traced_dataclass
 
 # Sums over a vocabulary go through blocks of this many entries: float32 loses too much otherwise.
 _BLOCK = 512
+_FAN_OUT = 64
 # Distances below the largest logit are non-negative floats, whose bits order them as integers.
 _INF_BITS = 0x7F800000
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -102,15 +103,19 @@ def draw(weights: Array, uniform: Array) -> Array:
       An int32 token whose weight is positive: the first whose cumulative weight exceeds `uniform`
       times the total. Token 0 if no weight is positive.
     """
-    blocks = _blocks(_vector("weights", weights))
-    sums = lax.optimization_barrier(jnp.sum(blocks, axis=1))
-    cumulative = jnp.cumsum(sums)
-    target = uniform * cumulative[-1]
-    block = _first_above(sums, cumulative, target)
-    before = jnp.where(block > 0, cumulative[jnp.maximum(block - 1, 0)], 0.0)
-    inside = lax.dynamic_index_in_dim(blocks, block, keepdims=False)
-    token = _first_above(inside, jnp.cumsum(inside), target - before)
-    return (block * blocks.shape[1] + token).astype(jnp.int32)
+    # Sums of 64, of 64 of those, and so on; then down again, one block a level: no long cumulative
+    # sum, which float32 (and its cost, on CPUs quadratic) forbids.
+    levels = [_vector("weights", weights)]
+    while levels[-1].size > _FAN_OUT:
+        blocks = _blocks(levels[-1], _FAN_OUT)
+        levels[-1:] = [blocks, lax.optimization_barrier(jnp.sum(blocks, axis=1))]
+    top = jnp.cumsum(levels[-1])
+    token, target = _first_above(levels[-1], top, uniform * top[-1])
+    for blocks in levels[-2::-1]:
+        inside = lax.dynamic_index_in_dim(blocks, token, keepdims=False)
+        index, target = _first_above(inside, jnp.cumsum(inside), target)
+        token = token * _FAN_OUT + index
+    return token.astype(jnp.int32)
 
 
 def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
@@ -148,18 +153,24 @@ def total(weights: Array) -> Array:
     return jnp.sum(lax.optimization_barrier(jnp.sum(_blocks(weights), axis=1)))
 
 
-def _blocks(x: Array) -> Array:
-    # A power of two that divides V needs no padding; a short vector is one block.
-    width = next((w for w in (512, 256, 128) if x.size % w == 0), min(_BLOCK, x.size))
+def _blocks(x: Array, width: int | None = None) -> Array:
+    if width is None:
+        # A power of two that divides V needs no padding; a short vector is one block.
+        width = next((w for w in (512, 256, 128) if x.size % w == 0), min(_BLOCK, x.size))
     return jnp.pad(x, (0, -x.size % width)).reshape(-1, width)
 
 
-def _first_above(weights: Array, cumulative: Array, target: Array) -> Array:
-    """The first positive entry whose cumulative weight exceeds the target, else the last one."""
+def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
+    """The first positive entry whose cumulative weight exceeds the target, else the last one.
+
+    Also returns what is left of the target inside that entry.
+    """
     positive = weights > 0.0
     hit = positive & (cumulative > target)
     last = weights.size - 1 - jnp.argmax(positive[::-1])
-    return jnp.where(jnp.any(hit), jnp.argmax(hit), jnp.where(jnp.any(positive), last, 0))
+    index = jnp.where(jnp.any(hit), jnp.argmax(hit), jnp.where(jnp.any(positive), last, 0))
+    before = jnp.where(index > 0, cumulative[jnp.maximum(index - 1, 0)], 0.0)
+    return index, target - before
 
 
 def _keep_top_k(weights: Array, distance: Array, k: Array) -> Array:
