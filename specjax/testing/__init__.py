@@ -8,13 +8,16 @@ from specjax.testing._enumeration import (
     target_law,
     total_variation,
 )
+from specjax.testing._grown import T5_BASE, grow_t5
 from specjax.testing._tabular import TabularModel, random_table
 
 __all__ = [
+    "T5_BASE",
     "Stop",
     "TabularModel",
     "emitted_law",
     "fixed_length",
+    "grow_t5",
     "prefix_distributions",
     "random_table",
     "target_law",
