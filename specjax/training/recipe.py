@@ -26,7 +26,7 @@ from specjax.training.distillation import add_teacher_samples
 from specjax.training.greedy import generate
 from specjax.training.loop import Batching, Teacher, digest, train
 from specjax.training.optimizer import AdamW
-from specjax.training.run_directory import make_writable, write_atomically
+from specjax.training.run_directory import CONFIG_NAME, make_writable, write_atomically
 from specjax.training.step import Objective
 from specjax.training.vocabulary import train_vocabulary
 
@@ -72,7 +72,7 @@ def run_recipe(
       optimizer: the optimiser and its schedule.
       num_steps: updates in all; more than before prolongs a finished run.
       test_data: pairs of texts on which the result is scored too.
-      vocabulary: a model's directory, or one of its tokeniser files. By default that of
+      vocabulary: a model's directory, one of its tokeniser files, or "bytes". By default that of
         `init_from` or `teacher`; without these a SentencePiece vocabulary of
         `config.vocab_size` pieces is trained on the training data.
       vocabulary_type: of a trained one, "unigram" or "bpe".
@@ -111,17 +111,17 @@ def run_recipe(
         tokenizer_dir, vocabulary or init_from or teacher, training, config, vocabulary_type
     )
     tokenizer = load_tokenizer(tokenizer_dir)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
-            f"{config.vocab_size}; make it at least as large"
-        )
     for path, name in ((init_from, "init_from"), (teacher, "teacher")):
         if path is not None and load_tokenizer(path).fingerprint != tokenizer.fingerprint:
             raise ValueError(
                 f"{name}={path} has another vocabulary than this run; use that directory as "
                 "vocabulary"
             )
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
+            f"{config.vocab_size}; make it at least as large"
+        )
     ids: dict[str, int] = {"eos_id": tokenizer.eos_ids[0], "pad_id": tokenizer.pad_id}
     notes: dict[str, Any] = {"vocabulary_type": vocabulary_type}
     augment = None
@@ -247,18 +247,23 @@ def _provide_vocabulary(
     model_type: str,
 ) -> None:
     """Puts the run's tokeniser files into `directory`, unless an earlier start did."""
-    if directory.exists():
+    if (directory.parent / CONFIG_NAME).exists() and directory.exists():
         if source and load_tokenizer(source).fingerprint != load_tokenizer(directory).fingerprint:
             raise ValueError(
                 f"vocabulary={source} is not the one that the run in {directory.parent} began "
                 "with; choose another output_dir"
             )
         return
+    # Left by a start that failed before the run began.
+    shutil.rmtree(directory, ignore_errors=True)
     with replacing(directory) as partial:
         if source is None:
             texts = (text for e in training for text in (e.inputs, e.targets or ""))
             model = train_vocabulary(texts, vocab_size=config.vocab_size, model_type=model_type)
             (partial / "spiece.model").write_bytes(model)
+        elif source == "bytes":
+            settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
+            (partial / "tokenizer_config.json").write_text(json.dumps(settings))
         else:
             load_tokenizer(source)
             if Path(source).is_dir():

@@ -1,0 +1,165 @@
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specjax.checkpoints import load_model
+from specjax.cli.main import main
+from specjax.data import load_tokenizer
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    f"--gin_file={ROOT / 'gin_configs/runs/train.gin'}",
+    f"--gin_file={Path(__file__).parent / 'tiny_train.gin'}",
+]
+SYLLABLES = ["ba", "de", "ki", "lo", "mu", "na", "po", "ri"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    for name, count in (("train", 120), ("validation", 12)):
+        texts = [" ".join(rng.choices(SYLLABLES, k=rng.randint(1, 5))) for _ in range(count)]
+        (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in texts))
+    return directory
+
+
+def run(data, output, *bindings):
+    return main(
+        ["train", *FILES, f"--gin.DATA_DIR={data}", f"--gin.OUTPUT_DIR={output}"]
+        + [f"--gin.{binding}" for binding in bindings]
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run")
+    assert run(data, output, "EXPORT_DTYPE=float16") == 0
+    return output
+
+
+def test_it_leaves_a_hugging_face_directory_and_its_scores(trained):
+    results = json.loads((trained / "results.json").read_text())
+    assert set(results) == {
+        "step", "validation_loss", "num_params", "validation_bleu", "test_bleu",
+    }  # fmt: skip
+    assert results["validation_bleu"] == results["test_bleu"]
+    loaded = load_model(trained / "model")
+    assert loaded.format == "hf"
+    assert loaded.model.num_params() == results["num_params"]
+    assert loaded.eos_ids == (1,)
+    tokenizer = load_tokenizer(trained / "model")
+    assert tokenizer.decode(tokenizer.encode("ba ki")) == "ba ki"
+    assert (trained / "model" / "model.safetensors").stat().st_size < 2.3 * results["num_params"]
+
+
+def test_the_same_command_gives_the_same_result_again(data, trained, capsys):
+    before = (trained / "results.json").read_text()
+    assert run(data, trained, "EXPORT_DTYPE=float16") == 0
+    assert (trained / "results.json").read_text() == before
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == json.loads(before)
+
+
+def test_fine_tuning_starts_from_a_models_directory(data, trained, tmp_path):
+    model = trained / "model"
+    assert run(data, tmp_path, f"INIT_FROM={model}", "NUM_STEPS=2", "SEED=5") == 0
+    before = json.loads((trained / "results.json").read_text())["validation_loss"]
+    after = json.loads((tmp_path / "results.json").read_text())["validation_loss"]
+    assert after == pytest.approx(before, abs=0.1)
+    assert load_tokenizer(tmp_path / "model").fingerprint == load_tokenizer(model).fingerprint
+
+
+def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
+    bindings = [
+        f"TEACHER={trained / 'model'}", "TEACHER_SAMPLES=2", "DISTILLATION_WEIGHT=0.9",
+        "T5Config.embed_dim=16", "T5Config.head_dim=8", "NUM_STEPS=10",
+    ]  # fmt: skip
+    assert run(data, tmp_path, *bindings) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0]
+    # 120 references and 2 x 120 samples, in batches of 10.
+    assert rows[0]["epoch"] == pytest.approx(5 / 36)
+    with np.load(tmp_path / "teacher_samples.npz") as samples:
+        assert len(samples["offsets"]) == 2 * 360 + 1
+    assert load_model(tmp_path / "model").config.embed_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (["SEED=3"], "seed: 0 there, 3 here"),
+        (["T5Config.vocab_size=64"], "model.vocab_size: 40 there, 64 here"),
+        (["T5Config.dropout_rate=0.5"], "model.dropout_rate: 0.0 there, 0.5 here"),
+    ],
+)
+def test_another_configuration_in_the_same_directory_is_refused(
+    data, trained, capsys, bindings, message
+):
+    assert run(data, trained, *bindings) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_another_vocabulary_is_refused(data, trained, tmp_path, capsys):
+    assert run(data, trained, "VOCABULARY=bytes") == 2
+    assert "vocabulary=bytes is not the one that the run" in capsys.readouterr().err
+    model = trained / "model"
+    assert run(data, tmp_path, f"TEACHER={model}", "VOCABULARY=bytes") == 2
+    assert f"teacher={model} has another vocabulary than this run" in capsys.readouterr().err
+    # That start left no trace which would bind the next one.
+    assert run(data, tmp_path, f"TEACHER={model}", "NUM_STEPS=0") == 2
+    assert "num_steps=0" in capsys.readouterr().err
+
+
+def test_a_vocabulary_of_bytes(data, tmp_path):
+    bindings = ["VOCABULARY=bytes", "NUM_STEPS=1", "T5Config.vocab_size=259"]
+    assert run(data, tmp_path, *bindings) == 0
+    tokenizer = load_tokenizer(tmp_path / "model")
+    assert tokenizer.decode(tokenizer.encode("größe")) == "größe"
+
+
+def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
+    assert run(data, tmp_path, "VOCABULARY=bytes") == 2
+    assert "the vocabulary has 259 pieces, but the network's vocab_size=40" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (["NUM_STEPS=0"], "num_steps=0 must be at least 1"),
+        (["EXPORT_DTYPE=int8"], "export_dtype='int8' is not float32, bfloat16 or float16"),
+        (["TEACHER_SAMPLES=1"], "teacher_samples=1 needs a teacher"),
+        (["DISTILLATION_WEIGHT=0.5"], "a teacher is needed exactly if"),
+        (["INIT_FROM=/absent"], "/absent"),
+        (["Batching.bucket_lengths=(1,)"], "longer than 1 tokens"),
+        (["T5Config.embed_dim=0"], "embed_dim=0 must be at least 1"),
+        (["training/read_examples.source=absent.tsv"], "absent.tsv: no such file"),
+        (["training/read_examples.source=seqio:x"], "seqio"),
+        (["read_examples.targets_field=2"], "no column 2"),
+        (["STEPS=3"], "no such name; did you mean NUM_STEPS?"),
+    ],
+)
+def test_bad_input_is_one_clear_line(data, tmp_path, capsys, bindings, message):
+    assert run(data, tmp_path, *bindings) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("specjax train: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_an_output_directory_that_cannot_be_written_is_told_first(data, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run("/absent", tmp_path / "file" / "run") == 2
+    assert "file/run cannot be written" in capsys.readouterr().err
+
+
+def test_missing_required_names_are_listed(capsys):
+    assert main(["train", *FILES]) == 2
+    assert "required but not given: DATA_DIR, OUTPUT_DIR" in capsys.readouterr().err
