@@ -25,6 +25,9 @@ Initializer = Callable[..., Array]
 # Far below any logit, yet finite: a bias added to it cannot make a NaN.
 MASKED = -1e30
 
+# The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
+TRANSPOSED = "transposed_embedding"
+
 normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
@@ -82,7 +85,10 @@ class Dense(nn.Module):
         kernel = param_with_axes(
             "kernel", self.kernel_init, shape, self.param_dtype, axes=self.axes
         )
-        return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+        # As a product of two matrices: with three axes XLA on CPU transposes a copy of x, and
+        # recomputes what it is made of, for the kernel's gradient (a quarter of a training step).
+        flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
+        return jnp.dot(flat, kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
 
 
 def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
@@ -93,12 +99,13 @@ def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
     """
     if kernel.dtype != x.dtype:
         x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
-    return jax.lax.dot_general(
-        x,
+    y = jax.lax.dot_general(
+        x.reshape(-1, x.shape[-1]),  # as in Dense
         kernel,
-        (((x.ndim - 1,), (contract,)), ((), ())),
+        (((1,), (contract,)), ((), ())),
         preferred_element_type=jnp.float32,
     )
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class LogitsDense(nn.Module):
@@ -155,6 +162,8 @@ class Embed(nn.Module):
 
     def attend(self, x: Array) -> Array:
         """`x [B, T, E]` -> logits `[B, T, V]` float32, with the table as output projection."""
+        if self.has_variable("params", TRANSPOSED):
+            return float32_logits(x, self.get_variable("params", TRANSPOSED), 0)
         return float32_logits(x, self.embedding, 1)
 
 

@@ -15,7 +15,7 @@ from specjax.base import Array, Extended, Params, Prefilled
 from specjax.models import cache as cache_lib
 from specjax.models.cache import RaggedCache, Updates
 from specjax.models.config import ModelConfig
-from specjax.models.layers import Memory
+from specjax.models.layers import TRANSPOSED, Memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,25 @@ class Model(abc.ABC):
     def num_params(self) -> int:
         """How many numbers the parameters are; counted without memory."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params()))
+
+    def prepare(self, params: Params) -> Params:
+        """Parameters laid out for fast decoding on the devices where they lie.
+
+        On a CPU a tied embedding gets a transposed copy (V·E more numbers), since several tokens
+        against `[V, E]` take half as long again as against `[E, V]`. Elsewhere nothing changes.
+        All methods take prepared parameters; checkpoints and training want the plain ones.
+
+        Args:
+          params: the parameters.
+
+        Returns:
+          The parameters, and what was added. Arrays are shared, not copied.
+        """
+        table = params["token_embedder"]["embedding"]
+        if not self.config.tie_embeddings or {d.platform for d in table.devices()} != {"cpu"}:
+            return params
+        transposed = {TRANSPOSED: jax.jit(jnp.transpose)(table)}
+        return {**params, "token_embedder": {**params["token_embedder"], **transposed}}
 
     def score(
         self, params: Params, cache: RaggedCache, tokens: Array, positions: Array

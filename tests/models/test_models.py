@@ -106,6 +106,22 @@ def test_bfloat16(name):
     assert np.any(out.logits != out.logits.astype(jnp.bfloat16).astype(jnp.float32))
 
 
+@pytest.mark.parametrize("name", ["t5_v1_0", "gemma2", "llama"])
+def test_prepared_parameters_give_the_same_logits(name):
+    t = tiny(name)
+    prepared = t.model.prepare(t.params)
+    added = set(_flat(prepared)) - set(_flat(t.params))
+    tied = t.model.config.tie_embeddings
+    assert added == ({"token_embedder/transposed_embedding"} if tied else set())
+    tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
+    inputs = (tokens, tokens) if t.is_t5 else (tokens,)
+    assert error(t.apply(prepared, *inputs), t.apply(t.params, *inputs)) <= 1e-6
+    if tied:  # and it is the copy that is read
+        embedder = prepared["token_embedder"]
+        zero = {**embedder, "transposed_embedding": embedder["transposed_embedding"] * 0}
+        assert not np.any(t.apply({**prepared, "token_embedder": zero}, *inputs))
+
+
 def test_dropout_drops_only_with_a_key():
     t = tiny("t5_v1_1")
     model = T5(t.model.config.replace(dropout_rate=0.3))
