@@ -142,6 +142,11 @@ def train(
             f"distillation_weight={objective.distillation_weight} and teacher="
             f"{'given' if teacher else 'None'}: a teacher is needed exactly if the weight is > 0"
         )
+    if teacher is not None and teacher.model.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"the teacher's vocab_size={teacher.model.vocab_size} and the network's vocab_size="
+            f"{config.vocab_size} differ; give the network the teacher's"
+        )
     for name, pairs in (
         ("training_pairs", training_pairs),
         ("validation_pairs", validation_pairs),
@@ -245,6 +250,12 @@ class _Trainer:
         )
         window = _Window()
         with bar:
+            if progress and self._batches.num_left_out:
+                bar.write(
+                    f"{self._batches.num_left_out} training pairs are longer than the last bucket "
+                    "and left out",
+                    file=sys.stderr,
+                )
             while step < num_steps:
                 batch = jax.device_put(self._batches.batch(step), self._by_row)
                 state, metrics = self._step(state, *batch, self._teacher_params)
@@ -253,11 +264,18 @@ class _Trainer:
                 window.add(metrics)
                 at_checkpoint = step % checkpoint_every == 0 or step == num_steps
                 if step % log_every == 0 or at_checkpoint:
+                    means = window.close()
+                    if not np.isfinite(means["loss"]):
+                        raise ValueError(
+                            f"the loss is {means['loss']} at step {step}; lower the learning rate "
+                            f"in another output_dir (the last good checkpoint of {directory.path} "
+                            f"is step {directory.latest_step})"
+                        )
                     row = {
                         "step": step,
                         "epoch": step / self._batches.batches_per_epoch,
                         "learning_rate": float(self._optimizer.schedule(step - 1)),
-                        **window.close(),
+                        **means,
                     }
                     directory.log(row)
                     bar.set_postfix(loss=f"{row['loss']:.3f}")

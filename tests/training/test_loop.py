@@ -130,6 +130,25 @@ def test_an_output_directory_that_cannot_be_written_is_told(tmp_path):
         train(**train_arguments(tmp_path / "file" / "run"))
 
 
+def test_a_teacher_of_another_size_is_refused(finished, tmp_path):
+    _, result = finished
+    changes = {
+        "teacher": Teacher(model=T5(CONFIG), params=result.params),
+        "objective": Objective(distillation_weight=1.0),
+        "config": CONFIG.replace(vocab_size=16),
+    }
+    with pytest.raises(ValueError, match="teacher's vocab_size=12 and the network's vocab_size=16"):
+        train(**train_arguments(tmp_path, **changes))
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
+    params = T5(CONFIG).init(jax.random.key(0))
+    params["decoder"]["decoder_norm"]["scale"] *= np.nan
+    with pytest.raises(ValueError, match="the loss is nan at step 5; lower the learning rate"):
+        train(**train_arguments(tmp_path, init_params=params))
+    assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
 @pytest.mark.parametrize("name", ["label_smoothing", "distillation_weight", "ema_decay"])
 def test_objectives_outside_their_range_are_refused(name):
     with pytest.raises(ValueError, match=rf"Objective: {name}=1.5 must be in \[0, 1"):
