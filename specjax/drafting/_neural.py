@@ -64,7 +64,7 @@ class NeuralDrafter:
 
     model: LanguageModel
     max_draft: int
-    stopping: Stopping = FixedLength()  # noqa: RUF009  immutable
+    stopping: Stopping = FixedLength()
 
     def __post_init__(self) -> None:
         if self.max_draft < 1:
