@@ -142,6 +142,17 @@ class LanguageModel(Protocol):
     def vocab_size(self) -> int:
         """V, the size of the last axis of the logits."""
 
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """How many cache positions each prompt takes, its last token included.
+
+        Args:
+          input_lengths: `[B]`, or one number.
+          prefix_lengths: `[B]`, or one number.
+
+        Returns:
+          The same shape; the first generated token has this position.
+        """
+
     def prefill(
         self,
         params: Params,

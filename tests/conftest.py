@@ -7,6 +7,9 @@ _flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in _flags:
     os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=8".strip()
 
+# No test reads or leaves programs in the user's cache.
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+
 import jax
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

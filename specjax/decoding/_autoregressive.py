@@ -36,7 +36,7 @@ class Autoregressive:
         inputs: Array,
         input_lengths: Array,
         *,
-        seed: int,
+        seed: int | Array,
         ids: Array,
         limits: Array,
         sampling: Sampling,

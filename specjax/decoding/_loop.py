@@ -73,9 +73,19 @@ class DecodeState(NamedTuple):
     info: DecodeInfo
 
 
-def row_keys(seed: int, ids: Array) -> Array:
-    """One key per row: `fold_in(key(seed), id)`; `ids [B]` int32 -> `[B]` keys."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), ids)
+def row_keys(seed: int | Array, ids: Array) -> Array:
+    """One key per row: `fold_in(key(seed), id)`.
+
+    Args:
+      seed: one, or `[B]` of an integer dtype.
+      ids: `[B]` int32.
+
+    Returns:
+      `[B]` keys.
+    """
+    if jnp.ndim(seed) == 0:
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), ids)
+    return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, ids)
 
 
 def initial_state(

@@ -62,7 +62,7 @@ class Speculative:
         inputs: Array,
         input_lengths: Array,
         *,
-        seed: int,
+        seed: int | Array,
         ids: Array,
         limits: Array,
         sampling: Sampling,
@@ -77,7 +77,7 @@ class Speculative:
           params: `(verifier's, drafter's)`.
           inputs: `[B, P]` int32 prompts, padded on the right.
           input_lengths: `[B]` int32, at least 1.
-          seed: of the run.
+          seed: of the run, or `[B]` of an integer dtype, one per row.
           ids: `[B]` int32; a row's random stream depends on the seed and its id alone.
           limits: `[B]` int32, how many tokens each row may emit.
           sampling: fields scalar or `[B]`.

@@ -5,6 +5,7 @@ V vocabulary.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,10 @@ class TabularModel:
 
     vocab_size: int
     order: int = 1
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `LanguageModel`."""
+        return input_lengths + prefix_lengths
 
     def prefill(
         self,

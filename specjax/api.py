@@ -1,0 +1,366 @@
+"""From two directories to text: `load_pair` and `Decoder`.
+
+    pair = specjax.load_pair(drafter=SMALL, verifier=LARGE)
+    decoder = specjax.Decoder(pair, rule=specjax.rules.OPT(alpha=0.2), max_draft=5)
+    result = decoder(["A man rides a bicycle."], seed=0)
+
+Axes: n prompts, B rows of a batch, G longest draft, N longest output.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+from specjax import _batches, _compilation
+from specjax._batches import BUCKETS, Batch, Prompt, Requests
+from specjax._pair import Pair, TextModel, load_pair, load_text_model
+from specjax._results import Result, Row, RunInfo, collect
+from specjax.base import LanguageModel, checked
+from specjax.decoding import Autoregressive, DecodeInfo, DecodeState, Speculative
+from specjax.drafting import NeuralDrafter
+from specjax.rules import Lossless, Rule
+from specjax.sampling import Sampling
+from specjax.verification import Block, Verification
+
+# Between two looks at which rows are finished; each look costs one dispatch.
+STREAM_EVERY = 8
+_TO_THE_END = 2**31 - 1
+
+
+class Decoder:
+    """Turns prompts into texts: speculatively with a pair, token by token with a single model.
+
+    Programs are compiled per shape and shared between Decoders; changing a rule's strength, the
+    temperature, the seed or a length limit compiles nothing. Compiled programs are kept on disk
+    (see `specjax.api.enable_cache`).
+
+    Args:
+      models: a `Pair`, or one `TextModel` to decode alone (`pair.verifier`, `pair.drafter`).
+      rule: the target distribution; `rules.Lossless()` by default. With a pair only.
+      verification: the algorithm; `verification.Block()` by default. With a pair only.
+      max_draft: G, tokens drafted per round; 5 by default. With a pair only.
+      temperature: >= 0, 0 being greedy; one number, or one per prompt of the call.
+      top_k: only the k most probable tokens are drawn (ties included), or None for all.
+      top_p: only the nucleus of this probability is drawn, or None for all.
+      max_new_tokens: N, the longest output; also the default limit of each row.
+      batch_size: rows decoded together. Over a mesh it is rounded up to a multiple of its `data`.
+      buckets: increasing prompt lengths in tokens; a batch is padded to the first that holds its
+        longest prompt. Each one used is a program to compile; the last is the longest prompt.
+
+    Raises:
+      TypeError: if `models` is neither.
+      ValueError: if a value is out of range, or rule, verification and drafter do not go together.
+    """
+
+    def __init__(
+        self,
+        models: Pair | TextModel,
+        *,
+        rule: Rule | None = None,
+        verification: Verification | None = None,
+        max_draft: int | None = None,
+        temperature: Any = 1.0,
+        top_k: Any = None,
+        top_p: Any = None,
+        max_new_tokens: int = 128,
+        batch_size: int = 16,
+        buckets: Sequence[int] = BUCKETS,
+    ) -> None:
+        self.max_new_tokens = _at_least_one("max_new_tokens", max_new_tokens)
+        self.batch_size = _at_least_one("batch_size", batch_size)
+        self.buckets = _batches.check_buckets(buckets)
+        Sampling(temperature, top_k, top_p)  # its checks
+        self._sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        self.rule: Rule | None = None
+        self._loop: Autoregressive | Speculative
+        if isinstance(models, Pair):
+            self.rule = Lossless() if rule is None else rule
+            model = models.verifier
+            self._longest = _at_least_one("max_draft", 5 if max_draft is None else max_draft)
+            self._loop = Speculative(
+                model.model,
+                NeuralDrafter(models.drafter.model, self._longest),
+                Block() if verification is None else verification,
+                tuple(model.tokenizer.eos_ids),
+            )
+            self._loop.round.check_rule(self.rule)
+            _check_strengths(self.rule)
+            # The second half of each is for what stops a draft: nothing here.
+            self._params = (model.prepared, (models.drafter.prepared, ()))
+            self._networks: tuple[LanguageModel, ...] = (model.model, models.drafter.model)
+        elif isinstance(models, TextModel):
+            for name, value in (
+                ("rule", rule),
+                ("verification", verification),
+                ("max_draft", max_draft),
+            ):
+                if value is not None:
+                    raise ValueError(
+                        f"{name}= needs a pair, but {models.name} decodes alone: give a Pair, or "
+                        f"leave {name} out"
+                    )
+            model, self._longest, self._networks = models, 0, (models.model,)
+            self._loop = Autoregressive(model.model, tuple(model.tokenizer.eos_ids))
+            self._params = model.prepared
+        else:
+            raise TypeError(
+                f"Decoder needs a Pair or a TextModel, got {type(models).__name__}: see load_pair"
+            )
+        self.models = models
+        self.tokenizer = model.tokenizer
+        self._mesh = model.mesh
+
+    def __call__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: Any = 0,
+        ids: Any = None,
+        temperature: Any = None,
+        top_k: Any = None,
+        top_p: Any = None,
+        max_new_tokens: Any = None,
+        progress: bool | None = None,
+    ) -> Result:
+        """Decodes all prompts.
+
+        Args:
+          prompts: n texts, lists of token ids, or chats (lists of `{"role", "content"}`, for
+            models with a chat template).
+          seed: one number in 0 .. 2**32 - 1, or one per prompt.
+          ids: n numbers in 0 .. 2**31 - 1. A row's randomness depends on its seed and its id
+            alone; by default the id is the prompt's place.
+          temperature: one or n, instead of the Decoder's.
+          top_k: one or n, instead of the Decoder's.
+          top_p: one or n, instead of the Decoder's (1.0 switches it off).
+          max_new_tokens: one or n in 1 .. N, how many tokens each row may emit.
+          progress: whether to show a progress bar; by default on a terminal, after two seconds.
+
+        Returns:
+          A `Result`, in the order of the prompts.
+
+        Raises:
+          ValueError: if a prompt is empty or does not fit, or a value is out of range.
+          TypeError: if `prompts` is a single text.
+        """
+        asked = self._requests(prompts, seed, ids, temperature, top_k, top_p, max_new_tokens)
+        return collect(list(self._rows(asked, (), progress, _TO_THE_END)))
+
+    def stream(self, prompts: Sequence[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
+        """Decodes all prompts, and yields (place of the prompt, text) as rows finish.
+
+        Args:
+          prompts: as in a call.
+          **options: as in a call.
+
+        Yields:
+          (index, text), every index once.
+
+        Raises:
+          ValueError: as a call does, at once.
+          TypeError: likewise.
+        """
+        return ((row.index, row.text) for row in self.rows(prompts, **options))
+
+    def rows(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: Any = 0,
+        ids: Any = None,
+        temperature: Any = None,
+        top_k: Any = None,
+        top_p: Any = None,
+        max_new_tokens: Any = None,
+        progress: bool | None = None,
+        done: Collection[int] = (),
+    ) -> Iterator[Row]:
+        """Like `stream`, with all that is known of a row.
+
+        Args:
+          prompts: as in a call.
+          seed: as in a call.
+          ids: as in a call.
+          temperature: as in a call.
+          top_k: as in a call.
+          top_p: as in a call.
+          max_new_tokens: as in a call.
+          progress: as in a call.
+          done: places of prompts that are not wanted any more. Batches are formed as if they
+            were, so that the others come out bit for bit as without it.
+
+        Returns:
+          An iterator over `Row`s.
+
+        Raises:
+          ValueError: as a call does, at once.
+          TypeError: likewise.
+        """
+        asked = self._requests(prompts, seed, ids, temperature, top_k, top_p, max_new_tokens)
+        return self._rows(asked, frozenset(done), progress, STREAM_EVERY)
+
+    def encode(self, prompt: Prompt, name: str = "the prompt") -> np.ndarray:
+        """The tokens of one prompt.
+
+        Args:
+          prompt: as in a call.
+          name: what messages call it.
+
+        Returns:
+          `[n]` int32, which a call takes as a prompt too.
+
+        Raises:
+          ValueError: if it is empty or does not fit.
+          TypeError: if it is no prompt.
+        """
+        tokens = _batches.encode(self.tokenizer, prompt, name)
+        _batches.check_tokens(tokens, name, self._networks[0].vocab_size, self.buckets[-1])
+        return tokens
+
+    def _requests(
+        self,
+        prompts: Sequence[Prompt],
+        seed: Any,
+        ids: Any,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        limits: Any,
+    ) -> Requests:
+        if isinstance(prompts, str):
+            raise TypeError("prompts is a single text: give a list of them, such as [text]")
+        prompts = list(prompts)
+        if not prompts:
+            raise ValueError("prompts is empty: give at least one")
+        own = self._sampling
+        return _batches.requests(
+            [self.encode(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)],
+            seed=seed,
+            ids=ids,
+            limits=self.max_new_tokens if limits is None else limits,
+            temperature=own["temperature"] if temperature is None else temperature,
+            top_k=own["top_k"] if top_k is None else top_k,
+            top_p=own["top_p"] if top_p is None else top_p,
+            max_new=self.max_new_tokens,
+        )
+
+    def _rows(
+        self, asked: Requests, done: Collection[int], progress: bool | None, stop_after: int
+    ) -> Iterator[Row]:
+        _compilation.enable_cache()
+        if progress is not False:
+            _compilation.announce()
+        lengths = [len(tokens) for tokens in asked.tokens]
+        multiple = 1 if self._mesh is None else self._mesh.shape["data"]
+        batches = _batches.plan(lengths, self.buckets, self.batch_size, multiple)
+        disable = None if progress is None else not progress
+        with tqdm.tqdm(
+            total=len(lengths), desc="decoding", unit="row", disable=disable, delay=2.0
+        ) as bar:
+            bar.update(len(done))
+            for members, rows, length in batches:
+                if all(int(member) in done for member in members):
+                    continue
+                batch = _batches.make_batch(asked, members, rows, length, self.tokenizer.pad_id)
+                for row in self._decode(batch, stop_after):
+                    if row.index not in done:
+                        bar.update()
+                        yield row
+
+    def _decode(self, batch: Batch, stop_after: int) -> Iterator[Row]:
+        """Decodes one batch and yields its rows as they finish."""
+        state = self._init(batch)
+        waiting = list(range(len(batch.members)))
+        while waiting:
+            state = self._run(state, stop_after)
+            finished = np.array(state.finished)
+            ready = [row for row in waiting if finished[row]]
+            if ready:
+                tokens = np.asarray(state.tokens)
+                info: Any = DecodeInfo(*map(np.asarray, state.info))  # type: ignore[arg-type]
+                rows = [self._row(int(batch.members[i]), i, tokens, info) for i in ready]
+                waiting = [row for row in waiting if not finished[row]]
+                # The next call is given the state's memory: nothing may look into it then.
+                del tokens, info
+                yield from rows
+
+    def _row(self, index: int, place: int, tokens: np.ndarray, info: DecodeInfo) -> Row:
+        values: Any = (np.array(x[place]) for x in info)
+        own = DecodeInfo(*values)
+        output = np.array(tokens[place, : own.emitted])
+        ended = bool(len(output)) and int(output[-1]) in self.tokenizer.eos_ids
+        output = output[:-1] if ended else output
+        return Row(index, self.tokenizer.decode(output.tolist()), output, ended, own)
+
+    def _init(self, batch: Batch) -> DecodeState:
+        width = batch.inputs.shape[1]
+        prompt = max(network.prompt_positions(width, 0) for network in self._networks)
+        placed = batch._replace(members=None)
+        if self._mesh is not None:
+            from specjax import partitioning
+
+            placed = jax.device_put(placed, partitioning.batch_shardings(placed, self._mesh))
+        state = self._loop.init(
+            self._params,
+            placed.inputs,
+            placed.input_lengths,
+            seed=placed.seeds,
+            ids=placed.ids,
+            limits=placed.limits,
+            sampling=placed.sampling,
+            max_new=self.max_new_tokens,
+            max_length=prompt + self.max_new_tokens + self._longest + 1,
+        )
+        return state if self._mesh is None else _spread(state, self._mesh)
+
+    def _run(self, state: DecodeState, stop_after: int) -> DecodeState:
+        if isinstance(self._loop, Autoregressive):
+            return self._loop.run(self._params, state, stop_after)
+        assert self.rule is not None
+        return self._loop.run(self._params, self.rule, state, stop_after)
+
+
+def _spread(state: DecodeState, mesh: jax.sharding.Mesh) -> DecodeState:
+    """Puts a state's rows, and its caches' heads, where the mesh's rules say."""
+    from specjax.models import RaggedCache
+    from specjax.partitioning import batch_shardings, cache_shardings
+
+    def sharding(part: Any) -> Any:
+        rule = cache_shardings if isinstance(part, RaggedCache) else batch_shardings
+        return rule(part, mesh)
+
+    is_cache = lambda part: isinstance(part, RaggedCache)  # noqa: E731
+    return jax.device_put(state, jax.tree.map(sharding, state, is_leaf=is_cache))
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    return int(checked(name, value, low=1, dtype=np.int32))
+
+
+def _check_strengths(rule: Rule) -> None:
+    for leaf in jax.tree.leaves(rule):
+        if np.ndim(leaf):
+            raise ValueError(
+                f"{type(rule).__name__} has a strength of shape {list(np.shape(leaf))}: a Decoder "
+                "takes one number; decode once per strength, nothing is compiled again"
+            )
+
+
+enable_cache = _compilation.enable_cache
+
+__all__ = [
+    "BUCKETS",
+    "Decoder",
+    "Pair",
+    "Prompt",
+    "Result",
+    "Row",
+    "RunInfo",
+    "TextModel",
+    "enable_cache",
+    "load_pair",
+    "load_text_model",
+]

@@ -1,0 +1,69 @@
+"""A tiny T5 pair with random weights and a trained SentencePiece vocabulary, on disk."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from specjax import TextModel, testing
+from specjax.checkpoints import save_model
+from specjax.data import ByteTokenizer
+from specjax.models import T5, T5Config
+from specjax.training.vocabulary import train_vocabulary
+from tests.models.tiny import random_params
+
+SYLLABLES = ["ba", "de", "ki", "lo", "mu", "na", "po", "ri"]
+VOCAB = 24
+SIZES = {
+    "verifier": {"embed_dim": 24, "num_decoder_layers": 2},
+    "drafter": {"embed_dim": 16, "num_decoder_layers": 1},
+}
+
+
+def sentences(
+    count: int, seed: int = 0, longest: int = 6, syllables: Sequence[str] = SYLLABLES
+) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(syllables, k=rng.randint(1, longest))) for _ in range(count)]
+
+
+def write_model(directory: Path, name: str, *, vocab: int = VOCAB, seed: int = 0) -> Path:
+    """Writes one model as a Hugging Face directory, without a tokenizer."""
+    config = T5Config(
+        vocab_size=vocab,
+        num_heads=2,
+        head_dim=8,
+        mlp_dim=24,
+        num_encoder_layers=1,
+        **SIZES[name],
+    )
+    model = T5(config)
+    params = random_params(model, seed)
+    # Flatter than random: every token has a chance, the end of sequence too.
+    head = params["decoder"]["logits_dense"]
+    head["kernel"] = head["kernel"] * jnp.float32(0.5)
+    save_model(directory, model, params, format="hf")
+    return directory
+
+
+def write_vocabulary(directory: Path, syllables: Sequence[str] = SYLLABLES) -> None:
+    model = train_vocabulary(sentences(200, syllables=syllables), vocab_size=VOCAB)
+    (directory / "spiece.model").write_bytes(model)
+
+
+def write_pair(directory: Path) -> dict[str, Path]:
+    """Writes both; the keys are `load_pair`'s arguments."""
+    paths = {}
+    for seed, name in enumerate(SIZES):
+        paths[name] = write_model(directory / name, name, seed=seed)
+        write_vocabulary(paths[name])
+    return paths
+
+
+def tabular(seed: int, tokenizer=None, mesh=None) -> TextModel:
+    """A model whose every distribution is known, over bytes."""
+    tokenizer = tokenizer or ByteTokenizer()
+    table = testing.random_table(seed, 259, 1, scale=1.5)
+    table[:, 1] += 3.0  # so that many rows end by themselves
+    return TextModel(testing.TabularModel(259, 1), jnp.asarray(table), tokenizer, mesh)
