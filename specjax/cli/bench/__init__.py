@@ -12,6 +12,8 @@ from specjax.cli.bench.report import Report
 HELP = "measure one part of specjax; prints a table and, last, one line of JSON"
 
 BENCHMARKS = {
+    "layouts": "specjax.cli.bench.layouts",
+    "models": "specjax.cli.bench.models",
     "verification": "specjax.cli.bench.verification",
 }
 

@@ -1,0 +1,258 @@
+"""How long the networks take per block, against a plain read and against transformers."""
+
+import argparse
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from specjax.base import Params
+from specjax.checkpoints import hf_names
+from specjax.checkpoints.hf_config import config_to_hf
+from specjax.cli.bench.report import Report, time_interleaved
+from specjax.data.model_files import SpecialIds
+from specjax.models import T5, RaggedCache, T5Config, preset
+
+HELP = "extend by T tokens inside one jitted loop, against reading the same bytes and transformers"
+
+# T5 v1.1's shapes with its embedding tied: 60.5 M and 222.9 M parameters. "tiny" is for trying out.
+_MODELS: dict[str, T5Config] = {
+    "60m": preset("t5_v1_1_small", tie_embeddings=True),  # type: ignore[dict-item]
+    "220m": preset("t5_v1_1_base", tie_embeddings=True),  # type: ignore[dict-item]
+    "tiny": preset(  # type: ignore[dict-item]
+        "t5_v1_1_small",
+        vocab_size=64,
+        embed_dim=32,
+        mlp_dim=64,
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        tie_embeddings=True,
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the sizes to measure; the defaults are those of the documentation."""
+    parser.add_argument("--models", nargs="+", choices=list(_MODELS), default=["60m", "220m"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 9, 16], help="T")
+    parser.add_argument("--rows", type=int, default=1, help="B")
+    parser.add_argument("--prompt", type=int, default=32, help="encoder length")
+    parser.add_argument("--max-length", type=int, default=160, help="S, positions of the cache")
+    parser.add_argument("--steps", type=int, default=16, help="extends per measured loop")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--peer",
+        choices=["auto", "none"],
+        default="auto",
+        help="auto: compare with transformers' cached decoder at T = 1 if it is installed",
+    )
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measures every size; all calls of a size take turns."""
+    for name in ("rows", "prompt", "steps", "repeats"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if min(args.tokens) < 1:
+        raise ValueError(f"--tokens must be at least 1, got {min(args.tokens)}")
+    if args.steps + max(args.tokens) > args.max_length:
+        raise ValueError(
+            f"--steps {args.steps} and --tokens {max(args.tokens)} go past --max-length "
+            f"{args.max_length}: raise it"
+        )
+    table: list[dict[str, Any]] = []
+    notes = []
+    for name in args.models:
+        print(f"{name} ...", flush=True)
+        rows, note = _measure(name, _MODELS[name], args)
+        table += rows
+        notes += [note] if note else []
+    return Report(
+        table,
+        ["model", "parameters", "what", "tokens", "ms", "times_one", "read_fraction", "vs_peer"],
+        notes=[
+            "times_one: against our own T = 1. read_fraction: the time of a plain read of the same "
+            "bytes, over the time.",
+            "vs_peer: transformers' time at T = 1 over ours.",
+            *notes,
+        ],
+    )
+
+
+def _measure(
+    name: str, config: T5Config, args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], str]:
+    model = T5(config)
+    params = _random_params(model)
+    inputs = np.random.default_rng(0).integers(3, config.vocab_size, (args.rows, args.prompt))
+    inputs = inputs.astype(np.int32)
+    lengths = np.full(args.rows, args.prompt, np.int32)
+    prefill = jax.jit(model.prefill, static_argnums=3)
+    prepared = model.prepare(params)
+    prefilled = prefill(prepared, inputs, lengths, args.max_length)
+    bytes_read = _bytes_read(config, params, prefilled.cache)
+    calls: dict[Any, Callable[[], Any]] = {
+        tokens: _our_loop(model, prepared, prefilled, tokens, args.steps) for tokens in args.tokens
+    }
+    calls["read"] = _plain_read(bytes_read, args.steps)
+    note = ""
+    if args.peer == "auto":
+        peers, note = _peer_loops(model, params, prefilled, inputs, args.steps)
+        calls.update(peers)
+    seconds = time_interleaved(calls, repeats=args.repeats)
+    milliseconds = {what: 1e3 * value / args.steps for what, value in seconds.items()}
+    peer_times = [milliseconds[what] for what in milliseconds if str(what).startswith("peer")]
+    if peer_times:
+        milliseconds["peer"] = min(peer_times)
+
+    def row(what: str, tokens: int | None, ms: float) -> dict[str, Any]:
+        return {
+            "model": name,
+            "parameters": model.num_params(),
+            "bytes_read": bytes_read,
+            "what": what,
+            "tokens": tokens,
+            "ms": ms,
+            "times_one": ms / milliseconds[1] if tokens and 1 in milliseconds else None,
+            "read_fraction": milliseconds["read"] / ms,
+            "vs_peer": milliseconds["peer"] / ms if "peer" in milliseconds and tokens else None,
+        }
+
+    rows = [row("extend", tokens, milliseconds[tokens]) for tokens in args.tokens]
+    rows.append(row("plain read", None, milliseconds["read"]))
+    if "peer" in milliseconds:
+        rows.append({**row("transformers", 1, milliseconds["peer"]), "times_one": None})
+    return rows, note
+
+
+def _random_params(model: T5) -> Params:
+    """Random parameters of the initialisers' scale, quickly."""
+    rng = np.random.default_rng(0)
+    head_dim = model.config.head_dim
+
+    def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if len(leaf.shape) == 1:
+            return jnp.ones(leaf.shape, leaf.dtype)
+        names = {key.key for key in path}
+        scale = 1.0 if "embedding" in names else leaf.shape[0] ** -0.5
+        if "query" in names:
+            scale *= head_dim**-0.5
+        values = rng.standard_normal(leaf.shape, np.float32) * np.float32(scale)
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, model.abstract_params())
+
+
+def _bytes_read(config: T5Config, params: Params, cache: RaggedCache) -> int:
+    """What one decoding step reads: the decoder, the output projection, and the cache."""
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    for path, leaf in flatten_dict(params["decoder"]).items():
+        if not {"encoder_decoder_attention"} & set(path) or not {"key", "value"} & set(path):
+            total += leaf.nbytes  # the cross-attention's keys and values are in the cache
+    if config.tie_embeddings:
+        total += params["token_embedder"]["embedding"].nbytes
+    return total
+
+
+def _our_loop(
+    model: T5, params: Params, prefilled: Any, tokens: int, steps: int
+) -> Callable[[], Any]:
+    """`steps` greedy extends by `tokens` tokens, each one position on; the state is donated."""
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def loop(params: Params, cache: RaggedCache, block: jax.Array, start: jax.Array) -> Any:
+        def body(_: Any, state: Any) -> Any:
+            cache, block, positions = state
+            out = model.extend(params, cache, block, positions)
+            return out.cache, jnp.argmax(out.logits, -1).astype(jnp.int32), positions + 1
+
+        return jax.lax.fori_loop(0, steps, body, (cache, block, start))
+
+    block = jnp.tile(prefilled.tokens[:, None], (1, tokens))
+    state = [jax.tree.map(jnp.copy, prefilled.cache)]
+
+    def call() -> Any:
+        state[0], block_out, _ = loop(params, state[0], block, prefilled.positions)
+        return block_out
+
+    return call
+
+
+def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
+    """Sums an array of that many bytes, as often as the others take steps."""
+    values = jnp.ones(num_bytes // 4, jnp.float32)
+    read = jax.jit(jnp.sum)
+
+    def call() -> Any:
+        return [read(values).block_until_ready() for _ in range(repeats)]
+
+    return call
+
+
+def _peer_loops(
+    model: T5, params: Params, prefilled: Any, inputs: np.ndarray, steps: int
+) -> tuple[dict[str, Callable[[], Any]], str]:
+    """The cached decoder of transformers on the same weights, once its logits proved to be ours."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return {}, "transformers and torch are not installed: no comparison (pip install both)"
+    transformers.utils.logging.disable_progress_bar()
+    config = model.config
+    values = config_to_hf(config, SpecialIds((1,), 0, None, 0), np.dtype("float32"))
+    with torch.device("meta"):
+        peer = transformers.T5ForConditionalGeneration(transformers.T5Config(**values))
+    arrays = {}
+    for path, leaf in flatten_dict(params, sep="/").items():
+        rule = hf_names.to_hf(T5Config, path)
+        # A copy that PyTorch lays out as it likes best, contiguous as [out, in].
+        array = np.array(leaf.T if rule.transposed else leaf, order="C")
+        arrays[rule.hf] = torch.from_numpy(array)
+    for tied in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
+        arrays[tied] = arrays["shared.weight"]
+    peer.load_state_dict(arrays, strict=True, assign=True)
+    peer.eval()
+    with torch.inference_mode():
+        encoded = peer.encoder(input_ids=torch.from_numpy(inputs).long())
+        start = torch.from_numpy(np.array(prefilled.tokens)).long()[:, None]
+
+        def step(tokens: Any, past: Any) -> Any:
+            return peer(
+                encoder_outputs=encoded,
+                decoder_input_ids=tokens,
+                past_key_values=past,
+                use_cache=True,
+            )
+
+        first = step(start, None)
+    ours = model.extend(
+        params, prefilled.cache, prefilled.tokens[:, None], prefilled.positions
+    ).logits
+    theirs = first.logits.numpy()
+    difference = float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+    if not difference <= 1e-3:
+        raise RuntimeError(f"transformers' logits differ from ours by {difference:.1e} of theirs")
+    past = first.past_key_values
+
+    def call(threads: int) -> Any:
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            tokens = start
+            for _ in range(steps):
+                tokens = step(tokens, past).logits.argmax(-1)
+            past.self_attention_cache.crop(-steps)
+            return tokens.numpy()
+
+    # XLA uses all cores. On a busy machine PyTorch may be faster with one: the better one counts.
+    counts = sorted({1, len(os.sched_getaffinity(0))})
+    return {f"peer {n}": functools.partial(call, n) for n in counts}, (
+        f"transformers {transformers.__version__}, torch {torch.__version__}, the best of "
+        f"{' and '.join(map(str, counts))} threads; its first logits differ from ours by "
+        f"{difference:.0e} of their largest"
+    )
