@@ -22,11 +22,12 @@ from specjax.data.examples import Example
 from specjax.data.model_files import SpecialIds, copy_tokenizer_files
 from specjax.data.tokenizers import Tokenizer, load_tokenizer
 from specjax.models import T5, T5Config
+from specjax.output_directory import make_writable, write_atomically
 from specjax.training.distillation import add_teacher_samples
 from specjax.training.greedy import generate
 from specjax.training.loop import Batching, Teacher, digest, train
 from specjax.training.optimizer import AdamW
-from specjax.training.run_directory import CONFIG_NAME, make_writable, write_atomically
+from specjax.training.run_directory import CONFIG_NAME
 from specjax.training.step import Objective
 from specjax.training.vocabulary import train_vocabulary
 

@@ -1,0 +1,89 @@
+"""Output directories: made early, claimed by one configuration, written atomically."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that it is there whole or not at all, whenever the process is killed."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(temporary, 0o666 & ~_umask())
+    os.replace(temporary, path)
+
+
+def make_writable(path: str | os.PathLike[str]) -> Path:
+    """Makes an output directory, and makes sure that files can be written there.
+
+    Args:
+      path: the directory; its parents are made too.
+
+    Returns:
+      Its absolute path.
+
+    Raises:
+      OSError: it cannot be made or written.
+    """
+    directory = Path(path).absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # An attempt is the only true test: root passes every permission check.
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"output_dir={directory} cannot be written ({error.strerror}); choose another"
+        ) from None
+    return directory
+
+
+def claim(path: Path, configuration: Mapping[str, Any]) -> None:
+    """Records a run's configuration, or checks it against the one recorded.
+
+    Args:
+      path: the file in the run's output directory.
+      configuration: JSON values that determine the run.
+
+    Raises:
+      ValueError: the directory holds a run of another configuration.
+    """
+    # Through JSON, so that tuples and lists compare equal.
+    text = json.dumps(configuration, indent=1, sort_keys=True)
+    ours = {**json.loads(text), "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
+    if path.exists():
+        theirs = json.loads(path.read_text("utf-8"))
+        if theirs["fingerprint"] != ours["fingerprint"]:
+            raise ValueError(
+                f"output_dir={path.parent} holds a run of another configuration "
+                f"({_difference(theirs, ours)}); choose another output_dir, or the same "
+                "configuration to continue it"
+            )
+    else:
+        write_atomically(path, json.dumps(ours, indent=1, sort_keys=True).encode())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _difference(theirs: Any, ours: Any, name: str = "") -> str:
+    """The first few places where two configurations differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        parts = [
+            _difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)
+            for key in sorted({*theirs, *ours})
+            if theirs.get(key) != ours.get(key) and key != "fingerprint"
+        ]
+        shown = ", ".join(parts[:4])
+        return shown + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+    return f"{name}: {theirs!r} there, {ours!r} here"
