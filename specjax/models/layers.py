@@ -3,7 +3,10 @@
 Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (H = K·N), D head
 width, M feed-forward width, V vocabulary.
 
-Every parameter carries logical axis names (collection `params_axes`), as T5X does it.
+Every parameter carries logical axis names (collection `params_axes`), as T5X does it. Softmax,
+norms and logits are float32 whatever the activations are. How exact a float32 product is remains
+the backend's default: exact on a CPU, rounded operands on a TPU or (TF32) a GPU, unless the user
+sets `jax.config.update("jax_default_matmul_precision", "highest")`.
 """
 
 import functools

@@ -35,7 +35,10 @@ _DECODER = {
     "num_layers": 2,
 }
 CONFIGS = {
-    "t5_v1_0": T5Config(**_T5, mlp_activations=("relu",), tie_embeddings=True),
+    # With a relative position bias per layer, as T5X's scanned checkpoints may have it.
+    "t5_v1_0": T5Config(
+        **_T5, mlp_activations=("relu",), tie_embeddings=True, relpos_per_layer=True
+    ),
     "t5_v1_1": T5Config(**_T5),
     "llama": LlamaConfig(**_DECODER, num_kv_heads=4),
     "llama_grouped_tied": LlamaConfig(
