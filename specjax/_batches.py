@@ -63,6 +63,10 @@ class Batch(NamedTuple):
     sampling: Sampling
 
 
+class PromptTooLongError(ValueError):
+    """A prompt has more tokens than the last bucket holds."""
+
+
 def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
     """The tokens of a prompt.
 
@@ -81,6 +85,12 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ValueError(f"{name} is empty: give it some text, or leave it out")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name} has half a surrogate pair at character {error.start + 1}: no text"
+            ) from None
         ids = tokenizer.encode(prompt)
     elif len(prompt) and isinstance(prompt[0], Mapping):
         try:
@@ -110,10 +120,11 @@ def check_tokens(tokens: np.ndarray, name: str, vocab_size: int, longest: int) -
       longest: how many tokens the last bucket holds.
 
     Raises:
-      ValueError: if a token is outside the vocabulary, or there are too many.
+      PromptTooLongError: if there are too many tokens.
+      ValueError: if one is outside the vocabulary.
     """
     if len(tokens) > longest:
-        raise ValueError(
+        raise PromptTooLongError(
             f"{name} has {len(tokens)} tokens, but the longest bucket holds {longest}: shorten "
             f"it, or give the Decoder buckets=(..., {len(tokens)})"
         )

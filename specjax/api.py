@@ -220,6 +220,35 @@ class Decoder:
         _batches.check_tokens(tokens, name, self._networks[0].vocab_size, self.buckets[-1])
         return tokens
 
+    def describe(self) -> dict[str, Any]:
+        """What determines the outputs, as JSON values: two equal ones give equal texts.
+
+        Returns:
+          Fingerprints of the models, the settings, and the kind of device.
+        """
+        models = self.models
+        named = (
+            {"verifier": models.verifier, "drafter": models.drafter}
+            if isinstance(models, Pair)
+            else {"model": models}
+        )
+        loop = self._loop
+        return {
+            **{name: model.fingerprint for name, model in named.items()},
+            "rule": None if self.rule is None else repr(self.rule),
+            "verification": repr(loop.verification) if isinstance(loop, Speculative) else None,
+            "max_draft": self._longest,
+            **{
+                name: None if value is None else np.asarray(value).tolist()
+                for name, value in self._sampling.items()
+            },
+            "max_new_tokens": self.max_new_tokens,
+            "batch_size": self.batch_size,
+            "buckets": list(self.buckets),
+            "mesh": None if self._mesh is None else dict(self._mesh.shape),
+            "backend": jax.default_backend(),
+        }
+
     def _requests(
         self,
         prompts: Sequence[Prompt],

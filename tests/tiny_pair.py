@@ -54,6 +54,7 @@ def write_vocabulary(directory: Path, syllables: Sequence[str] = SYLLABLES) -> N
 
 def write_pair(directory: Path) -> dict[str, Path]:
     """Writes both; the keys are `load_pair`'s arguments."""
+    directory.mkdir(exist_ok=True)
     paths = {}
     for seed, name in enumerate(SIZES):
         paths[name] = write_model(directory / name, name, seed=seed)

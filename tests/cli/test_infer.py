@@ -1,0 +1,254 @@
+import fcntl
+import json
+from pathlib import Path
+
+import gin
+import numpy as np
+import pytest
+
+import specjax
+from specjax import inference, rules
+from specjax.cli import gin_config, infer
+from specjax.cli.main import main
+from tests import tiny_pair
+from tests.cli import kill_infer
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "gin_configs"
+TEXTS = tiny_pair.sentences(11, seed=4)
+SETTINGS = {"MAX_NEW_TOKENS": 12, "BATCH_SIZE": 4, "MAX_DRAFT": 3, "Decoder.buckets": "(16, 24)"}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def arguments(paths, source, output, method=None, **settings):
+    files = [CONFIGS / "runs/infer.gin", *([CONFIGS / f"methods/{method}.gin"] if method else [])]
+    bindings = {
+        "VERIFIER": paths["verifier"],
+        "DRAFTER": paths["drafter"],
+        "INPUT": source,
+        "OUTPUT_DIR": output,
+        **SETTINGS,
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    return [
+        "infer",
+        *(f"--gin_file={file}" for file in files),
+        *(f"--gin.{name}={value}" for name, value in bindings.items()),
+    ]
+
+
+def write(directory, texts, name="input.txt"):
+    path = directory / name
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def rows(output):
+    return [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def done(paths, tmp_path_factory):
+    """A finished run: its input and its output directory."""
+    directory = tmp_path_factory.mktemp("run")
+    source = write(directory, TEXTS)
+    assert main(arguments(paths, source, directory / "out")) == 0
+    return source, directory / "out"
+
+
+def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
+    pair = specjax.load_pair(**paths)
+    decoder = specjax.Decoder(
+        pair, max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16, 24), temperature=1.0
+    )
+    result = decoder(TEXTS, seed=0)
+    found = rows(done[1])
+    assert [row["id"] for row in found] == list(range(len(TEXTS)))
+    assert [row["inputs"] for row in found] == TEXTS
+    assert [row["prediction"] for row in found] == result.texts
+    assert [row["tokens"] for row in found] == [tokens.tolist() for tokens in result.tokens]
+    assert [row["ended_by"] == "eos" for row in found] == result.ended.tolist()
+    totals = result.info.rows
+    np.testing.assert_allclose([row["log_prob"] for row in found], totals.log_p, rtol=1e-6)
+    assert [row["info"]["accepted"] for row in found] == totals.accepted.tolist()
+    metrics = json.loads((done[1] / "metrics.json").read_text())
+    assert metrics["tokens_per_verifier_call"] == result.info.tokens_per_verifier_call
+    assert metrics["acceptance_rate"] == result.info.acceptance_rate
+    assert metrics["rows"] == len(TEXTS) and metrics["failed"] == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path, seed):
+    source, output = done
+    rng = np.random.default_rng(seed)
+    whole = (output / "predictions.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    # Rows are appended as they finish: any order, and the last of them torn.
+    written = b"".join(lines[i] for i in rng.permutation(len(lines)))
+    (tmp_path / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
+    (tmp_path / "predictions.jsonl").write_bytes(written[: rng.integers(len(written))])
+    (tmp_path / ".predictions.jsonl.leftover").write_bytes(b"half")
+    assert main(arguments(paths, source, tmp_path)) == 0
+    assert (tmp_path / "predictions.jsonl").read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".lock", "infer_config.json", "metrics.json", "predictions.jsonl"
+    ]  # fmt: skip
+
+
+def test_a_finished_run_stays_as_it_is(paths, done):
+    source, output = done
+    before = (output / "predictions.jsonl").read_bytes()
+    assert main(arguments(paths, source, output)) == 0
+    assert (output / "predictions.jsonl").read_bytes() == before
+    assert json.loads((output / "metrics.json").read_text())["this_process"]["rows"] == 0
+
+
+def test_another_configuration_or_input_is_refused(paths, done, tmp_path, capsys):
+    source, output = done
+    before = (output / "predictions.jsonl").read_bytes()
+    other = write(tmp_path, [*TEXTS[:-1], "ba"])
+    for argv, what in (
+        (arguments(paths, source, output, TEMPERATURE=0.5), "temperature: 1.0 there, 0.5 here"),
+        (arguments(paths, source, output, SEED=1), "seed: 0 there, 1 here"),
+        (arguments(paths, source, output, method="opt"), "rule: 'Lossless()' there"),
+        (arguments(paths, other, output), "input: "),
+        (
+            arguments(paths, source, output, VERIFIER=paths["drafter"]),
+            "verifier: ",
+        ),
+    ):
+        assert main(argv) == 2
+        message = capsys.readouterr().err
+        assert what in message and "another configuration" in message
+    assert (output / "predictions.jsonl").read_bytes() == before
+
+
+def test_a_second_process_is_kept_out(paths, done, capsys):
+    source, output = done
+    with (output / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(arguments(paths, source, output)) == 2
+    assert "another process is at work" in capsys.readouterr().err
+
+
+def test_a_line_that_does_not_fit_is_told_and_the_others_come_out(paths, tmp_path, capsys):
+    texts = [TEXTS[0], "ba" * 50_000, TEXTS[1], "ba " * 30]
+    source = write(tmp_path, texts)
+    assert main(arguments(paths, source, tmp_path / "out")) == 0
+    assert "2 of 4 inputs were not decoded" in capsys.readouterr().err
+    found = rows(tmp_path / "out")
+    assert [row["prediction"] is None for row in found] == [False, True, False, True]
+    assert f"{source}:4 has" in found[3]["error"] and "longest bucket holds 24" in found[3]["error"]
+    assert json.loads((tmp_path / "out/metrics.json").read_text())["failed"] == 2
+
+
+def test_tsv_and_jsonl_carry_references_and_one_row_is_enough(paths, tmp_path):
+    tsv = tmp_path / "input.tsv"
+    tsv.write_text("name\tsource\nre ference\tba de\n")
+    argv = arguments(
+        paths, tsv, tmp_path / "tsv", INPUTS_FIELD="source", TARGETS_FIELD="name", MAX_DRAFT=1
+    )
+    assert main(argv) == 0
+    jsonl = tmp_path / "input.jsonl"
+    jsonl.write_text('{"source": "ba de", "name": "re ference"}\n')
+    argv = arguments(
+        paths, jsonl, tmp_path / "jsonl", INPUTS_FIELD="source", TARGETS_FIELD="name", MAX_DRAFT=1
+    )
+    assert main(argv) == 0
+    assert rows(tmp_path / "tsv") == rows(tmp_path / "jsonl")
+    assert rows(tmp_path / "tsv")[0]["targets"] == "re ference"
+
+
+def test_a_model_alone(paths, done, tmp_path):
+    argv = arguments(paths, done[0], tmp_path, method="verifier_alone", TEMPERATURE=0.0)
+    assert main(argv) == 0
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["tokens_per_verifier_call"] == 1.0 and metrics["acceptance_rate"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        (b"", {}, "input.txt is empty"),
+        (b"ba\n\nde\n", {}, "input.txt:2: the input is empty"),
+        (b"ba\n\xff\n", {}, "input.txt:2: byte 0xff at column 1 is not UTF-8"),
+        (b"ba\n", {"MAX_NEW_TOKENS": 0}, "max_new_tokens must "),
+        (b"ba\n", {"MAX_DRAFT": 0}, "max_draft must "),
+        (b"ba\n", {"BATCH_SIZE": 0}, "batch_size must "),
+        (b"ba\n", {"TEMPERATURE": -1}, "temperature must "),
+        (b"ba\n", {"TEMPERATURE": "hot"}, "temperature must be a number"),
+        (b"ba\n", {"SEED": -1}, "seed must be whole numbers"),
+        (b"ba\n", {"BATCHSIZE": 1}, "--gin.BATCHSIZE: no such name; did you mean BATCH_SIZE?"),
+        (b"ba\n", {"Decoder__rulez": 1}, "rulez"),
+        (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
+        (b"ba\n", {"DRAFTER": None}, "load_pair: drafter= is not given"),
+        (b"ba\n", {"FORMAT": "csv"}, "format='csv' is not one of"),
+        (b"ba\n", {"INPUT": "nowhere.txt"}, "nowhere.txt: no such file"),
+        (b"ba\n", {"OUTPUT_DIR": "/dev/null/out"}, "output_dir=/dev/null/out cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, message):
+    source = tmp_path / "input.txt"
+    source.write_bytes(content)
+    assert main(arguments(paths, source, tmp_path / "out", **settings)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0], captured.err
+    # Nothing is claimed: the corrected command may use the directory.
+    assert not list(tmp_path.glob("out/*.json*"))
+
+
+def test_required_names_are_told(capsys):
+    assert main(["infer", f"--gin_file={CONFIGS / 'runs/infer.gin'}"]) == 2
+    assert "required but not given: INPUT, OUTPUT_DIR" in capsys.readouterr().err
+
+
+def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path, capsys):
+    source = tmp_path / "input.jsonl"
+    source.write_text('{"inputs": "ba", "targets": "\\ud800"}\n{"inputs": "\\ud800"}\n')
+    assert main(arguments(paths, source, tmp_path / "out")) == 2
+    assert "input.jsonl:2 has half a surrogate pair" in capsys.readouterr().err
+    assert json.loads(inference._line({"targets": "\ud800"})) == {"targets": "\ud800"}
+
+
+def test_a_foreign_line_is_refused(paths, done, tmp_path, capsys):
+    source, output = done
+    for line in (b"[]\n", b'{"id": 99}\n', b'{"id": 0}\n{"id": 0}\n'):
+        (tmp_path / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
+        (tmp_path / "predictions.jsonl").write_bytes(line)
+        assert main(arguments(paths, source, tmp_path)) == 2
+        assert "predictions.jsonl:" in capsys.readouterr().err
+
+
+METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
+
+
+def test_every_rule_has_a_method():
+    named = {name.replace("_", "") for name in METHODS}
+    assert {rule.__name__.lower() for rule in rules.ALL_RULES} <= named
+    assert {"verifieralone", "drafteralone"} <= named
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_make_decoders(paths, method):
+    files = [CONFIGS / "runs/infer.gin", CONFIGS / f"methods/{method}.gin"]
+    infer.register()
+    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    gin_config.configure(list(map(str, files)), [f"{k}={v}" for k, v in settings.items()])
+    decoder = gin.get_configurable(specjax.Decoder)()
+    if method.endswith("_alone"):
+        assert decoder.rule is None
+        assert decoder.models.name == str(paths[method.removesuffix("_alone")])
+    else:
+        # The very class, not one that gin made of it: only that is a pytree.
+        assert type(decoder.rule) in rules.ALL_RULES
+        assert type(decoder.rule).__name__.lower() == method.replace("_", "")
+
+
+def test_killed_at_random_it_ends_alike():
+    assert kill_infer.run(kills=2, seed=1)["kills"] == 2
