@@ -81,25 +81,52 @@ def checked(
 
     Raises:
       TypeError: if `value` is not numeric.
-      ValueError: if any entry is NaN or outside the range.
+      ValueError: if any entry is NaN, outside the range or beyond the dtype, or `value` has more
+        than one axis.
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"{name} must be a number or one number per row, got {value!r}") from error
     if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if np.dtype(dtype).kind == "i" and not np.all(np.equal(np.mod(array, 1), 0)):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    # Compared in the dtype that is used: 1 - 1e-9 is below 1, but float32(1 - 1e-9) is not.
-    array = array.astype(dtype)
-    good = array > low if open_low else array >= low
-    good &= array < high if open_high else array <= high
+    if array.ndim > 1 or not array.size:
+        raise ValueError(f"{name} must be a number or one number per row, got shape {array.shape}")
+    whole = np.dtype(dtype).kind == "i"
+    exact = array.astype(np.float64)
+    if whole:
+        good = (np.trunc(exact) == exact) & (np.abs(exact) <= np.iinfo(dtype).max)
+    else:
+        with np.errstate(over="ignore"):
+            used = exact.astype(dtype).astype(np.float64)
+        # Compared as it is used, too: float32(1 - 1e-9) is 1, and float32(1e39) infinite.
+        good = _within(used, low, high, open_low, open_high)
+        good &= np.isfinite(used) | ~np.isfinite(exact)
+    good &= _within(exact, low, high, open_low, open_high)
     if not np.all(good):
         row = f" in row {int(np.argmin(good))}" if array.ndim else ""
         bad = array.reshape(-1)[np.argmin(good)]
         span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise ValueError(f"{name} must lie in {span}, got {bad}{row}")
-    return array
+        kind = "be a whole number in" if whole else "lie in"
+        raise ValueError(f"{name} must {kind} {span}, got {bad}{row}")
+    return array.astype(dtype)
+
+
+def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) -> Any:
+    return (x > low if open_low else x >= low) & (x < high if open_high else x <= high)
+
+
+def check_scalars(tree: Any) -> None:
+    """Raises ValueError (at trace time) if a strength is not one number: they never broadcast."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jax.numpy.ndim(leaf):
+            name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
+            raise ValueError(
+                f"{name} has shape {jax.numpy.shape(leaf)}, but one position takes one number: "
+                "vmap over the rows"
+            )
 
 
 class Prefilled(NamedTuple):
@@ -220,12 +247,14 @@ class DraftTraits(NamedTuple):
       random_stops: whether the decision to stop a draft uses randomness of its own.
       stops_at_eos: whether a draft ends after an end-of-sequence token.
       nested: whether this is an inner level of a vertical cascade.
+      fixed_length: every block has the same length G.
     """
 
     prefix_only: bool = True
     random_stops: bool = False
     stops_at_eos: bool = False
     nested: bool = False
+    fixed_length: bool = True
 
 
 class Acceptance(NamedTuple):

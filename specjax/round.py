@@ -4,6 +4,7 @@ Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -47,20 +48,20 @@ class RoundInfo(NamedTuple):
     Attributes:
       drafted: `[B]` int32.
       accepted: `[B]` int32.
-      drafter_calls: `[B]` int32, passes of the drafter.
+      drafter_calls: int32 scalar, passes of the drafter; each serves the whole batch.
       token_sum: `[B]` float32, sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft.
       block_sum: `[B]` float32, sum_i P_i on the same draft; never less.
       log_p: `[B, G + 1]` float32, natural logarithms of the emitted tokens' p (-inf possible).
       log_target: `[B, G + 1]` float32, of their pi.
     """
 
-    drafted: Array
-    accepted: Array
-    drafter_calls: Array
-    token_sum: Array
-    block_sum: Array
-    log_p: Array
-    log_target: Array
+    drafted: Array  # [B]
+    accepted: Array  # [B]
+    drafter_calls: Array  # scalar
+    token_sum: Array  # [B]
+    block_sum: Array  # [B]
+    log_p: Array  # [B, G + 1]
+    log_target: Array  # [B, G + 1]
 
 
 class RoundOutcome(NamedTuple):
@@ -93,15 +94,29 @@ class Round:
     verification: Verification
 
     def __post_init__(self) -> None:
+        if isinstance(self.verification, type):
+            raise TypeError(
+                f"verification is the class {self.verification.__name__}: give an instance, "
+                f"{self.verification.__name__}()"
+            )
         if self.verifier.vocab_size != self.drafter.vocab_size:
             raise ValueError(
                 f"the drafter's vocabulary has {self.drafter.vocab_size} tokens, the verifier's "
                 f"{self.verifier.vocab_size}: they must be one"
             )
-        self.verification.check(self.drafter.max_draft, self.drafter.traits)
+        traits = self.drafter.traits
+        self.verification.check(self.drafter.max_draft, traits)
+        if self.verification.has_carry and not traits.fixed_length:
+            # Its carry-overs would need each earlier block's stopping state; see `still_drafting`.
+            raise ValueError(
+                f"{type(self.verification).__name__} needs drafts of a fixed length here: use "
+                "Block or Token verification with adaptive stopping"
+            )
 
     def check_rule(self, rule: Rule) -> None:
-        """Raises ValueError if the rule reads a confidence that the drafter does not have."""
+        """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
+        if isinstance(rule, type):
+            raise TypeError(f"rule is the class {rule.__name__}: give an instance of it")
         if rule.reads_draft_confidence and not self.drafter.has_confidence:
             raise ValueError(
                 f"{type(rule).__name__} reads the drafter's confidence, but "
@@ -109,21 +124,30 @@ class Round:
             )
 
     def __call__(
-        self, params: Params, rule: Rule, sampling: Sampling, state: RoundState, keys: Array
+        self,
+        params: Params,
+        rule: Rule,
+        sampling: Sampling,
+        state: RoundState,
+        keys: Array,
+        active: Array,
     ) -> tuple[RoundOutcome, RoundState, RoundInfo]:
         """Runs one round for all rows.
 
         Args:
           params: `(verifier's, drafter's)`.
-          rule: the rule; its strengths are scalars.
+          rule: the rule; its strengths are scalars or `[B]`.
           sampling: fields `[B]`.
           state: the rows' state. Positions are not moved: see `commit`.
           keys: `[B]` keys of the row and round; consumed.
+          active: `[B]` bool; what comes out for other rows is to be ignored.
 
         Returns:
           What is emitted, the state with caches filled, and what happened.
         """
         self.check_rule(rule)
+        with_confidence = rule.reads_draft_confidence
+        rule = jax.tree.map(lambda x: jnp.broadcast_to(x, active.shape), rule)
         streams = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
         block, drafter = self.drafter.propose(
             params[1],
@@ -131,66 +155,56 @@ class Round:
             state.tokens,
             streams[:, 0],
             sampling,
-            with_confidence=rule.reads_draft_confidence,
+            active,
+            with_confidence=with_confidence,
         )
         read = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
         logits, _, cache = self.verifier.extend(params[0], state.cache, read, state.positions)
         p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
         p_conf = jax.vmap(jax.vmap(confidence))(logits) if rule.reads_verifier_confidence else None
-
-        def bonus(drafter):
-            return self.drafter.bonus(
-                params[1],
-                drafter,
-                state.tokens,
-                block,
-                sampling,
-                with_confidence=rule.reads_draft_confidence,
-            )
-
-        if self.verification.has_carry:
-            # A carry-over alters the target at the bonus position too, and needs q there.
-            q, q_conf, drafter = bonus(drafter)
-            block = _with_bonus(block, q, q_conf)
-        targets = jax.vmap(jax.vmap(rule))(block.probs, p, block.confidences, p_conf)
-        acceptance, accepted = jax.vmap(_first_half(self.verification))(
+        # The bonus row of the block is not filled in yet, and not read before it is.
+        targets = jax.vmap(lambda rule, *rows: jax.vmap(rule)(*rows))(
+            rule, block.probs, p, block.confidences, p_conf
+        )
+        acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
             streams[:, 1], block.tokens, block.probs, targets, block.num_drafted, state.carry
         )
-        calls = block.calls
-        at_bonus = jax.vmap(lambda x, i: lax.dynamic_index_in_dim(x, i, keepdims=False))
-        last_target = at_bonus(acceptance.targets, block.num_drafted)
-        if not self.verification.has_carry:
-            whole = accepted == block.num_drafted
+        whole = accepted == block.num_drafted
 
-            def full(drafter):
-                q, q_conf, drafter = bonus(drafter)
-                p_last = at_bonus(p, block.num_drafted)
-                conf_last = None if p_conf is None else at_bonus(p_conf, block.num_drafted)
-                return jax.vmap(rule)(q, p_last, q_conf, conf_last), drafter
-
-            # The drafter lacks the last token's entries only where the whole block stands, and
-            # only there is its distribution read.
-            last_target, drafter = lax.cond(
-                jnp.any(whole), full, lambda d: (last_target, d), drafter
+        def bonus(drafter: Any) -> tuple[Array, Any]:
+            q, q_conf, drafter = self.drafter.bonus(
+                params[1], drafter, state.tokens, block, sampling, with_confidence=with_confidence
             )
-            calls = calls + jnp.any(whole).astype(jnp.int32)
+            p_last = _at(p, block.num_drafted)
+            conf_last = None if p_conf is None else _at(p_conf, block.num_drafted)
+            return jax.vmap(_call)(rule, q, p_last, q_conf, conf_last), drafter
+
+        def without(drafter: Any) -> tuple[Array, Any]:
+            return _at(targets, block.num_drafted), drafter
+
+        # The drafter lacks the last token's entries only where the whole block stands, and only
+        # there is its distribution read.
+        needed = jnp.any(whole & active)
+        bonus_target, drafter = lax.cond(needed, bonus, without, drafter)
         next_token = jax.vmap(draw_next)(
-            streams[:, 2], acceptance, block.probs, block.num_drafted, accepted, last_target
+            streams[:, 2], acceptance, block.probs, block.num_drafted, accepted, bonus_target
         )
         carry = jax.vmap(self.verification.next_carry)(
             acceptance, block.probs, block.num_drafted, state.carry, accepted, next_token
         )
         emitted = _emitted(block.tokens, accepted, next_token)
+        last = jnp.log(jnp.take_along_axis(bonus_target, next_token[:, None], axis=1))
+        at_bonus = jnp.arange(emitted.shape[1])[None] == block.num_drafted[:, None]
         info = RoundInfo(
             drafted=block.num_drafted,
             accepted=accepted,
-            drafter_calls=jnp.broadcast_to(calls, accepted.shape),
+            drafter_calls=block.calls + needed.astype(jnp.int32),
             token_sum=_sum_of_products(block, acceptance.targets),
             block_sum=jax.vmap(block_acceptance_probs)(
                 block.tokens, block.probs, acceptance.targets, block.num_drafted
             ).sum(axis=1),
             log_p=_log_at(p, emitted),
-            log_target=_log_at(_put_rows(targets, block.num_drafted, last_target), emitted),
+            log_target=jnp.where(at_bonus, last, _log_at(targets, emitted)),
         )
         state = state._replace(tokens=next_token, cache=cache, drafter=drafter, carry=carry)
         return RoundOutcome(emitted, accepted + 1), state, info
@@ -223,29 +237,13 @@ class Round:
         )
 
 
-def _first_half(verification: Verification):
-    def call(key, tokens, draft, target, num_drafted, carry):
-        return accept(verification, key, tokens, draft, target, num_drafted, carry)
-
-    return call
+def _call(rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None) -> Array:
+    return rule(q, p, q_conf, p_conf)
 
 
-def _with_bonus(block: DraftBlock, q: Array, q_conf: Array | None) -> DraftBlock:
-    confidences = block.confidences
-    if confidences is not None:
-        confidences = _put_rows(confidences, block.num_drafted, q_conf)
-    return block._replace(
-        probs=_put_rows(block.probs, block.num_drafted, q),
-        confidences=confidences,
-        calls=block.calls + 1,
-    )
-
-
-def _put_rows(buffer: Array, index: Array, rows: Array | None) -> Array:
-    """Replaces `buffer[b, index[b]]` by `rows[b]`."""
-    return jax.vmap(lambda x, i, row: lax.dynamic_update_index_in_dim(x, row, i, axis=0))(
-        buffer, index, rows
-    )
+def _at(x: Array, index: Array) -> Array:
+    """`x[b, index[b]]`."""
+    return jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, keepdims=False))(x, index)
 
 
 def _emitted(tokens: Array, accepted: Array, next_token: Array) -> Array:

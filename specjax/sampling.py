@@ -11,14 +11,13 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.base import Array, checked, traced_dataclass
+from specjax.base import Array, check_scalars, checked, traced_dataclass
 
 # Sums over a vocabulary go through blocks of this many entries: float32 loses too much otherwise.
 _BLOCK = 512
 _FAN_OUT = 64
-# Distances below the largest logit are non-negative floats, whose bits order them as integers.
-_INF_BITS = 0x7F800000
-_TINY = float(jnp.finfo(jnp.float32).tiny)
+TINY = float(jnp.finfo(jnp.float32).tiny)
+_MAX = float(jnp.finfo(jnp.float32).max)
 
 
 @traced_dataclass
@@ -29,7 +28,7 @@ class Sampling:
     a threshold.
 
     Attributes:
-      temperature: >= 0; logits are divided by it. 0: greedy, one-hot at the first argmax.
+      temperature: >= 0, finite; logits are divided by it. 0: greedy, one-hot at the first argmax.
       top_k: >= 1, or None; only the k largest logits stay. Ties with the k-th all stay.
       top_p: in (0, 1], or None; a token stays while the tokens strictly more probable than it
         (after temperature and top-k) hold less than this mass, so ties at the edge all stay.
@@ -44,7 +43,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "temperature", checked("temperature", self.temperature, low=0.0))
+        put(self, "temperature", checked("temperature", self.temperature, low=0.0, high=_MAX))
         if self.top_k is not None:
             put(self, "top_k", checked("top_k", self.top_k, low=1, dtype=jnp.int32))
         if self.top_p is not None:
@@ -56,26 +55,31 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
 
     Args:
       logits: `[V]`, any float dtype; -inf marks a token that cannot be drawn. Where all are -inf
-        the result is uniform (one-hot at token 0 if greedy).
+        the result is uniform (one-hot at token 0 if greedy). NaN logits give NaN.
       sampling: a `Sampling` whose fields are scalars.
 
     Returns:
       `[V]` float32 probabilities.
 
     Raises:
-      ValueError: (at trace time) if `logits` is not one vector.
+      ValueError: (at trace time) if `logits` is not one vector, or a setting not one number.
     """
     logits = _vector("logits", logits).astype(jnp.float32)
+    check_scalars(sampling)
     largest = jnp.max(logits)
     # How far below the largest logit; exact zero at it, also where it is infinite.
     distance = jnp.where(logits == largest, 0.0, largest - logits)
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
-    greedy = temperature < _TINY
+    greedy = temperature < TINY
+    # -inf logits apart: at a huge temperature XLA's product with 1 / temperature would be inf * 0.
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
+    weights = jnp.where(jnp.isinf(distance), 0.0, weights)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        rank = _descending_bits(logits)
     if sampling.top_k is not None:
-        weights = _keep_top_k(weights, distance, jnp.asarray(sampling.top_k, jnp.int32))
+        weights = _keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
     if sampling.top_p is not None:
-        weights = _keep_top_p(weights, distance, jnp.asarray(sampling.top_p, jnp.float32))
+        weights = _keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
     first = jnp.arange(logits.size) == jnp.argmax(logits)
     return jnp.where(greedy, first.astype(jnp.float32), weights / total(weights))
 
@@ -92,34 +96,62 @@ def confidence(logits: Array) -> Array:
     return distribution(logits, Sampling())
 
 
+def num_uniforms(vocab_size: int) -> int:
+    """How many independent uniforms `draw` takes to be exact at this vocabulary size."""
+    count = 1
+    while vocab_size > _FAN_OUT:
+        vocab_size, count = -(-vocab_size // _FAN_OUT), count + 1
+    return count
+
+
 def draw(weights: Array, uniform: Array) -> Array:
     """Draws one token by the inverse of the cumulative distribution.
 
+    Sums of 64 entries, of 64 such sums and so on form a tree, which is walked from its root: a long
+    cumulative sum is not monotone in float32 and lets tokens of zero probability through.
+
     Args:
       weights: `[V]` float32, non-negative; need not sum to one.
-      uniform: scalar float32 in [0, 1).
+      uniform: float32 in [0, 1): a scalar, or `[num_uniforms(V)]`, one for each level of the tree.
+        One float32 uniform has 2^23 values, which at V = 262,144 is 0.5 % in total variation off;
+        one for each level is exact to rounding.
 
     Returns:
-      An int32 token whose weight is positive: the first whose cumulative weight exceeds `uniform`
-      times the total. Token 0 if no weight is positive.
+      An int32 token whose weight is positive: with a scalar, the first whose cumulative weight
+      exceeds `uniform` times the total. Token 0 if no weight is positive.
+
+    Raises:
+      ValueError: (at trace time) on other shapes or dtypes.
     """
-    # Sums of 64, of 64 of those, and so on; then down again, one block a level: no long cumulative
-    # sum, which float32 (and its cost, on CPUs quadratic) forbids.
-    levels = [_vector("weights", weights)]
+    weights = _vector("weights", weights)
+    if weights.dtype != jnp.float32:
+        raise ValueError(f"weights must be float32, got {weights.dtype}")
+    levels = [weights]
     while levels[-1].size > _FAN_OUT:
         blocks = _blocks(levels[-1], _FAN_OUT)
         levels[-1:] = [blocks, lax.optimization_barrier(jnp.sum(blocks, axis=1))]
-    top = jnp.cumsum(levels[-1])
-    token, target = _first_above(levels[-1], top, uniform * top[-1])
-    for blocks in levels[-2::-1]:
+    if uniform.shape not in ((), (len(levels),)):
+        raise ValueError(
+            f"uniform must be a scalar or [{len(levels)}] at V = {weights.size}, got shape "
+            f"{uniform.shape}: see num_uniforms"
+        )
+    fresh = uniform.ndim == 1
+    levels[-1] = levels[-1][None]
+    token, target = jnp.int32(0), jnp.float32(0.0)
+    for depth, blocks in enumerate(reversed(levels)):
         inside = lax.dynamic_index_in_dim(blocks, token, keepdims=False)
-        index, target = _first_above(inside, jnp.cumsum(inside), target)
-        token = token * _FAN_OUT + index
-    return token.astype(jnp.int32)
+        cumulative = jnp.cumsum(inside)
+        if fresh or depth == 0:
+            target = (uniform[depth] if fresh else uniform) * cumulative[-1]
+        index, target = _first_above(inside, cumulative, target)
+        token = token * inside.size + index
+    return token
 
 
 def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
     """What is left of a target after a draft was rejected: norm((scale * target - draft)_+).
+
+    Source: Leviathan et al. (arXiv 2211.17192); with a scale, Sun et al., Block Verification.
 
     Args:
       target: `[V]` float32 probabilities.
@@ -138,7 +170,12 @@ def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) ->
     """`residual` before normalisation: `[V]` float32 weights with a positive sum, for `draw`."""
     weights = jnp.maximum(scale * target - draft, 0.0)
     # Not "sum > 0": dividing by a subnormal sum would overflow.
-    return jnp.where(jnp.max(weights) >= _TINY, weights, target)
+    return jnp.where(jnp.max(weights) >= TINY, weights, target)
+
+
+def residual_mass(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
+    """sum_v (scale * target(v) - draft(v))_+; `[V]`, `[V]`, scalar -> scalar."""
+    return total(jnp.maximum(scale * target - draft, 0.0))
 
 
 def normalise(weights: Array, fallback: Array) -> Array:
@@ -156,7 +193,7 @@ def total(weights: Array) -> Array:
 def _blocks(x: Array, width: int | None = None) -> Array:
     if width is None:
         # A power of two that divides V needs no padding; a short vector is one block.
-        width = next((w for w in (512, 256, 128) if x.size % w == 0), min(_BLOCK, x.size))
+        width = next((w for w in (_BLOCK, 256, 128) if x.size % w == 0), min(_BLOCK, x.size))
     return jnp.pad(x, (0, -x.size % width)).reshape(-1, width)
 
 
@@ -170,27 +207,32 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
     last = weights.size - 1 - jnp.argmax(positive[::-1])
     index = jnp.where(jnp.any(hit), jnp.argmax(hit), jnp.where(jnp.any(positive), last, 0))
     before = jnp.where(index > 0, cumulative[jnp.maximum(index - 1, 0)], 0.0)
-    return index, target - before
+    return index.astype(jnp.int32), target - before
 
 
-def _keep_top_k(weights: Array, distance: Array, k: Array) -> Array:
-    bits = lax.bitcast_convert_type(distance, jnp.int32)
+def _descending_bits(logits: Array) -> Array:
+    """Integers that order floats from the largest (+inf) down; equal floats are equal."""
+    bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # -0 + 0 is 0
+    negative = bits >> 31 == 1
+    return jnp.where(negative, bits, ~(bits | jnp.uint32(1 << 31)))
+
+
+def _keep_top_k(weights: Array, rank: Array, k: Array) -> Array:
     count = jnp.minimum(k, weights.size)
     # The least threshold at or below which at least k tokens lie: no sort of the vocabulary.
-    edge = _bisect(lambda bound: jnp.sum(bits <= bound, dtype=jnp.int32) >= count)
-    return jnp.where(bits <= edge, weights, 0.0)
+    edge = _bisect(lambda bound: jnp.sum(rank <= bound, dtype=jnp.int32) >= count)
+    return jnp.where(rank <= edge, weights, 0.0)
 
 
-def _keep_top_p(weights: Array, distance: Array, p: Array) -> Array:
-    bits = lax.bitcast_convert_type(distance, jnp.int32)
+def _keep_top_p(weights: Array, rank: Array, p: Array) -> Array:
     mass = p * total(weights)
     # The least threshold at or below which the nucleus is full: all tokens up to it stay.
-    edge = _bisect(lambda bound: total(jnp.where(bits <= bound, weights, 0.0)) >= mass)
-    return jnp.where((bits <= edge) | (p >= 1.0), weights, 0.0)
+    edge = _bisect(lambda bound: total(jnp.where(rank <= bound, weights, 0.0)) >= mass)
+    return jnp.where((rank <= edge) | (p >= 1.0), weights, 0.0)
 
 
 def _bisect(reached: Callable[[Array], Array]) -> Array:
-    """The least integer in [0, bits of infinity] at which a monotone predicate holds."""
+    """The least uint32 at which a monotone predicate holds; the greatest if none."""
 
     def halve(_, span):
         low, high = span
@@ -198,7 +240,8 @@ def _bisect(reached: Callable[[Array], Array]) -> Array:
         hit = reached(middle)
         return jnp.where(hit, low, middle + 1), jnp.where(hit, middle, high)
 
-    return lax.fori_loop(0, 31, halve, (jnp.int32(0), jnp.int32(_INF_BITS)))[1]
+    span = (jnp.uint32(0), jnp.uint32(0xFFFFFFFF))
+    return lax.fori_loop(0, 32, halve, span)[1]
 
 
 def _vector(name: str, x: Array) -> Array:

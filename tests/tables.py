@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from specjax import rules, sampling, testing, verification
 
@@ -33,7 +34,7 @@ VERIFICATIONS = {
 
 
 @functools.cache
-def prefix_tables(vocab, num_tokens, *, temperature=1.0, zeros=0.0, seed=0, prompt=(0, 1)):
+def prefix_tables(vocab, num_tokens, *, temperature=0.8, zeros=0.0, seed=0, prompt=(0, 1)):
     """q, p and their confidences after every prefix of a pair of context-dependent models."""
     model = testing.TabularModel(vocab, 2)
     plain = sampling.Sampling(temperature)
@@ -58,6 +59,19 @@ def _apply():
 def targets(rule, tables):
     """pi after every prefix."""
     return np.asarray(_apply()(rule, *tables))
+
+
+def p_value(seen, law, draws):
+    """Of a chi-square test of counts against a law; outcomes that are rare are taken together."""
+    assert all(law.get(outcome, 0.0) > 0.0 for outcome in seen)
+    common = [outcome for outcome, chance in law.items() if chance * draws >= 5]
+    observed = np.array([seen.get(outcome, 0) for outcome in common] + [0.0])
+    expected = np.array([law[outcome] * draws for outcome in common] + [0.0])
+    observed[-1], expected[-1] = draws - observed.sum(), draws - expected.sum()
+    if expected[-1] < 5:
+        observed, expected = observed[:-1], expected[:-1]
+        expected *= observed.sum() / expected.sum()
+    return stats.chisquare(observed, expected, sum_check=False).pvalue
 
 
 def random_distributions(seed, count, vocab, zeros=0.0):

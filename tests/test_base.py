@@ -19,7 +19,7 @@ class Strength:
 def test_values_are_checked_where_they_enter_and_nowhere_else():
     strength = Strength(0.5)
     assert isinstance(strength.alpha, np.ndarray) and strength.alpha.dtype == np.float32
-    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 2.0"):
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 2"):
         Strength(2)
     # Leaves out of range pass once it is a pytree, as transformations need.
     doubled = jax.tree.map(lambda x: 4 * x, strength)
@@ -62,3 +62,18 @@ def test_leaves_have_names_and_a_readable_form():
     ((path, _),) = jax.tree_util.tree_leaves_with_path(Strength(0.25))
     assert jax.tree_util.keystr(path) == ".alpha"
     assert repr(Strength(0.25)) == "Strength(alpha=0.25)"
+
+
+@pytest.mark.parametrize("bad", [2**33 + 2, 2**31, 1e10, np.inf])
+def test_a_number_beyond_its_dtype_is_refused_as_it_was_given(bad):
+    with pytest.raises(ValueError, match="top_k must be a whole number in") as error:
+        checked("top_k", bad, low=1, dtype=np.int32)
+    assert str(bad) in str(error.value)
+    with pytest.raises(ValueError, match="alpha must lie in"):
+        checked("alpha", 1e39)
+
+
+@pytest.mark.parametrize("bad", [[], [[0.1], [0.2]]])
+def test_other_shapes_are_refused(bad):
+    with pytest.raises(ValueError, match="alpha must be a number or one number per row"):
+        checked("alpha", bad)

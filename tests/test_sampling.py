@@ -87,6 +87,20 @@ def test_extreme_logits(logits, want, filters):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+def test_a_huge_temperature_is_uniform_over_what_is_possible():
+    got = sampling.distribution(jnp.array([1.0, -jnp.inf, 0.0]), Sampling(3e38))
+    np.testing.assert_allclose(got, [0.5, 0.0, 0.5], atol=1e-6)
+
+
+def test_close_logits_are_no_ties():
+    # Their distances to the largest logit round to one number.
+    logits = jnp.array([16.0, 1e-7, 2e-7, 3e-7, -0.0, 0.0], jnp.float32)
+    got = sampling.distribution(logits, Sampling(8.0, top_k=2))
+    np.testing.assert_array_equal(np.asarray(got) > 0, [True, False, False, True, False, False])
+    got = sampling.distribution(logits, Sampling(8.0, top_k=5))
+    assert (np.asarray(got) > 0).all()  # -0 and 0 tie for the fifth place
+
+
 def test_bfloat16_logits_become_float32_probabilities():
     got = sampling.distribution(jnp.zeros((7,), jnp.bfloat16), Sampling())
     assert got.dtype == jnp.float32
@@ -143,9 +157,50 @@ def test_one_cumulative_sum_would_draw_impossible_tokens():
     cumulative = np.asarray(jnp.cumsum(jnp.asarray(probs)))
     moves = np.flatnonzero((np.diff(cumulative) > 0) & (probs[1:] == 0.0)) + 1
     assert moves.size
-    between = np.float32(np.mean(cumulative[moves[0] - 1 : moves[0] + 1], dtype=np.float64))
-    naive = int(np.argmax(cumulative > between))
-    assert probs[naive] == 0.0 or not (np.diff(cumulative) >= 0).all()
+    # A uniform that falls between two neighbours where nothing was added draws an impossible token.
+    assert (probs[moves] == 0.0).all()
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_the_law_of_a_draw_over_a_large_vocabulary(spread):
+    # The exact law: at each level of the tree the 2**23 values of its uniform, by float32 rounding.
+    size = 262_144
+    logits = spread * np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    probs = np.asarray(sampling.distribution(jnp.asarray(logits), Sampling()))
+    levels = [probs]
+    while levels[-1].size > 64:
+        levels.append(levels[-1].reshape(-1, 64).sum(1))
+    assert sampling.num_uniforms(size) == len(levels) == 3
+
+    def law(weights):
+        edges = np.ceil(np.cumsum(weights) / weights.sum(dtype=np.float32) * 2**23) / 2**23
+        return np.diff(np.minimum(edges, 1.0), prepend=0.0)
+
+    chance = law(levels[2])
+    for level in (levels[1], levels[0]):
+        inside = np.stack([law(block) for block in level.reshape(-1, 64)])
+        chance = (chance[:, None] * inside).reshape(-1)
+    assert 0.5 * np.abs(chance - probs).sum() < 1e-4
+    # The control: one such uniform for the whole vocabulary.
+    assert 0.5 * np.abs(law(probs) - probs).sum() > 1e-3
+
+
+def test_each_level_of_the_tree_follows_its_own_uniform():
+    size, draws = 4096 + 64, 20_000
+    weights = np.random.default_rng(1).random(size).astype(np.float32)
+    uniforms = np.random.default_rng(2).random((draws, 3), np.float32)
+    tokens = np.asarray(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u))(uniforms))
+    padded = np.pad(weights, (0, -size % 64**2)).reshape(-1, 64, 64)
+    top = np.cumsum(padded.sum((1, 2)), dtype=np.float64)
+    first = np.searchsorted(top, uniforms[:, 0] * top[-1], side="right")
+    agree = first == tokens // 64**2
+    assert agree.mean() > 0.999
+    middle = np.cumsum(padded.sum(2), axis=1, dtype=np.float64)[tokens // 64**2]
+    second = (middle > (uniforms[:, 1] * middle[:, -1])[:, None]).argmax(1)
+    assert (second == tokens // 64 % 64).mean() > 0.999
+    inner = np.cumsum(padded.reshape(-1, 64), axis=1, dtype=np.float64)[tokens // 64]
+    third = (inner > (uniforms[:, 2] * inner[:, -1])[:, None]).argmax(1)
+    assert (third == tokens % 64).mean() > 0.999
 
 
 def test_frequencies_follow_the_distribution():
@@ -180,6 +235,8 @@ def test_residual():
     [
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_k": 2**33 + 2}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": 0}, "top_k"),
@@ -194,3 +251,15 @@ def test_bad_settings_are_named(kwargs, name):
 def test_a_batch_of_logits_is_refused_at_trace_time():
     with pytest.raises(ValueError, match=r"logits must be one vector \[V\], got shape \(2, 3\)"):
         jax.eval_shape(lambda x: sampling.distribution(x, Sampling()), jnp.zeros((2, 3)))
+
+
+def test_strengths_never_broadcast_over_the_vocabulary():
+    with pytest.raises(ValueError, match=r"Sampling.temperature has shape \(3,\)"):
+        sampling.distribution(jnp.zeros((3,)), Sampling([1.0, 0.1, 2.0]))
+
+
+def test_weights_and_uniforms_of_another_kind_are_refused():
+    with pytest.raises(ValueError, match="weights must be float32, got bfloat16"):
+        sampling.draw(jnp.ones((5,), jnp.bfloat16), jnp.float32(0.5))
+    with pytest.raises(ValueError, match=r"uniform must be a scalar or \[2\] at V = 100"):
+        sampling.draw(jnp.ones((100,)), jnp.zeros((3,)))

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import jax
 
-HELP = "convert a checkpoint between Hugging Face, T5X and specjax (Orbax) directories"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""

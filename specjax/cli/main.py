@@ -1,7 +1,7 @@
 """The `specjax` command: `specjax COMMAND ...`.
 
-A command is a module with `HELP`, `add_arguments(parser)` and `run(args) -> int`. It is imported
-only when it is called, so that `specjax --help` starts at once.
+A command is a module with `add_arguments(parser)` and `run(args) -> int`. It is imported only when
+it is called, so that `specjax --help` starts at once.
 """
 
 import argparse
@@ -10,10 +10,24 @@ import os
 import sys
 from collections.abc import Sequence
 
+# name -> (module, what it does)
 COMMANDS = {
-    "bench": "specjax.cli.bench",
-    "convert": "specjax.cli.convert",
-    "train": "specjax.cli.train",
+    "bench": (
+        "specjax.cli.bench",
+        "measure one part of specjax; prints a table and, last, one line of JSON",
+    ),
+    "convert": (
+        "specjax.cli.convert",
+        "convert a checkpoint between Hugging Face, T5X and specjax (Orbax) formats",
+    ),
+    "infer": (
+        "specjax.cli.infer",
+        "decode a text, TSV or JSONL file with a pair of models (resumable)",
+    ),
+    "train": (
+        "specjax.cli.train",
+        "train or fine-tune a T5 from aligned text, TSV, JSONL or a seqio task (resumable)",
+    ),
 }
 
 
@@ -31,13 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = argv[0] if argv and argv[0] in COMMANDS else None
     parser = argparse.ArgumentParser(prog="specjax", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command, module_name in COMMANDS.items():
-        if name not in (None, command):
-            continue
-        module = importlib.import_module(module_name)
-        sub = commands.add_parser(command, help=module.HELP, description=module.HELP)
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+    for command, (module_name, what) in COMMANDS.items():
+        sub = commands.add_parser(command, help=what, description=what)
+        if name == command:
+            module = importlib.import_module(module_name)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
     # --gin.NAME=value cannot be declared to argparse, for NAME is open.
     short = "--gin."
     argv = [f"--gin_binding={a.removeprefix(short)}" if a.startswith(short) else a for a in argv]

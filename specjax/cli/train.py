@@ -5,8 +5,6 @@ import json
 
 from specjax.cli import gin_config
 
-HELP = "train or fine-tune a T5 from aligned text, TSV, JSONL or a seqio task (resumable)"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""

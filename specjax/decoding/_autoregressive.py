@@ -8,8 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from specjax.base import Array, Cache, LanguageModel, Params
-from specjax.decoding._loop import DecodeState, append, initial_state, row_keys, run_loop
-from specjax.sampling import Sampling, distribution, draw
+from specjax.decoding._loop import (
+    DecodeState,
+    append,
+    check_eos_ids,
+    check_prompts,
+    check_steps,
+    initial_state,
+    row_keys,
+    run_loop,
+)
+from specjax.sampling import Sampling, distribution, draw, num_uniforms
 
 
 class _Inner(NamedTuple):
@@ -30,6 +39,9 @@ class Autoregressive:
     model: LanguageModel
     eos_ids: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_eos_ids(self.eos_ids, self.model.vocab_size)
+
     def init(
         self,
         params: Params,
@@ -46,12 +58,26 @@ class Autoregressive:
         prefix_lengths: Array | None = None,
     ) -> DecodeState:
         """Takes prompts in; arguments as in `Speculative.init`."""
+        check_prompts(
+            self.model,
+            inputs,
+            input_lengths,
+            prefix_lengths,
+            seed,
+            ids,
+            limits,
+            sampling,
+            max_new,
+            max_length,
+            0,
+        )
         prompt = (inputs, input_lengths, prefix, prefix_lengths)
         keys = row_keys(seed, ids)
         return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
 
     def run(self, params: Params, state: DecodeState, stop_after: int | Array) -> DecodeState:
         """Decodes on for at most `stop_after` steps. The state is donated: use the result."""
+        check_steps(stop_after)
         return _run(self, params, state, jnp.int32(stop_after))
 
 
@@ -76,7 +102,8 @@ def _run(
             params, inner.cache, inner.tokens[:, None], inner.positions
         )
         probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
-        uniforms = jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32))(keys)
+        shape = (num_uniforms(loop.model.vocab_size),)
+        uniforms = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32))(keys)
         tokens = jax.vmap(draw)(probs, uniforms)
         active = ~state.finished
         new, kept = append(state, tokens[:, None], active.astype(jnp.int32), loop.eos_ids)

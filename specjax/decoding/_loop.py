@@ -3,14 +3,16 @@
 Axes: B rows, N longest output, G longest block.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from specjax.base import Array
+from specjax.base import Array, LanguageModel
 from specjax.sampling import Sampling
 
 
@@ -19,35 +21,37 @@ class DecodeInfo(NamedTuple):
 
     Attributes:
       rounds: `[B]` int32.
-      drafter_calls: `[B]` int32, passes of the drafter while the row was unfinished.
+      drafter_calls: `[B]` int32, passes of the drafter while the row was unfinished. A pass serves
+        the whole batch, so rows beside this one can add passes.
       verifier_calls: `[B]` int32, passes of the verifier likewise.
       drafted: `[B]` int32, tokens drafted.
-      accepted: `[B]` int32, drafted tokens accepted.
+      accepted: `[B]` int32, drafted tokens accepted; those past an EOS or the limit count too.
       emitted: `[B]` int32, tokens emitted (those past an EOS or the limit are not).
       drafted_at: `[B, G]` int32, blocks that reached draft position i.
       accepted_at: `[B, G]` int32, blocks accepted up to draft position i.
       token_sum: `[B]` float32, the sum of `RoundInfo.token_sum`.
       block_sum: `[B]` float32, the sum of `RoundInfo.block_sum`.
-      log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats.
+      log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats; -inf
+        if a rule emitted a token that the verifier could not.
       log_target: `[B]` float32, the same under the target distributions.
     """
 
-    rounds: Array
-    drafter_calls: Array
-    verifier_calls: Array
-    drafted: Array
-    accepted: Array
-    emitted: Array
-    drafted_at: Array
-    accepted_at: Array
-    token_sum: Array
-    block_sum: Array
-    log_p: Array
-    log_target: Array
+    rounds: Array  # [B]
+    drafter_calls: Array  # [B]
+    verifier_calls: Array  # [B]
+    drafted: Array  # [B]
+    accepted: Array  # [B]
+    emitted: Array  # [B]
+    drafted_at: Array  # [B, G]
+    accepted_at: Array  # [B, G]
+    token_sum: Array  # [B]
+    block_sum: Array  # [B]
+    log_p: Array  # [B]
+    log_target: Array  # [B]
 
     @property
     def discarded(self) -> Array:
-        """`[B]` int32, tokens drafted in vain."""
+        """`[B]` int32, drafted tokens that verification rejected."""
         return self.drafted - self.accepted
 
 
@@ -77,8 +81,8 @@ def row_keys(seed: int | Array, ids: Array) -> Array:
     """One key per row: `fold_in(key(seed), id)`.
 
     Args:
-      seed: one, or `[B]` of an integer dtype.
-      ids: `[B]` int32.
+      seed: one, or `[B]` of an integer dtype; in [0, 2^32).
+      ids: `[B]` of an integer dtype, in [0, 2^32).
 
     Returns:
       `[B]` keys.
@@ -96,7 +100,7 @@ def initial_state(
     Args:
       inner: what the loop's step carries.
       keys: `[B]` keys.
-      limits: `[B]` int32; a row with limit 0 is finished at once.
+      limits: `[B]` int32, at most N; a row with limit 0 is finished at once.
       sampling: fields scalar or `[B]`.
       max_new: N.
       max_draft: G, 0 without a drafter.
@@ -105,7 +109,7 @@ def initial_state(
     counts = jnp.zeros((rows,), jnp.int32)
     sums = jnp.zeros((rows,), jnp.float32)
     by_position = jnp.zeros((rows, max_draft), jnp.int32)
-    limits = jnp.minimum(limits.astype(jnp.int32), max_new)
+    limits = jnp.copy(limits.astype(jnp.int32))
     return DecodeState(
         tokens=jnp.zeros((rows, max_new), jnp.int32),
         limits=limits,
@@ -169,15 +173,85 @@ def append(
     return state._replace(tokens=out, finished=finished, info=info), kept
 
 
+@functools.partial(jax.jit, donate_argnums=0)
 def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
-    """Puts new rows into the slots of finished ones.
+    """Puts new rows into the slots of finished ones. The state is donated: use the result.
 
     Args:
       state: B rows.
-      rows: `[n]` int32, the slots.
+      rows: `[n]` int32, the slots; each once.
       new: n rows with the same N, cache length and prompt length.
 
     Returns:
       B rows.
     """
     return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)
+
+
+def check_prompts(
+    model: LanguageModel,
+    inputs: Array,
+    input_lengths: Array,
+    prefix_lengths: Array | None,
+    seed: int | Array,
+    ids: Array,
+    limits: Array,
+    sampling: Sampling,
+    max_new: int,
+    max_length: int,
+    max_draft: int,
+) -> None:
+    """Checks, on the host, what a loop is started with.
+
+    Raises:
+      ValueError: naming the argument, its value and what it must be.
+    """
+    if jnp.ndim(inputs) != 2:
+        raise ValueError(f"inputs must be [B, P], got shape {jnp.shape(inputs)}")
+    rows, width = jnp.shape(inputs)
+    per_row = {"input_lengths": input_lengths, "ids": ids, "limits": limits}
+    for name, value in per_row.items():
+        if jnp.shape(value) != (rows,):
+            raise ValueError(f"{name} must be [B] = [{rows}], got shape {jnp.shape(value)}")
+    for name in ("temperature", "top_k", "top_p"):
+        setting = getattr(sampling, name)
+        if setting is not None and jnp.shape(setting) not in ((), (rows,)):
+            raise ValueError(
+                f"sampling.{name} must be scalar or [B] = [{rows}], got shape {jnp.shape(setting)}"
+            )
+    spans: tuple[tuple[str, Any, int, int], ...] = (
+        ("inputs", inputs, 0, model.vocab_size - 1),
+        ("input_lengths", input_lengths, 1, width),
+        ("limits", limits, 0, max_new),
+        ("seed", seed, 0, 2**32 - 1),
+        ("ids", ids, 0, 2**32 - 1),
+    )
+    for name, value, low, high in spans:
+        array = np.asarray(value)
+        bad = (array < low) | (array > high)
+        if bad.any():
+            where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
+            raise ValueError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
+    prefixes = np.zeros((rows,), np.int32) if prefix_lengths is None else np.asarray(prefix_lengths)
+    longest = int(np.max(model.prompt_positions(np.asarray(input_lengths), prefixes), initial=0))
+    if max_length < longest + max_new + max_draft + 1:
+        raise ValueError(
+            f"max_length={max_length} is too small: the longest prompt takes {longest} positions, "
+            f"the output {max_new} and a block {max_draft + 1}; use "
+            f"{longest + max_new + max_draft + 1} or more"
+        )
+
+
+def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Raises unless `eos_ids` is a tuple of token ids."""
+    if not isinstance(eos_ids, tuple):
+        raise TypeError(f"eos_ids must be a tuple of token ids, got {eos_ids!r}: write (1,)")
+    for eos in eos_ids:
+        if not 0 <= eos < vocab_size:
+            raise ValueError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
+
+
+def check_steps(stop_after: int | Array) -> None:
+    """Raises ValueError unless `stop_after` is at least 1: a loop of no steps never ends."""
+    if int(stop_after) < 1:
+        raise ValueError(f"stop_after must be at least 1, got {int(stop_after)}")

@@ -15,6 +15,9 @@ from specjax.decoding._loop import (
     DecodeInfo,
     DecodeState,
     append,
+    check_eos_ids,
+    check_prompts,
+    check_steps,
     initial_state,
     row_keys,
     run_loop,
@@ -50,6 +53,7 @@ class Speculative:
 
     def __post_init__(self) -> None:
         self.round  # noqa: B018  its checks
+        check_eos_ids(self.eos_ids, self.verifier.vocab_size)
 
     @property
     def round(self) -> Round:
@@ -88,7 +92,23 @@ class Speculative:
 
         Returns:
           A state for `run`.
+
+        Raises:
+          ValueError: naming the argument that is of a wrong shape or out of range.
         """
+        check_prompts(
+            self.verifier,
+            inputs,
+            input_lengths,
+            prefix_lengths,
+            seed,
+            ids,
+            limits,
+            sampling,
+            max_new,
+            max_length,
+            self.drafter.max_draft,
+        )
         prompt = (inputs, input_lengths, prefix, prefix_lengths)
         keys = row_keys(seed, ids)
         return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
@@ -100,14 +120,24 @@ class Speculative:
 
         Args:
           params: `(verifier's, drafter's)`.
-          rule: the rule; its strengths are traced, so a sweep compiles once.
+          rule: the rule; its strengths are traced, scalar or `[B]`, so a sweep compiles once.
           state: from `init`, `run` or `insert_rows`.
           stop_after: how many rounds.
 
         Returns:
           The state; all rows are finished, or the rounds are done.
+
+        Raises:
+          ValueError: for a rule that does not fit the drafter or the batch, or `stop_after` < 1.
         """
         self.round.check_rule(rule)
+        check_steps(stop_after)
+        for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
+            if jnp.shape(leaf) not in ((), state.finished.shape):
+                raise ValueError(
+                    f"rule{jax.tree_util.keystr(name)} must be scalar or [B] = "
+                    f"{state.finished.shape}, got shape {jnp.shape(leaf)}"
+                )
         return _run(self, params, rule, state, jnp.int32(stop_after))
 
 
@@ -135,8 +165,8 @@ def _run(
 
     def step(state: DecodeState) -> DecodeState:
         keys = jax.vmap(jax.random.fold_in)(state.keys, state.info.rounds)
-        outcome, inner, seen = one_round(params, rule, state.sampling, state.inner, keys)
         active = ~state.finished
+        outcome, inner, seen = one_round(params, rule, state.sampling, state.inner, keys, active)
         counts = jnp.where(active, outcome.counts, 0)
         new, kept = append(state, outcome.tokens, counts, loop.eos_ids)
         info = _add(new.info, seen, active, kept)

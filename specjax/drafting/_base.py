@@ -46,6 +46,7 @@ class Drafter(Protocol):
         tokens: Array,
         keys: Array,
         sampling: Sampling,
+        active: Array,
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, Any]:
@@ -57,6 +58,7 @@ class Drafter(Protocol):
           tokens: `[B]` int32, each row's last committed token.
           keys: `[B]` keys; consumed.
           sampling: fields `[B]`; the block's probabilities are what tokens are drawn from.
+          active: `[B]` bool; other rows need no block, and no pass is made for them alone.
           with_confidence: whether the rule reads confidences (static).
 
         Returns:
@@ -102,6 +104,10 @@ class Stopping(Protocol):
     @property
     def is_random(self) -> bool:
         """Whether it uses randomness of its own."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it never stops a draft before its longest length."""
 
     def init(self, rows: int) -> Any:
         """The state before a draft's first token."""

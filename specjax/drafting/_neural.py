@@ -12,7 +12,7 @@ from jax import lax
 
 from specjax.base import Array, Cache, DraftBlock, DraftTraits, LanguageModel, Params
 from specjax.drafting._base import Stopping
-from specjax.sampling import Sampling, confidence, distribution, draw
+from specjax.sampling import Sampling, confidence, distribution, draw, num_uniforms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,11 @@ class FixedLength:
     def is_random(self) -> bool:
         """No."""
         return False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Yes."""
+        return True
 
     def init(self, rows: int) -> Any:
         """No state."""
@@ -59,7 +64,7 @@ class NeuralDrafter:
       stopping: when a draft ends before that.
 
     Raises:
-      ValueError: if `max_draft` is below 1.
+      ValueError: if `max_draft` is no whole number or below 1.
     """
 
     model: LanguageModel
@@ -67,9 +72,9 @@ class NeuralDrafter:
     stopping: Stopping = FixedLength()
 
     def __post_init__(self) -> None:
-        if self.max_draft < 1:
+        if not isinstance(self.max_draft, int) or self.max_draft < 1:
             raise ValueError(
-                f"max_draft must be at least 1, got {self.max_draft}: "
+                f"max_draft must be a whole number of at least 1, got {self.max_draft!r}: "
                 "decode autoregressively to do without a drafter"
             )
 
@@ -86,7 +91,9 @@ class NeuralDrafter:
     @property
     def traits(self) -> DraftTraits:
         """One drafter, whose distributions depend on the prefix alone."""
-        return DraftTraits(random_stops=self.stopping.is_random)
+        return DraftTraits(
+            random_stops=self.stopping.is_random, fixed_length=self.stopping.is_fixed
+        )
 
     def prefill(
         self,
@@ -110,12 +117,14 @@ class NeuralDrafter:
         tokens: Array,
         keys: Array,
         sampling: Sampling,
+        active: Array,
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """See `Drafter`."""
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
-        uniforms = jax.vmap(lambda key: jax.random.uniform(key, (longest,), jnp.float32))(keys)
+        shape = (longest, num_uniforms(vocab))
+        uniforms = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32))(keys)
         empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
         block = DraftBlock(
             tokens=jnp.zeros((rows, longest), jnp.int32),
@@ -150,8 +159,7 @@ class NeuralDrafter:
             block, _, _, going, _ = carry
             return (block.calls < longest) & jnp.any(going)
 
-        going = jnp.ones((rows,), bool)
-        start = (block, state.cache, tokens, going, self.stopping.init(rows))
+        start = (block, state.cache, tokens, active, self.stopping.init(rows))
         block, cache, *_ = lax.while_loop(unfinished, step, start)
         return block, state._replace(cache=cache)
 

@@ -9,8 +9,8 @@ from typing import ClassVar, Protocol
 
 import jax.numpy as jnp
 
-from specjax.base import Array
-from specjax.sampling import total
+from specjax.base import Array, check_scalars
+from specjax.sampling import residual_mass, total
 
 
 class Rule(Protocol):
@@ -42,7 +42,8 @@ class Rule(Protocol):
           pi: `[V]` float32.
 
         Raises:
-          ValueError: (at trace time) on other shapes or dtypes, or a missing confidence.
+          ValueError: (at trace time) on other shapes or dtypes, a missing confidence, or a strength
+            that is not one number.
         """
 
 
@@ -50,6 +51,7 @@ def check_position(
     rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None
 ) -> None:
     """Checks shapes and dtypes at trace time; see `Rule.__call__`."""
+    check_scalars(rule)
     name = type(rule).__name__
     arguments = {"q": q, "p": p}
     needed = {"q_conf": rule.reads_draft_confidence, "p_conf": rule.reads_verifier_confidence}
@@ -61,14 +63,16 @@ def check_position(
                 )
             arguments[key] = value
     for key, value in arguments.items():
+        dtype = getattr(value, "dtype", None)
+        if dtype != jnp.float32:
+            found = dtype or type(value).__name__
+            raise ValueError(f"{name}: {key} must be a float32 array, got {found}")
         if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):
             shapes = ", ".join(f"{k} {jnp.shape(v)}" for k, v in arguments.items())
             raise ValueError(
                 f"{name}: {key} must be one distribution [V] over the vocabulary of q, got {shapes}"
                 ": vmap over other axes, and give both models one vocabulary"
             )
-        if value.dtype != jnp.float32:
-            raise ValueError(f"{name}: {key} must be float32, got {value.dtype}")
 
 
 def entropy(x: Array) -> Array:
@@ -83,7 +87,7 @@ def cross_entropy(x: Array, y: Array) -> Array:
 
 def total_variation(p: Array, q: Array) -> Array:
     """D_TV(p, q) = sum_v max(0, p(v) - q(v)); `[V]`, `[V]` -> scalar."""
-    return total(jnp.maximum(p - q, 0.0))
+    return residual_mass(p, q)
 
 
 def accept_probability(q: Array, target: Array) -> Array:

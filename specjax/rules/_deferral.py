@@ -78,53 +78,50 @@ class ChowLog(_Deferral):
         return entropy(q_conf) > self.alpha
 
 
-@traced_dataclass
-class Diff(_Deferral):
-    """Defers iff max q_conf < max p_conf - alpha (eq. 5); any alpha."""
+class _AnyStrength(_Deferral):
+    """A deferral rule with a strength that may be any number."""
 
     alpha: Array | float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", checked("alpha", self.alpha))
+
+
+@traced_dataclass
+class Diff(_AnyStrength):
+    """Defers iff max q_conf < max p_conf - alpha (eq. 5); any alpha."""
+
+    alpha: Array | float
 
     def _defers(self, q, p, q_conf, p_conf):
         return jnp.max(q_conf) < jnp.max(p_conf) - self.alpha
 
 
 @traced_dataclass
-class DiffLog(_Deferral):
+class DiffLog(_AnyStrength):
     """Defers iff H(p_conf) < H(q_conf) - alpha (eq. 25); any alpha, in nats."""
 
     alpha: Array | float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha))
 
     def _defers(self, q, p, q_conf, p_conf):
         return entropy(p_conf) < entropy(q_conf) - self.alpha
 
 
 @traced_dataclass
-class OPT(_Deferral):
+class OPT(_AnyStrength):
     """Defers iff max q_conf < max p_conf - alpha * D_TV(p, q) (eq. 10); any alpha."""
 
     alpha: Array | float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha))
 
     def _defers(self, q, p, q_conf, p_conf):
         return jnp.max(q_conf) < jnp.max(p_conf) - _penalty(self.alpha, p, q)
 
 
 @traced_dataclass
-class OPTLog(_Deferral):
+class OPTLog(_AnyStrength):
     """Defers iff H(p_conf) < H(q_conf) - alpha * D_TV(p, q) (eq. 26); any alpha."""
 
     alpha: Array | float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha))
 
     def _defers(self, q, p, q_conf, p_conf):
         return entropy(p_conf) < entropy(q_conf) - _penalty(self.alpha, p, q)

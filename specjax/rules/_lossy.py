@@ -13,13 +13,12 @@ from jax import lax
 
 from specjax.base import Array, checked, traced_dataclass
 from specjax.rules._base import check_position
-from specjax.sampling import normalise, total
+from specjax.sampling import TINY, normalise, residual_mass, total
 
 # Newton's method on a convex piecewise linear function ends exactly, in far fewer steps than this.
 _MAX_NEWTON = 64
 _MAX_HALVINGS = 60
 _BUDGET_TOLERANCE = 2e-6
-_TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 @traced_dataclass
@@ -43,14 +42,21 @@ class Lossy:
     def __post_init__(self) -> None:
         alpha = checked("alpha", self.alpha, low=0.0, high=1.0, open_high=True)
         beta = checked("beta", self.beta, low=0.0, high=1.0, open_low=True)
-        put = object.__setattr__
-        put(self, "alpha", alpha)
-        put(self, "beta", beta)
-        concrete = isinstance(alpha, np.ndarray) and isinstance(beta, np.ndarray)
-        if concrete and (beta < 1.0 - alpha).any():
-            raise ValueError(
-                f"beta must lie in [1 - alpha, 1], got beta={beta} with alpha={alpha}: use beta=1"
-            )
+        if isinstance(alpha, np.ndarray) and isinstance(beta, np.ndarray):
+            if alpha.ndim and beta.ndim and alpha.shape != beta.shape:
+                raise ValueError(
+                    f"alpha {alpha.shape} and beta {beta.shape} must have one number per row each"
+                )
+            # Compared as given: 1 - float32(0.9) is above float32(0.1).
+            low = 1.0 - np.asarray(self.alpha, np.float64)
+            if (np.asarray(self.beta, np.float64) < low - 1e-7).any():
+                raise ValueError(
+                    f"beta must lie in [1 - alpha, 1], got beta={beta} with alpha={alpha}: "
+                    "use beta=1"
+                )
+            alpha, beta = np.broadcast_arrays(alpha, np.maximum(beta, np.float32(1.0) - alpha))
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "beta", beta)
 
     def __call__(
         self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
@@ -58,7 +64,7 @@ class Lossy:
         """See `Rule`."""
         check_position(self, q, p, q_conf, p_conf)
         cap = p / (1.0 - self.alpha)
-        excess = total(jnp.maximum(q - cap, 0.0))
+        excess = residual_mass(q, cap)
         extra = normalise(jnp.maximum(p / self.beta - q, 0.0), fallback=p)
         return jnp.minimum(q, cap) + excess * extra
 
@@ -136,7 +142,7 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
         raised = inverse * p > q
         change = log_keep * total(jnp.where(capped, p, 0.0))
         lifted = total(jnp.where(raised, p, 0.0))
-        change -= jnp.where(lifted > 0.0, lifted * jnp.log(jnp.maximum(inverse, _TINY)), 0.0)
+        change -= jnp.where(lifted > 0.0, lifted * jnp.log(jnp.maximum(inverse, TINY)), 0.0)
         rest = total(jnp.where(capped | raised, 0.0, kept_cost))
         # Where p has mass that neither q nor the raised part covers, the divergence is infinite.
         uncovered = jnp.any((p > 0.0) & (q <= 0.0) & ~raised)
@@ -200,7 +206,7 @@ def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0)
     Returns:
       b, a float32 scalar; 0 where nothing has to be redistributed.
     """
-    excess = total(jnp.maximum(q - p / keep, 0.0))
+    excess = residual_mass(q, p / keep)
 
     def step(state):
         b, _, count = state

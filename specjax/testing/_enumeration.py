@@ -96,6 +96,7 @@ def emitted_law(
     bonus: np.ndarray | None = None,
     accepted_probs: Callable[[Verification, Array], Array] = num_accepted_probs,
     keep_carry: bool = True,
+    kept: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None,
 ) -> np.ndarray:
     """The exact law of the first N emitted tokens, over as many rounds as they take.
 
@@ -111,6 +112,8 @@ def emitted_law(
       bonus: `[P, V]`, what the bonus token is drawn from, if not `target` (a negative control).
       accepted_probs: the law of the number accepted (other laws are negative controls).
       keep_carry: False forgets the carry between rounds (a negative control).
+      kept: (context, drafted tokens) -> how many of them are handed to verification; all of them
+        by default (fewer, because of what was drawn, is a negative control).
 
     Returns:
       `[V ** N]` float64.
@@ -133,7 +136,7 @@ def emitted_law(
         # Rounds only lengthen, so all states of the shortest length are complete.
         length = min(len(emitted) for emitted, _ in states)
         now = {k: states.pop(k) for k in [k for k in states if len(k[0]) == length]}
-        cases, weights = _cases(now, drafts, max_draft, stop, draft, drawn_from)
+        cases, weights = _cases(now, drafts, max_draft, stop, draft, drawn_from, kept)
         for start_row in range(0, len(cases), _CHUNK):
             part = cases[start_row : start_row + _CHUNK]
             accepted, following, carries = outcome(
@@ -199,7 +202,7 @@ def _outcome(
     return accepted_probs(verification, acceptance.thresholds), following, carries
 
 
-def _cases(states, drafts, max_draft, stop, draft, drawn_from):
+def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):
     """All (state, draft, length) that can happen, and their probabilities given the state."""
     vocab = draft.shape[1]
     source = draft if drawn_from is None else drawn_from
@@ -216,7 +219,8 @@ def _cases(states, drafts, max_draft, stop, draft, drawn_from):
                 )
                 # Drafts that agree up to their end are one case: the one whose tail is all zeros.
                 if path * going * ends > 0.0 and not tokens[length:].any():
-                    cases.append((state, row, length))
+                    block = tuple(int(x) for x in tokens[:length])
+                    cases.append((state, row, length if kept is None else kept(context, block)))
                     weights.append(path * going * ends)
                 going *= 1.0 - ends
     return cases, weights

@@ -40,7 +40,7 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
       ValueError: if a size is unknown or smaller than the model's.
     """
     small = model.config
-    sizes = sizes or T5_BASE
+    sizes = sizes or dict(T5_BASE)
     for name, size in sizes.items():
         if name not in T5_BASE:
             raise ValueError(f"{name!r} cannot grow: choose among {', '.join(T5_BASE)}")
@@ -49,7 +49,8 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
                 f"{name}={size} is below the model's {getattr(small, name)}: a model only grows"
             )
     share = small.embed_dim / sizes.get("embed_dim", small.embed_dim)
-    large = T5(dataclasses.replace(small, norm_eps=small.norm_eps * share, **sizes))
+    changes: dict[str, Any] = {**sizes, "norm_eps": small.norm_eps * share}
+    large = T5(dataclasses.replace(small, **changes))
 
     def place(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
         names = [key.key for key in path]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.base import Acceptance, Array, DraftTraits, Verified
-from specjax.sampling import draw, residual, residual_weights
+from specjax.sampling import draw, num_uniforms, residual, residual_weights
 
 
 class Verification(Protocol):
@@ -162,7 +162,7 @@ def draw_next(
     target, draft, scale = _at(acceptance, draft_probs, num_accepted)
     weights = residual_weights(target, draft, scale)
     weights = jnp.where(num_accepted < num_drafted, weights, bonus)
-    return draw(weights, jax.random.uniform(key, (), jnp.float32))
+    return draw(weights, jax.random.uniform(key, (num_uniforms(bonus.size),), jnp.float32))
 
 
 def next_token_probs(
@@ -213,6 +213,9 @@ def drafted(tokens: Array, num_drafted: Array) -> Array:
 
 def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array) -> None:
     """Checks shapes and dtypes at trace time; see `verify`."""
+    for name, array in (("tokens", tokens), ("draft_probs", draft_probs)):
+        if not hasattr(array, "dtype"):
+            raise ValueError(f"{name} must be an array, got {type(array).__name__}")
     if jnp.ndim(tokens) != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(
             f"tokens must be one row's integer block [G], got {tokens.dtype}{jnp.shape(tokens)}: "
@@ -221,6 +224,9 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
     if jnp.ndim(num_drafted) != 0:
         raise ValueError(f"num_drafted must be a scalar, got shape {jnp.shape(num_drafted)}")
     length = tokens.shape[0]
+    known = not isinstance(num_drafted, jax.core.Tracer)
+    if known and not 0 <= int(num_drafted) <= length:
+        raise ValueError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
     for name, probs in (("draft_probs", draft_probs), ("target_probs", target_probs)):
         if jnp.ndim(probs) != 2 or probs.shape[0] != length + 1:
             raise ValueError(
@@ -239,8 +245,9 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
 def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array) -> Array:
     passes = uniforms < thresholds
     if verification.keeps_last_pass:
-        return jnp.max(jnp.where(passes, jnp.arange(1, passes.size + 1), 0), initial=0)
-    return jnp.sum(jnp.cumprod(passes.astype(jnp.int32)))
+        index = jnp.arange(1, passes.size + 1, dtype=jnp.int32)
+        return jnp.max(jnp.where(passes, index, 0), initial=0)
+    return jnp.sum(jnp.cumprod(passes.astype(jnp.int32)), dtype=jnp.int32)
 
 
 def _at(acceptance: Acceptance, draft_probs: Array, i: Array) -> tuple[Array, Array, Array]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.base import Acceptance, Array, DraftTraits
-from specjax.sampling import total
+from specjax.sampling import residual_mass
 from specjax.verification._base import drafted, ratios
 
 
@@ -42,7 +42,7 @@ class Block:
         reached = block_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
         # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.
-        remain = jax.vmap(_remaining)(scales[1:-1], target_probs[1:-1], draft_probs[1:-1])
+        remain = jax.vmap(residual_mass)(target_probs[1:-1], draft_probs[1:-1], scales[1:-1])
         below = remain + (1.0 - scales[1:-1])
         inner = jnp.where(below > 0.0, remain / jnp.where(below > 0.0, below, 1.0), 1.0)
         inner = jnp.concatenate([inner, jnp.ones((1,), jnp.float32)])
@@ -71,7 +71,3 @@ def block_acceptance_probs(
 
     probs = lax.scan(step, jnp.float32(1.0), ratios(tokens, draft_probs, target_probs))[1]
     return jnp.where(drafted(tokens, num_drafted), probs, 0.0)
-
-
-def _remaining(scale: Array, target: Array, draft: Array) -> Array:
-    return total(jnp.maximum(scale * target - draft, 0.0))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.base import Acceptance, Array, DraftTraits
-from specjax.sampling import residual, total
+from specjax.sampling import residual, residual_mass
 from specjax.verification._base import drafted, ratios
 
 # A ratio of this size makes R pi - q equal to R pi in float32; larger ones could overflow in sums.
@@ -73,7 +73,14 @@ class GreedyBlock:
         carry: GreedyBlockCarry,
         still_drafting: Array | None = None,
     ) -> Acceptance:
-        """See `Verification`."""
+        """See `Verification`; raises ValueError for a carry of another block length."""
+        slots = (max(tokens.size - 1, 0),)
+        if not isinstance(carry, GreedyBlockCarry) or carry.ratio.shape != slots:
+            found = carry.ratio.shape if isinstance(carry, GreedyBlockCarry) else repr(carry)
+            raise ValueError(
+                f"carry must have [G - 1] = {slots} slots for a block of G = {tokens.size} tokens, "
+                f"got {found}: start with init_carry({tokens.size})"
+            )
         targets, levels = _nested(
             tokens,
             draft_probs,
@@ -84,9 +91,9 @@ class GreedyBlock:
         )
         scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
-        remain = jax.vmap(_excess)(scales[1:], targets[1:], draft_probs[1:])
+        remain = jax.vmap(residual_mass)(targets[1:], draft_probs[1:], scales[1:])
         # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R, but summed by itself it cannot cancel.
-        reject = jax.vmap(_shortfall)(scales[1:], targets[1:], draft_probs[1:])
+        reject = jax.vmap(residual_mass)(draft_probs[1:], scales[1:, None] * targets[1:])
         inner = jnp.where(remain >= reject, 1.0, remain / jnp.where(reject > 0.0, reject, 1.0))
         thresholds = jnp.where(index == num_drafted, jnp.minimum(scales[1:], 1.0), inner)
         thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
@@ -193,11 +200,3 @@ def _product(joint: Array, ratio: Array) -> Array:
     infinite = jnp.isinf(joint) | jnp.isinf(ratio)
     finite = jnp.where(infinite, 1.0, joint) * jnp.where(infinite, 1.0, ratio)
     return jnp.where(infinite, jnp.inf, jnp.minimum(finite, _MAX_RATIO))
-
-
-def _excess(scale: Array, target: Array, draft: Array) -> Array:
-    return total(jnp.maximum(scale * target - draft, 0.0))
-
-
-def _shortfall(scale: Array, target: Array, draft: Array) -> Array:
-    return total(jnp.maximum(draft - scale * target, 0.0))

@@ -1,5 +1,7 @@
 """Whole sequences through the real loop follow the enumerated law, EOS and limits included."""
 
+import collections
+import dataclasses
 import functools
 import itertools
 
@@ -7,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
-from specjax import decoding, drafting, sampling, testing, verification
-from tests.tables import RULES, VERIFICATIONS
+from specjax import decoding, drafting, rules, sampling, testing, verification
+from tests.tables import RULES, VERIFICATIONS, p_value
 
 V, EOS = 3, 2
 MODEL = testing.TabularModel(V, 2)
@@ -76,18 +77,6 @@ def sample(loop, rule, copies, *, stop_after=100, seed=0):
     return state
 
 
-def p_value(seen, law, draws):
-    assert all(law.get(k, 0.0) > 0.0 for k in seen)
-    big = [k for k, v in law.items() if v * draws >= 5]
-    observed = np.array([seen.get(k, 0) for k in big] + [0.0])
-    expected = np.array([law[k] * draws for k in big] + [0.0])
-    observed[-1], expected[-1] = draws - observed.sum(), draws - expected.sum()
-    if expected[-1] < 5:
-        observed, expected = observed[:-1], expected[:-1]
-        expected *= observed.sum() / expected.sum()
-    return stats.chisquare(observed, expected, sum_check=False).pvalue
-
-
 def outputs(state):
     tokens, emitted = np.asarray(state.tokens), np.asarray(state.info.emitted)
     return [tuple(row[:n].tolist()) for row, n in zip(tokens, emitted, strict=True)]
@@ -98,8 +87,9 @@ COPIES = 7000
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
 def test_the_law_of_whole_sequences(name):
+    # G = 3, so that carry-overs nest.
     loop = decoding.Speculative(
-        MODEL, drafting.NeuralDrafter(MODEL, 2), VERIFICATIONS[name], (EOS,)
+        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], (EOS,)
     )
     for rule_name, rule in RULES.items():
         texts = outputs(sample(loop, rule, COPIES))
@@ -221,7 +211,6 @@ def test_refilled_slots_decode_as_fresh_rows():
 
 
 def test_a_sweep_compiles_once():
-    from specjax import rules
     from specjax.decoding import _speculative
 
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
@@ -236,5 +225,113 @@ def test_parts_that_do_not_fit_are_refused():
     other = testing.TabularModel(V + 1, 1)
     with pytest.raises(ValueError, match="drafter's vocabulary has 4 tokens, the verifier's 3"):
         decoding.Speculative(MODEL, drafting.NeuralDrafter(other, 2))
-    with pytest.raises(ValueError, match="max_draft must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 0"):
         drafting.NeuralDrafter(MODEL, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AfterTokenOne(drafting.FixedLength):
+    """Stops a draft after token 1."""
+
+    @property
+    def is_fixed(self):
+        return False
+
+    def step(self, params, state, token, probs, hidden, index):
+        return token == 1, state
+
+
+@pytest.mark.parametrize("name", ["Token", "Block"])
+def test_the_law_with_drafts_that_stop_early(name):
+    drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
+    loop = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name], (EOS,))
+    for rule_name in ("Lossless", "TokenV2"):
+        state = sample(loop, RULES[rule_name], COPIES)
+        assert (np.asarray(state.info.drafted) < 3 * np.asarray(state.info.rounds)).any()
+        texts = outputs(state)
+        for row in range(3):
+            law = exact_law(RULES[rule_name], row)
+            assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5
+
+
+def test_greedy_block_refuses_drafts_that_stop_early():
+    drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
+    with pytest.raises(ValueError, match="GreedyBlock needs drafts of a fixed length here"):
+        decoding.Speculative(MODEL, drafter, verification.GreedyBlock())
+
+
+def test_each_row_may_have_its_own_strength():
+    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), eos_ids=(EOS,))
+    mixed = sample(loop, rules.TokenV3([-10.0, 1.0, 0.5]), 1)
+    for row, alpha in enumerate([-10.0, 1.0, 0.5]):
+        alone = sample(loop, rules.TokenV3(alpha), 1)
+        np.testing.assert_array_equal(mixed.tokens[row], alone.tokens[row])
+
+
+def test_a_finished_row_makes_no_passes():
+    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), eos_ids=())
+    params = (PARAMS[0], (PARAMS[1], ()))
+
+    def calls(limits):
+        rows = len(limits)
+        state = loop.init(
+            params, jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), seed=0,
+            ids=jnp.arange(rows), limits=jnp.array(limits), sampling=sampling.Sampling(),
+            max_new=20, max_length=32,
+        )  # fmt: skip
+        return int(loop.run(params, RULES["Lossless"], state, 100).info.drafter_calls[0])
+
+    assert calls([20]) == calls([20, 0, 0, 0, 0, 0])
+
+
+BAD = [
+    ({"max_length": 9}, "max_length=9 is too small: the longest prompt takes 3 positions"),
+    ({"input_lengths": [1, 2, 4]}, r"input_lengths must lie in \[1, 3\], got 4 in row 2"),
+    ({"input_lengths": [0, 2, 3]}, r"input_lengths must lie in \[1, 3\], got 0 in row 0"),
+    ({"inputs": [[0, 0, 0], [1, 7, 0], [0, 1, 1]]}, r"inputs must lie in \[0, 2\], got 7 in row 1"),
+    ({"limits": [4, 5, 4]}, r"limits must lie in \[0, 4\], got 5 in row 1"),
+    ({"limits": [4]}, r"limits must be \[B\] = \[3\], got shape \(1,\)"),
+    ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \[3\], got shape \(4,\)"),
+    ({"seed": 2**40}, r"seed must lie in \[0, 4294967295\], got 1099511627776"),
+    ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \[3\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=lambda x: str(x)[:20])
+@pytest.mark.parametrize("alone", [True, False])
+def test_bad_input_is_named_before_any_work(change, message, alone):
+    arguments = {
+        "inputs": PROMPTS, "input_lengths": LENGTHS, "seed": 0, "ids": [0, 1, 2],
+        "limits": LIMITS, "sampling": 1.0, "max_new": 4, "max_length": 16,
+    } | change  # fmt: skip
+    arguments["sampling"] = sampling.Sampling(arguments["sampling"])
+    for name in ("inputs", "input_lengths", "ids", "limits"):
+        arguments[name] = np.asarray(arguments[name])
+    if alone:
+        loop, params = decoding.Autoregressive(MODEL), PARAMS[0]
+        if "max_length" in change:
+            arguments["max_length"], message = 7, "max_length=7 is too small"
+    else:
+        loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2))
+        params = (PARAMS[0], (PARAMS[1], ()))
+    with pytest.raises(ValueError, match=message):
+        loop.init(params, **arguments)
+
+
+def test_parts_of_a_wrong_kind_are_named():
+    drafter = drafting.NeuralDrafter(MODEL, 2)
+    with pytest.raises(TypeError, match="eos_ids must be a tuple of token ids"):
+        decoding.Speculative(MODEL, drafter, eos_ids=[2])
+    with pytest.raises(ValueError, match=r"eos_ids must lie in \[0, 2\], got 3"):
+        decoding.Autoregressive(MODEL, (3,))
+    with pytest.raises(TypeError, match=r"give an instance, Block\(\)"):
+        decoding.Speculative(MODEL, drafter, verification.Block)
+    with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 2.0"):
+        drafting.NeuralDrafter(MODEL, 2.0)
+    loop = decoding.Speculative(MODEL, drafter)
+    with pytest.raises(TypeError, match="rule is the class OPT"):
+        sample(loop, rules.OPT, 1)
+    with pytest.raises(ValueError, match=r"rule.alpha must be scalar or \[B\]"):
+        sample(loop, rules.OPT([0.1, 0.2]), 1)
+    with pytest.raises(ValueError, match="stop_after must be at least 1, got -1"):
+        sample(loop, rules.OPT(0.1), 1, stop_after=-1)

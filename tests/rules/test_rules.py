@@ -254,7 +254,7 @@ def test_strengths_are_traced():
 def test_each_row_may_have_its_own_strength():
     q, p = pairs(6, 60)
     strengths = np.linspace(0, 0.9, 60)
-    got = jax.vmap(lambda r, q, p: r(q, p))(rules.Lossy(strengths, np.ones(60)), q, p)
+    got = jax.vmap(lambda r, q, p: r(q, p))(rules.Lossy(strengths), q, p)
     for i in (0, 30, 59):
         np.testing.assert_allclose(got[i], rules.Lossy(strengths[i])(q[i], p[i]), atol=1e-6)
 
@@ -297,7 +297,24 @@ def test_bad_shapes_are_named_at_trace_time():
         jax.eval_shape(rules.OPT(0.1), q, p, q, q)
     with pytest.raises(ValueError, match="Chow reads q_conf, but it is None"):
         rules.Chow(0.1)(q, q)
-    with pytest.raises(ValueError, match="p must be float32"):
+    with pytest.raises(ValueError, match="p must be a float32 array, got bfloat16"):
         rules.Lossless()(q, q.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match="vmap over other axes"):
         rules.Lossless()(jnp.ones((2, 4)), jnp.ones((2, 4)))
+    with pytest.raises(ValueError, match="q must be a float32 array, got list"):
+        rules.Lossless()([0.5, 0.5], [0.5, 0.5])
+    for rule in (rules.Chow([0.1] * 4), rules.TokenV3([0.1] * 4), rules.Mentored([0.1] * 4)):
+        with pytest.raises(
+            ValueError, match=r"has shape \(4,\), but one position takes one number"
+        ):
+            rule(q, q, q, q)
+
+
+@pytest.mark.parametrize("alpha", np.arange(0, 100) / 100)
+def test_the_least_beta_is_allowed(alpha):
+    assert rules.Lossy(alpha, 1 - alpha).beta >= np.float32(1) - np.float32(alpha)
+
+
+def test_strengths_of_different_rows_are_refused():
+    with pytest.raises(ValueError, match="alpha .* and beta .* must have one number per row each"):
+        rules.Lossy([0.1, 0.2], [1.0, 1.0, 1.0])

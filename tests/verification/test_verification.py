@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from specjax import rules, verification
 from specjax.base import DraftTraits
-from tests.tables import RULES, VERIFICATIONS, random_distributions
+from tests.tables import RULES, VERIFICATIONS, p_value, random_distributions
 
 
 def expected_tokens(algorithm, q, pi, length):
@@ -145,18 +144,6 @@ def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
                 outcome = (*block[:n], token)
                 want[outcome] = want.get(outcome, 0.0) + weight * counts[n] * float(chance)
     return seen, want
-
-
-def p_value(seen, want, draws):
-    keys = [k for k, v in want.items() if v * draws >= 5]
-    assert all(want.get(k, 0.0) > 0 for k in seen)
-    observed = np.array([seen.get(k, 0) for k in keys] + [0.0])
-    expected = np.array([want[k] * draws for k in keys] + [0.0])
-    observed[-1], expected[-1] = draws - observed.sum(), draws - expected.sum()
-    if expected[-1] < 5:
-        observed, expected = observed[:-1], expected[:-1]
-        expected = expected * (observed.sum() / expected.sum())
-    return stats.chisquare(observed, expected, sum_check=False).pvalue
 
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
@@ -325,3 +312,18 @@ def test_greedy_block_refuses_what_it_is_not_exact_for(traits):
     verification.GreedyBlock().check(5, DraftTraits())
     verification.Token().check(5, traits)
     verification.Block().check(5, traits)
+
+
+@pytest.mark.parametrize("carry", [(), verification.GreedyBlock().init_carry(2)])
+def test_a_carry_of_another_length_is_refused(carry):
+    probs = jnp.full((6, 2), 0.5)
+    args = jax.random.key(0), jnp.zeros((5,), jnp.int32), probs, probs, jnp.int32(5)
+    with pytest.raises(ValueError, match=r"start with init_carry\(5\)"):
+        verification.verify(verification.GreedyBlock(), *args, carry)
+
+
+def test_a_length_beyond_the_block_is_refused():
+    probs = jnp.full((4, 2), 0.5)
+    with pytest.raises(ValueError, match=r"num_drafted must lie in \[0, G\] = \[0, 3\], got 9"):
+        args = jax.random.key(0), jnp.zeros((3,), jnp.int32), probs, probs
+        verification.verify(verification.Token(), *args, jnp.int32(9))

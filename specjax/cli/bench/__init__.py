@@ -9,11 +9,10 @@ import importlib
 
 from specjax.cli.bench.report import Report
 
-HELP = "measure one part of specjax; prints a table and, last, one line of JSON"
-
 BENCHMARKS = {
     "layouts": "specjax.cli.bench.layouts",
     "models": "specjax.cli.bench.models",
+    "speedup": "specjax.cli.bench.speedup",
     "verification": "specjax.cli.bench.verification",
 }
 
