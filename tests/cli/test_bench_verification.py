@@ -20,8 +20,9 @@ def test_table_and_json(capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--rules", "Best"], "'Best' is unknown: choose among Lossless"),
-        (["--verifications", "Tree"], "'Tree' is unknown: choose among Token"),
+        (["--rules", "Best"], "--rules Best is unknown: choose among Lossless"),
+        (["--verifications", "Tree"], "--verifications Tree is unknown: choose among Token"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )

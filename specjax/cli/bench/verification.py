@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import rules, verification
 from specjax.base import Array
@@ -21,6 +22,8 @@ _STRENGTHS: dict[str, dict[str, float]] = {
     "BiLD": {"alpha": 8.0},
     "Mentored": {"budget": 0.1},
 }
+_TUNED = (rules.LossyTuned, rules.Mentored)
+_MAX_TUNED_BYTES = 1e8
 # What the arrays of one case and their copies may take.
 _MAX_BYTES = 8e9
 
@@ -39,11 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every combination that fits."""
-    chosen_rules = [_rule(name) for name in args.rules]
-    algorithms = [_named(verification.ALL_VERIFICATIONS, n)() for n in args.verifications]
-    for name in ("rows", "drafts", "vocabs"):
-        if min(getattr(args, name)) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {min(getattr(args, name))}")
+    chosen_rules = [
+        _named("--rules", rules.ALL_RULES, name)(**_STRENGTHS.get(name, {"alpha": 0.1}))
+        for name in args.rules
+    ]
+    algorithms = [
+        _named("--verifications", verification.ALL_VERIFICATIONS, name)()
+        for name in args.verifications
+    ]
+    for name in ("rows", "drafts", "vocabs", "repeats"):
+        least = min(np.atleast_1d(getattr(args, name)))
+        if least < 1:
+            raise ValueError(f"--{name} must be at least 1, got {least}")
     table, skipped = [], []
     for vocab in args.vocabs:
         for max_draft in args.drafts:
@@ -54,7 +64,15 @@ def run(args: argparse.Namespace) -> Report:
                     skipped.append(f"{size}: left out, its arrays take more than 8 GB")
                     continue
                 print(f"{size} ...", flush=True)
-                table += _measure(rows, max_draft, vocab, chosen_rules, algorithms, args.repeats)
+                fitting = chosen_rules
+                if 4 * rows * (max_draft + 1) * vocab > _MAX_TUNED_BYTES:
+                    # They solve for a strength at every position: minutes a call, and no new fact.
+                    fitting = [r for r in chosen_rules if not isinstance(r, _TUNED)]
+                    if len(fitting) < len(chosen_rules):
+                        skipped.append(
+                            f"{size}: LossyTuned and Mentored left out (arrays > 100 MB)"
+                        )
+                table += _measure(rows, max_draft, vocab, fitting, algorithms, args.repeats)
     deferral = [r["ratio"] for r in table if r["rule"] in _DEFERRAL]
     summary = {"worst_deferral_ratio": max(deferral)} if deferral else {}
     return Report(
@@ -140,12 +158,9 @@ def _blocks(rows: int, max_draft: int, vocab: int) -> tuple[Array, Array, Array]
     return jax.block_until_ready(make(jax.random.key(0)))
 
 
-def _rule(name: str) -> rules.Rule:
-    return _named(rules.ALL_RULES, name)(**_STRENGTHS.get(name, {"alpha": 0.1}))
-
-
-def _named(known, name: str):
+def _named(option: str, known, name: str):
     for item in known:
         if item.__name__ == name:
             return item
-    raise ValueError(f"{name!r} is unknown: choose among {', '.join(k.__name__ for k in known)}")
+    choices = ", ".join(item.__name__ for item in known)
+    raise ValueError(f"{option} {name} is unknown: choose among {choices}")
