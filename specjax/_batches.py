@@ -18,6 +18,9 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 # Between two powers of two one more: no row is padded to more than about half as much again.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# How many times the slots may be filled before all of them run empty once. A resumed run decodes a
+# segment that was begun from its start.
+SEGMENT = 16
 _MAX_ID = 2**31 - 1
 _MAX_SEED = 2**32 - 1
 
@@ -45,7 +48,6 @@ class Batch(NamedTuple):
     """Arrays of one batch; rows that only fill up its shape have the limit 0.
 
     Attributes:
-      members: `[m]`, which prompts the first m rows are; m <= B. None on a device.
       inputs: `[B, L]` int32.
       input_lengths: `[B]` int32.
       limits: `[B]` int32.
@@ -54,7 +56,6 @@ class Batch(NamedTuple):
       sampling: fields `[B]`.
     """
 
-    members: Any
     inputs: Any
     input_lengths: Any
     limits: Any
@@ -209,33 +210,59 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     return lengths
 
 
+class Segment(NamedTuple):
+    """Prompts that pass through one set of slots.
+
+    Attributes:
+      members: `[m]`, the prompts, those with the longest input first.
+      rows: B, the slots.
+      refill: n, how many finished slots are given new prompts at once.
+      length: L, the bucket.
+    """
+
+    members: np.ndarray
+    rows: int
+    refill: int
+    length: int
+
+
 def plan(
     lengths: Sequence[int], buckets: Sequence[int], batch_size: int, row_multiple: int = 1
-) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Sorts prompts by length and cuts them into batches.
+) -> Iterator[Segment]:
+    """Sorts prompts by length and cuts them into segments.
 
-    It depends on the lengths alone, so that a run cut short finds the same batches again.
+    It depends on the lengths alone, and a segment on nothing before it, so that a run cut short
+    finds the same segments again and decodes the unfinished ones as before.
 
     Args:
       lengths: of the prompts, at most the last bucket.
       buckets: increasing.
-      batch_size: rows of a batch; fewer prompts than that make one of the next power of two.
-      row_multiple: what the rows of a batch must be a multiple of.
+      batch_size: the slots; for fewer prompts the next power of two.
+      row_multiple: what the number of rows decoded or taken in together must be a multiple of.
 
     Yields:
-      (members `[m]`, rows B >= m, bucket length L).
+      Segments of at most `SEGMENT * B` prompts. One ends with its bucket, once it fills the slots.
     """
     rows = min(batch_size, 1 << (len(lengths) - 1).bit_length())
     rows += -rows % row_multiple
+    refill = max(1, rows // 4)
+    refill += -refill % row_multiple
     order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), rows):
-        members = order[start : start + rows]
-        longest = max(lengths[i] for i in members)
-        yield members, rows, next(length for length in buckets if length >= longest)
+    sizes = np.asarray(buckets)[np.searchsorted(buckets, np.asarray(lengths)[order])]
+    start = 0
+    for end in range(1, len(order) + 1):
+        count = end - start
+        last = end == len(order)
+        if last or count == SEGMENT * rows or (count >= rows and sizes[end] != sizes[end - 1]):
+            members = order[start:end][::-1]
+            yield Segment(members, rows, refill, int(sizes[end - 1]))
+            start = end
 
 
-def make_batch(asked: Requests, members: np.ndarray, rows: int, length: int, pad_id: int) -> Batch:
-    """The arrays of one batch (see `plan`)."""
+def make_batch(
+    asked: Requests, members: Sequence[int], rows: int, length: int, pad_id: int
+) -> Batch:
+    """The arrays of `members`, padded to `rows` rows of `length` tokens."""
     inputs = np.full((rows, length), pad_id, np.int32)
     input_lengths = np.ones(rows, np.int32)
     for row, member in enumerate(members):
@@ -245,12 +272,11 @@ def make_batch(asked: Requests, members: np.ndarray, rows: int, length: int, pad
 
     def fill(values: np.ndarray) -> np.ndarray:
         out = np.zeros(rows, values.dtype)
-        out[: len(members)] = values[members]
+        out[: len(members)] = values[list(members)]
         return out
 
     sampling = jax.tree.map(fill, asked.sampling)
     return Batch(
-        members,
         inputs,
         input_lengths,
         fill(asked.limits),
@@ -258,3 +284,16 @@ def make_batch(asked: Requests, members: np.ndarray, rows: int, length: int, pad
         fill(asked.ids),
         sampling,
     )
+
+
+def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Puts rows, the leading axis of every array, and caches' heads where the mesh's rules say."""
+    from specjax.models import RaggedCache
+    from specjax.partitioning import batch_shardings, cache_shardings
+
+    def sharding(part: Any) -> Any:
+        rule = cache_shardings if isinstance(part, RaggedCache) else batch_shardings
+        return rule(part, mesh)
+
+    is_cache = lambda part: isinstance(part, RaggedCache)  # noqa: E731
+    return jax.device_put(tree, jax.tree.map(sharding, tree, is_leaf=is_cache))

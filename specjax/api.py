@@ -15,19 +15,18 @@ import numpy as np
 import tqdm
 
 from specjax import _batches, _compilation
-from specjax._batches import BUCKETS, Batch, Prompt, Requests
+from specjax._batches import BUCKETS, Prompt, Requests, Segment
 from specjax._pair import Pair, TextModel, load_pair, load_text_model
 from specjax._results import Result, Row, RunInfo, collect
 from specjax.base import LanguageModel, checked
-from specjax.decoding import Autoregressive, DecodeInfo, DecodeState, Speculative
+from specjax.decoding import Autoregressive, DecodeInfo, DecodeState, Speculative, insert_rows
 from specjax.drafting import NeuralDrafter
 from specjax.rules import Lossless, Rule
 from specjax.sampling import Sampling
 from specjax.verification import Block, Verification
 
-# Between two looks at which rows are finished; each look costs one dispatch.
-STREAM_EVERY = 8
-_TO_THE_END = 2**31 - 1
+# Rounds between two returns to the host, so that an interrupt is heard.
+STOP_AFTER = 64
 
 
 class Decoder:
@@ -46,7 +45,8 @@ class Decoder:
       top_k: only the k most probable tokens are drawn (ties included), or None for all.
       top_p: only the nucleus of this probability is drawn, or None for all.
       max_new_tokens: N, the longest output; also the default limit of each row.
-      batch_size: rows decoded together. Over a mesh it is rounded up to a multiple of its `data`.
+      batch_size: rows decoded together; a finished one makes room for the next prompt. Over a
+        mesh it is rounded up to a multiple of its `data`.
       buckets: increasing prompt lengths in tokens; a batch is padded to the first that holds its
         longest prompt. Each one used is a program to compile; the last is the longest prompt.
 
@@ -147,7 +147,7 @@ class Decoder:
           TypeError: if `prompts` is a single text.
         """
         asked = self._requests(prompts, seed, ids, temperature, top_k, top_p, max_new_tokens)
-        return collect(list(self._rows(asked, (), progress, _TO_THE_END)))
+        return collect(list(self._rows(asked, (), progress, eager=False)))
 
     def stream(self, prompts: Sequence[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
         """Decodes all prompts, and yields (place of the prompt, text) as rows finish.
@@ -189,8 +189,9 @@ class Decoder:
           top_p: as in a call.
           max_new_tokens: as in a call.
           progress: as in a call.
-          done: places of prompts that are not wanted any more. Batches are formed as if they
-            were, so that the others come out bit for bit as without it.
+          done: places of prompts that are not wanted any more. Everything is decoded together as
+            if they were, so that the others come out bit for bit as without it; only where
+            nothing of a segment is wanted it is left out.
 
         Returns:
           An iterator over `Row`s.
@@ -200,7 +201,7 @@ class Decoder:
           TypeError: likewise.
         """
         asked = self._requests(prompts, seed, ids, temperature, top_k, top_p, max_new_tokens)
-        return self._rows(asked, frozenset(done), progress, STREAM_EVERY)
+        return self._rows(asked, frozenset(done), progress, eager=True)
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> np.ndarray:
         """The tokens of one prompt.
@@ -277,44 +278,58 @@ class Decoder:
         )
 
     def _rows(
-        self, asked: Requests, done: Collection[int], progress: bool | None, stop_after: int
+        self, asked: Requests, done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
         _compilation.enable_cache()
         if progress is not False:
             _compilation.announce()
         lengths = [len(tokens) for tokens in asked.tokens]
         multiple = 1 if self._mesh is None else self._mesh.shape["data"]
-        batches = _batches.plan(lengths, self.buckets, self.batch_size, multiple)
+        segments = _batches.plan(lengths, self.buckets, self.batch_size, multiple)
         disable = None if progress is None else not progress
         with tqdm.tqdm(
             total=len(lengths), desc="decoding", unit="row", disable=disable, delay=2.0
         ) as bar:
             bar.update(len(done))
-            for members, rows, length in batches:
-                if all(int(member) in done for member in members):
+            for segment in segments:
+                if all(int(member) in done for member in segment.members):
                     continue
-                batch = _batches.make_batch(asked, members, rows, length, self.tokenizer.pad_id)
-                for row in self._decode(batch, stop_after):
+                for row in self._decode(asked, segment, eager):
                     if row.index not in done:
                         bar.update()
                         yield row
 
-    def _decode(self, batch: Batch, stop_after: int) -> Iterator[Row]:
-        """Decodes one batch and yields its rows as they finish."""
-        state = self._init(batch)
-        waiting = list(range(len(batch.members)))
-        while waiting:
-            state = self._run(state, stop_after)
+    def _decode(self, asked: Requests, segment: Segment, eager: bool) -> Iterator[Row]:
+        """Decodes one segment and yields its rows as they finish."""
+        waiting = [int(member) for member in segment.members]
+        slots: list[int | None] = [*waiting[: segment.rows]]
+        slots += [None] * (segment.rows - len(slots))
+        del waiting[: segment.rows]
+        state = self._init(asked, slots, segment)
+        while waiting or any(member is not None for member in slots):
+            # A slot without a prompt counts as finished.
+            wanted = slots.count(None) + 1 if eager else segment.rows
+            state = self._run(state, segment.refill if waiting else wanted)
             finished = np.array(state.finished)
-            ready = [row for row in waiting if finished[row]]
-            if ready:
-                tokens = np.asarray(state.tokens)
-                info: Any = DecodeInfo(*map(np.asarray, state.info))  # type: ignore[arg-type]
-                rows = [self._row(int(batch.members[i]), i, tokens, info) for i in ready]
-                waiting = [row for row in waiting if not finished[row]]
-                # The next call is given the state's memory: nothing may look into it then.
-                del tokens, info
-                yield from rows
+            ready = {i: m for i, m in enumerate(slots) if m is not None and finished[i]}
+            if not ready:
+                continue
+            tokens = np.asarray(state.tokens)
+            info: Any = DecodeInfo(*map(np.asarray, state.info))  # type: ignore[arg-type]
+            rows = [self._row(member, i, tokens, info) for i, member in ready.items()]
+            # The state's memory is given away below: nothing may look into it then.
+            del tokens, info
+            slots = [None if i in ready else member for i, member in enumerate(slots)]
+            while waiting and slots.count(None) >= segment.refill:
+                free = [i for i, member in enumerate(slots) if member is None][: segment.refill]
+                fresh: list[int | None] = [*waiting[: len(free)]]
+                fresh += [None] * (len(free) - len(fresh))
+                del waiting[: len(free)]
+                new = self._init(asked, fresh, segment)
+                state = self._place(insert_rows(state, np.array(free, np.int32), new))
+                for i, member in zip(free, fresh, strict=True):
+                    slots[i] = member
+            yield from rows
 
     def _row(self, index: int, place: int, tokens: np.ndarray, info: DecodeInfo) -> Row:
         values: Any = (np.array(x[place]) for x in info)
@@ -324,14 +339,17 @@ class Decoder:
         output = output[:-1] if ended else output
         return Row(index, self.tokenizer.decode(output.tolist()), output, ended, own)
 
-    def _init(self, batch: Batch) -> DecodeState:
-        width = batch.inputs.shape[1]
-        prompt = max(network.prompt_positions(width, 0) for network in self._networks)
-        placed = batch._replace(members=None)
+    def _init(
+        self, asked: Requests, members: Sequence[int | None], segment: Segment
+    ) -> DecodeState:
+        """Takes prompts in; the rows without one, at the end, are finished from the start."""
+        prompts = [member for member in members if member is not None]
+        placed = _batches.make_batch(
+            asked, prompts, len(members), segment.length, self.tokenizer.pad_id
+        )
+        prompt = max(network.prompt_positions(segment.length, 0) for network in self._networks)
         if self._mesh is not None:
-            from specjax import partitioning
-
-            placed = jax.device_put(placed, partitioning.batch_shardings(placed, self._mesh))
+            placed = _batches.spread(placed, self._mesh)
         state = self._loop.init(
             self._params,
             placed.inputs,
@@ -343,26 +361,16 @@ class Decoder:
             max_new=self.max_new_tokens,
             max_length=prompt + self.max_new_tokens + self._longest + 1,
         )
-        return state if self._mesh is None else _spread(state, self._mesh)
+        return self._place(state)
 
-    def _run(self, state: DecodeState, stop_after: int) -> DecodeState:
+    def _run(self, state: DecodeState, until_finished: int) -> DecodeState:
         if isinstance(self._loop, Autoregressive):
-            return self._loop.run(self._params, state, stop_after)
+            return self._loop.run(self._params, state, STOP_AFTER, until_finished)
         assert self.rule is not None
-        return self._loop.run(self._params, self.rule, state, stop_after)
+        return self._loop.run(self._params, self.rule, state, STOP_AFTER, until_finished)
 
-
-def _spread(state: DecodeState, mesh: jax.sharding.Mesh) -> DecodeState:
-    """Puts a state's rows, and its caches' heads, where the mesh's rules say."""
-    from specjax.models import RaggedCache
-    from specjax.partitioning import batch_shardings, cache_shardings
-
-    def sharding(part: Any) -> Any:
-        rule = cache_shardings if isinstance(part, RaggedCache) else batch_shardings
-        return rule(part, mesh)
-
-    is_cache = lambda part: isinstance(part, RaggedCache)  # noqa: E731
-    return jax.device_put(state, jax.tree.map(sharding, state, is_leaf=is_cache))
+    def _place(self, state: DecodeState) -> DecodeState:
+        return state if self._mesh is None else _batches.spread(state, self._mesh)
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -13,7 +13,7 @@ from specjax.decoding._loop import (
     append,
     check_eos_ids,
     check_prompts,
-    check_steps,
+    check_stops,
     initial_state,
     row_keys,
     run_loop,
@@ -75,10 +75,16 @@ class Autoregressive:
         keys = row_keys(seed, ids)
         return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
 
-    def run(self, params: Params, state: DecodeState, stop_after: int | Array) -> DecodeState:
-        """Decodes on for at most `stop_after` steps. The state is donated: use the result."""
-        check_steps(stop_after)
-        return _run(self, params, state, jnp.int32(stop_after))
+    def run(
+        self,
+        params: Params,
+        state: DecodeState,
+        stop_after: int | Array,
+        until_finished: int | Array | None = None,
+    ) -> DecodeState:
+        """Decodes on for at most `stop_after` steps; arguments as in `Speculative.run`."""
+        stops = check_stops(state, stop_after, until_finished)
+        return _run(self, params, state, *stops)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -93,7 +99,11 @@ def _init(
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _run(
-    loop: Autoregressive, params: Params, state: DecodeState, stop_after: Array
+    loop: Autoregressive,
+    params: Params,
+    state: DecodeState,
+    stop_after: Array,
+    until_finished: Array,
 ) -> DecodeState:
     def step(state: DecodeState) -> DecodeState:
         inner: _Inner = state.inner
@@ -120,4 +130,4 @@ def _run(
         inner = _Inner(jnp.where(active, tokens, inner.tokens), inner.positions + once, cache)
         return new._replace(inner=inner, info=info)
 
-    return run_loop(step, state, stop_after)
+    return run_loop(step, state, stop_after, until_finished)

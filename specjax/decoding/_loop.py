@@ -123,13 +123,17 @@ def initial_state(
 
 
 def run_loop(
-    step: Callable[[DecodeState], DecodeState], state: DecodeState, stop_after: Array
+    step: Callable[[DecodeState], DecodeState],
+    state: DecodeState,
+    stop_after: Array,
+    until_finished: Array,
 ) -> DecodeState:
-    """Steps until all rows are finished, or `stop_after` (int32 scalar) steps are done."""
+    """Steps until `until_finished` rows are, or `stop_after` steps are done (int32 scalars)."""
 
     def unfinished(carry):
         state, steps = carry
-        return (steps < stop_after) & ~jnp.all(state.finished)
+        finished = jnp.sum(state.finished, dtype=jnp.int32)
+        return (steps < stop_after) & (finished < until_finished)
 
     def body(carry):
         state, steps = carry
@@ -251,7 +255,17 @@ def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
             raise ValueError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
 
 
-def check_steps(stop_after: int | Array) -> None:
-    """Raises ValueError unless `stop_after` is at least 1: a loop of no steps never ends."""
-    if int(stop_after) < 1:
-        raise ValueError(f"stop_after must be at least 1, got {int(stop_after)}")
+def check_stops(
+    state: DecodeState, stop_after: int | Array, until_finished: int | Array | None
+) -> tuple[Array, Array]:
+    """When a loop returns, as int32 scalars; all rows must be finished if nothing is said.
+
+    Raises:
+      ValueError: unless both are at least 1: a loop of no steps never ends.
+    """
+    rows = state.finished.shape[0]
+    until_finished = rows if until_finished is None else until_finished
+    for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
+        if int(value) < 1:
+            raise ValueError(f"{name} must be at least 1, got {int(value)}")
+    return jnp.int32(stop_after), jnp.int32(until_finished)

@@ -17,7 +17,7 @@ from specjax.decoding._loop import (
     append,
     check_eos_ids,
     check_prompts,
-    check_steps,
+    check_stops,
     initial_state,
     row_keys,
     run_loop,
@@ -114,7 +114,12 @@ class Speculative:
         return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
 
     def run(
-        self, params: Params, rule: Rule, state: DecodeState, stop_after: int | Array
+        self,
+        params: Params,
+        rule: Rule,
+        state: DecodeState,
+        stop_after: int | Array,
+        until_finished: int | Array | None = None,
     ) -> DecodeState:
         """Decodes on for at most `stop_after` rounds. The state is donated: use the result.
 
@@ -123,22 +128,24 @@ class Speculative:
           rule: the rule; its strengths are traced, scalar or `[B]`, so a sweep compiles once.
           state: from `init`, `run` or `insert_rows`.
           stop_after: how many rounds.
+          until_finished: return once so many rows are finished, those that were before included;
+            all by default. Both are traced.
 
         Returns:
-          The state; all rows are finished, or the rounds are done.
+          The state; the rows are finished, or the rounds are done.
 
         Raises:
-          ValueError: for a rule that does not fit the drafter or the batch, or `stop_after` < 1.
+          ValueError: for a rule that does not fit the drafter or the batch, or a stop below 1.
         """
         self.round.check_rule(rule)
-        check_steps(stop_after)
+        stops = check_stops(state, stop_after, until_finished)
         for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
             if jnp.shape(leaf) not in ((), state.finished.shape):
                 raise ValueError(
                     f"rule{jax.tree_util.keystr(name)} must be scalar or [B] = "
                     f"{state.finished.shape}, got shape {jnp.shape(leaf)}"
                 )
-        return _run(self, params, rule, state, jnp.int32(stop_after))
+        return _run(self, params, rule, state, *stops)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -159,7 +166,12 @@ def _init(
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _run(
-    loop: Speculative, params: Params, rule: Rule, state: DecodeState, stop_after: Array
+    loop: Speculative,
+    params: Params,
+    rule: Rule,
+    state: DecodeState,
+    stop_after: Array,
+    until_finished: Array,
 ) -> DecodeState:
     one_round = loop.round
 
@@ -172,7 +184,7 @@ def _run(
         info = _add(new.info, seen, active, kept)
         return new._replace(inner=one_round.commit(state.inner, inner, counts), info=info)
 
-    return run_loop(step, state, stop_after)
+    return run_loop(step, state, stop_after, until_finished)
 
 
 def _add(info: DecodeInfo, seen: RoundInfo, active: Array, kept: Array) -> DecodeInfo:
