@@ -2,9 +2,9 @@
 
     python tests/cli/kill_infer.py --kills 20
 
-A child process decodes a file with a tiny pair. Every other child is killed (SIGKILL) after a
-random number of rows, the others a random while after their start: before the first row, while
-rows are written, while the finished file is put in order. After the last kill a child runs to the
+A child process decodes a file with a tiny pair. It is killed (SIGKILL) after a random number of
+rows, or a random while after its start, or when all rows are there and the file is being put in
+order. After the last kill a child runs to the
 end. Its predictions must equal the undisturbed run's byte for byte, its metrics too (but for the
 timings).
 """
@@ -78,18 +78,20 @@ def written(output: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_at_random(run: Run, output: Path, rng: random.Random, seconds: float | None) -> int | None:
+def kill_at_random(
+    run: Run, output: Path, rng: random.Random, moment: str, seconds: float
+) -> int | None:
     """Starts a child and kills it; returns how many rows were there, or None if it had ended."""
     begin = time.monotonic()
     before = written(output)
     child = run.start(output)
-    if seconds is None:
-        target = min(before + rng.randint(1, ROWS // 4), ROWS - 1)
+    if moment != "time":
+        target = ROWS if moment == "end" else min(before + rng.randint(1, ROWS // 4), ROWS - 1)
         while written(output) < target and child.poll() is None:
             time.sleep(0.001)
         time.sleep(rng.random() * 0.005)
     else:
-        time.sleep(max(0.0, rng.random() * seconds - (time.monotonic() - begin)))
+        time.sleep(max(0.0, rng.uniform(0.5, 1.1) * seconds - (time.monotonic() - begin)))
     ended = child.poll() is not None
     if not ended:
         child.send_signal(signal.SIGKILL)
@@ -116,13 +118,15 @@ def run(kills: int, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as temporary:
         setting = Run(Path(temporary))
         undisturbed = Path(temporary, "undisturbed")
-        setting.finish(undisturbed)  # compiles
-        seconds = setting.finish(Path(temporary, "again"))
+        seconds = setting.finish(undisturbed) / 2  # half of it is compiling
+        if kills > 2:
+            seconds = setting.finish(Path(temporary, "again"))
         moments: list[int] = []
         runs, torn = 1, 0
         output = Path(temporary, "disturbed0")
         while len(moments) < kills:
-            rows = kill_at_random(setting, output, rng, seconds if len(moments) % 2 else None)
+            moment = ("rows", "time", "rows", "end")[len(moments) % 4]
+            rows = kill_at_random(setting, output, rng, moment, seconds)
             if rows is not None:
                 moments.append(rows)
                 path = output / "predictions.jsonl"
