@@ -51,7 +51,7 @@ class T5XReader:
 
     Raises:
       ValueError: for a damaged file, or one that is no T5X checkpoint.
-      FileNotFoundError: for an array that the file names and the directory lacks.
+      FileNotFoundError: for an array that the file names and the directory lacks, or a chunk of it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -71,7 +71,10 @@ class T5XReader:
                 f"{directory}: {len(absent)} of {len(leaves)} arrays are not there "
                 f"({condense(absent)}); copy the whole checkpoint"
             )
-        self._leaves = {**leaves, **{name: _open(folder) for name, folder in folders.items()}}
+        opened = {name: _open(folder) for name, folder in folders.items()}
+        for name, array in opened.items():
+            _check_chunks(folders[name], name, array)
+        self._leaves = {**leaves, **opened}
         self.specs = {
             name: ArraySpec(tuple(leaf.shape), _meant_dtype(_dtype(leaf)))
             for name, leaf in self._leaves.items()
@@ -116,6 +119,25 @@ def _open(folder: Path) -> ts.TensorStore:
         return ts.open(spec, read=True).result()
     except ValueError as error:
         raise ValueError(f"{folder}: not a readable zarr array ({_brief(error)})") from None
+
+
+def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
+    """Asserts that every chunk's file is there: zarr takes an absent one for zeros.
+
+    T5X writes all of them, and with no fill value there is nothing an absent one could mean.
+    """
+    metadata = array.spec().to_json()["metadata"]
+    if metadata.get("fill_value") is not None:
+        return
+    grid = [-(-n // chunk) for n, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)]
+    separator = metadata.get("dimension_separator", ".")
+    keys = [separator.join(map(str, index)) or "0" for index in np.ndindex(*grid)]
+    absent = [key for key in keys if not (folder / key).is_file()]
+    if absent:
+        raise FileNotFoundError(
+            f"{folder.parent}: {len(absent)} of {len(keys)} chunks of {name} are not there "
+            f"({folder.name}/{absent[0]}{', ...' if absent[1:] else ''}); copy the whole checkpoint"
+        )
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,11 @@ tied logits scaled.
 
 import ast
 import dataclasses
+import io
 import re
+import tokenize
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,15 +143,24 @@ def apply_gin(config: T5Config, gin: Path) -> T5Config:
             )
     changes: dict[str, Any] = {}
     if "mlp_activations" in fields:
-        changes["mlp_activations"] = tuple(fields["mlp_activations"])
-        if len(changes["mlp_activations"]) != len(config.mlp_activations):
+        named = fields["mlp_activations"]
+        if not isinstance(named, list | tuple) or not all(isinstance(a, str) for a in named):
+            raise ValueError(
+                f"{gin}: T5Config.mlp_activations = {named!r} must be a tuple of names, such as "
+                "('gelu', 'linear')"
+            )
+        changes["mlp_activations"] = tuple(named)
+        if len(named) != len(config.mlp_activations):
             raise ValueError(
                 f"{gin}: T5Config.mlp_activations = {fields['mlp_activations']!r}, but the "
                 f"checkpoint's MLPs have {len(config.mlp_activations)} input projections"
             )
     if isinstance(fields.get("dropout_rate"), int | float):
         changes["dropout_rate"] = float(fields["dropout_rate"])
-    return dataclasses.replace(config, **changes)
+    try:
+        return dataclasses.replace(config, **changes)
+    except ValueError as error:
+        raise ValueError(f"{gin}: {error}") from None
 
 
 def read_t5_fields(gin: Path) -> dict[str, Any]:
@@ -167,7 +178,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: where there is no such file.
-      ValueError: where it is no text.
+      ValueError: where it is no gin, or `mlp_activations` is bound to what cannot be read here.
     """
     try:
         text = gin.read_text(encoding="utf-8")
@@ -175,55 +186,69 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{gin}: no such gin file") from None
     except UnicodeDecodeError:
         raise ValueError(f"{gin}: not a gin file (no UTF-8 text)") from None
-    macros: dict[str, Any] = {}
-    fields: dict[str, str] = {}
+    macros: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     block = ""
-    for line in _logical_lines(text):
-        if match := re.fullmatch(r"\s*([\w./]+):\s*", line):
-            block = match[1]
-        elif match := re.fullmatch(r"(\s*)([\w./]+)\s*=\s*(.+)", line, re.DOTALL):
-            indent, name, value = match.groups()
-            if indent and block:
-                name = f"{block}.{name}"
-            elif not indent:
-                block = ""
-            if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
-                fields[field[1]] = value
-            elif "." not in name:
-                macros[name] = value
-        else:
+    for indented, tokens in _logical_lines(gin, text):
+        if not indented:
             block = ""
+        if "=" not in tokens:
+            block = "".join(tokens[:-1]) if tokens[-1] == ":" else ""
+            continue
+        equals = tokens.index("=")
+        name, value = "".join(tokens[:equals]), tokens[equals + 1 :]
+        if block:
+            name = f"{block}.{name}"
+        if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
+            fields[field[1]] = value
+        elif "." not in name:
+            macros[name] = value
     values = {}
     for name, value in fields.items():
-        value = value.strip()
-        if value.startswith("%"):
-            value = macros.get(value[1:], value)
         try:
-            values[name] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            continue  # a reference (@function, %macro of another file)
+            values[name] = ast.literal_eval(" ".join(_expanded(value, macros)))
+        except (ValueError, SyntaxError, RecursionError):  # a @function, another file's %macro
+            if name == "mlp_activations":
+                raise ValueError(
+                    f"{gin}: T5Config.mlp_activations = {' '.join(value)} cannot be read from this "
+                    "file alone; bind it to names, as in ('gelu', 'linear')"
+                ) from None
     return values
 
 
-def _logical_lines(text: str) -> list[str]:
-    """Lines without comments; those continued by a backslash or an open bracket are joined."""
-    lines: list[str] = []
-    open_brackets, joining = 0, False
-    for raw in text.splitlines():
-        line = raw if "'" in raw or '"' in raw else raw.split("#")[0]
-        if not line.strip() or line.lstrip().startswith("#"):
+def _logical_lines(gin: Path, text: str) -> Iterator[tuple[bool, list[str]]]:
+    """Whether a line is indented, and its tokens, comments left out and continuations joined."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    line: list[tokenize.TokenInfo] = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in (*skipped, tokenize.NEWLINE):
+                line.append(token)
+            elif token.type == tokenize.NEWLINE and line:
+                yield line[0].start[1] > 0, [part.string for part in line]
+                line = []
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise ValueError(
+            f"{gin}: not readable as gin ({error.args[0]}); correct the file"
+        ) from None
+
+
+def _expanded(tokens: Sequence[str], macros: Mapping[str, list[str]]) -> list[str]:
+    """Puts the values of `%MACRO`s in their places, those of macros bound to macros too."""
+    out: list[str] = []
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
+        if token != "%":
+            out.append(token)
             continue
-        continued = line.rstrip().endswith("\\")
-        line = line.rstrip().removesuffix("\\").rstrip()
-        if lines and (open_brackets > 0 or joining):
-            lines[-1] += " " + line.strip()
-        else:
-            lines.append(line)
-        open_brackets = sum(lines[-1].count(c) for c in "([{") - sum(
-            lines[-1].count(c) for c in ")]}"
-        )
-        joining = continued
-    return lines
+        name = ""
+        while rest and re.fullmatch(r"[\w./]+", rest[0]):
+            name += rest.pop(0)
+        if name not in macros:
+            raise ValueError(f"%{name} is not bound in this file")
+        out += _expanded(macros[name], macros)
+    return out
 
 
 def gin_text(config: T5Config) -> str:

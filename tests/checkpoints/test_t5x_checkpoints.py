@@ -103,7 +103,7 @@ class HandWritten:
         self.directory.mkdir(parents=True)
         self.target = {}
 
-    def zarr(self, name, value, kvstore="file", old_path=False, stored_dtype=None):
+    def zarr(self, name, value, kvstore="file", old_path=False, stored_dtype=None, separator="."):
         folder = f"target.{name.replace('/', '.')}"
         stored = value.view(stored_dtype) if stored_dtype else value
         spec = {
@@ -116,6 +116,7 @@ class HandWritten:
                 "shape": list(value.shape),
                 "chunks": [max(1, n // 2) for n in value.shape],
                 "compressor": {"id": "gzip", "level": 1},
+                "dimension_separator": separator,
             },
         }
         ts.open(spec, create=True).result().write(stored).result()
@@ -305,8 +306,44 @@ def test_gin_files(tmp_path):
     told("network.T5Config.emb_dim = 512", "emb_dim = 512", "16")
     told("network.T5Config.mlp_activations = ('relu',)", "mlp_activations", "2 input projections")
     told("network.T5Config.logits_via_embedding = True", "logits_via_embedding")
+    for value in ("%ACT", "%ACT  # 'quoted'", "@activations()", "%LOOP\nLOOP = %LOOP"):
+        told(f"network.T5Config.mlp_activations = {value}", "mlp_activations = ", "cannot be read")
+    told("network.T5Config.mlp_activations = 3", "mlp_activations = 3", "tuple of names")
+    told("network.T5Config.mlp_activations = ('tanh', 'linear')", "tanh", "silu")
+    told("network.T5Config.mlp_activations = ('silu',", "not readable as gin")
     one_line(lambda: load_model(directory, config=tmp_path / "absent.gin"), "no such gin file")
     one_line(lambda: load_model(directory, config=CONFIGS["llama"]), "LlamaConfig", "T5Config")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "network.T5Config.mlp_activations = ('silu',  # it's the gate\n  'linear')",
+        "network.T5Config.mlp_activations = %A\nA = %B  # 'two steps'\nB = ('silu', 'linear')",
+        "network.T5Config:\n  mlp_activations = (%GATE, \\\n 'linear')\nGATE = 'silu'",
+        "a/network.T5Config.mlp_activations = [\n'silu', # x\n\n'linear',\n]\nX = '#'",
+    ],
+)
+def test_gin_activations_behind_comments_and_macros(text, tmp_path):
+    (tmp_path / "config.gin").write_text(text)
+    fields = read_t5_fields(tmp_path / "config.gin")
+    assert tuple(fields["mlp_activations"]) == ("silu", "linear")
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_an_absent_chunk_is_no_zeros(separator, tmp_path):
+    """zarr reads an absent chunk as zeros; T5X writes even those that are all zero."""
+    written = HandWritten(tmp_path)
+    params = bits(random_params(V1_1))
+    params["token_embedder/embedding"] = np.zeros_like(params["token_embedder/embedding"])
+    for name, value in params.items():
+        written.zarr(name, value, separator=separator)
+    path = written.write()
+    assert_same(load_model(tmp_path).params, unflatten(params))
+    chunk = path / "target.token_embedder.embedding" / f"1{separator}0"
+    chunk.unlink()
+    told = one_line(lambda: load_model(tmp_path), path, "1 of 4 chunks", "token_embedder/embedding")
+    assert f"target.token_embedder.embedding/1{separator}0" in told
 
 
 def test_every_difference_is_named_in_one_line(tmp_path):
