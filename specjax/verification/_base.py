@@ -103,8 +103,7 @@ def verify(
         carry,
         still_drafting,
     )
-    bonus = lax.dynamic_index_in_dim(acceptance.targets, num_drafted, keepdims=False)
-    next_token = draw_next(next_key, acceptance, draft_probs, num_drafted, num_accepted, bonus)
+    next_token = draw_next(next_key, acceptance, draft_probs, num_drafted, num_accepted)
     carry = verification.next_carry(
         acceptance, draft_probs, num_drafted, carry, num_accepted, next_token
     )
@@ -144,7 +143,7 @@ def draw_next(
     draft_probs: Array,
     num_drafted: Array,
     num_accepted: Array,
-    bonus: Array,
+    bonus: Array | None = None,
 ) -> Array:
     """The second half of `verify`: the token that follows the accepted ones.
 
@@ -154,15 +153,16 @@ def draw_next(
       draft_probs: `[G + 1, V]` float32.
       num_drafted: int32 scalar.
       num_accepted: int32 scalar.
-      bonus: `[V]` float32, the target distribution after the whole block.
+      bonus: `[V]` float32, the target distribution after the whole block, if it is not in
+        `acceptance.targets`.
 
     Returns:
       An int32 token.
     """
     target, draft, scale = _at(acceptance, draft_probs, num_accepted)
     weights = residual_weights(target, draft, scale)
-    weights = jnp.where(num_accepted < num_drafted, weights, bonus)
-    return draw(weights, jax.random.uniform(key, (num_uniforms(bonus.size),), jnp.float32))
+    weights = jnp.where(num_accepted < num_drafted, weights, target if bonus is None else bonus)
+    return draw(weights, jax.random.uniform(key, (num_uniforms(weights.size),), jnp.float32))
 
 
 def next_token_probs(

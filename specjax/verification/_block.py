@@ -42,7 +42,8 @@ class Block:
         reached = block_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
         # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.
-        remain = jax.vmap(residual_mass)(target_probs[1:-1], draft_probs[1:-1], scales[1:-1])
+        # Cutting [G - 1, V] out of the arrays first would copy them.
+        remain = jax.vmap(residual_mass)(target_probs, draft_probs, scales)[1:-1]
         below = remain + (1.0 - scales[1:-1])
         inner = jnp.where(below > 0.0, remain / jnp.where(below > 0.0, below, 1.0), 1.0)
         inner = jnp.concatenate([inner, jnp.ones((1,), jnp.float32)])
