@@ -156,8 +156,8 @@ def load_pair(
             if not (directory / "config.json").is_file():
                 raise FileNotFoundError(
                     f"{directory}: this installation has no built-in pair; pass load_pair("
-                    "drafter=DIRECTORY, verifier=DIRECTORY), each with config.json, safetensors "
-                    "and a tokenizer"
+                    "drafter=DIRECTORY, verifier=DIRECTORY), or --gin.DRAFTER and --gin.VERIFIER "
+                    "to a command, each with config.json, safetensors and a tokenizer"
                 )
     paths = (drafter, verifier)
     words = [_tokenizer(path, tokenizer) for path in paths]
