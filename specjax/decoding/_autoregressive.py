@@ -62,6 +62,7 @@ class Autoregressive:
             self.model,
             inputs,
             input_lengths,
+            prefix,
             prefix_lengths,
             seed,
             ids,

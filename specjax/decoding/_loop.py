@@ -196,6 +196,7 @@ def check_prompts(
     model: LanguageModel,
     inputs: Array,
     input_lengths: Array,
+    prefix: Array | None,
     prefix_lengths: Array | None,
     seed: int | Array,
     ids: Array,
@@ -205,7 +206,7 @@ def check_prompts(
     max_length: int,
     max_draft: int,
 ) -> None:
-    """Checks, on the host, what a loop is started with.
+    """Checks, on the host, what a loop is started with: arguments as in `Speculative.init`, and G.
 
     Raises:
       ValueError: naming the argument, its value and what it must be.
@@ -213,7 +214,17 @@ def check_prompts(
     if jnp.ndim(inputs) != 2:
         raise ValueError(f"inputs must be [B, P], got shape {jnp.shape(inputs)}")
     rows, width = jnp.shape(inputs)
-    per_row = {"input_lengths": input_lengths, "ids": ids, "limits": limits}
+    per_row: dict[str, Any] = {"input_lengths": input_lengths, "ids": ids, "limits": limits}
+    forced = 0
+    if prefix is not None:
+        if jnp.ndim(prefix) != 2 or jnp.shape(prefix)[0] != rows:
+            raise ValueError(f"prefix must be [B, F] = [{rows}, F], got shape {jnp.shape(prefix)}")
+        forced = jnp.shape(prefix)[1]
+        if prefix_lengths is None:
+            prefix_lengths = jnp.full((rows,), forced, jnp.int32)
+        per_row["prefix_lengths"] = prefix_lengths
+    elif prefix_lengths is not None:
+        raise ValueError("prefix_lengths without prefix: give both, or neither")
     for name, value in per_row.items():
         if jnp.shape(value) != (rows,):
             raise ValueError(f"{name} must be [B] = [{rows}], got shape {jnp.shape(value)}")
@@ -223,20 +234,25 @@ def check_prompts(
             raise ValueError(
                 f"sampling.{name} must be scalar or [B] = [{rows}], got shape {jnp.shape(setting)}"
             )
-    spans: tuple[tuple[str, Any, int, int], ...] = (
+    spans: list[tuple[str, Any, int, int]] = [
         ("inputs", inputs, 0, model.vocab_size - 1),
         ("input_lengths", input_lengths, 1, width),
         ("limits", limits, 0, max_new),
         ("seed", seed, 0, 2**32 - 1),
         ("ids", ids, 0, 2**32 - 1),
-    )
+    ]
+    if prefix is not None:
+        spans.append(("prefix", prefix, 0, model.vocab_size - 1))
+        spans.append(("prefix_lengths", prefix_lengths, 0, forced))
     for name, value, low, high in spans:
         array = np.asarray(value)
+        if array.size and array.dtype.kind not in "iuO":  # O: whole numbers past 64 bits
+            raise ValueError(f"{name} must be of an integer dtype, got {array.dtype}")
         bad = (array < low) | (array > high)
         if bad.any():
             where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
             raise ValueError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
-    prefixes = np.zeros((rows,), np.int32) if prefix_lengths is None else np.asarray(prefix_lengths)
+    prefixes = np.zeros((rows,), np.int32) if prefix is None else np.asarray(prefix_lengths)
     longest = int(np.max(model.prompt_positions(np.asarray(input_lengths), prefixes), initial=0))
     if max_length < longest + max_new + max_draft + 1:
         raise ValueError(

@@ -88,7 +88,7 @@ class Speculative:
           max_new: N, the longest output (static).
           max_length: S, cache positions (static); at least the prompt's positions + N + G + 1.
           prefix: `[B, F]` int32, forced first tokens (encoder-decoder models), or None.
-          prefix_lengths: `[B]` int32, or None.
+          prefix_lengths: `[B]` int32, or None for F in each row.
 
         Returns:
           A state for `run`.
@@ -100,6 +100,7 @@ class Speculative:
             self.verifier,
             inputs,
             input_lengths,
+            prefix,
             prefix_lengths,
             seed,
             ids,

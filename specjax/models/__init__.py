@@ -1,7 +1,6 @@
 """Networks with a ragged cache: T5, Llama and Gemma 2."""
 
 from specjax.models.cache import RaggedCache, Updates
-from specjax.models.checks import check_prompts
 from specjax.models.config import (
     Gemma2Config,
     Llama3RopeScaling,
@@ -31,7 +30,6 @@ __all__ = [
     "RaggedCache",
     "T5Config",
     "Updates",
-    "check_prompts",
     "config_from_dict",
     "config_to_dict",
     "model_from_config",

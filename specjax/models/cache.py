@@ -87,7 +87,12 @@ def allocate(
 
     Returns:
       A cache of zeros without `cross`.
+
+    Raises:
+      ValueError: if there is no position.
     """
+    if max_length < 1:
+        raise ValueError(f"max_length={max_length} must be at least 1, the positions of the cache")
     keys = (batch, kv_heads, max_length, head_dim)
     values = (batch, kv_heads, head_dim, max_length)
     return RaggedCache(
@@ -105,15 +110,16 @@ def write(cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache
     Args:
       cache: the cache.
       updates: the block's entries.
-      positions: `[B]` int32.
+      positions: `[B]` of an integer dtype.
 
     Returns:
       The cache with the block in it.
     """
-    positions = jnp.where(updates.computed, positions, cache.max_length)
+    # In 8 bits or unsigned, sums and differences of positions would wrap around.
+    positions = jnp.where(updates.computed, positions.astype(jnp.int32), cache.max_length)
 
     def write_row(axis: int, row: Array, block: Array, position: Array) -> Array:
-        slots = position + jnp.arange(block.shape[axis], dtype=position.dtype)
+        slots = position + jnp.arange(block.shape[axis], dtype=jnp.int32)
         index = (slice(None),) * axis + (slots,)
         return row.at[index].set(
             block,

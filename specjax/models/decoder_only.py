@@ -22,13 +22,12 @@ from specjax.models.layers import (
     LogitsDense,
     Memory,
     RMSNorm,
-    Rope,
     Segment,
     block_bias,
     block_updates,
-    rope_angles,
 )
 from specjax.models.model import Model, check_tokens, prefix_or_empty
+from specjax.models.rope import Rope, rope_angles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ class DecoderLayer(nn.Module):
             self.post_mlp_layer_norm = _norm(config, style)
 
     def __call__(
-        self, x: Array, bias: np.ndarray, past: Sequence[Segment], rope: Rope
+        self, x: Array, bias: Array, past: Sequence[Segment], rope: Rope
     ) -> tuple[Array, Array, Array]:
         """`x [B, T, E]` -> `[B, T, E]`; keys `[B, K, T, D]` and values `[B, K, D, T]`."""
         y = self.pre_self_attention_layer_norm(x)
@@ -123,7 +122,7 @@ class Decoder(nn.Module):
         """
         length = x.shape[1]
         start = jnp.zeros(x.shape[0], jnp.int32) if memory is None else memory.positions
-        positions = start[:, None] + jnp.arange(length, dtype=start.dtype)[None]
+        positions = start[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         rope = rope_angles(positions, np.asarray(self.style.rope_frequencies, np.float32))
         windows = self.style.windows
         biases = {w: block_bias(length, w) for w in set(windows)}

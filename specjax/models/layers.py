@@ -21,6 +21,7 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
 from specjax.models.cache import RaggedCache, Updates
+from specjax.models.rope import Rope, rotate
 
 Array = jax.Array
 Initializer = Callable[..., Array]
@@ -161,6 +162,7 @@ class Embed(nn.Module):
 
     def __call__(self, tokens: Array) -> Array:
         """Tokens `[B, T]` -> `[B, T, E]`; a token outside `0 .. V - 1` takes the nearest row."""
+        tokens = tokens.astype(jnp.int32)  # clipped in their own dtype, 8 bits would wrap around
         return jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(self.dtype)
 
     def attend(self, x: Array) -> Array:
@@ -216,7 +218,7 @@ class Segment(NamedTuple):
 
     keys: Array
     values: Array
-    bias: Array | np.ndarray
+    bias: Array
 
 
 class Attention(nn.Module):
@@ -260,7 +262,7 @@ class Attention(nn.Module):
         self.out = dense(self.features, ("joined_kv", "embed"))
         self.dropout = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))
 
-    def keys_values(self, x: Array, rope: "Rope | None" = None) -> tuple[Array, Array]:
+    def keys_values(self, x: Array, rope: Rope | None = None) -> tuple[Array, Array]:
         """`x [B, S, E]` -> keys `[B, K, S, D]` and values `[B, K, D, S]`."""
         shape = (*x.shape[:2], self.num_kv_heads, self.head_dim)
         keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
@@ -272,7 +274,7 @@ class Attention(nn.Module):
         self,
         x: Array,
         segments: Sequence[Segment],
-        rope: "Rope | None" = None,
+        rope: Rope | None = None,
         deterministic: bool = True,
     ) -> Array:
         """Queries from `x [B, T, E]` attend to all segments; returns `[B, T, E]`."""
@@ -307,40 +309,7 @@ class Attention(nn.Module):
         return logits + segment.bias
 
 
-class Rope(NamedTuple):
-    """Rotary angles of a block's positions.
-
-    Attributes:
-      cos: `[B, T, 1, D // 2]` float32.
-      sin: `[B, T, 1, D // 2]` float32.
-    """
-
-    cos: Array
-    sin: Array
-
-
-def rope_angles(positions: Array, frequencies: np.ndarray) -> Rope:
-    """The rotary angles at `positions [B, T]`.
-
-    Args:
-      positions: `[B, T]` int32.
-      frequencies: `[D // 2]` float32, radians per position.
-
-    Returns:
-      A `Rope`.
-    """
-    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
-    return Rope(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
-
-
-def rotate(x: Array, rope: Rope) -> Array:
-    """Rotates `x [B, T, heads, D]`; dimension i is paired with i + D // 2 (Su et al. 2021)."""
-    first, second = jnp.split(x, 2, axis=-1)
-    cos, sin = rope.cos.astype(x.dtype), rope.sin.astype(x.dtype)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-def block_bias(length: int, window: int | None = None) -> np.ndarray:
+def block_bias(length: int, window: int | None = None) -> Array:
     """What a block sees of itself: `[1, 1, 1, T, T]` float32, 0 or `MASKED`.
 
     Args:
@@ -350,33 +319,12 @@ def block_bias(length: int, window: int | None = None) -> np.ndarray:
     Returns:
       The additive mask.
     """
-    age = np.arange(length)[:, None] - np.arange(length)[None, :]
+    # Counted where it is used: as an array of the host it would lie in each executable.
+    shape = (1, 1, 1, length, length)
+    age = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
+    age -= jax.lax.broadcasted_iota(jnp.int32, shape, 4)
     seen = (age >= 0) & (age < (window or length))
-    return np.where(seen, 0.0, MASKED).astype(np.float32)[None, None, None]
-
-
-def cache_bias(
-    positions: Array, length: int, max_length: int, window: int | None, written: bool
-) -> Array:
-    """What a block sees of the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
-
-    Args:
-      positions: `[B]` int32, where each row's block begins; entries before it are live.
-      length: T.
-      max_length: S.
-      window: a query sees this many positions, itself included; None for all before it.
-      written: whether the block itself is in the cache: a query then sees it up to itself.
-
-    Returns:
-      The additive mask (T may be 1 if all queries see the same).
-    """
-    keys = jnp.arange(max_length, dtype=positions.dtype)[None, None, :]
-    start = positions[:, None, None]
-    queries = start + jnp.arange(length, dtype=positions.dtype)[None, :, None]
-    seen = keys <= queries if written else keys < start
-    if window is not None:
-        seen = seen & (keys > queries - window)
-    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
 class Memory(NamedTuple):
@@ -400,12 +348,11 @@ class Memory(NamedTuple):
         Returns:
           The additive mask (T is 1 without a window).
         """
-        dtype = self.positions.dtype
-        keys = jnp.arange(self.cache.max_length, dtype=dtype)[None, None, :]
+        keys = jnp.arange(self.cache.max_length, dtype=jnp.int32)[None, None, :]
         start = self.positions[:, None, None]
         seen = keys < start
         if window is not None:
-            queries = start + jnp.arange(length, dtype=dtype)[None, :, None]
+            queries = start + jnp.arange(length, dtype=jnp.int32)[None, :, None]
             seen = seen & (keys > queries - window)
         return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 

@@ -109,7 +109,7 @@ class Model(abc.ABC):
           The parameters, and what was added. Arrays are shared, not copied.
         """
         table = params["token_embedder"]["embedding"]
-        if not self.config.tie_embeddings or {d.platform for d in table.devices()} != {"cpu"}:
+        if not self.config.tie_embeddings or _platforms(table) != {"cpu"}:
             return params
         transposed = {TRANSPOSED: jax.jit(jnp.transpose)(table)}
         return {**params, "token_embedder": {**params["token_embedder"], **transposed}}
@@ -124,8 +124,8 @@ class Model(abc.ABC):
         Args:
           params: the parameters.
           cache: the cache.
-          tokens: `[B, T]` int32.
-          positions: `[B]` int32, the cache position of `tokens[b, 0]`.
+          tokens: `[B, T]` of an integer dtype, T >= 1.
+          positions: `[B]` of an integer dtype, the cache position of `tokens[b, 0]`.
 
         Returns:
           logits `[B, T, V]` float32, hidden `[B, T, E]` (after the last norm), and the block's
@@ -135,21 +135,56 @@ class Model(abc.ABC):
           ValueError: if the shapes or dtypes do not fit together.
         """
         check_block(cache, tokens, positions)
-        return self._apply(params, tokens, Memory(cache, positions), method="score")
+        # In 8 bits or unsigned, sums and differences of positions would wrap around.
+        memory = Memory(cache, positions.astype(jnp.int32))
+        return self._apply(params, tokens, memory, method="score")
 
     def write(self, cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache:
-        """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
+        """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped.
+
+        Args:
+          cache: the cache that was scored with; donate it, and nothing is copied.
+          updates: what `score` returned.
+          positions: `[B]` of an integer dtype, as given to `score`.
+
+        Returns:
+          The cache with the block in it.
+
+        Raises:
+          ValueError: if `positions` is not one integer per row.
+        """
+        check_positions(cache, positions)
         return cache_lib.write(cache, updates, positions)
 
     def extend(
         self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
     ) -> Extended:
-        """Reads `tokens [B, T]` at `positions[b] ..` and writes them: `score`, then `write`."""
+        """Reads `tokens` at `positions[b] ..` and writes them: `score`, then `write`.
+
+        Args:
+          params: the parameters.
+          cache: the cache; donate it, and nothing is copied.
+          tokens: `[B, T]` of an integer dtype, T >= 1.
+          positions: `[B]` of an integer dtype, the cache position of `tokens[b, 0]`.
+
+        Returns:
+          An `Extended`: logits `[B, T, V]` float32, hidden `[B, T, E]` and the cache.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not fit together.
+        """
         logits, hidden, updates = self.score(params, cache, tokens, positions)
         return Extended(logits, hidden, self.write(cache, updates, positions))
 
     def _apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         return self.network.apply({"params": params}, *args, **kwargs)
+
+
+def _platforms(array: Any) -> set[str]:
+    """Where an array lies, or will lie once it is used."""
+    if isinstance(array, jax.Array):
+        return {device.platform for device in array.devices()}
+    return {jax.default_backend()}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -162,28 +197,23 @@ def _abstract_variables(model: Model) -> Any:
     return jax.eval_shape(model._init_variables, jax.random.key(0))
 
 
-def check_tokens(name: str, tokens: Array, lengths: Array | None = None) -> None:
+def check_tokens(name: str, tokens: Array, lengths: Array | None = None, *, least: int = 1) -> None:
     """Asserts at trace time that `tokens` is `[B, n]` and `lengths` `[B]`, both integer.
 
     Args:
       name: of `tokens`, for the message.
       tokens: the tokens.
       lengths: how many of each row are real.
+      least: the least n.
 
     Raises:
       ValueError: if not.
     """
-    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(
-            f"{name} is {tokens.dtype}{list(tokens.shape)}: must be an integer array [rows, tokens]"
-        )
-    if lengths is not None and (
-        lengths.shape != tokens.shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer)
-    ):
-        raise ValueError(
-            f"the lengths of {name} are {lengths.dtype}{list(lengths.shape)}: must be an integer "
-            f"array [{tokens.shape[0]}], one per row"
-        )
+    _check_array(name, tokens, "rows, tokens", 2)
+    if tokens.shape[1] < least:
+        raise ValueError(f"{name} has no tokens: its shape is {list(tokens.shape)}")
+    if lengths is not None:
+        _check_per_row(f"the lengths of {name}", lengths, tokens.shape[0])
 
 
 def check_block(cache: RaggedCache, tokens: Array, positions: Array) -> None:
@@ -197,10 +227,24 @@ def check_block(cache: RaggedCache, tokens: Array, positions: Array) -> None:
     Raises:
       ValueError: if the shapes or dtypes do not fit together.
     """
-    check_tokens("tokens", tokens, positions)
+    check_tokens("tokens", tokens)
     rows = cache.keys[0].shape[0]
     if tokens.shape[0] != rows:
         raise ValueError(f"tokens have {tokens.shape[0]} rows but the cache has {rows}")
+    check_positions(cache, positions)
+
+
+def check_positions(cache: RaggedCache, positions: Array) -> None:
+    """Asserts at trace time that there is one position per row of a cache.
+
+    Args:
+      cache: the cache.
+      positions: `[B]`.
+
+    Raises:
+      ValueError: if the shape or dtype does not fit.
+    """
+    _check_per_row("positions", positions, cache.keys[0].shape[0])
 
 
 def prefix_or_empty(
@@ -215,13 +259,32 @@ def prefix_or_empty(
 
     Returns:
       prefix `[B, F]` and lengths `[B]`, int32.
+
+    Raises:
+      ValueError: if the shapes or dtypes do not fit together, or only the lengths are given.
     """
     rows = inputs.shape[0]
     if prefix is None:
+        if prefix_lengths is not None:
+            raise ValueError("prefix_lengths without prefix: give both, or neither")
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
+    check_tokens("prefix", prefix, prefix_lengths, least=0)
     if prefix.shape[0] != rows:
         raise ValueError(f"prefix has {prefix.shape[0]} rows but inputs have {rows}")
     if prefix_lengths is None:
         prefix_lengths = jnp.full(rows, prefix.shape[1], jnp.int32)
-    check_tokens("prefix", prefix, prefix_lengths)
     return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)
+
+
+def _check_per_row(name: str, value: Array, rows: int) -> None:
+    _check_array(name, value, f"{rows}", 1)
+    if value.shape != (rows,):
+        raise ValueError(f"{name} has shape {list(value.shape)}: must be [{rows}], one per row")
+
+
+def _check_array(name: str, value: Array, axes: str, ndim: int) -> None:
+    kind = f"must be an integer array [{axes}]"
+    if not hasattr(value, "dtype"):
+        raise ValueError(f"{name} is a {type(value).__name__}: {kind}; numpy.asarray makes one")
+    if value.ndim != ndim or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise ValueError(f"{name} is {value.dtype}{list(value.shape)}: {kind}")

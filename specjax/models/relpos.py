@@ -97,7 +97,7 @@ class RelativePositionBias(nn.Module):
         """
         table = self._of_distances(np.arange(self.max_distance + 1))
         offsets = np.arange(length)[:, None] - np.arange(max_length)[None, :]
-        distances = positions[:, None, None] + offsets[None].astype(positions.dtype)
+        distances = positions[:, None, None] + offsets[None].astype(np.int32)
         biases = jnp.take(table, jnp.clip(distances, 0, self.max_distance), axis=1, mode="clip")
         return jnp.moveaxis(biases, 0, 1)[:, :, None]
 

@@ -294,6 +294,22 @@ BAD = [
     ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \[3\], got shape \(4,\)"),
     ({"seed": 2**40}, r"seed must lie in \[0, 4294967295\], got 1099511627776"),
     ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \[3\]"),
+    ({"inputs": PROMPTS * 1.0}, "inputs must be of an integer dtype, got float64"),
+    ({"seed": 0.5}, "seed must be of an integer dtype, got float64"),
+    ({"prefix": [[0, 1], [0, -4], [0, 0]]}, r"prefix must lie in \[0, 2\], got -4 in row 1"),
+    ({"prefix": [[0, 1], [0, 0], [3, 0]]}, r"prefix must lie in \[0, 2\], got 3 in row 2"),
+    ({"prefix": [[0, 1]]}, r"prefix must be \[B, F\] = \[3, F\], got shape \(1, 2\)"),
+    ({"prefix": [0, 1, 1]}, r"prefix must be \[B, F\] = \[3, F\], got shape \(3,\)"),
+    (
+        {"prefix": [[0, 1]] * 3, "prefix_lengths": [2, 0, 5]},
+        r"prefix_lengths must lie in \[0, 2\], got 5 in row 2",
+    ),
+    (
+        {"prefix": [[0, 1]] * 3, "prefix_lengths": [-1, 0, 2]},
+        r"prefix_lengths must lie in \[0, 2\], got -1 in row 0",
+    ),
+    ({"prefix": [[0, 1]] * 3, "prefix_lengths": [2]}, r"prefix_lengths must be \[B\] = \[3\]"),
+    ({"prefix_lengths": [1, 1, 1]}, "prefix_lengths without prefix: give both, or neither"),
 ]
 
 
@@ -305,7 +321,7 @@ def test_bad_input_is_named_before_any_work(change, message, alone):
         "limits": LIMITS, "sampling": 1.0, "max_new": 4, "max_length": 16,
     } | change  # fmt: skip
     arguments["sampling"] = sampling.Sampling(arguments["sampling"])
-    for name in ("inputs", "input_lengths", "ids", "limits"):
+    for name in arguments.keys() - {"seed", "sampling", "max_new", "max_length"}:
         arguments[name] = np.asarray(arguments[name])
     if alone:
         loop, params = decoding.Autoregressive(MODEL), PARAMS[0]

@@ -116,6 +116,8 @@ def test_prepared_parameters_give_the_same_logits(name):
     tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
     inputs = (tokens, tokens) if t.is_t5 else (tokens,)
     assert error(t.apply(prepared, *inputs), t.apply(t.params, *inputs)) <= 1e-6
+    on_host = t.model.prepare(jax.tree.map(np.asarray, t.params))
+    jax.tree.map(np.testing.assert_array_equal, on_host, prepared)
     if tied:  # and it is the copy that is read
         embedder = prepared["token_embedder"]
         zero = {**embedder, "transposed_embedding": embedder["transposed_embedding"] * 0}

@@ -1,5 +1,7 @@
 """Rows that advance and roll back independently give the logits of their own full forward pass."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +98,7 @@ def test_the_window_matters():
     assert worst_error(t, quick_jit(wide.extend), [MAX_BLOCK]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_alone_equals_the_row_in_a_batch(name):
     t = tiny(name)
     batch = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
@@ -112,7 +114,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(name):
         assert error(out.hidden[0], together.hidden[row]) <= 2e-6
 
 
-@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_padding_changes_nothing(name):
     t = tiny(name)
     block = np.random.default_rng(3).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
@@ -127,6 +129,39 @@ def test_padding_changes_nothing(name):
     wider = np.pad(INPUTS, ((0, 0), (0, 5)), constant_values=9)
     # The padding may reach past the cache; only the prompts must fit.
     assert error(logits(wider, 11), plain) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "gemma2"])
+def test_integers_of_all_dtypes_give_the_same(name):
+    """Sums and differences of positions leave 8 bits, and the unsigned numbers."""
+    t = tiny(name)
+    cache, _, start = t.prefill(t.params, INPUTS, LENGTHS, 300)
+    block = np.random.default_rng(2).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
+    far = np.array([126, 0, 5], np.int32)  # a block from 126 ends past int8
+    for positions in (np.asarray(start), far):
+        expected = t.extend(t.params, cache, block, positions)
+        for dtype in (np.int8, np.uint8, np.uint32, np.int16):
+            out = t.extend(t.params, cache, block.astype(dtype), positions.astype(dtype))
+            jax.tree.map(np.testing.assert_array_equal, out, expected)
+
+
+@pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
+def test_a_prefill_holds_no_mask(name):
+    """The P x P mask is counted in the executable, not kept in it."""
+    t = tiny(name)
+    tokens, lengths = np.ones((1, 1500), np.int32), np.ones(1, np.int32)
+    options = (tokens,) if t.is_t5 else ()  # a prefix as long, for the decoder
+
+    def prefill(params, *prefix):
+        return t.model.prefill(params, tokens, lengths, 2000, *prefix)
+
+    lowered = jax.jit(prefill).lower(t.params, *options)
+    constants = re.findall(
+        r"stablehlo.constant dense<\S+ : tensor<([\dx]+)x[a-z]+\d+>", lowered.as_text()
+    )
+    sizes = [np.prod([int(n) for n in shape.split("x")]) for shape in constants]
+    assert sizes, "no constants were read"
+    assert max(sizes) < 100_000
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "llama"])
