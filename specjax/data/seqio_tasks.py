@@ -48,7 +48,8 @@ def task_texts(
             raise ValueError(
                 f"seqio task {name!r} has no feature {field!r}, only {list(task.output_features)}"
             )
-    dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False)
+    # A mixture would repeat for ever.
+    dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)
     for row in dataset.as_numpy_iterator():
         texts = [_text(row, field, task.output_features[field].vocabulary) for field in fields]
         yield texts[0], texts[1] if len(texts) == 2 else None

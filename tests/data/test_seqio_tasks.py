@@ -22,9 +22,10 @@ class Task:
         "targets": types.SimpleNamespace(vocabulary=Vocabulary()),
     }
 
-    def get_dataset(self, sequence_length, split, shuffle):
+    def get_dataset(self, sequence_length, split, shuffle, num_epochs):
         assert sequence_length is None
         assert not shuffle
+        assert num_epochs == 1
         rows = [
             {"inputs": [4, 5], "inputs_pretokenized": "größe".encode(), "targets": [len(split)]}
         ]
@@ -88,19 +89,28 @@ def test_files_are_read_without_seqio_or_tensorflow(tmp_path):
 def test_a_real_task(tmp_path):
     code = f"""
 import functools, seqio, tensorflow as tf
-open({str(tmp_path / "a.tsv")!r}, "w").write("hallo\\thello\\nwelt\\tworld\\n")
-seqio.TaskRegistry.add(
-    "specjax_toy",
-    source=seqio.TextLineDataSource({{"train": {str(tmp_path / "a.tsv")!r}}}),
-    preprocessors=[
-        functools.partial(seqio.preprocessors.parse_tsv, field_names=("inputs", "targets")),
-        seqio.preprocessors.tokenize,
-        seqio.preprocessors.append_eos,
-    ],
-    output_features={{k: seqio.Feature(seqio.ByteVocabulary()) for k in ("inputs", "targets")}},
-)
+open({str(tmp_path / "a.tsv")!r}, "w").write("hallo\\thello\\ngröße\\tsize\\n")
+def columns(dataset):
+    def split(line):
+        parts = tf.strings.split(line, "\\t")
+        return {{"inputs": parts[0], "targets": parts[1]}}
+    return dataset.map(split)
+for keep in (True, False):
+    seqio.TaskRegistry.add(
+        f"specjax_toy_{{keep}}",
+        source=seqio.TextLineDataSource({{"train": {str(tmp_path / "a.tsv")!r}}}),
+        preprocessors=[
+            columns,
+            functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=keep),
+            seqio.preprocessors.append_eos,
+        ],
+        output_features={{k: seqio.Feature(seqio.ByteVocabulary()) for k in ("inputs", "targets")}},
+    )
+seqio.MixtureRegistry.add("specjax_mix", ["specjax_toy_True"], default_rate=1.0)
 from specjax.data import Example, read_examples
-found = list(read_examples("seqio:specjax_toy", targets_field="targets"))
-assert found == [Example(0, "hallo", "hello"), Example(1, "welt", "world")], found
+expected = [Example(0, "hallo", "hello"), Example(1, "größe", "size")]
+for name in ("specjax_toy_True", "specjax_toy_False", "specjax_mix"):
+    found = list(read_examples(f"seqio:{{name}}", targets_field="targets"))
+    assert found == expected, (name, found)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
