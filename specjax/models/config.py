@@ -41,7 +41,8 @@ class ModelConfig:
       param_dtype: of the parameters that `init` makes.
 
     Raises:
-      ValueError: for a size below one or a dtype that is not floating.
+      TypeError: for a value of the wrong type.
+      ValueError: for a value out of its range, or a dtype that is not floating.
     """
 
     vocab_size: int
@@ -55,31 +56,88 @@ class ModelConfig:
     param_dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
-        # One spelling per dtype, so that equal configurations hash alike.
-        for name in ("dtype", "param_dtype"):
-            dtype = jnp.dtype(getattr(self, name))
-            if not jnp.issubdtype(dtype, jnp.floating):
-                raise ValueError(f"{name}={dtype} is not a floating dtype: use float32 or bfloat16")
-            object.__setattr__(self, name, dtype)
-        for name, value in _sizes(self):
-            if value < 1:
-                raise ValueError(f"{type(self).__name__}: {name}={value} must be at least 1")
+        name = type(self).__name__
+        # One spelling per value, so that equal configurations hash alike.
+        for field in ("dtype", "param_dtype"):
+            object.__setattr__(self, field, _float_dtype(f"{name}: {field}", getattr(self, field)))
+        _fix_types(self)
+        for field, value in _numbers(self):
+            if field in ("dropout_rate", "decoder_start_token"):
+                continue  # may be 0
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name}: {field}={value} must be at least 1")
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name}: {field}={value} must be positive and finite")
         kv_heads = getattr(self, "num_kv_heads", self.num_heads)
         if self.num_heads % kv_heads:
             raise ValueError(
-                f"{type(self).__name__}: num_heads={self.num_heads} must be a multiple of "
-                f"num_kv_heads={kv_heads}"
+                f"{name}: num_heads={self.num_heads} must be a multiple of num_kv_heads={kv_heads}"
+            )
+        if hasattr(self, "rope_theta") and self.head_dim % 2:
+            raise ValueError(
+                f"{name}: head_dim={self.head_dim} must be even: rotary positions turn pairs"
             )
 
     def replace(self, **changes: Any) -> "ModelConfig":
-        """The same configuration with some fields changed."""
+        """The same configuration with some fields changed.
+
+        Args:
+          **changes: the fields.
+
+        Returns:
+          A configuration of the same family.
+
+        Raises:
+          TypeError: for a value of the wrong type.
+          ValueError: for an unknown field or a value out of its range.
+        """
+        fields = [f.name for f in dataclasses.fields(self)]
+        if unknown := sorted(set(changes) - set(fields)):
+            raise ValueError(
+                f"{type(self).__name__} has no field {', '.join(unknown)}: "
+                f"its fields are {', '.join(fields)}"
+            )
         return dataclasses.replace(self, **changes)
 
 
-def _sizes(config: ModelConfig) -> list[tuple[str, int]]:
-    """The integer fields that count something."""
-    names = [f.name for f in dataclasses.fields(config) if f.type in (int, "int")]
-    return [(n, getattr(config, n)) for n in names if n != "decoder_start_token"]
+def _float_dtype(name: str, value: Any) -> Any:
+    remedy = "is not a floating dtype: use float32 or bfloat16"
+    try:
+        dtype = jnp.dtype(value)
+    except TypeError:
+        raise ValueError(f"{name}={value!r} {remedy}") from None
+    if value is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name}={value} {remedy}")
+    return dtype
+
+
+def _fix_types(config: Any) -> None:
+    """Makes each number of a configuration the type that it is declared as, or raises."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        told = f"{type(config).__name__}: {field.name}={value!r}"
+        flag = isinstance(value, (bool, np.bool_))
+        if field.type is bool:
+            if not flag:
+                raise TypeError(f"{told} must be True or False")
+            fixed: Any = bool(value)
+        elif field.type is int:
+            if flag or not isinstance(value, (int, np.integer)):
+                raise TypeError(f"{told} must be a whole number, an int")
+            fixed = int(value)
+        elif field.type is float or (field.type == float | None and value is not None):
+            if flag or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise TypeError(f"{told} must be a number")
+            fixed = float(value)
+        else:
+            continue
+        object.__setattr__(config, field.name, fixed)
+
+
+def _numbers(config: Any) -> list[tuple[str, float]]:
+    """The fields that are numbers, with their values."""
+    values = [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
+    return [(n, v) for n, v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,8 +150,9 @@ class T5Config(ModelConfig):
       mlp_activations: one per input projection of the feed-forward block; their outputs are
         multiplied. "gelu" is the tanh approximation. One activation names its kernel `wi`,
         several `wi_0`, `wi_1`, ....
-      relpos_buckets: buckets of relative positions (32).
-      relpos_max_distance: distances from here on share the last bucket (128).
+      relpos_buckets: buckets of relative positions (32); at least 4.
+      relpos_max_distance: distances from here on share the last bucket (128); more than half the
+        buckets, each of which has one distance in the decoder.
       relpos_per_layer: each layer has a bias of its own, `layers_i/relpos_bias` (T5X's
         scalable_t5), instead of one per stack.
       scale_tied_logits: with tied embeddings, multiply the decoder's output by E ** -0.5 before
@@ -116,6 +175,11 @@ class T5Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.mlp_activations, str):
+            raise TypeError(
+                f"mlp_activations={self.mlp_activations!r} must be a tuple of names: "
+                f"write ({self.mlp_activations!r},)"
+            )
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
         if unknown or not self.mlp_activations:
@@ -124,6 +188,20 @@ class T5Config(ModelConfig):
             )
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
+        # The encoder halves the buckets for the two directions, and both halve what they have into
+        # exact and logarithmic ones; the logarithm's base is max_distance over the exact ones.
+        if self.relpos_buckets < 4:
+            raise ValueError(f"relpos_buckets={self.relpos_buckets} must be at least 4")
+        if self.relpos_max_distance <= self.relpos_buckets // 2:
+            raise ValueError(
+                f"relpos_max_distance={self.relpos_max_distance} must be more than half of "
+                f"relpos_buckets={self.relpos_buckets}"
+            )
+        if not 0 <= self.decoder_start_token < self.vocab_size:
+            raise ValueError(
+                f"decoder_start_token={self.decoder_start_token} must be a token id in "
+                f"0 .. {self.vocab_size - 1}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,12 +213,27 @@ class Llama3RopeScaling:
       low_freq_factor: wavelengths above `original_max_position / low_freq_factor` are divided.
       high_freq_factor: wavelengths below `original_max_position / high_freq_factor` are kept.
       original_max_position: the context length before stretching.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a factor that is not positive, or `low_freq_factor >= high_freq_factor`.
     """
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_position: int
+
+    def __post_init__(self) -> None:
+        _fix_types(self)
+        for field, value in _numbers(self):
+            if not 0 < value < float("inf"):
+                raise ValueError(f"rope_scaling: {field}={value} must be positive and finite")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling: low_freq_factor={self.low_freq_factor} must be less than "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,6 +252,13 @@ class LlamaConfig(ModelConfig):
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     rope_scaling: Llama3RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.rope_scaling, Llama3RopeScaling | None):
+            raise TypeError(
+                f"rope_scaling={self.rope_scaling!r} must be None or a Llama3RopeScaling"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,16 +320,13 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
       The configuration.
 
     Raises:
-      ValueError: for an unknown family or field, or a missing or impossible value.
+      ValueError: for an unknown family or field, or a missing or impossible value, whatever its
+        type: they come from a file.
     """
     values = dict(values)
     family = values.pop("family", None)
     if family not in FAMILIES:
         raise ValueError(f"family={family!r} is not one of {', '.join(FAMILIES)}")
-    if isinstance(values.get("rope_scaling"), dict):
-        values["rope_scaling"] = Llama3RopeScaling(**values["rope_scaling"])
-    if "mlp_activations" in values:
-        values["mlp_activations"] = tuple(values["mlp_activations"])
     cls = FAMILIES[family]
     fields = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(fields))
@@ -247,4 +344,9 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
                 if names
             )
         )
-    return cls(**values)
+    try:
+        if isinstance(values.get("rope_scaling"), dict):
+            values["rope_scaling"] = Llama3RopeScaling(**values["rope_scaling"])
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(f"configuration of family {family!r}: {error}") from None

@@ -72,7 +72,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:
       A `T5Config`, `LlamaConfig` or `Gemma2Config`.
 
     Raises:
-      ValueError: for an unknown name.
+      TypeError: for a value of the wrong type.
+      ValueError: for an unknown name or field, or a value out of its range.
     """
     if name not in PRESETS:
         raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
