@@ -12,14 +12,22 @@ import numpy as np
 
 from specjax.base import Params
 
-FLOATS = ("float32", "bfloat16", "float16", "float64")
+FLOATS = ("float32", "bfloat16", "float16")
+_READABLE = (*FLOATS, "float64")
 
 
 class ArraySpec(NamedTuple):
-    """Shape and dtype of an array that has not been read."""
+    """Shape and dtype of an array that has not been read.
+
+    Attributes:
+      shape: its shape.
+      dtype: its dtype; uint8 for those that NumPy lacks.
+      label: the file's own word for the dtype, where that is another.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    label: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -164,27 +172,37 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
     return dtype
 
 
-def own_dtype(path: Path, specs: Mapping[str, ArraySpec]) -> np.dtype:
-    """The dtype in which a checkpoint's parameters lose nothing.
+def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
+    """Refuses quantised checkpoints.
 
     Args:
       path: the checkpoint, for messages.
-      specs: its arrays.
-
-    Returns:
-      bfloat16 if all arrays are, else float32 (float64 is rounded to it).
+      specs: those of its arrays that are parameters.
 
     Raises:
-      ValueError: for arrays that are not floating, as quantised checkpoints have.
+      ValueError: for arrays that are not floating.
     """
-    quantised = sorted(name for name, s in specs.items() if s.dtype.name not in FLOATS)
+    quantised = sorted(name for name, s in specs.items() if s.dtype.name not in _READABLE)
     if quantised:
+        spec = specs[quantised[0]]
         raise ValueError(
-            f"{path}: {condense(quantised)} of dtype {specs[quantised[0]].dtype}: quantised "
+            f"{path}: {condense(quantised)} of dtype {spec.label or spec.dtype}: quantised "
             "checkpoints are not read; use the float32 or bfloat16 one"
         )
-    bfloat16 = jnp.dtype("bfloat16")
-    return bfloat16 if all(s.dtype == bfloat16 for s in specs.values()) else np.dtype(np.float32)
+
+
+def own_dtype(specs: Iterable[ArraySpec]) -> np.dtype:
+    """The dtype in which a checkpoint's parameters lose nothing.
+
+    Args:
+      specs: of the arrays that are parameters.
+
+    Returns:
+      bfloat16 or float16 if all arrays are, else float32 (float64 is rounded to it).
+    """
+    dtypes = {spec.dtype for spec in specs}
+    only = dtypes.pop() if len(dtypes) == 1 else None
+    return only if only is not None and only.itemsize == 2 else np.dtype(np.float32)
 
 
 def flatten(tree: Params) -> dict[str, Any]:

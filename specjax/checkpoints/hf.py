@@ -14,7 +14,14 @@ import safetensors
 import safetensors.numpy
 
 from specjax.checkpoints import hf_config, hf_names
-from specjax.checkpoints.arrays import ArraySpec, Piece, compare, copy_as, same_values
+from specjax.checkpoints.arrays import (
+    ArraySpec,
+    Piece,
+    check_floating,
+    compare,
+    copy_as,
+    same_values,
+)
 from specjax.data.model_files import SpecialIds, read_json
 from specjax.models import T5Config
 from specjax.models.config import ModelConfig
@@ -40,7 +47,7 @@ class SafetensorsReader:
 
     Raises:
       FileNotFoundError: for a missing file, or a shard that the index names.
-      ValueError: for a file that is cut short or damaged.
+      ValueError: for a file that is cut short or damaged, or an index at odds with the files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,6 +56,7 @@ class SafetensorsReader:
         self._places: dict[str, tuple[Path, int]] = {}
         for path in _files(directory):
             self._add(path)
+        _check_index(directory, {name: path.name for name, (path, _) in self._places.items()})
 
     def _add(self, path: Path) -> None:
         try:
@@ -65,14 +73,19 @@ class SafetensorsReader:
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
+            if name in self._places:
+                raise ValueError(
+                    f"{path}: holds {name}, and so does {self._places[name][0].name}; download "
+                    "the whole checkpoint"
+                )
             dtype = _DTYPES.get(entry["dtype"], np.dtype(np.uint8))
-            self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype)
+            self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype, entry["dtype"])
             self._places[name] = (path, 8 + length + entry["data_offsets"][0])
 
     def read(self, name: str) -> np.ndarray:
         """One array, as a read-only memory map."""
         path, offset = self._places[name]
-        shape, dtype = self.specs[name]
+        shape, dtype, _ = self.specs[name]
         if 0 in shape or not shape:
             return np.fromfile(path, dtype, int(np.prod(shape)), offset=offset).reshape(shape)
         return np.memmap(path, dtype, mode="r", offset=offset, shape=shape).view(np.ndarray)
@@ -110,6 +123,19 @@ def _files(directory: Path) -> list[Path]:
                 "download the whole checkpoint"
             )
     return [directory / name for name in names]
+
+
+def _check_index(directory: Path, places: Mapping[str, str]) -> None:
+    """Asserts that every array is in the shard where the index places it, if there is an index."""
+    if (directory / SINGLE).is_file():
+        return
+    index = directory / INDEX
+    for name, shard in read_json(index)["weight_map"].items():
+        if places.get(name) != shard:
+            where = f"is in {places[name]}" if name in places else "is in none of the shards"
+            raise ValueError(
+                f"{index}: places {name} in {shard}, but it {where}; download the whole checkpoint"
+            )
 
 
 def open_hf(
@@ -195,6 +221,9 @@ def hf_pieces(
         for path, rule in rules.items()
     }
     mismatch = compare(reader.specs, asked)
+    # What stands in the place of a missing array may be its quantised form.
+    taken = reader.specs if mismatch.missing else {n: reader.specs[n] for n in asked}
+    check_floating(reader.directory, taken)
     mismatch.extra = _unknown(reader, config, mismatch.extra, stored)
     mismatch.raise_if_any(
         reader.directory, "Give the checkpoint whose arrays these are, or correct config.json"
@@ -233,8 +262,9 @@ def write_hf(
     ids: SpecialIds,
     dtype: np.dtype,
     shard_bytes: int = SHARD_BYTES,
+    max_position_embeddings: int | None = None,
 ) -> None:
-    """Writes config.json, generation_config.json and safetensors into an existing directory.
+    """Writes config.json and safetensors into an existing directory.
 
     Args:
       directory: where to.
@@ -243,11 +273,15 @@ def write_hf(
       ids: its special ids.
       dtype: of the arrays on disk.
       shard_bytes: the size above which the arrays go to several files with an index.
+      max_position_embeddings: what config.json of a decoder-only model names; its family's usual
+        one by default.
 
     Raises:
       ValueError: for a configuration that transformers cannot hold.
     """
     values = hf_config.config_to_hf(config, ids, dtype)
+    if max_position_embeddings is not None and not isinstance(config, T5Config):
+        values["max_position_embeddings"] = max_position_embeddings
     rules = [hf_names.to_hf(type(config), path) for path in params]
     if isinstance(config, T5Config) and config.tie_embeddings and not config.scale_tied_logits:
         # 4.x scales every tied head: an equal head, called untied, is right there and in 5.x.
@@ -280,9 +314,6 @@ def write_hf(
         total = sum(params[rule.path].size for rule in rules) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(directory / INDEX, index)
-    if not (directory / "generation_config.json").exists():
-        known = ids.or_else(hf_config.DEFAULT_IDS[type(config)])
-        write_json(directory / "generation_config.json", known.to_json())
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import partitioning
 from specjax.base import Params
@@ -16,6 +17,7 @@ from specjax.checkpoints.arrays import (
     Mismatch,
     Piece,
     Reader,
+    check_floating,
     compare,
     condense,
     flatten,
@@ -31,9 +33,11 @@ from specjax.data.model_files import (
     special_ids_from_json,
 )
 from specjax.models import Model, T5Config, config_from_dict, model_from_config
-from specjax.models.config import ModelConfig
+from specjax.models.config import FAMILIES, ModelConfig
 
 PathLike = str | os.PathLike[str]
+
+VERSION = 1  # of specjax.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,8 @@ class LoadedModel:
       pad_id: fills finished rows; None where the files name none.
       bos_id: begins a prompt (Llama, Gemma); None where there is none.
       step: the training step, of T5X checkpoints.
+      stored_dtype: the one dtype of the arrays on disk, float32 where they differ; `load_model`
+        itself makes float32 of float16, in which no model computes.
     """
 
     model: Model
@@ -61,6 +67,7 @@ class LoadedModel:
     pad_id: int | None = None
     bos_id: int | None = None
     step: int | None = None
+    stored_dtype: Any = None
 
     @property
     def special_ids(self) -> SpecialIds:
@@ -121,6 +128,7 @@ def load_model(
 
     Raises:
       FileNotFoundError: for a missing directory or file.
+      TypeError: for a `path` or `config` that is neither.
       ValueError: for anything unreadable, unknown or unfitting; the message names the path, the
         arrays and the remedy in one line.
     """
@@ -131,19 +139,24 @@ def load_model(
         for name, value in (("dtype", dtype), ("param_dtype", param_dtype))
         if value is not None
     }
-    opened = _open(Path(path), config)
+    opened = _open(path, config)
     ids = special_ids(opened.path)
     if opened.format == "t5x":
         ids = ids.or_else(special_ids(opened.path.parent))
     ids = ids.or_else(opened.ids)
-    kept = own_dtype(opened.path, opened.reader.specs)
+    shapes = {
+        name: tuple(leaf.shape)
+        for name, leaf in flatten(model_from_config(opened.config).abstract_params()).items()
+    }
+    pieces = _pieces(opened, shapes)
+    own = own_dtype(opened.reader.specs[piece.source] for piece in pieces.values())
+    kept = np.dtype(np.float32) if own == np.float16 else own
     stored = asked.get("param_dtype", asked.get("dtype", kept))
     final = opened.config.replace(dtype=asked.get("dtype", stored), param_dtype=stored)
     model = model_from_config(final)
-    shapes = {name: tuple(leaf.shape) for name, leaf in flatten(model.abstract_params()).items()}
     params = materialise(
         opened.reader,
-        _pieces(opened, final, shapes),
+        pieces,
         dtype=stored,
         shardings=_shardings(model, shapes, mesh, rules, shardings),
     )
@@ -157,6 +170,7 @@ def load_model(
         pad_id=ids.pad,
         bos_id=ids.bos,
         step=opened.step,
+        stored_dtype=own,
     )
 
 
@@ -174,11 +188,16 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
       FileNotFoundError: see `load_model`.
       ValueError: see `load_model`.
     """
-    return _open(Path(path), config).config
+    return _open(path, config).config
 
 
-def _open(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
+def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
     """Recognises a checkpoint and settles its configuration."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path={path!r} must be a directory's path")
+    if not isinstance(config, ModelConfig | str | os.PathLike | None):
+        raise TypeError(f"config={config!r} must be a configuration or the path of a gin file")
+    path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
@@ -255,9 +274,14 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened
 def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     file = path / SPECJAX_FILE
     values = read_json(file)
+    if values.get("version", VERSION) != VERSION:
+        raise ValueError(
+            f"{file}: version={values['version']!r}, but this specjax reads version {VERSION}; "
+            "take the specjax that wrote it"
+        )
     try:
-        found = config_from_dict(values.get("config") or {})
-    except (TypeError, ValueError) as error:
+        found = _own_config(values.get("config") or {})
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from None
     reader = orbax.OrbaxReader(path / orbax.PARAMS)
     found = config or found
@@ -266,17 +290,39 @@ def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     )
 
 
-def _pieces(
-    opened: _Opened, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
-) -> Mapping[str, Piece]:
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    float | None: (int | float | None, "a number or null"),
+    bool: (bool, "true or false"),
+}
+
+
+def _own_config(values: Any) -> ModelConfig:
+    """`config_from_dict`, once every number is one: JSON may hold anything."""
+    if not isinstance(values, dict):
+        raise ValueError(f"config={values!r} must be an object")
+    family = FAMILIES.get(str(values.get("family")))
+    for field in dataclasses.fields(family) if family else ():
+        value = values.get(field.name)
+        if field.name not in values or field.type not in _KINDS:
+            continue
+        kind, what = _KINDS[field.type]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{field.name}={value!r} must be {what}")
+    return config_from_dict(values)
+
+
+def _pieces(opened: _Opened, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Piece]:
     """Where each parameter comes from, once every array is accounted for."""
     if isinstance(opened.reader, hf.SafetensorsReader):
-        return hf.hf_pieces(opened.reader, config, shapes)
+        return hf.hf_pieces(opened.reader, opened.config, shapes)
     specs = opened.specs or opened.reader.specs
     mismatch: Mismatch = compare(specs, shapes)
     mismatch.raise_if_any(
         opened.path, "Give the checkpoint and the configuration that belong together"
     )
+    check_floating(opened.path, specs)
     return opened.pieces or {name: Piece(name, lambda array: array) for name in shapes}
 
 

@@ -1,7 +1,9 @@
 """Writing checkpoints in any of the formats that `load_model` reads, all or nothing."""
 
 import contextlib
+import dataclasses
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,16 @@ import numpy as np
 from specjax.base import Params
 from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config
 from specjax.checkpoints.arrays import flatten, float_dtype
-from specjax.data.model_files import SPECJAX_FILE, SpecialIds, copy_tokenizer_files
+from specjax.checkpoints.load import VERSION
+from specjax.data.model_files import (
+    GENERATION_FILE,
+    SPECJAX_FILE,
+    SpecialIds,
+    copy_tokenizer_files,
+    read_json_if_there,
+    special_ids_from_json,
+)
+from specjax.data.tokenizers import keep_sentinels
 from specjax.models import Model, T5Config, config_to_dict, model_from_config
 from specjax.models.config import ModelConfig
 
@@ -30,6 +41,7 @@ def save_model(
     special_ids: SpecialIds | None = None,
     tokenizer_from: str | os.PathLike[str] | None = None,
     step: int = 0,
+    max_position_embeddings: int | None = None,
 ) -> Path:
     """Writes a checkpoint that `load_model` reads back.
 
@@ -43,9 +55,12 @@ def save_model(
       format: "orbax" (ours: keeps shardings, any dtype, any family), "hf" (safetensors and a
         config.json for transformers 4.x and 5.x), or "t5x" (T5 alone, as T5X itself reads it).
       dtype: of the arrays on disk; the parameters' own by default.
-      special_ids: eos, pad, bos; the family's usual ones by default.
+      special_ids: eos, pad, bos; where silent, those of `tokenizer_from`'s generation_config.json,
+        else the family's usual ones. What the decoder reads first, the model's configuration says.
       tokenizer_from: a directory whose tokenizer files are copied.
       step: the training step; T5X's directory is named after it.
+      max_position_embeddings: the longest context, which no network here depends on but
+        transformers' config.json names ("t5x" has no place for it).
 
     Returns:
       The path.
@@ -63,23 +78,58 @@ def save_model(
     flat = _checked(config, params)
     check_format(config, format)
     disk_dtype = _disk_dtype(flat, dtype)
-    ids = (special_ids or SpecialIds()).or_else(hf_config.DEFAULT_IDS[type(config)])
+    ids = _all_ids(config, special_ids, tokenizer_from)
+    longest = max_position_embeddings
     with replacing(Path(path)) as directory:
         if tokenizer_from is not None and jax.process_index() == 0:
             copy_tokenizer_files(Path(tokenizer_from), directory)
         if format == "hf":
-            hf.write_hf(directory, config, flat, ids=ids, dtype=disk_dtype)
+            hf.write_hf(
+                directory,
+                config,
+                flat,
+                ids=ids,
+                dtype=disk_dtype,
+                max_position_embeddings=longest,
+            )
         elif format == "t5x":
-            t5x.write_t5x(directory, flat, step=step, dtype=disk_dtype)
             assert isinstance(config, T5Config)
-            (directory / t5x_config.GIN_FILES[0]).write_text(t5x_config.gin_text(config))
+            written, arrays = t5x_config.as_t5x(config, flat)
+            t5x.write_t5x(directory, arrays, step=step, dtype=disk_dtype)
+            (directory / t5x_config.GIN_FILES[0]).write_text(t5x_config.gin_text(written))
+            keep_sentinels(directory, config.vocab_size)
         else:
             orbax.write_orbax(directory, jax.tree.map(lambda x: _cast(x, disk_dtype), params))
             if jax.process_index() == 0:
                 stored = config_to_dict(config.replace(param_dtype=disk_dtype))
-                values = {"version": 1, "config": stored, "step": step, **ids.to_json()}
+                values = {"version": VERSION, "config": stored, "step": step, **ids.to_json()}
+                if longest is not None:
+                    values["max_position_embeddings"] = longest
                 hf.write_json(directory / SPECJAX_FILE, values)
+        if jax.process_index() == 0:
+            _write_generation(directory, ids, always=format != "orbax")
     return Path(path)
+
+
+def _all_ids(
+    config: ModelConfig, given: SpecialIds | None, source: str | os.PathLike[str] | None
+) -> SpecialIds:
+    """The ids to write: those given, then those of the files copied, then the family's."""
+    ids = given or SpecialIds()
+    if source is not None:
+        file = Path(source) / GENERATION_FILE
+        ids = ids.or_else(special_ids_from_json(read_json_if_there(file), file))
+    ids = ids.or_else(hf_config.DEFAULT_IDS[type(config)])
+    return dataclasses.replace(ids, decoder_start=getattr(config, "decoder_start_token", None))
+
+
+def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
+    """Puts the ids into generation_config.json, which readers ask first, beside what it says."""
+    file = directory / GENERATION_FILE
+    values = read_json_if_there(file)
+    merged = {**values, **ids.to_json()}
+    if (always or file.exists()) and merged != values:
+        hf.write_json(file, merged)
 
 
 def check_format(config: ModelConfig, format: str) -> None:
@@ -164,11 +214,14 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     check_free(path)
-    # Without a process id: all processes of a program must agree on the name.
-    partial = path.with_name(f".{path.name}.specjax-partial")
+    stem = f".{path.name}.specjax-partial"
+    # Two programs must not meet in one directory; but all processes of one must.
+    alone = jax.process_count() == 1
+    partial = path.with_name(f"{stem}-{platform.node()}-{os.getpid()}" if alone else stem)
     first = jax.process_index() == 0
     if first:
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+        _remove_abandoned(path.parent, f"{stem}-{platform.node()}-")
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
     _wait_for_all(f"{partial} made")
     try:
@@ -183,6 +236,24 @@ def replacing(path: Path) -> Iterator[Path]:
         if first:
             shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _remove_abandoned(directory: Path, prefix: str) -> None:
+    """Removes what killed programs of this host left; of another host nobody can tell."""
+    for left in directory.iterdir():
+        pid = left.name.removeprefix(prefix)
+        if left.name != pid and pid.isdecimal() and not _runs(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
 
 
 def _wait_for_all(name: str) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specjax.checkpoints.arrays import ArraySpec
 from specjax.models import T5Config
 
@@ -251,6 +253,23 @@ def _expanded(tokens: Sequence[str], macros: Mapping[str, list[str]]) -> list[st
     return out
 
 
+def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[str, Any]]:
+    """The same network as T5X can hold it: a tied head that does not scale becomes an equal one.
+
+    Args:
+      config: one that `check_writable` lets pass.
+      params: its parameters by path.
+
+    Returns:
+      The configuration and the parameters of T5X's network.
+    """
+    if not config.tie_embeddings or config.scale_tied_logits:
+        return config, dict(params)
+    head = np.asarray(params["token_embedder/embedding"]).T
+    untied = dataclasses.replace(config, tie_embeddings=False, scale_tied_logits=True)
+    return untied, {**params, "decoder/logits_dense/kernel": head}
+
+
 def gin_text(config: T5Config) -> str:
     """A `config.gin` for T5X's minimal T5 (`t5x.examples.t5.network`)."""
     values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
@@ -273,14 +292,17 @@ def check_writable(config: T5Config) -> None:
     Raises:
       ValueError: naming the first field that T5X has otherwise.
     """
-    fixed = {"norm_eps": 1e-6, "relpos_buckets": 32, "relpos_max_distance": 128}
+    fixed = {
+        "norm_eps": 1e-6,
+        "relpos_buckets": 32,
+        "relpos_max_distance": 128,
+        "decoder_start_token": 0,
+    }
     if config.relpos_per_layer:
         raise ValueError(
             "relpos_per_layer: T5X's minimal T5 has one relative position bias per stack, this "
             "model one per layer; convert it to orbax"
         )
-    if config.tie_embeddings:
-        fixed["scale_tied_logits"] = True
     for name, value in fixed.items():
         if getattr(config, name) != value:
             raise ValueError(

@@ -2,15 +2,21 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
+
+TO_HELP = (
+    "its format (t5x holds T5 alone, and a head that is tied without scaling as an untied copy, "
+    "which computes the same and turns back into a tied one in hf)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("source", metavar="SRC", type=Path, help="the checkpoint to read")
     parser.add_argument("destination", metavar="DST", type=Path, help="a new or empty directory")
-    parser.add_argument("--to", required=True, choices=("hf", "t5x", "orbax"), help="its format")
+    parser.add_argument("--to", required=True, choices=("hf", "t5x", "orbax"), help=TO_HELP)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -26,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import load_model, read_config, save_model
     from specjax.checkpoints.save import check_format, check_free
+    from specjax.data.model_files import SPECJAX_FILE, read_json_if_there
 
     check_free(args.destination)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
@@ -36,16 +43,21 @@ def run(args: argparse.Namespace) -> int:
     except RuntimeError:  # JAX_PLATFORMS leaves the host out
         host = None
     loaded = load_model(args.source, dtype=dtype, shardings=host, config=args.config)
+    settings: dict[str, Any] = {}
+    for name in (SPECJAX_FILE, "config.json"):
+        settings |= read_json_if_there(loaded.path / name)
+    longest = settings.get("max_position_embeddings")
     save_model(
         args.destination,
         loaded.model,
         loaded.params,
         format=args.to,
-        dtype=args.dtype,
+        dtype=args.dtype or loaded.stored_dtype,
         special_ids=loaded.special_ids,
         # T5X keeps what belongs to all steps in the directory around them.
         tokenizer_from=loaded.path.parent if loaded.format == "t5x" else loaded.path,
         step=loaded.step or 0,
+        max_position_embeddings=longest if isinstance(longest, int) else None,
     )
     written = [f for f in args.destination.rglob("*") if f.is_file()]
     size = sum(f.stat().st_size for f in written) / 2**20

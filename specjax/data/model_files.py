@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 SPECJAX_FILE = "specjax.json"
+GENERATION_FILE = "generation_config.json"
 
 # What a tokenizer needs, and what says where a generation ends.
 TOKENIZER_FILES = (
@@ -18,7 +19,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_FILE,
 )
 
 
@@ -139,7 +140,7 @@ def special_ids(directory: Path) -> SpecialIds:
       ValueError: for an unreadable file or an impossible id.
     """
     found = SpecialIds()
-    for name in ("generation_config.json", SPECJAX_FILE, "config.json"):
+    for name in (GENERATION_FILE, SPECJAX_FILE, "config.json"):
         path = directory / name
         found = found.or_else(special_ids_from_json(read_json_if_there(path), path))
     return found

@@ -25,9 +25,20 @@ class TokenizerSettings:
             for name in _FILES
             if directory is not None and (values := read_json_if_there(directory / name))
         }
+        self.directory = directory
         self.config = self.files.get("tokenizer_config.json", {})
         self.ids = SpecialIds() if directory is None else special_ids(directory)
         self.chat_template = None if directory is None else read_chat_template(directory)
+
+    @property
+    def rows(self) -> int:
+        """Of the model's embedding; 0 where no file says."""
+        ours = self.files.get(SPECJAX_FILE, {}).get("config")
+        for values in (self.files.get("config.json", {}), ours):
+            rows = values.get("vocab_size") if isinstance(values, dict) else None
+            if isinstance(rows, int):
+                return rows
+        return 0
 
     @property
     def is_t5(self) -> bool | None:
@@ -92,15 +103,24 @@ def added_tokens(
 ) -> dict[str, tuple[int, bool]]:
     """Texts that the directory adds to a SentencePiece model: (id, whether special)."""
     added: dict[str, tuple[int, bool]] = {}
+    # transformers 5 names them there alone.
+    beside = settings.directory and read_json_if_there(settings.directory / "tokenizer.json")
+    for entry in (beside or {}).get("added_tokens") or ():
+        added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
     for text, token_id in settings.files.get("added_tokens.json", {}).items():
-        added[text] = (int(token_id), False)
+        added.setdefault(text, (int(token_id), False))
     for token_id, entry in settings.config.get("added_tokens_decoder", {}).items():
         added[entry["content"]] = (int(token_id), bool(entry.get("special")))
     if is_t5 and not any(text.startswith("<extra_id_") for text in added):
-        # T5's sentinels stand after the pieces, in reverse: transformers adds them unasked, here
-        # only where the model's embedding has rows for them.
-        rows = settings.files.get("config.json", {}).get("vocab_size", 0)
-        count = settings.config.get("extra_ids", 100 if rows >= size + 100 else 0)
+        count = settings.config.get("extra_ids", implied_sentinels(settings.rows, size))
         for i in range(count):
             added[f"<extra_id_{i}>"] = (size + count - 1 - i, True)
     return added
+
+
+def implied_sentinels(rows: int, size: int) -> int:
+    """How many sentinels T5 has after `size` pieces, in reverse, where no file lists them.
+
+    transformers adds them unasked, here only where the model's embedding has rows for them.
+    """
+    return 100 if rows >= size + 100 else 0

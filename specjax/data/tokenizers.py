@@ -1,15 +1,18 @@
 """Tokenizers behind one small interface: SentencePiece, bytes, and `tokenizer.json`.
 
-No TensorFlow and no transformers; ids agree with those of transformers' tokenizers.
+No TensorFlow and no transformers. The ids are those of transformers' tokenizers, but where these
+depart from the file they come from: of a Llama SentencePiece model transformers 5 drops the first
+of the spaces that begin a text, and here SentencePiece itself decides, which keeps them.
 """
 
+import json
 import os
 from pathlib import Path
 
 from specjax.data.model_files import read_json_if_there
 from specjax.data.subword_tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer
 from specjax.data.tokenizer_base import ByteTokenizer, Tokenizer
-from specjax.data.tokenizer_settings import TokenizerSettings
+from specjax.data.tokenizer_settings import TokenizerSettings, implied_sentinels
 
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.model")
 HF_FILE = "tokenizer.json"
@@ -54,6 +57,29 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         f"{path}: no tokenizer in it: none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy "
         "one beside the model, or give its path"
     )
+
+
+def keep_sentinels(directory: Path, rows: int) -> None:
+    """Notes in `tokenizer_config.json` how many sentinels a T5's SentencePiece model has.
+
+    Elsewhere the embedding's rows in `config.json` tell; T5X's directories have none.
+
+    Args:
+      directory: holds the copied tokenizer files.
+      rows: of the embedding.
+    """
+    model = next((directory / n for n in SENTENCEPIECE_FILES if (directory / n).is_file()), None)
+    file = directory / "tokenizer_config.json"
+    config = read_json_if_there(file)
+    if model is None or "extra_ids" in config or "<extra_id_" in json.dumps(config):
+        return
+    try:
+        pieces = SentencePieceTokenizer(model).vocab_size
+    except ValueError:
+        return  # damaged before: whoever loads it is told
+    config.setdefault("tokenizer_class", "T5Tokenizer")
+    config["extra_ids"] = implied_sentinels(rows, pieces)
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 __all__ = [

@@ -295,6 +295,11 @@ def test_sharded_files_with_an_index(tmp_path):
     assert not report["missing_keys"]
     shards[1].rename(tmp_path / "aside")
     one_line(lambda: load_model(tmp_path / "out"), shards[1], "missing", "index.json")
+    (tmp_path / "aside").rename(shards[1])
+    weight_map = json.loads((tmp_path / "out" / hf.INDEX).read_text())["weight_map"]
+    moved = next(name for name, shard in weight_map.items() if shard == shards[0].name)
+    edit_json(tmp_path / "out" / hf.INDEX, weight_map={**weight_map, moved: shards[1].name})
+    one_line(lambda: load_model(tmp_path / "out"), hf.INDEX, moved, f"it is in {shards[0].name}")
     edit_json(tmp_path / "out" / hf.INDEX, weight_map={"x": "../outside.safetensors"})
     one_line(lambda: load_model(tmp_path / "out"), "../outside.safetensors")
     edit_json(tmp_path / "out" / hf.INDEX, weight_map={})
@@ -359,6 +364,26 @@ def test_known_duplicates_are_dropped(copy, saved):
     assert_same(load_model(llama).params, saved("llama_grouped_tied")[2].params)
     _rewrite(llama, lambda arrays: arrays["lm_head.weight"].__iadd__(1))
     one_line(lambda: load_model(llama), "tie_word_embeddings", "lm_head.weight differs")
+
+
+def test_dropped_arrays_do_not_decide_the_dtype(tmp_path):
+    config = CONFIGS["llama"]
+    save_model(tmp_path / "out", config, random_params(config, dtype=jnp.bfloat16), format="hf")
+
+    def old(arrays):
+        arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+
+    _rewrite(tmp_path / "out", old)
+    assert load_model(tmp_path / "out").config.param_dtype == jnp.bfloat16
+    _rewrite(tmp_path / "out", lambda arrays: arrays.update(counter=np.ones(1, np.int64)))
+    one_line(lambda: load_model(tmp_path / "out"), "1 array unknown: counter")
+
+    def quantise(arrays):
+        del arrays["counter"]
+        arrays["model.norm.weight"] = np.ones(16, np.int64)
+
+    _rewrite(tmp_path / "out", quantise)
+    one_line(lambda: load_model(tmp_path / "out"), "model.norm.weight of dtype I64: quantised")
 
 
 def test_every_difference_is_named_in_one_line(copy):

@@ -1,7 +1,11 @@
 """Our own directories, shardings, dtypes, and writing all or nothing."""
 
 import json
+import os
+import platform
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -110,16 +114,55 @@ def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypat
         save()
     assert list(tmp_path.rglob("*")) == [out]
     monkeypatch.undo()
-    # What a killed run left is in nobody's way.
-    partial = tmp_path / ".out.specjax-partial"
-    partial.mkdir()
-    (partial / "rest").touch()
+    # What a killed run left goes; what a running one writes stays.
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stem = f".out.specjax-partial-{platform.node()}"
+    running = f"{stem}-{os.getppid()}"
+    for name in (f"{stem}-{ended.pid}", running):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rest").touch()
     save()
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [running, "out"]
+    shutil.rmtree(tmp_path / running)
     assert_same(load_model(out).params, params)
     one_line(lambda: save_model(tmp_path / "a" / "b", config, params), "no such directory")
     (tmp_path / "file").touch()
     one_line(lambda: save_model(tmp_path / "file", config, params), "a file")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_special_ids_survive_every_format(format, tmp_path):
+    config = CONFIGS["t5_v1_1"].replace(decoder_start_token=0 if format == "t5x" else 3)
+    params = random_params(config)
+    ids = SpecialIds(eos=(5, 7), pad=2)
+    out = save_model(tmp_path / "out", config, params, format=format, special_ids=ids)
+    loaded = load_model(out)
+    assert (loaded.eos_ids, loaded.pad_id) == ((5, 7), 2)
+    assert loaded.config.decoder_start_token == config.decoder_start_token
+    # What the caller gives goes before what is copied; the rest of the copied file stays.
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    copied = {"eos_token_id": 1, "pad_token_id": 4, "decoder_start_token_id": 9, "max_length": 30}
+    edit_json(tokenizer / "generation_config.json", **copied)
+    for given, eos in ((None, (1,)), (SpecialIds(eos=(9,)), (9,))):
+        out = tmp_path / f"copied-{eos[0]}"
+        save_model(out, config, params, format=format, special_ids=given, tokenizer_from=tokenizer)
+        loaded = load_model(out)
+        assert (loaded.eos_ids, loaded.pad_id) == (eos, 4)
+        written = json.loads((out / "generation_config.json").read_text())
+        assert written["max_length"] == 30
+        assert written["decoder_start_token_id"] == config.decoder_start_token
+        if format == "hf":
+            values = json.loads((out / "config.json").read_text())
+            assert values["eos_token_id"] == eos[0]
+            assert values["decoder_start_token_id"] == 3
+    # Without any ids the two files of an hf directory still agree.
+    out = save_model(tmp_path / "plain", config, params, format=format)
+    written = out / "generation_config.json"
+    if format != "orbax":
+        start = json.loads(written.read_text())["decoder_start_token_id"]
+        assert start == config.decoder_start_token
 
 
 def test_the_new_directory_appears_at_once(tmp_path):
@@ -133,6 +176,10 @@ def test_bad_arguments(tmp_path):
     config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
     one_line(lambda: save_model(tmp_path / "x", config, params, format="torch"), "hf, t5x, orbax")
     one_line(lambda: save_model(tmp_path / "x", config, params, dtype="int8"), "dtype='int8'")
+    one_line(lambda: save_model(tmp_path / "x", config, params, dtype="float64"), "'float64'")
+    one_line(lambda: load_model(tmp_path, dtype="float64"), "dtype='float64'", "bfloat16")
+    one_line(lambda: load_model(None), "path=None", error=TypeError)
+    one_line(lambda: load_model(tmp_path, config=[1]), "config=[1]", error=TypeError)
     wrong = CONFIGS["llama_tied"]
     one_line(lambda: save_model(tmp_path / "x", wrong, params), "decoder/logits_dense/kernel")
     wrong = config.replace(mlp_dim=24)
@@ -159,6 +206,19 @@ def test_damaged_directories_of_ours(tmp_path):
     told("decoder/layers_{0-1}/mlp/wi_0/kernel is (16, 20) and should be (16, 24)")
     edit_json(settings, config={**json.loads(whole)["config"], "colour": "red"})
     told(settings, "unknown fields colour")
+    for field, value, part in (
+        ("vocab_size", "48", "whole number"),
+        ("vocab_size", 48.5, "whole number"),
+        ("num_layers", True, "whole number"),
+        ("norm_eps", "x", "a number"),
+        ("tie_embeddings", 1, "true or false"),
+    ):
+        edit_json(settings, config={**json.loads(whole)["config"], field: value})
+        told(settings, f"{field}={value!r} must be", part)
+    edit_json(settings, config=[1])
+    told(settings, "config=[1] must be an object")
+    edit_json(settings, version=99)
+    told(settings, "version=99", "version 1")
     settings.write_text(whole)
     for file in (out / "params").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:20])

@@ -427,9 +427,24 @@ def test_what_t5x_cannot_hold(tmp_path):
         assert not (tmp_path / "x").exists()
 
     told(CONFIGS["llama"], "T5 alone, not Llama")
-    told(CONFIGS["t5_tied_unscaled"], "scale_tied_logits=False")
+    told(V1_1.replace(decoder_start_token=3), "decoder_start_token=3")
     told(V1_1.replace(norm_eps=1e-5), "norm_eps=1e-05")
     told(V1_1.replace(relpos_max_distance=64), "relpos_max_distance=64")
+
+
+def test_a_tied_head_that_does_not_scale_is_written_as_an_equal_one(tmp_path):
+    config, params = CONFIGS["t5_tied_unscaled"], random_params(CONFIGS["t5_tied_unscaled"])
+    loaded = load_model(save_model(tmp_path / "t5x", config, params, format="t5x"))
+    assert loaded.config == config.replace(tie_embeddings=False, scale_tied_logits=True)
+    np.testing.assert_array_equal(
+        bits(loaded.params)["decoder/logits_dense/kernel"],
+        bits(params)["token_embedder/embedding"].T,
+    )
+    ours, theirs = logits(loaded.model, loaded.params), logits(model_from_config(config), params)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
+    again = load_model(save_model(tmp_path / "hf", loaded.model, loaded.params, format="hf"))
+    assert again.config == config
+    assert_same(again.params, params)
 
 
 def test_bias_per_layer_computes_what_shared_ones_do():

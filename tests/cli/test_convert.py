@@ -1,18 +1,22 @@
 """`specjax convert`: between all formats, bit for bit, all or nothing."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from specjax.checkpoints import load_model, read_config, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.cli.main import main
 from specjax.data.model_files import SpecialIds
+from specjax.data.tokenizers import load_tokenizer
 from specjax.models import LlamaConfig, T5Config, model_from_config
 
 _SIZES = {"vocab_size": 48, "embed_dim": 16, "num_heads": 2, "head_dim": 12, "mlp_dim": 20}
@@ -140,3 +144,74 @@ def test_gin_file(source, tmp_path):
     gin.write_text("network.T5Config.mlp_activations = ('silu', 'linear')")
     assert _convert(source, tmp_path / "out", "--to", "hf", "--config", gin) == 0
     assert load_model(tmp_path / "out").config.mlp_activations == ("silu", "linear")
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """A T5's SentencePiece model, without any file that lists its sentinels."""
+    import sentencepiece
+
+    model = tmp_path_factory.mktemp("pieces") / "spiece"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a stitch in time saves nine", "blocks of tokens"] * 8),
+        model_prefix=str(model),
+        vocab_size=30,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+    )
+    return model.with_suffix(".model")
+
+
+@pytest.mark.parametrize("rows", [48, 160])
+def test_the_vocabulary_is_the_same_in_every_format(rows, pieces, tmp_path):
+    """Whether there are sentinels, the embedding's rows tell, which T5X's files do not name."""
+    config = T5_V1_1.replace(vocab_size=rows)
+    save_model(tmp_path / "0", config, _params(config), format="hf")
+    shutil.copy(pieces, tmp_path / "0" / "spiece.model")
+    first = load_tokenizer(tmp_path / "0")
+    assert first.vocab_size > 100 or rows == 48
+    for number, format in enumerate(("t5x", "hf", "orbax", "t5x", "orbax", "hf")):
+        assert _convert(tmp_path / f"{number}", tmp_path / f"{number + 1}", "--to", format) == 0
+        tokenizer = load_tokenizer(tmp_path / f"{number + 1}")
+        assert tokenizer.fingerprint == first.fingerprint, format
+        assert tokenizer.encode("a stitch<extra_id_0>") == first.encode("a stitch<extra_id_0>")
+
+
+def test_a_published_style_pair_goes_through_every_format(tmp_path):
+    """Tied without scaling, as transformers 5 makes T5s."""
+    source = Path(__file__).resolve().parents[3] / "shared/models/multi30k-ende/verifier"
+    if not source.is_dir():
+        pytest.skip(f"{source} is absent")
+    for before, after, format in (
+        (source, "t5x", "t5x"),
+        (tmp_path / "t5x", "hf", "hf"),
+        (tmp_path / "hf", "orbax", "orbax"),
+    ):
+        assert _convert(before, tmp_path / after, "--to", format) == 0
+    assert load_model(tmp_path / "orbax").config == load_model(source).config
+    assert _bits(tmp_path / "orbax") == _bits(source)
+    fingerprint = load_tokenizer(source).fingerprint
+    for name in ("t5x", "hf", "orbax"):
+        assert load_tokenizer(tmp_path / name).fingerprint == fingerprint
+
+
+def test_the_dtype_and_the_longest_context_stay(tmp_path):
+    save_model(tmp_path / "a", LLAMA, _params(LLAMA), format="hf", dtype="float16")
+    values = json.loads((tmp_path / "a" / "config.json").read_text())
+    values["max_position_embeddings"] = 131072
+    (tmp_path / "a" / "config.json").write_text(json.dumps(values))
+    assert _convert(tmp_path / "a", tmp_path / "b", "--to", "orbax") == 0
+    assert _convert(tmp_path / "b", tmp_path / "c", "--to", "hf") == 0
+    again = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert again["max_position_embeddings"] == 131072
+    assert again["dtype"] == "float16"
+    before, after = (safetensors.numpy.load_file(tmp_path / n / "model.safetensors") for n in "ac")
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert after[name].dtype == np.float16
+        np.testing.assert_array_equal(after[name], value)
+    assert load_model(tmp_path / "c").config.param_dtype == jnp.float32

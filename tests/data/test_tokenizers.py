@@ -172,6 +172,39 @@ def test_tokenizer_json_agrees_with_transformers(llama_dir, tmp_path):
     assert ours.fingerprint == load_tokenizer(llama_dir).fingerprint
 
 
+def test_leading_spaces_of_llama_are_sentencepieces(llama_dir):
+    """transformers 5 drops one of the spaces that begin a text; the model itself does not."""
+    from transformers import LlamaTokenizer
+
+    ours, theirs = load_tokenizer(llama_dir), LlamaTokenizer.from_pretrained(str(llama_dir))
+    plain = spm.SentencePieceProcessor(model_file=str(llama_dir / "tokenizer.model"))
+    for text in ("  leading", " a", "a  b"):
+        assert ours.encode(text) == [1, *plain.EncodeAsIds(text)]
+    assert ours.encode("  leading") != theirs.encode("  leading")
+
+
+def test_added_tokens_that_only_tokenizer_json_names(llama_dir, tmp_path):
+    """As transformers 5 saves them, the .model still beside."""
+    from transformers import LlamaTokenizer
+
+    theirs = LlamaTokenizer.from_pretrained(str(llama_dir))
+    theirs.add_tokens(["<new>"])
+    theirs.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    theirs.save_pretrained(str(tmp_path))
+    _write(tmp_path, "config.json", {"model_type": "llama", "eos_token_id": 2})
+    (tmp_path / "tokenizer.model").write_bytes((llama_dir / "tokenizer.model").read_bytes())
+    ours = load_tokenizer(tmp_path)
+    assert type(ours).__name__ == "SentencePieceTokenizer"
+    assert ours.vocab_size == len(theirs)
+    ids = ours.encode("a<turn>b<new>")
+    assert ids == theirs.encode("a<turn>b<new>")
+    assert theirs.convert_tokens_to_ids("<new>") in ids
+    for skip in (True, False):
+        assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
+            ids, skip_special_tokens=skip
+        )
+
+
 def test_byte_level_tokenizer_json_with_its_own_post_processor(tmp_path):
     import tokenizers
     from transformers import PreTrainedTokenizerFast
