@@ -20,6 +20,10 @@ COMMANDS = {
         "specjax.cli.convert",
         "convert a checkpoint between Hugging Face, T5X and specjax (Orbax) formats",
     ),
+    "demo": (
+        "specjax.cli.demo",
+        "the built-in pair on its sample captions: methods side by side, a table and a plot",
+    ),
     "infer": (
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",

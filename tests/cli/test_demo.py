@@ -1,0 +1,56 @@
+"""The demo runs on any pair, and writes what it prints."""
+
+import json
+
+import pytest
+
+from specjax.cli.main import main
+from tests import tiny_pair
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("demo")
+    paths = tiny_pair.write_pair(directory / "models")
+    texts = tiny_pair.sentences(4, seed=5)
+    samples = directory / "samples.tsv"
+    lines = ["en\tde", *(f"{text}\t{text}" for text in texts)]
+    samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return ["demo", *(f"--{k}={v}" for k, v in paths.items()), f"--samples={samples}", "--rows=4"]
+
+
+def test_results_and_plot(arguments, tmp_path, capsys):
+    assert main([*arguments, f"--output={tmp_path}"]) == 0
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results) == 14 and {row["temperature"] for row in results} == {0.0, 1.0}
+    assert [row["speedup"] for row in results if row["method"] == "verifier alone"] == [1.0, 1.0]
+    by_name = {(row["method"], row["temperature"]): row for row in results}
+    # Greedy lossless decoding writes what the verifier writes.
+    for name in ("lossless, token", "lossless, block"):
+        assert by_name[name, 0.0]["bleu"] == by_name["verifier alone", 0.0]["bleu"]
+        assert by_name[name, 0.0]["tokens_per_verifier_call"] >= 1
+    assert all(row["method"] in printed for row in results)
+    plot = tmp_path / "quality_latency.png"
+    assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--samples=/missing.tsv", "/missing.tsv"),
+        ("--rows=0", "--rows must be at least 1, got 0"),
+        ("--output=/dev/null/x", "/dev/null/x"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, capsys, change, message):
+    assert main([*arguments, change]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
+    samples = tmp_path / "bad.tsv"
+    samples.write_text("en\tde\na\tb\nc\n", encoding="utf-8")
+    assert main([*arguments, f"--samples={samples}"]) == 2
+    assert f"{samples}:3: needs a source and a reference, has 1" in capsys.readouterr().err
