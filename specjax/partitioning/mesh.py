@@ -52,9 +52,16 @@ def make_mesh(
       A mesh with the axes `data` and `model`, of which the compiler places what is in between.
 
     Raises:
-      ValueError: if the sizes do not fit the number of devices.
+      TypeError: if a size is not a whole number.
+      ValueError: if the sizes do not fit the number of devices, or there are none.
     """
     devices = list(jax.devices() if devices is None else devices)
+    sizes = {"model": model} if data is None else {"data": data, "model": model}
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise TypeError(f"mesh sizes must be whole numbers, got {name}={size!r}")
+    if not devices:
+        raise ValueError("devices=[] has no device for a mesh: give some, or leave it out")
     if model < 1 or (data is not None and data < 1):
         raise ValueError(f"mesh sizes must be at least 1, got data={data}, model={model}")
     if data is None:

@@ -104,3 +104,9 @@ def test_layouts_prints_a_row_for_each(capsys):
     assert len({(row["layout"], row["tokens"]) for row in rows}) == 12
     assert main(["bench", "layouts", "--layers", "0"]) == 2
     assert "--layers must be at least 1" in capsys.readouterr().err
+
+
+def test_a_plain_read_takes_every_step():
+    read = models._plain_read(4_000, 3)
+    assert float(read()) == 3_000
+    assert float(read()) == 3_000

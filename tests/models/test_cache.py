@@ -9,7 +9,7 @@ import pytest
 
 from specjax.models import cache as cache_lib
 from specjax.models.cache import RaggedCache, Updates
-from tests.models.tiny import QUICK, error, tiny
+from tests.models.tiny import CONFIGS, QUICK, error, tiny
 
 B, K, S, D, T = 7, 2, 6, 3, 4
 POSITIONS = np.array([0, 1, 2, 3, 5, 6, 9], np.int32)  # the last four reach past the end
@@ -74,7 +74,7 @@ def test_rows_that_came_out_as_nan_are_not_written():
     assert np.any(out.keys[0][0] != cache.keys[0][0])
 
 
-@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_block_over_the_edge_leaves_the_rest_alive(name):
     """Rolled back after it, a row still gives the logits of its full forward pass."""
     t = tiny(name)

@@ -44,6 +44,18 @@ HF_CONFIGS = {
     "llama": lambda: _llama(num_key_value_heads=4),
     "llama_grouped": lambda: _llama(num_key_value_heads=2),
     "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
+    # Stretched: the prompt is longer than the context before stretching.
+    "llama3": lambda: _llama(
+        num_key_value_heads=2,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
     "gemma2": lambda: transformers.Gemma2Config(
         **DECODER_SIZES, num_key_value_heads=2, sliding_window=6, query_pre_attn_scalar=8
     ),
@@ -69,6 +81,7 @@ def pair(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(name)
     theirs.save_pretrained(str(path))
     ours = load_model(path)
+    assert (getattr(ours.config, "rope_scaling", None) is not None) == (name == "llama3")
     assert ours.config.tie_embeddings == (name in ("t5_v1_0", "llama_tied", "gemma2"))
     return theirs, ours
 

@@ -151,6 +151,7 @@ def test_scalars_are_replicated():
     [
         (lambda: make_mesh(4, 4), "data=4 times model=4 needs 16 devices but there are 8"),
         (lambda: make_mesh(model=3), "model=3 does not divide 8 devices: give data as well"),
+        (lambda: make_mesh(devices=[]), r"devices=\[\] has no device for a mesh"),
         (lambda: make_mesh(0, 4), "mesh sizes must be at least 1, got data=0, model=4"),
         (
             lambda: partition_spec((2,), ("batch",), make_mesh(8), [("batch", "rows")]),
@@ -165,3 +166,16 @@ def test_scalars_are_replicated():
 def test_what_does_not_fit_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"data": 2.0, "model": 4}, "mesh sizes must be whole numbers, got data=2.0"),
+        ({"model": None}, "mesh sizes must be whole numbers, got model=None"),
+        ({"model": True}, "mesh sizes must be whole numbers, got model=True"),
+    ],
+)
+def test_mesh_sizes_are_whole_numbers(sizes, message):
+    with pytest.raises(TypeError, match=message):
+        make_mesh(**sizes)

@@ -184,14 +184,20 @@ def _our_loop(
 
 
 def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
-    """Sums an array of that many bytes, as often as the others take steps."""
-    values = jnp.ones(num_bytes // 4, jnp.float32)
-    read = jax.jit(jnp.sum)
+    """Sums an array of that many bytes, as often as the others take steps and as they do: jitted.
 
-    def call() -> Any:
-        return [read(values).block_until_ready() for _ in range(repeats)]
+    The barrier makes each pass wait for the one before, or XLA would read the array only once.
+    """
 
-    return call
+    @jax.jit
+    def loop(values: jax.Array) -> jax.Array:
+        def body(_: Any, total: jax.Array) -> jax.Array:
+            again, total = jax.lax.optimization_barrier((values, total))
+            return total + jnp.sum(again)
+
+        return jax.lax.fori_loop(0, repeats, body, jnp.float32(0))
+
+    return functools.partial(loop, jnp.ones(num_bytes // 4, jnp.float32))
 
 
 def _peer_loops(
