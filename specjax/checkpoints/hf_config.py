@@ -1,5 +1,6 @@
 """`config.json` of Hugging Face transformers, as 4.x and as 5.x write it, to and from ours."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,31 @@ class _Fields:
             return default[0]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self.path}: {name}={value!r} must be a number")
+        if not math.isfinite(value):
+            raise ValueError(f"{self.path}: {name}={value!r} must be finite")
         return value
+
+    def positive(self, name: str, *default: float | None) -> Any:
+        value = self.number(name, *default)
+        if value is not None and value <= 0:
+            raise ValueError(f"{self.path}: {name}={value!r} must be above 0")
+        return value
+
+    def whole(self, name: str, *default: int, least: int = 1) -> int:
+        value = self.number(name, *default)
+        if not float(value).is_integer() or value < least:
+            raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
+        return int(value)
+
+    def check_token(self, name: str, rows: int) -> None:
+        """Raises where an id, or one of several, is none of the embedding's rows."""
+        value = self.values.get(name)
+        for token in value if isinstance(value, list) else [value]:
+            # What is no id at all, whoever reads the ids tells.
+            if isinstance(token, int) and token >= rows:
+                raise ValueError(
+                    f"{self.path}: {name}={value!r} must be below vocab_size={rows}; correct it"
+                )
 
     def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
         """Raises unless the field, or its default, is one this package computes."""
@@ -77,9 +102,11 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
     """
     model_type = values.get("model_type")
     known = ", ".join(ARCHITECTURES)
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise ValueError(f"{path}: model_type={model_type!r} is not one of {known}")
     architectures = values.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
+        raise ValueError(f"{path}: architectures={architectures!r} must be a list of names")
     if architectures and not set(architectures) & set(ARCHITECTURES[model_type]):
         raise ValueError(
             f"{path}: architectures={architectures} is not {ARCHITECTURES[model_type][0]}, the "
@@ -87,6 +114,8 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
         )
     fields = _Fields(values, path)
     build = {"t5": _t5, "llama": _llama, "gemma2": _gemma2}[model_type]
+    for name in ("eos_token_id", "decoder_start_token_id"):
+        fields.check_token(name, fields.whole("vocab_size"))
     try:
         return build(fields)
     except ValueError as error:
@@ -96,20 +125,25 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
 
 def _t5(f: _Fields) -> T5Config:
     f.refuse("feed_forward_proj", tuple(_T5_ACTIVATIONS), "relu")
+    buckets = f.whole("relative_attention_num_buckets", 32, least=4)
+    # Half of a decoder's buckets hold one distance each, and the others begin after these.
+    distance = f.whole("relative_attention_max_distance", 128, least=buckets // 2 + 1)
     return T5Config(
-        vocab_size=f.number("vocab_size"),
-        embed_dim=f.number("d_model"),
-        num_heads=f.number("num_heads"),
-        head_dim=f.number("d_kv"),
-        mlp_dim=f.number("d_ff"),
-        num_encoder_layers=f.number("num_layers"),
-        num_decoder_layers=f.number("num_decoder_layers", f.number("num_layers")),
+        vocab_size=f.whole("vocab_size"),
+        embed_dim=f.whole("d_model"),
+        num_heads=f.whole("num_heads"),
+        head_dim=f.whole("d_kv"),
+        mlp_dim=f.whole("d_ff"),
+        num_encoder_layers=f.whole("num_layers"),
+        num_decoder_layers=f.whole("num_decoder_layers", f.whole("num_layers")),
         mlp_activations=_T5_ACTIVATIONS[f.values.get("feed_forward_proj") or "relu"],
-        norm_eps=f.number("layer_norm_epsilon", 1e-6),
-        relpos_buckets=f.number("relative_attention_num_buckets", 32),
-        relpos_max_distance=f.number("relative_attention_max_distance", 128),
+        norm_eps=f.positive("layer_norm_epsilon", 1e-6),
+        relpos_buckets=buckets,
+        relpos_max_distance=distance,
         dropout_rate=f.number("dropout_rate", 0.1),
-        decoder_start_token=f.number("decoder_start_token_id", f.number("pad_token_id", 0)),
+        decoder_start_token=f.whole(
+            "decoder_start_token_id", max(0, f.number("pad_token_id", 0)), least=0
+        ),
         scale_tied_logits=t5_scales_outputs(f.values),
         tie_embeddings=True,
     )
@@ -131,7 +165,7 @@ def _llama(f: _Fields) -> LlamaConfig:
     theta, scaling = _rope(f)
     return LlamaConfig(
         **_decoder_sizes(f),
-        norm_eps=f.number("rms_norm_eps", 1e-6),
+        norm_eps=f.positive("rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         tie_embeddings=bool(f.values.get("tie_word_embeddings", False)),
@@ -157,32 +191,32 @@ def _gemma2(f: _Fields) -> Gemma2Config:
         raise ValueError(f"{f.path}: rope_scaling is not supported for gemma2")
     return Gemma2Config(
         **sizes,
-        norm_eps=f.number("rms_norm_eps", 1e-6),
+        norm_eps=f.positive("rms_norm_eps", 1e-6),
         rope_theta=theta,
-        sliding_window=f.number("sliding_window", 4096),
+        sliding_window=f.whole("sliding_window", 4096),
         # null means no cap, an absent key the default.
         attn_logit_softcap=_cap(f, "attn_logit_softcapping", 50.0),
         final_logit_softcap=_cap(f, "final_logit_softcapping", 30.0),
-        query_pre_attn_scalar=f.number("query_pre_attn_scalar", 256),
+        query_pre_attn_scalar=f.positive("query_pre_attn_scalar", 256),
         tie_embeddings=bool(f.values.get("tie_word_embeddings", True)),
     )
 
 
 def _cap(f: _Fields, name: str, default: float) -> float | None:
-    value = f.number(name, None) if name in f.values else default
+    value = f.positive(name, None) if name in f.values else default
     return None if value is None else float(value)
 
 
 def _decoder_sizes(f: _Fields) -> dict[str, Any]:
-    heads = f.number("num_attention_heads")
+    heads = f.whole("num_attention_heads")
     return {
-        "vocab_size": f.number("vocab_size"),
-        "embed_dim": f.number("hidden_size"),
+        "vocab_size": f.whole("vocab_size"),
+        "embed_dim": f.whole("hidden_size"),
         "num_heads": heads,
-        "head_dim": f.number("head_dim", f.number("hidden_size") // max(1, heads)),
-        "mlp_dim": f.number("intermediate_size"),
-        "num_layers": f.number("num_hidden_layers"),
-        "num_kv_heads": f.number("num_key_value_heads", heads),
+        "head_dim": f.whole("head_dim", f.whole("hidden_size") // max(1, heads)),
+        "mlp_dim": f.whole("intermediate_size"),
+        "num_layers": f.whole("num_hidden_layers"),
+        "num_kv_heads": f.whole("num_key_value_heads", heads),
     }
 
 
@@ -196,7 +230,7 @@ def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
             f"{f.path}: rope parameters of their own for {', '.join(nested)} are not supported"
         )
     rope = _Fields(parameters, f.path)
-    theta = float(rope.number("rope_theta", f.number("rope_theta", 10_000.0)))
+    theta = float(rope.positive("rope_theta", f.positive("rope_theta", 10_000.0)))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     for fields in (rope, f):
         fields.refuse("partial_rotary_factor", (1, 1.0), 1.0)
@@ -207,10 +241,10 @@ def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
             f"{f.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
         )
     return theta, Llama3RopeScaling(
-        factor=float(rope.number("factor")),
-        low_freq_factor=float(rope.number("low_freq_factor")),
-        high_freq_factor=float(rope.number("high_freq_factor")),
-        original_max_position=rope.number("original_max_position_embeddings"),
+        factor=float(rope.positive("factor")),
+        low_freq_factor=float(rope.positive("low_freq_factor")),
+        high_freq_factor=float(rope.positive("high_freq_factor")),
+        original_max_position=rope.whole("original_max_position_embeddings"),
     )
 
 

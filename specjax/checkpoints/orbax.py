@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 
 from specjax.base import Params
 from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
@@ -38,6 +39,7 @@ class OrbaxReader:
         self._prefix = f"{prefix}/" if prefix else ""
         if not is_orbax(directory):
             raise FileNotFoundError(f"{directory}: no Orbax arrays there; copy all of it")
+        _check_ocdbt(self.directory)
         with _quiet():
             self._checkpointer = ocp.PyTreeCheckpointer()
             try:
@@ -68,6 +70,23 @@ class OrbaxReader:
         except Exception as error:
             raise ValueError(_damaged(self.directory, error)) from None
         return value
+
+
+def _check_ocdbt(directory: Path) -> None:
+    """Asserts that the key-value store can be listed and every array's description be read.
+
+    Orbax reads the descriptions at once, and where one fails leaves the others to an event loop
+    that is closed: each prints a traceback of its own.
+    """
+    if not (directory / "manifest.ocdbt").is_file():
+        return
+    try:
+        store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{directory}/"}).result()
+        described = [k for k in store.list().result() if k.endswith((b".zarray", b"zarr.json"))]
+        for reading in [store.read(key) for key in described]:
+            reading.result()
+    except ValueError as error:
+        raise ValueError(_damaged(directory, error)) from None
 
 
 def _damaged(directory: Path, error: Exception) -> str:

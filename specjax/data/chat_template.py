@@ -3,7 +3,7 @@
 import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,24 @@ def render_chat(
     Raises:
       ValueError: for a faulty template, or messages that it refuses.
     """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise ValueError(f"chat messages {messages!r} must be a list of objects")
+    messages = list(messages)
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise ValueError(
+                f"chat message {message!r} must be an object, such as "
+                '{"role": "user", "content": "..."}'
+            )
     try:
         return _compiled(template).render(
             messages=[dict(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
             **{"tools": None, "documents": None, **variables},
         )
-    except jinja2.TemplateError as error:
-        raise ValueError(f"chat template: {error}") from None
+    except Exception as error:  # a template may do anything to the messages
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"chat template: {told}") from None
 
 
 @functools.lru_cache(maxsize=16)

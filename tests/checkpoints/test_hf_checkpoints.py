@@ -406,7 +406,7 @@ def test_every_difference_is_named_in_one_line(copy):
     )
 
 
-def test_another_architecture(copy):
+def test_another_architecture(copy, saved):
     directory = copy("llama")
     path = directory / "config.json"
     original = path.read_text()
@@ -422,6 +422,13 @@ def test_another_architecture(copy):
     told("attention_bias=True", attention_bias=True)
     told("vocab_size=None must be a number", vocab_size=...)
     told("vocab_size=0", vocab_size=0)
+    told("hidden_size=16.5 must be a whole number", hidden_size=16.5)
+    told("hidden_size=nan must be finite", hidden_size=float("nan"))
+    told("model_type=['llama']", model_type=["llama"])
+    told("architectures='LlamaForCausalLM' must be a list", architectures="LlamaForCausalLM")
+    told("rms_norm_eps=-1e-05 must be above 0", rms_norm_eps=-1e-5)
+    told("rope_theta=0 must be above 0", rope_theta=0, rope_parameters={"rope_theta": 0})
+    told("eos_token_id=[2, 48] must be below vocab_size=48", eos_token_id=[2, 48])
     told("num_kv_heads=3", num_key_value_heads=3)
     path.write_text(original)
     edit_json(path, model_type="gemma2", architectures=["Gemma2ForCausalLM"], hidden_act=...)
@@ -436,6 +443,16 @@ def test_another_architecture(copy):
     t5 = copy("t5_v1_0")
     edit_json(t5 / "config.json", feed_forward_proj="gelu")
     one_line(lambda: load_model(t5), "feed_forward_proj='gelu'", "gated-gelu")
+    for name, value in (
+        ("relative_attention_num_buckets", 1),
+        ("relative_attention_max_distance", 16),
+        ("decoder_start_token_id", 48),
+        ("decoder_start_token_id", -2),
+        ("d_model", "16"),
+    ):
+        shutil.copy(saved("t5_v1_0")[0] / "config.json", t5)
+        edit_json(t5 / "config.json", **{name: value})
+        one_line(lambda: load_model(t5), t5 / "config.json", f"{name}={value!r} must be")
     gemma = copy("gemma2")
     edit_json(gemma / "config.json", layer_types=["full_attention"] * 2)
     one_line(lambda: load_model(gemma), "layer_types")

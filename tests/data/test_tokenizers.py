@@ -297,6 +297,19 @@ def test_chat_template_sources(t5_dir, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ messages.append(1) }}")
     with pytest.raises(ValueError, match="chat template"):  # the sandbox forbids it
         load_tokenizer(tmp_path).render_chat(CHAT)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content + 1 // 0 }}")
+    with pytest.raises(ValueError, match="chat template: .*zero"):
+        load_tokenizer(tmp_path).render_chat(CHAT)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content + '' }}")
+    for messages, told in (
+        ([{"role": "user", "content": None}], "chat template: .*NoneType"),
+        (["hi"], "chat message 'hi' must be an object"),
+        ("hi", "chat messages 'hi' must be a list"),
+        (None, "chat messages None must be a list"),
+        ({"role": "user"}, "must be a list"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            load_tokenizer(tmp_path).render_chat(messages)
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ValueError, match="chat template"):
         load_tokenizer(tmp_path).render_chat(CHAT)
