@@ -126,9 +126,14 @@ def test_padding_changes_nothing(name):
     plain = logits(INPUTS, MAX_LENGTH)
     rubbish = np.where(np.arange(7) < LENGTHS[:, None], INPUTS, 47).astype(np.int32)
     assert error(logits(rubbish, MAX_LENGTH), plain) == 0
-    wider = np.pad(INPUTS, ((0, 0), (0, 5)), constant_values=9)
     # The padding may reach past the cache; only the prompts must fit.
-    assert error(logits(wider, 11), plain) <= 2e-6
+    nines, threes = (
+        logits(np.pad(INPUTS, ((0, 0), (0, 5)), constant_values=value), 11) for value in (9, 3)
+    )
+    assert error(nines, threes) == 0
+    # Products of another shape are rounded otherwise: the T5s, whose logits attention does not
+    # scale down, make 1e-5 of it.
+    assert error(nines, plain) <= (2e-5 if t.is_t5 else 2e-6)
 
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "gemma2"])
