@@ -144,6 +144,12 @@ def load_model(
     if opened.format == "t5x":
         ids = ids.or_else(special_ids(opened.path.parent))
     ids = ids.or_else(opened.ids)
+    rows = opened.config.vocab_size
+    if any(eos >= rows for eos in ids.eos):
+        raise ValueError(
+            f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}, or no "
+            "text would end there; correct generation_config.json"
+        )
     shapes = {
         name: tuple(leaf.shape)
         for name, leaf in flatten(model_from_config(opened.config).abstract_params()).items()

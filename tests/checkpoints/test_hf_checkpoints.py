@@ -317,6 +317,8 @@ def test_special_ids(copy):
     edit_json(directory / "generation_config.json", eos_token_id=[9, 9, 5], pad_token_id=4)
     assert load_model(directory).eos_ids == (9, 5)
     assert load_model(directory).pad_id == 4
+    edit_json(directory / "generation_config.json", eos_token_id=[9, 48])
+    one_line(lambda: load_model(directory), directory, "eos_token_id=[9, 48]", "vocab_size=48")
     edit_json(directory / "generation_config.json", eos_token_id="</s>")
     one_line(lambda: load_model(directory), "generation_config.json", "eos_token_id='</s>'")
 
