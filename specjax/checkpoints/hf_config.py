@@ -114,6 +114,9 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
         )
     fields = _Fields(values, path)
     build = {"t5": _t5, "llama": _llama, "gemma2": _gemma2}[model_type]
+    for name in ("tie_word_embeddings", "scale_decoder_outputs"):
+        if not isinstance(value := values.get(name), bool | None):
+            raise ValueError(f"{path}: {name}={value!r} must be true or false")
     for name in ("eos_token_id", "decoder_start_token_id"):
         fields.check_token(name, fields.whole("vocab_size"))
     try:

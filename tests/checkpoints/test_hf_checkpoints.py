@@ -451,6 +451,7 @@ def test_another_architecture(copy, saved):
         ("decoder_start_token_id", 48),
         ("decoder_start_token_id", -2),
         ("d_model", "16"),
+        ("tie_word_embeddings", "no"),
     ):
         shutil.copy(saved("t5_v1_0")[0] / "config.json", t5)
         edit_json(t5 / "config.json", **{name: value})
