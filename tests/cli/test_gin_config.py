@@ -107,7 +107,6 @@ def test_the_short_form_reaches_the_command(files, monkeypatch, capsys):
     seen = {}
 
     class Command:
-        HELP = "drive"
         add_arguments = staticmethod(gin_config.add_arguments)
 
         @staticmethod
@@ -115,7 +114,7 @@ def test_the_short_form_reaches_the_command(files, monkeypatch, capsys):
             seen["car"] = call(args.gin_file, *args.gin_binding)
             return 0
 
-    monkeypatch.setattr(main, "COMMANDS", {"drive": "drive"})
+    monkeypatch.setattr(main, "COMMANDS", {"drive": ("drive", "drives")})
     monkeypatch.setattr(main.importlib, "import_module", lambda _: Command)
     arguments = ["drive", f"--gin_file={files[0]}", "--gin.NAME=vw", "--gin.DOORS=7"]
     assert main.main(arguments) == 0
