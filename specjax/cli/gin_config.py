@@ -48,7 +48,9 @@ def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) ->
         try:
             gin.get_configurable(configurable)
         except ValueError:
-            gin.external_configurable(configurable, name=name, module="specjax")
+            # A command run before this one in the same process has locked the configuration.
+            with gin.unlock_config():
+                gin.external_configurable(configurable, name=name, module="specjax")
 
 
 def configure(files: Sequence[str], bindings: Sequence[str]) -> None:
