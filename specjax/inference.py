@@ -7,7 +7,6 @@ In the output directory:
     metrics.json        totals over all rows, at the end
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -22,7 +21,7 @@ from specjax import _batches
 from specjax.api import Decoder, Row
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
-from specjax.output_directory import claim, make_writable, write_atomically
+from specjax.output_directory import claim, locked, make_writable, write_atomically
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -92,7 +91,7 @@ def infer(
     for name, example in zip(names, examples, strict=True):
         if not example.inputs.strip():
             raise ValueError(f"{name}: the input is empty; give it some text, or drop the line")
-    with _locked(directory):
+    with locked(directory):
         try:
             decoder = make_decoder()
         except TypeError as error:  # a word where a number belongs
@@ -276,22 +275,3 @@ def _first_line(
         return 0
     named = isinstance(inputs_field, str) or isinstance(targets_field, str)
     return 2 if named and (format or guess_format(source)) == "tsv" else 1
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keeps a second process out of a directory; the lock ends with the process that has it."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(
-                f"output_dir={directory}: another process is at work in it; wait for it, or choose "
-                "another directory"
-            ) from None
-        yield

@@ -1,10 +1,11 @@
-"""Output directories: made early, claimed by one configuration, written atomically."""
+"""Output directories: made early, claimed by one configuration, held by one process, written whole."""
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ def make_writable(path: str | os.PathLike[str]) -> Path:
 
     Raises:
       OSError: it cannot be made or written.
+      TypeError: `path` is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"output_dir={path!r} must be a path; one of digits alone needs quotes")
     directory = Path(path).absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -43,6 +47,32 @@ def make_writable(path: str | os.PathLike[str]) -> Path:
             f"output_dir={directory} cannot be written ({error.strerror}); choose another"
         ) from None
     return directory
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps a second process out of a directory; the lock ends with the process that has it.
+
+    Args:
+      directory: an existing output directory.
+
+    Raises:
+      OSError: another process is at work in it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(
+                f"output_dir={directory}: another process is at work in it; wait for it, or choose "
+                "another directory"
+            ) from None
+        yield
 
 
 def claim(path: Path, configuration: Mapping[str, Any]) -> None:
