@@ -1,4 +1,4 @@
-"""Output directories: made early, claimed by one configuration, held by one process, written whole."""
+"""Output directories: made early, claimed by one configuration, held by one process."""
 
 import contextlib
 import hashlib
