@@ -12,6 +12,7 @@ from specjax.cli.bench.report import Report
 BENCHMARKS = {
     "layouts": "specjax.cli.bench.layouts",
     "models": "specjax.cli.bench.models",
+    "peers": "specjax.cli.bench.peers",
     "speedup": "specjax.cli.bench.speedup",
     "verification": "specjax.cli.bench.verification",
 }

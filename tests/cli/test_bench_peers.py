@@ -1,0 +1,141 @@
+"""The comparison with transformers runs on any pair and names bad input; no time is asserted."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from specjax.checkpoints import save_model
+from specjax.cli.bench import peers
+from specjax.cli.main import main
+from specjax.models import T5, T5Config
+from specjax.testing import _grown
+from tests import tiny_pair
+from tests.models.tiny import random_params
+
+SIZES = {"embed_dim": 32, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "num_encoder_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pair")
+    paths = tiny_pair.write_pair(directory / "models")
+    prompts = directory / "prompts.txt"
+    prompts.write_text("\n".join(tiny_pair.sentences(4, seed=1)) + "\n", encoding="utf-8")
+    named = [f"--{name}={path}" for name, path in paths.items()]
+    small = ["--drafts=2", "--max-new=6", "--repeats=1", "--pilot=1"]
+    return ["bench", "peers", *named, f"--inputs={prompts}", *small]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    """Two threads wait for each other on a busy machine, for seconds per token."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(peers, "_thread_counts", lambda: [1])
+    yield
+    torch.set_num_threads(threads)
+
+
+def _rows(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+
+
+def test_both_sides_emit_the_same_tokens(arguments, capsys):
+    assert main(arguments) == 0
+    rows = _rows(capsys)
+    assert [row["method"] for row in rows] == ["plain", "assisted"]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["theirs_tokens_per_s"])
+        assert row["same_outputs"] == row["prompts"] == 4
+        assert row["ours_as_plain"] == row["theirs_as_plain"] == 4
+        assert row["theirs_setting"] in row["theirs_tried"]
+    assert rows[1]["ours_setting"] == "G=2"
+
+
+def test_the_grown_verifier_goes_through_one_directory(arguments, capsys, monkeypatch):
+    """Both sides read it, so that equal outputs show that it was written as it was grown."""
+    monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})
+    read = []
+    load = peers.load_pair
+    monkeypatch.setattr(peers, "load_pair", lambda **kw: read.append(load(**kw)) or read[-1])
+    assert main([*arguments, "--grown", "--prompts=2"]) == 0
+    (pair,) = read
+    assert pair.verifier.model.config.embed_dim == 32
+    assert pair.verifier.model.config.num_decoder_layers == 3
+    assert not peers.Path(pair.verifier.name).exists()  # the temporary directory is gone
+    assert [row["same_outputs"] for row in _rows(capsys)] == [2, 2]
+
+
+def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
+    """Spoils the peer's last layer."""
+    load = peers._load_peer
+
+    def spoilt(*args):
+        model = load(*args)
+        torch.nn.init.normal_(model.lm_head.weight, generator=torch.Generator().manual_seed(0))
+        return model
+
+    monkeypatch.setattr(peers, "_load_peer", spoilt)
+    assert main(arguments) == 0
+    plain, assisted = _rows(capsys)
+    assert plain["same_outputs"] < 4 and assisted["same_outputs"] < 4
+    assert plain["ours_as_plain"] == assisted["ours_as_plain"] == 4
+
+
+def test_the_peer_drafts_as_it_is_told(arguments, capsys, monkeypatch):
+    """Constant drafts of length G, and its own defaults; greedy, with our length limit."""
+    generate = transformers.T5ForConditionalGeneration.generate
+    seen = set()
+
+    def spy(self, *args, **options):
+        if assistant := options.get("assistant_model"):
+            given = assistant.generation_config
+            seen.add((given.num_assistant_tokens, given.assistant_confidence_threshold))
+            assert options["max_new_tokens"] == 6 and options["do_sample"] is False
+        return generate(self, *args, **options)
+
+    monkeypatch.setattr(transformers.T5ForConditionalGeneration, "generate", spy)
+    assert main([*arguments, "--prompts=1"]) == 0
+    assert seen == {(2, 0.0), (None, None)}
+
+
+def test_turns_return_outputs_in_order():
+    calls = {"a": lambda i: np.full(2, i), "b": lambda i: np.full(3, -i)}
+    seconds, outputs = peers._turns(calls, range(23), 2)
+    assert [int(x[0]) for x in outputs["a"]] == list(range(23))
+    assert [int(x[0]) for x in outputs["b"]] == [-i for i in range(23)]
+    rates = peers._rates(seconds, outputs)
+    assert rates["a"] == pytest.approx(46 / seconds["a"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--drafts=0", "--drafts must be at least 1, got [0]"),
+        ("--prompts=0", "--prompts must be at least 1, got 0"),
+        ("--pilot=0", "--pilot must be at least 1, got 0"),
+        ("--inputs=/missing.txt", "/missing.txt"),
+        ("--drafter=/missing", "/missing"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, capsys, change, message):
+    assert main([*arguments, change]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_without_transformers_it_says_so(arguments, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "torch is not installed" in error and error.count("\n") == 1
+
+
+def test_only_hugging_face_directories_are_compared(arguments, capsys, tmp_path):
+    model = T5(T5Config(vocab_size=tiny_pair.VOCAB, num_decoder_layers=1, **SIZES))
+    save_model(tmp_path / "orbax", model, random_params(model, 0))
+    assert main([*arguments, f"--verifier={tmp_path / 'orbax'}"]) == 2
+    assert "transformers reads Hugging Face directories alone" in capsys.readouterr().err
