@@ -4,7 +4,8 @@ Axes: n prompts, B rows of a batch, L length of a bucket.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from specjax.base import checked
 from specjax.data import Tokenizer
+from specjax.rules import Rule
 from specjax.sampling import Sampling
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -35,6 +37,7 @@ class Requests:
       seeds: `[n]` uint32.
       ids: `[n]` int32, the rows' random streams.
       sampling: fields `[n]`.
+      rule: each strength one number or `[n]`; None where one model decodes alone.
     """
 
     tokens: list[np.ndarray]
@@ -42,6 +45,12 @@ class Requests:
     seeds: np.ndarray
     ids: np.ndarray
     sampling: Sampling
+    rule: Rule | None = None
+
+    def rule_of(self, slots: Sequence[int | None]) -> Rule | None:
+        """The rule whose strengths per row are those of the prompts in the slots (None: any)."""
+        places = [place or 0 for place in slots]
+        return jax.tree.map(lambda x: np.asarray(x)[places] if np.ndim(x) else x, self.rule)
 
 
 class Batch(NamedTuple):
@@ -64,8 +73,25 @@ class Batch(NamedTuple):
     sampling: Sampling
 
 
-class PromptTooLongError(ValueError):
-    """A prompt has more tokens than the last bucket holds."""
+def as_list(prompts: Any) -> list[Prompt]:
+    """The prompts of a call.
+
+    Raises:
+      TypeError: for what is one prompt rather than several, or in no order.
+      ValueError: if there are none.
+    """
+    if isinstance(prompts, str):
+        raise TypeError("prompts is a single text: give a list of them, such as [text]")
+    unordered = bytes | Mapping | AbstractSet
+    if isinstance(prompts, unordered) or not isinstance(prompts, Iterable):
+        raise TypeError(
+            f"prompts must be a list of texts, of lists of token ids or of chats, got "
+            f"{type(prompts).__name__}: {str(prompts)[:60]}"
+        )
+    prompts = list(prompts)
+    if not prompts:
+        raise ValueError("prompts is empty: give at least one")
+    return prompts
 
 
 def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
@@ -80,9 +106,10 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
       `[n]` int32, n >= 1.
 
     Raises:
-      ValueError: if it is empty, or a chat without template.
+      ValueError: if it is empty, no text, a chat without template, or an id is past int32.
       TypeError: if it is none of the three.
     """
+    ids: Any
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ValueError(f"{name} is empty: give it some text, or leave it out")
@@ -93,22 +120,35 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
                 f"{name} has half a surrogate pair at character {error.start + 1}: no text"
             ) from None
         ids = tokenizer.encode(prompt)
-    elif len(prompt) and isinstance(prompt[0], Mapping):
+    elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         try:
             ids = tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     else:
-        array = np.asarray(prompt)
-        if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
-            raise TypeError(
-                f"{name} must be a text, a list of token ids or a list of chat messages, got "
-                f"{str(prompt)[:60]!r}"
-            )
-        ids = array.tolist()
-    if not ids:
+        ids = _token_ids(prompt, name)
+    array = np.asarray(ids)
+    if not array.size:
         raise ValueError(f"{name} has no tokens: give it some text, or leave it out")
-    return np.asarray(ids, np.int64).astype(np.int32)
+    if array.max() > _MAX_ID:  # before it wraps around into the vocabulary
+        raise ValueError(f"{name} has token {array.max()}: ids must be below the vocabulary's size")
+    return array.astype(np.int32)
+
+
+def _token_ids(prompt: Any, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(prompt)
+    except (TypeError, ValueError):  # lists in it are of several lengths
+        array = np.empty((1, 1))
+    if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
+        return array
+    hint = ""
+    if isinstance(prompt, int | np.integer | Mapping):
+        hint = " (one prompt alone goes into a list of its own: [prompt])"
+    raise TypeError(
+        f"{name} must be a text, a list of token ids or a list of chat messages, got "
+        f"{str(prompt)[:60]!r}{hint}"
+    )
 
 
 def check_tokens(tokens: np.ndarray, name: str, vocab_size: int, longest: int) -> None:
@@ -121,11 +161,10 @@ def check_tokens(tokens: np.ndarray, name: str, vocab_size: int, longest: int) -
       longest: how many tokens the last bucket holds.
 
     Raises:
-      PromptTooLongError: if there are too many tokens.
-      ValueError: if one is outside the vocabulary.
+      ValueError: if there are too many tokens, or one is outside the vocabulary.
     """
     if len(tokens) > longest:
-        raise PromptTooLongError(
+        raise ValueError(
             f"{name} has {len(tokens)} tokens, but the longest bucket holds {longest}: shorten "
             f"it, or give the Decoder buckets=(..., {len(tokens)})"
         )
@@ -144,6 +183,7 @@ def requests(
     top_k: Any,
     top_p: Any,
     max_new: int,
+    rule: Rule | None = None,
 ) -> Requests:
     """Checks what is asked per call or per row, and gives every row its own.
 
@@ -156,58 +196,80 @@ def requests(
       top_k: one, `[n]` or None.
       top_p: one, `[n]` or None.
       max_new: the longest output.
+      rule: its strengths one or `[n]` each.
 
     Returns:
       The requests.
 
     Raises:
+      TypeError: for a value that is no number.
       ValueError: for a value out of its range, or another number of them than prompts.
     """
     count = len(tokens)
 
-    def rows(name: str, value: Any) -> Any:
-        array = np.asarray(value)
+    def given(name: str, value: Any) -> Any:
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError):  # a key, or lists of several lengths
+            array = np.asarray("")
+        if array.dtype.kind in "US":
+            shown = " ".join(repr(value).split())[:60]
+            raise TypeError(f"{name} must be one number, or one per prompt, got {shown}")
         if array.shape not in ((), (count,)):
             raise ValueError(
                 f"{name} has shape {list(array.shape)} for {count} prompts: give one value, or "
                 "one per prompt"
             )
+        return array
+
+    def rows(array: np.ndarray) -> np.ndarray:
         return np.broadcast_to(array, (count,))
 
-    if np.any(np.asarray(limits) > max_new):
+    limits = checked("max_new_tokens", given("max_new_tokens", limits), low=1, dtype=np.int32)
+    if limits.max() > max_new:
         raise ValueError(
-            f"max_new_tokens is {np.max(limits)} but this Decoder has room for {max_new}: make it "
-            f"with max_new_tokens={np.max(limits)}"
+            f"max_new_tokens is {limits.max()} but this Decoder has room for {max_new}: make it "
+            f"with max_new_tokens={limits.max()}"
         )
-    limits = checked("max_new_tokens", rows("max_new_tokens", limits), low=1, dtype=np.int32)
-    ids = np.arange(count) if ids is None else _whole("ids", rows("ids", ids), _MAX_ID)
+    ids = np.arange(count) if ids is None else _whole("ids", given("ids", ids), _MAX_ID)
+    if not ids.ndim:
+        raise ValueError(f"ids is one number for {count} prompts: give one per prompt, [{ids}]")
     settings = Sampling(
-        rows("temperature", temperature),
-        None if top_k is None else rows("top_k", top_k),
-        None if top_p is None else rows("top_p", top_p),
+        given("temperature", temperature),
+        None if top_k is None else given("top_k", top_k),
+        None if top_p is None else given("top_p", top_p),
     )
+    for path, strength in jax.tree_util.tree_leaves_with_path(rule):
+        given(f"{type(rule).__name__}{jax.tree_util.keystr(path)}", strength)
     return Requests(
         tokens=tokens,
-        limits=limits,
-        seeds=_whole("seed", rows("seed", seed), _MAX_SEED).astype(np.uint32),
+        limits=rows(limits),
+        seeds=rows(_whole("seed", given("seed", seed), _MAX_SEED).astype(np.uint32)),
         ids=ids.astype(np.int32),
-        sampling=settings,
+        sampling=jax.tree.map(rows, settings),
+        rule=rule,
     )
 
 
 def _whole(name: str, values: np.ndarray, high: int) -> np.ndarray:
     # Not `checked`, which compares in the final dtype: these fill theirs.
-    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > high:
-        raise ValueError(f"{name} must be whole numbers in 0 .. {high}, got {values[0]}, ...")
+    numbers = values.dtype.kind in "iu"
+    bad = (values < 0) | (values > high) if numbers else np.ones(values.shape, bool)
+    if np.any(bad):
+        row = f" in row {np.argmax(bad)}" if values.ndim else ""
+        raise ValueError(
+            f"{name} must be whole numbers in 0 .. {high}, got "
+            f"{values.reshape(-1)[np.argmax(bad)]}{row}"
+        )
     return values
 
 
 def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     """Checks the caller's bucket lengths: whole numbers that increase, from 1 or more."""
-    lengths = tuple(int(length) for length in buckets)
-    if not lengths or lengths[0] < 1 or list(lengths) != sorted(set(lengths)):
-        raise ValueError(f"buckets={tuple(buckets)} must increase, from 1 or more")
-    return lengths
+    lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
+    if not lengths.ndim or np.any(np.diff(lengths) < 1):
+        raise ValueError(f"buckets={buckets} must be lengths that increase, such as (64, 128)")
+    return tuple(lengths.tolist())
 
 
 class Segment(NamedTuple):

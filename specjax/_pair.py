@@ -16,8 +16,6 @@ from specjax.data import Tokenizer, load_tokenizer
 PathLike = str | os.PathLike[str]
 
 BUILT_IN = Path(__file__).parent / "pairs" / "multi30k_ende"
-# How many entries along each axis of a parameter go into a fingerprint.
-_SAMPLED = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,13 +54,14 @@ class TextModel:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of the model, its vocabulary and a sample of every parameter."""
+        """A hash of the model, its tokenizer's vocabulary and marks, and every parameter."""
+        words = self.tokenizer
+        marks = (words.eos_ids, words.bos_id, words.add_bos, words.add_eos, words.chat_template)
         config = getattr(self.model, "config", self.model)
-        digest = hashlib.sha256(f"{config}\n{self.tokenizer.fingerprint}".encode())
+        digest = hashlib.sha256(f"{config}\n{words.fingerprint}\n{marks}".encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
-            steps = tuple(slice(None, None, max(1, n // _SAMPLED)) for n in leaf.shape)
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-            digest.update(np.asarray(leaf[steps]).tobytes())
+            digest.update(np.ascontiguousarray(leaf).tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -75,7 +74,7 @@ class Pair:
       verifier: the large one; its tokenizer and its end-of-sequence tokens are used.
 
     Raises:
-      ValueError: if their vocabularies differ.
+      ValueError: if their vocabularies or meshes differ.
     """
 
     drafter: TextModel
@@ -86,6 +85,10 @@ class Pair:
         _check_vocabularies(
             *((m.name, m.tokenizer.fingerprint, m.model.vocab_size) for m in models)
         )
+        if self.drafter.mesh != self.verifier.mesh:
+            raise ValueError(
+                "drafter and verifier are spread over different meshes: load both with one mesh="
+            )
 
 
 def load_text_model(
@@ -108,11 +111,14 @@ def load_text_model(
 
     Raises:
       FileNotFoundError: for a missing directory or file.
+      TypeError: for what is no path or no mesh.
       ValueError: for anything unreadable or unfitting, in one line.
     """
     # Imported here so that `import specjax` stays quick: Orbax alone takes as long as the rest.
     from specjax.checkpoints import load_model
 
+    _check_path("path", path)
+    _check_mesh(mesh)
     words = _tokenizer(path, tokenizer)
     loaded = load_model(path, dtype=dtype, mesh=mesh)
     return TextModel(loaded.model, loaded.params, words, mesh, os.fspath(path))
@@ -140,6 +146,7 @@ def load_pair(
 
     Raises:
       FileNotFoundError: for a missing directory or file, or an installation without built-in pair.
+      TypeError: for what is no path or no mesh.
       ValueError: if one path is missing, a directory is unreadable, or the vocabularies differ.
     """
     from specjax.checkpoints import read_config
@@ -160,6 +167,9 @@ def load_pair(
                     "to a command, each with config.json, safetensors and a tokenizer"
                 )
     paths = (drafter, verifier)
+    for name, path in zip(("drafter", "verifier"), paths, strict=True):
+        _check_path(name, path)
+    _check_mesh(mesh)
     words = [_tokenizer(path, tokenizer) for path in paths]
     # Before any array is read.
     _check_vocabularies(
@@ -178,7 +188,26 @@ def load_pair(
 def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokenizer:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
-    return load_tokenizer(path if tokenizer is None else tokenizer)
+    if tokenizer is None:
+        return load_tokenizer(path)
+    if tokenizer != "bytes":
+        _check_path("tokenizer", tokenizer)
+    return load_tokenizer(tokenizer)
+
+
+def _check_path(name: str, path: Any) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name}={path!r} must be a path; one of digits alone needs quotes")
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{name}={os.fspath(path)!r}: no such file or directory; a model known by its name on "
+            "a hub must be downloaded first"
+        )
+
+
+def _check_mesh(mesh: Any) -> None:
+    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(f"mesh={mesh!r} is none: make one with specjax.partitioning.make_mesh")
 
 
 def _check_vocabularies(drafter: tuple[str, str, int], verifier: tuple[str, str, int]) -> None:

@@ -8,6 +8,9 @@ import numpy as np
 
 from specjax.decoding import DecodeInfo
 
+# What is summed over rows.
+COUNTS = ("emitted", "verifier_calls", "drafter_calls", "drafted", "accepted")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
@@ -59,10 +62,7 @@ class RunInfo:
     def summary(self) -> dict[str, float]:
         """Totals and rates over all rows, as Python numbers."""
         rows = self.rows
-        counts = {
-            name: int(np.sum(getattr(rows, name)))
-            for name in ("emitted", "verifier_calls", "drafter_calls", "drafted", "accepted")
-        }
+        counts = {name: int(np.sum(getattr(rows, name))) for name in COUNTS}
         return {
             "rows": len(rows.emitted),
             **counts,

@@ -7,7 +7,8 @@
 Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import importlib.metadata
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,12 +34,14 @@ class Decoder:
     """Turns prompts into texts: speculatively with a pair, token by token with a single model.
 
     Programs are compiled per shape and shared between Decoders; changing a rule's strength, the
-    temperature, the seed or a length limit compiles nothing. Compiled programs are kept on disk
-    (see `specjax.api.enable_cache`).
+    temperature, the seed or a length limit compiles nothing. Another rule, a first top-k or top-p,
+    or strengths per row after one for all does. Compiled programs are kept on disk (see
+    `specjax.api.enable_cache`).
 
     Args:
       models: a `Pair`, or one `TextModel` to decode alone (`pair.verifier`, `pair.drafter`).
-      rule: the target distribution; `rules.Lossless()` by default. With a pair only.
+      rule: the target distribution; `rules.Lossless()` by default. Each strength is one number, or
+        one per prompt of the call. With a pair only.
       verification: the algorithm; `verification.Block()` by default. With a pair only.
       max_draft: G, tokens drafted per round; 5 by default. With a pair only.
       temperature: >= 0, 0 being greedy; one number, or one per prompt of the call.
@@ -51,7 +54,7 @@ class Decoder:
         longest prompt. Each one used is a program to compile; the last is the longest prompt.
 
     Raises:
-      TypeError: if `models` is neither.
+      TypeError: if `models` is neither, or a value is of the wrong type.
       ValueError: if a value is out of range, or rule, verification and drafter do not go together.
     """
 
@@ -80,14 +83,19 @@ class Decoder:
             self.rule = Lossless() if rule is None else rule
             model = models.verifier
             self._longest = _at_least_one("max_draft", 5 if max_draft is None else max_draft)
+            verification = Block() if verification is None else verification
+            if not hasattr(verification, "has_carry"):
+                raise TypeError(
+                    f"verification={verification!r} is none: give one of specjax.verification, "
+                    "such as verification.Block()"
+                )
             self._loop = Speculative(
                 model.model,
                 NeuralDrafter(models.drafter.model, self._longest),
-                Block() if verification is None else verification,
+                verification,
                 tuple(model.tokenizer.eos_ids),
             )
-            self._loop.round.check_rule(self.rule)
-            _check_strengths(self.rule)
+            self._check_rule(self.rule)
             # The second half of each is for what stops a draft: nothing here.
             self._params = (model.prepared, (models.drafter.prepared, ()))
             self._networks: tuple[LanguageModel, ...] = (model.model, models.drafter.model)
@@ -109,16 +117,17 @@ class Decoder:
             raise TypeError(
                 f"Decoder needs a Pair or a TextModel, got {type(models).__name__}: see load_pair"
             )
-        self.models = models
+        self.models, self._name = models, model.name
         self.tokenizer = model.tokenizer
         self._mesh = model.mesh
 
     def __call__(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         *,
         seed: Any = 0,
         ids: Any = None,
+        rule: Rule | None = None,
         temperature: Any = None,
         top_k: Any = None,
         top_p: Any = None,
@@ -133,8 +142,9 @@ class Decoder:
           seed: one number in 0 .. 2**32 - 1, or one per prompt.
           ids: n numbers in 0 .. 2**31 - 1. A row's randomness depends on its seed and its id
             alone; by default the id is the prompt's place.
+          rule: instead of the Decoder's; each strength one number or n. With a pair only.
           temperature: one or n, instead of the Decoder's.
-          top_k: one or n, instead of the Decoder's.
+          top_k: one or n, instead of the Decoder's (the vocabulary's size switches it off).
           top_p: one or n, instead of the Decoder's (1.0 switches it off).
           max_new_tokens: one or n in 1 .. N, how many tokens each row may emit.
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
@@ -144,12 +154,21 @@ class Decoder:
 
         Raises:
           ValueError: if a prompt is empty or does not fit, or a value is out of range.
-          TypeError: if `prompts` is a single text.
+          TypeError: if `prompts` is a single prompt or in no order, or a value is no number.
         """
-        asked = self._requests(prompts, seed, ids, temperature, top_k, top_p, max_new_tokens)
-        return collect(list(self._rows(asked, (), progress, eager=False)))
+        asked = self._requests(
+            prompts,
+            seed=seed,
+            ids=ids,
+            rule=rule,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+        )
+        return collect(list(self._rows(asked, frozenset(), progress, eager=False)))
 
-    def stream(self, prompts: Sequence[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
+    def stream(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
         """Decodes all prompts, and yields (place of the prompt, text) as rows finish.
 
         Args:
@@ -167,41 +186,37 @@ class Decoder:
 
     def rows(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         *,
-        seed: Any = 0,
-        ids: Any = None,
-        temperature: Any = None,
-        top_k: Any = None,
-        top_p: Any = None,
-        max_new_tokens: Any = None,
-        progress: bool | None = None,
         done: Collection[int] = (),
+        progress: bool | None = None,
+        **options: Any,
     ) -> Iterator[Row]:
         """Like `stream`, with all that is known of a row.
 
         Args:
           prompts: as in a call.
-          seed: as in a call.
-          ids: as in a call.
-          temperature: as in a call.
-          top_k: as in a call.
-          top_p: as in a call.
-          max_new_tokens: as in a call.
-          progress: as in a call.
           done: places of prompts that are not wanted any more. Everything is decoded together as
             if they were, so that the others come out bit for bit as without it; only where
             nothing of a segment is wanted it is left out.
+          progress: as in a call.
+          **options: as in a call.
 
         Returns:
           An iterator over `Row`s.
 
         Raises:
-          ValueError: as a call does, at once.
+          ValueError: as a call does, at once; also if there is no prompt at a place of `done`.
           TypeError: likewise.
         """
-        asked = self._requests(prompts, seed, ids, temperature, top_k, top_p, max_new_tokens)
-        return self._rows(asked, frozenset(done), progress, eager=True)
+        asked = self._requests(prompts, **options)
+        unwanted = frozenset(done)
+        if absent := unwanted.difference(range(len(asked.tokens))):
+            raise ValueError(
+                f"done names {sorted(absent, key=str)[0]!r}, but the prompts' places are "
+                f"0 .. {len(asked.tokens) - 1}"
+            )
+        return self._rows(asked, unwanted, progress, eager=True)
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> np.ndarray:
         """The tokens of one prompt.
@@ -225,7 +240,7 @@ class Decoder:
         """What determines the outputs, as JSON values: two equal ones give equal texts.
 
         Returns:
-          Fingerprints of the models, the settings, and the kind of device.
+          Fingerprints of the models, the settings, the versions, and the kind of device.
         """
         models = self.models
         named = (
@@ -234,9 +249,12 @@ class Decoder:
             else {"model": models}
         )
         loop = self._loop
+        config: Any = jax.config
         return {
             **{name: model.fingerprint for name, model in named.items()},
             "rule": None if self.rule is None else repr(self.rule),
+            # In full: what is shown of many numbers leaves some out.
+            "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
             "verification": repr(loop.verification) if isinstance(loop, Speculative) else None,
             "max_draft": self._longest,
             **{
@@ -247,42 +265,55 @@ class Decoder:
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
             "mesh": None if self._mesh is None else dict(self._mesh.shape),
-            "backend": jax.default_backend(),
+            "device": f"{jax.default_backend()}: {jax.devices()[0].device_kind}",
+            "versions": {"specjax": _version(), "jax": jax.__version__},
+            "jax_settings": {
+                "prng_impl": config.jax_default_prng_impl,
+                "threefry_partitionable": config.jax_threefry_partitionable,
+                "matmul_precision": config.jax_default_matmul_precision,
+            },
         }
 
     def _requests(
         self,
-        prompts: Sequence[Prompt],
-        seed: Any,
-        ids: Any,
-        temperature: Any,
-        top_k: Any,
-        top_p: Any,
-        limits: Any,
+        prompts: Iterable[Prompt],
+        *,
+        seed: Any = 0,
+        ids: Any = None,
+        rule: Rule | None = None,
+        temperature: Any = None,
+        top_k: Any = None,
+        top_p: Any = None,
+        max_new_tokens: Any = None,
     ) -> Requests:
-        if isinstance(prompts, str):
-            raise TypeError("prompts is a single text: give a list of them, such as [text]")
-        prompts = list(prompts)
-        if not prompts:
-            raise ValueError("prompts is empty: give at least one")
+        if rule is not None:
+            self._check_rule(rule)
         own = self._sampling
         return _batches.requests(
-            [self.encode(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)],
+            [self.encode(p, f"prompt {i}") for i, p in enumerate(_batches.as_list(prompts))],
             seed=seed,
             ids=ids,
-            limits=self.max_new_tokens if limits is None else limits,
+            limits=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
             temperature=own["temperature"] if temperature is None else temperature,
             top_k=own["top_k"] if top_k is None else top_k,
             top_p=own["top_p"] if top_p is None else top_p,
             max_new=self.max_new_tokens,
+            rule=self.rule if rule is None else rule,
         )
+
+    def _check_rule(self, rule: Rule) -> None:
+        if not isinstance(self._loop, Speculative):
+            raise ValueError(f"rule= needs a pair, but {self._name} decodes alone: leave it out")
+        if not hasattr(rule, "reads_draft"):
+            raise TypeError(
+                f"rule={rule!r} is none: give one of specjax.rules, such as rules.OPT(alpha=0.2)"
+            )
+        self._loop.round.check_rule(rule)
 
     def _rows(
         self, asked: Requests, done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
         _compilation.enable_cache()
-        if progress is not False:
-            _compilation.announce()
         lengths = [len(tokens) for tokens in asked.tokens]
         multiple = 1 if self._mesh is None else self._mesh.shape["data"]
         segments = _batches.plan(lengths, self.buckets, self.batch_size, multiple)
@@ -294,6 +325,8 @@ class Decoder:
             for segment in segments:
                 if all(int(member) in done for member in segment.members):
                     continue
+                if progress is not False:
+                    _compilation.announce()
                 for row in self._decode(asked, segment, eager):
                     if row.index not in done:
                         bar.update()
@@ -305,20 +338,17 @@ class Decoder:
         slots: list[int | None] = [*waiting[: segment.rows]]
         slots += [None] * (segment.rows - len(slots))
         del waiting[: segment.rows]
-        state = self._init(asked, slots, segment)
+        state, rule = self._init(asked, slots, segment), asked.rule_of(slots)
         while waiting or any(member is not None for member in slots):
             # A slot without a prompt counts as finished.
             wanted = slots.count(None) + 1 if eager else segment.rows
-            state = self._run(state, segment.refill if waiting else wanted)
-            finished = np.array(state.finished)
+            state = self._run(state, rule, segment.refill if waiting else wanted)
+            # All at once: on an accelerator each array read by itself is a round trip.
+            finished, tokens, info = jax.device_get((state.finished, state.tokens, state.info))
             ready = {i: m for i, m in enumerate(slots) if m is not None and finished[i]}
-            if not ready:
-                continue
-            tokens = np.asarray(state.tokens)
-            info: Any = DecodeInfo(*map(np.asarray, state.info))  # type: ignore[arg-type]
             rows = [self._row(member, i, tokens, info) for i, member in ready.items()]
             # The state's memory is given away below: nothing may look into it then.
-            del tokens, info
+            del finished, tokens, info
             slots = [None if i in ready else member for i, member in enumerate(slots)]
             while waiting and slots.count(None) >= segment.refill:
                 free = [i for i, member in enumerate(slots) if member is None][: segment.refill]
@@ -329,6 +359,7 @@ class Decoder:
                 state = self._place(insert_rows(state, np.array(free, np.int32), new))
                 for i, member in zip(free, fresh, strict=True):
                     slots[i] = member
+                rule = asked.rule_of(slots)
             yield from rows
 
     def _row(self, index: int, place: int, tokens: np.ndarray, info: DecodeInfo) -> Row:
@@ -363,11 +394,11 @@ class Decoder:
         )
         return self._place(state)
 
-    def _run(self, state: DecodeState, until_finished: int) -> DecodeState:
+    def _run(self, state: DecodeState, rule: Rule | None, until_finished: int) -> DecodeState:
         if isinstance(self._loop, Autoregressive):
             return self._loop.run(self._params, state, STOP_AFTER, until_finished)
-        assert self.rule is not None
-        return self._loop.run(self._params, self.rule, state, STOP_AFTER, until_finished)
+        assert rule is not None
+        return self._loop.run(self._params, rule, state, STOP_AFTER, until_finished)
 
     def _place(self, state: DecodeState) -> DecodeState:
         return state if self._mesh is None else _batches.spread(state, self._mesh)
@@ -377,13 +408,11 @@ def _at_least_one(name: str, value: Any) -> int:
     return int(checked(name, value, low=1, dtype=np.int32))
 
 
-def _check_strengths(rule: Rule) -> None:
-    for leaf in jax.tree.leaves(rule):
-        if np.ndim(leaf):
-            raise ValueError(
-                f"{type(rule).__name__} has a strength of shape {list(np.shape(leaf))}: a Decoder "
-                "takes one number; decode once per strength, nothing is compiled again"
-            )
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version("specjax")
+    except importlib.metadata.PackageNotFoundError:  # run from its source tree
+        return None
 
 
 enable_cache = _compilation.enable_cache

@@ -97,7 +97,9 @@ def checked(
     whole = np.dtype(dtype).kind == "i"
     exact = array.astype(np.float64)
     if whole:
-        good = (np.trunc(exact) == exact) & (np.abs(exact) <= np.iinfo(dtype).max)
+        limit = np.iinfo(dtype).max
+        low, high = max(low, -limit), min(high, limit)
+        good = np.trunc(exact) == exact
     else:
         with np.errstate(over="ignore"):
             used = exact.astype(dtype).astype(np.float64)

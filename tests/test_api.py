@@ -110,6 +110,31 @@ def test_options_per_row_are_each_rows_own(decoder):
     assert per_row.info.rows.emitted[3] == 1
 
 
+def test_a_rules_strengths_may_be_the_calls_or_each_rows_own(pair, decoder):
+    strengths = [-5.0, 0.2, 5.0, 0.2]
+    per_row = decoder(PROMPTS[:4], rule=rules.OPT(strengths), seed=2)
+    alike = {alpha: decoder(PROMPTS[:4], rule=rules.OPT(alpha), seed=2) for alpha in strengths}
+    for i, alpha in enumerate(strengths):
+        same(pick(per_row, [i]), pick(alike[alpha], [i]))
+    assert len({alike[alpha].texts[0] for alpha in strengths}) > 1
+    same(decoder(PROMPTS[:4], seed=2), alike[0.2])
+    own = specjax.Decoder(pair, rule=rules.OPT(strengths), max_draft=3, **SHAPE)
+    same(own(PROMPTS[:4], seed=2), per_row)
+    with pytest.raises(ValueError, match=r"OPT\.alpha has shape \[4\] for 3 prompts"):
+        own(PROMPTS[:3])
+
+
+def test_rows_that_refill_slots_bring_their_strengths():
+    prompts = [f"p {i}" for i in range(30)]
+    strengths = np.where(np.arange(30) % 3, -9.0, 9.0)
+    mixed = tabular_decoder()(prompts, rule=rules.OPT(strengths), seed=4)
+    low, high = (tabular_decoder()(prompts, rule=rules.OPT(x), seed=4) for x in (-9.0, 9.0))
+    assert low.texts != high.texts
+    for start, other in ((0, high), (1, low), (2, low)):
+        picked = list(range(start, 30, 3))
+        same(pick(mixed, picked), pick(other, picked))
+
+
 def test_lossless_greedy_is_the_verifiers_own_and_a_model_may_decode_alone(pair):
     lossless = specjax.Decoder(pair, rule=rules.Lossless(), max_draft=1, temperature=0.0, **SHAPE)
     alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS)
@@ -228,6 +253,13 @@ def test_token_ids_and_chats_are_prompts(decoder):
         (["ba"], {"top_p": 0.0}, "top_p must"),
         (["ba"], {"ids": [-1]}, "ids must be whole numbers"),
         (["ba"], {"seed": 2**32}, "seed must be whole numbers"),
+        (["ba", "ba"], {"seed": [1, -2]}, "seed must be whole numbers .* got -2 in row 1"),
+        (["ba", "ba"], {"ids": 5}, "ids is one number for 2 prompts"),
+        # Past int32 it would wrap around to token 3.
+        ([[2**32 + 3]], {}, "prompt 0 has token 4294967299"),
+        ([[2**63]], {}, "prompt 0 has token 9223372036854775808"),
+        (["ba"], {"max_new_tokens": float("nan")}, "max_new_tokens must .*got nan"),
+        (["ba"], {"rule": rules.OPT([0.1, 0.2])}, r"OPT.alpha has shape \[2\] for 1 prompts"),
     ],
 )
 def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
@@ -237,11 +269,46 @@ def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
         assert "\n" not in str(error.value)
 
 
-def test_a_single_text_is_no_list(decoder):
-    with pytest.raises(TypeError, match="prompts is a single text"):
-        decoder("ba")
-    with pytest.raises(TypeError, match="prompt 0 must be a text"):
-        decoder([[1.5]])
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("ba", {}, "prompts is a single text"),
+        (b"ba", {}, "prompts must be a list of .* got bytes"),
+        (5, {}, "prompts must be a list of .* got int"),
+        (None, {}, "prompts must be a list of .* got NoneType"),
+        ({"ba": "de"}, {}, "prompts must be a list of .* got dict"),
+        ({"ba", "de"}, {}, "prompts must be a list of .* got set"),
+        ([3, 4], {}, r"prompt 0 must be .* got '3' \(one prompt alone goes into a list"),
+        ([{"role": "user", "content": "ba"}], {}, "prompt 0 must be .*one prompt alone goes into"),
+        (["ba", None], {}, "prompt 1 must be a text"),
+        ([b"ba"], {}, "prompt 0 must be a text"),
+        ([[1.5]], {}, "prompt 0 must be a text"),
+        ([[1, [2]]], {}, "prompt 0 must be a text"),
+        ([[True]], {}, "prompt 0 must be a text"),
+        (["ba"], {"temperature": "hot"}, "temperature must be one number, or .* got 'hot'"),
+        (["ba"], {"max_new_tokens": "5"}, "max_new_tokens must be one number, or .* got '5'"),
+        (["ba"], {"seed": [[1], [2, 3]]}, "seed must be one number, or one per prompt"),
+        (["ba"], {"seed": jax.random.key(0)}, "seed must be one number, or one per prompt"),
+        (["ba"], {"rule": "OPT"}, "rule='OPT' is none: give one of specjax.rules"),
+        (["ba"], {"rule": rules.OPT}, "rule is the class OPT"),
+    ],
+)
+def test_wrong_types_are_refused_in_one_line(decoder, prompts, options, message):
+    for call in (decoder, decoder.stream):
+        with pytest.raises(TypeError, match=message) as error:
+            call(prompts, **options)
+        assert "\n" not in str(error.value)
+
+
+def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
+    whole = decoder(PROMPTS, seed=3, max_new_tokens=5)
+    same(whole, decoder((p for p in PROMPTS), seed=np.uint32(3), max_new_tokens=np.int64(5)))
+    same(whole, decoder(np.array(PROMPTS), seed=jax.numpy.int32(3), max_new_tokens=5))
+
+
+def test_places_that_are_not_there_cannot_be_done(decoder):
+    with pytest.raises(ValueError, match=r"done names 4, but the prompts' places are 0 \.\. 3"):
+        decoder.rows(PROMPTS[:4], done={0, 4})
 
 
 @pytest.mark.parametrize(
@@ -250,9 +317,10 @@ def test_a_single_text_is_no_list(decoder):
         ({"max_draft": 0}, "max_draft must"),
         ({"batch_size": 0}, "batch_size must"),
         ({"max_new_tokens": 0}, "max_new_tokens must"),
-        ({"buckets": (8, 4)}, "must increase"),
+        ({"buckets": (8, 4)}, "that increase"),
         ({"temperature": float("nan")}, "temperature must"),
-        ({"rule": rules.OPT([0.1, 0.2])}, r"OPT has a strength of shape \[2\]"),
+        ({"buckets": 64}, r"buckets=64 must be lengths that increase"),
+        ({"buckets": (1.5, 2)}, "buckets must be a whole number .* got 1.5"),
     ],
 )
 def test_bad_decoders_are_refused(pair, options, message):
@@ -263,8 +331,24 @@ def test_bad_decoders_are_refused(pair, options, message):
 def test_one_model_alone_takes_no_rule(pair):
     with pytest.raises(ValueError, match="rule= needs a pair"):
         specjax.Decoder(pair.verifier, rule=rules.Lossless())
+    with pytest.raises(ValueError, match="rule= needs a pair"):
+        specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, rule=rules.Lossless())
     with pytest.raises(TypeError, match="needs a Pair or a TextModel"):
         specjax.Decoder("verifier")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": 0.2}, "rule=0.2 is none"),
+        ({"rule": rules.OPT}, "rule is the class OPT"),
+        ({"verification": "block"}, "verification='block' is none"),
+        ({"verification": verification.Block}, "verification is the class Block"),
+    ],
+)
+def test_what_is_no_rule_or_verification_is_told(pair, options, message):
+    with pytest.raises(TypeError, match=message):
+        specjax.Decoder(pair, **options)
 
 
 def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_path):
@@ -283,8 +367,12 @@ def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_pa
 def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="load_pair: verifier= is not given"):
         specjax.load_pair(drafter=paths["drafter"])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="drafter=.*nowhere.* must be downloaded first"):
         specjax.load_pair(drafter=tmp_path / "nowhere", verifier=paths["verifier"])
+    with pytest.raises(TypeError, match="drafter=5 must be a path"):
+        specjax.load_pair(drafter=5, verifier=paths["verifier"])
+    with pytest.raises(TypeError, match="mesh=4 is none"):
+        specjax.load_pair(**paths, mesh=4)
     monkeypatch.setattr(_pair, "BUILT_IN", tmp_path / "pairs")
     with pytest.raises(FileNotFoundError, match="no built-in pair; pass load_pair"):
         specjax.load_pair()
@@ -295,16 +383,59 @@ def test_without_paths_it_is_the_built_in_pair(paths, monkeypatch):
     assert specjax.load_pair().verifier.name == str(paths["verifier"])
 
 
-def test_fingerprints_tell_weights_apart(pair, paths):
+def test_fingerprints_tell_every_number_apart(pair, paths):
     again = specjax.load_text_model(paths["verifier"])
     assert again.fingerprint == pair.verifier.fingerprint
-    # Equal in all but one array.
-    changed = jax.tree.map(lambda x: x, again.params)
-    changed["decoder"]["decoder_norm"]["scale"] = again.params["decoder"]["decoder_norm"][
-        "scale"
-    ] * np.float32(1.01)
-    other = specjax.TextModel(again.model, changed, again.tokenizer)
-    assert other.fingerprint != again.fingerprint
+    leaves, tree = jax.tree.flatten(again.params)
+    for place, leaf in enumerate(leaves):
+        index = tuple(n // 2 for n in leaf.shape)
+        nudged = leaf.at[index].set(np.nextafter(leaf[index], np.float32(9.0)))
+        changed = jax.tree.unflatten(tree, [*leaves[:place], nudged, *leaves[place + 1 :]])
+        other = specjax.TextModel(again.model, changed, again.tokenizer)
+        assert other.fingerprint != again.fingerprint, place
+
+
+def test_fingerprints_tell_tokenizers_apart():
+    words = ByteTokenizer()
+    words.add_eos = False
+    assert tiny_pair.tabular(1, words).fingerprint != tiny_pair.tabular(1).fingerprint
+
+
+def test_descriptions_tell_settings_apart(pair):
+    def described(**options):
+        options = {"rule": rules.OPT(0.2), **options}
+        return json.dumps(specjax.Decoder(pair, **options).describe(), sort_keys=True)
+
+    many = np.linspace(0.0, 1.0, 2000, dtype=np.float32)  # its text leaves most of them out
+    other = many.copy()
+    other[1000] += 1e-3
+    settings = [
+        {},
+        {"rule": rules.OPT(0.2000001)},
+        {"rule": rules.Diff(0.2)},
+        {"rule": rules.OPT(many)},
+        {"rule": rules.OPT(other)},
+        {"verification": verification.Token()},
+        {"max_draft": 4},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.5},
+        {"max_new_tokens": 9},
+        {"batch_size": 3},
+        {"buckets": (16,)},
+    ]
+    assert len({described(**each) for each in settings}) == len(settings)
+    before = described()
+    with jax.default_matmul_precision("highest"):
+        assert described() != before
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        assert described() != before
+
+
+def test_a_pair_lies_on_one_mesh():
+    mesh = partitioning.make_mesh(data=8)
+    with pytest.raises(ValueError, match="different meshes"):
+        specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2, mesh=mesh))
 
 
 CHILD = """
