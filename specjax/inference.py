@@ -13,12 +13,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax import _batches
-from specjax.api import Decoder, Row
+from specjax._results import COUNTS
+from specjax.api import Decoder
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
 from specjax.output_directory import claim, locked, make_writable, write_atomically
@@ -28,6 +28,7 @@ PREDICTIONS_NAME = "predictions.jsonl"
 METRICS_NAME = "metrics.json"
 
 Record = dict[str, Any]
+_COUNTED = frozenset(COUNTS)
 
 
 def infer(
@@ -49,8 +50,10 @@ def infer(
     `targets_field` is given), `prediction`, `tokens` (without the end-of-sequence token),
     `log_prob` (natural logarithm of the emitted tokens' probability under the verifier) and
     `log_prob_target` (under the rule's distribution), both null where minus infinity, `ended_by`
-    ("eos" or "length"), and `info` (the counts of `specjax.decoding.DecodeInfo`). An input longer
-    than the decoder's last bucket is not decoded: its line has a null `prediction`, and `error`.
+    ("eos" or "length"), and `info` (the counts of `specjax.decoding.DecodeInfo`). An input that
+    cannot be decoded (it is empty, or longer than the decoder's last bucket) does not keep the
+    others: it is told on stderr before they are decoded, and its line has a null `prediction`, and
+    `error`.
 
     A row's random stream is its `id`'s. Batches are formed from the whole input, whatever is done
     already, so that a run stopped at any moment and continued gives the same lines.
@@ -73,9 +76,13 @@ def infer(
     Raises:
       FileNotFoundError: there is no such source.
       OSError: the output directory cannot be written, or another process is at work in it.
-      ValueError: an empty, unreadable or faulty source, an empty input, or an output directory of
-        another run.
+      TypeError: `source` or `output_dir` is no path, or the decoder's settings are of wrong types.
+      ValueError: an empty, unreadable or faulty source, one of which no input can be decoded, or an
+        output directory of another run.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"source={source!r} must be a path; one of digits alone needs quotes")
+    source = os.path.expanduser(source)
     directory = make_writable(output_dir)
     examples = list(
         read_examples(
@@ -87,20 +94,21 @@ def infer(
         )
     )
     first_line = _first_line(source, format, inputs_field, targets_field)
-    names = [f"{os.fspath(source)}:{first_line + example.id}" for example in examples]
-    for name, example in zip(names, examples, strict=True):
-        if not example.inputs.strip():
-            raise ValueError(f"{name}: the input is empty; give it some text, or drop the line")
+    names = [f"{source}:{first_line + example.id}" for example in examples]
     with locked(directory):
-        try:
-            decoder = make_decoder()
-        except TypeError as error:  # a word where a number belongs
-            raise ValueError(str(error)) from None
+        decoder = make_decoder()
         prompts, failed = _encode(decoder, examples, names, chat)
-        if prompts:
-            # Its checks, before anything is claimed.
-            decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
-        texts = json.dumps([[e.inputs, e.targets] for e in examples])
+        # Its checks, before anything is claimed.
+        decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
+        path = directory / PREDICTIONS_NAME
+        if path.exists() and not (directory / CONFIG_NAME).exists():
+            raise ValueError(
+                f"{path} is there, but no {CONFIG_NAME} that tells of which run; choose another "
+                "output_dir, or move the file away"
+            )
+        # The tokens as well as the texts: vocabularies that are alike may cut texts differently.
+        texts = [(e.inputs, e.targets) for e in examples]
+        tokens = [prompt.tolist() for prompt in prompts.values()]
         claim(
             directory / CONFIG_NAME,
             {
@@ -108,40 +116,45 @@ def infer(
                 "seed": seed,
                 "chat": chat,
                 "rows": len(examples),
-                "input": hashlib.sha256(texts.encode()).hexdigest()[:16],
+                "input": _hash(texts),
+                "tokens": _hash(tokens),
             },
         )
-        path = directory / PREDICTIONS_NAME
-        done = _resume(path, len(examples))
+        done = _resume(path, examples, failed)
+        if failed:
+            first = next(iter(failed.values()))
+            more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+            print(
+                f"specjax: {len(failed)} of {len(examples)} inputs cannot be decoded: {first}{more}"
+                f"; {path} says so of each",
+                file=sys.stderr,
+            )
         fresh = _decode(decoder, examples, prompts, failed, done, path, seed, progress)
         records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
         assert len(records) == len(examples)
         write_atomically(path, b"".join(map(_line, records)))
         metrics = {**_metrics(records), "this_process": fresh}
         write_atomically(directory / METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
-    if failed:
-        print(
-            f"specjax: {len(failed)} of {len(examples)} inputs were not decoded; {path} says why "
-            f"(id {', '.join(map(str, list(failed)[:5]))}{', ...' if len(failed) > 5 else ''})",
-            file=sys.stderr,
-        )
     return metrics
 
 
 def _encode(
     decoder: Decoder, examples: list[Example], names: list[str], chat: bool
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """Tokens of the inputs that fit, and what is wrong with those that do not, by id."""
+    """Tokens of the inputs that can be decoded, and what is wrong with the others, by id."""
     prompts: dict[int, Any] = {}
     failed: dict[int, str] = {}
     for name, example in zip(names, examples, strict=True):
         prompt: Any = example.inputs
-        if chat:
+        if chat and prompt.strip():
             prompt = [{"role": "user", "content": prompt}]
         try:
             prompts[example.id] = decoder.encode(prompt, name)
-        except _batches.PromptTooLongError as error:
+        except ValueError as error:
             failed[example.id] = str(error)
+    if not prompts:
+        alike = f" (none of the {len(failed)} inputs can be decoded)" if len(failed) > 1 else ""
+        raise ValueError(f"{next(iter(failed.values()))}{alike}")
     return prompts, failed
 
 
@@ -165,21 +178,18 @@ def _decode(
 
         def put(record: Record) -> None:
             records[record["id"]] = record
-            file.write(_line(record))
+            _write(file, _line(record), path)
 
         for i, error in failed.items():
             if i not in done:
                 put({**_about(examples[i]), "prediction": None, "error": error})
-        rows: Iterator[Row] = iter(())
-        if prompts:
-            rows = decoder.rows(
-                list(prompts.values()),
-                seed=seed,
-                ids=ids,
-                done={place for place, i in enumerate(ids) if i in done},
-                progress=progress,
-            )
-        for row in rows:
+        for row in decoder.rows(
+            list(prompts.values()),
+            seed=seed,
+            ids=ids,
+            done={place for place, i in enumerate(ids) if i in done},
+            progress=progress,
+        ):
             tokens += int(row.info.emitted)
             info: dict[str, Any] = row.info._asdict()
             put(
@@ -210,8 +220,7 @@ def _about(example: Example) -> Record:
 def _metrics(records: list[Record]) -> dict[str, Any]:
     """Totals over all rows; they depend on the rows alone."""
     decoded = [record for record in records if "error" not in record]
-    names = ("emitted", "verifier_calls", "drafter_calls", "drafted", "accepted")
-    totals = {name: sum(record["info"][name] for record in decoded) for name in names}
+    totals = {name: sum(record["info"][name] for record in decoded) for name in COUNTS}
 
     def ratio(above: str, below: str) -> float | None:
         return totals[above] / totals[below] if totals[below] else None
@@ -226,11 +235,22 @@ def _metrics(records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _resume(path: Path, count: int) -> dict[int, Record]:
+def _write(file: Any, line: bytes, path: Path) -> None:
+    """Writes one line in one piece; a short one would tear the next line too."""
+    try:
+        if file.write(line) == len(line):
+            return
+        reason = "no space left"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise OSError(
+        f"{path} cannot be written on ({reason}); what is finished stays: make room, and run the "
+        "same again"
+    )
+
+
+def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> dict[int, Record]:
     """The rows that an earlier run has written; drops a torn last line from the file."""
-    # A replacement that was cut short leaves its unfinished copy.
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        leftover.unlink()
     if not path.exists():
         return {}
     data = path.read_bytes()
@@ -239,17 +259,24 @@ def _resume(path: Path, count: int) -> dict[int, Record]:
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             record = json.loads(line)
-            i = int(record["id"])
-        except (ValueError, KeyError, TypeError):
+            i = record["id"]
+            ours = record["inputs"] == examples[i].inputs and i not in records and i >= 0
+            ours &= "error" in record if i in failed else record["info"].keys() >= _COUNTED
+        except (ValueError, LookupError, TypeError, AttributeError):
+            ours = False
+        if not ours:
             raise ValueError(
-                f"{path}:{number}: no row of this run; delete the line, and run again"
-            ) from None
-        if i in records or not 0 <= i < count:
-            raise ValueError(f"{path}:{number}: id {i} is there twice or not of this input")
+                f"{path}:{number}: no row of this run, or there twice; delete the line, and run "
+                "again"
+            )
         records[i] = record
     if len(whole) < len(data):
         os.truncate(path, len(whole))
     return records
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def _line(record: Record) -> bytes:

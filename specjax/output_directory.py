@@ -11,14 +11,26 @@ from typing import Any
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that it is there whole or not at all, whenever the process is killed."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(temporary, 0o666 & ~_umask())
-    os.replace(temporary, path)
+    """Writes a file so that it is there whole or not at all, whenever the process is killed.
+
+    Args:
+      path: the file. Only one process may write it at a time (see `locked`).
+      data: its bytes.
+
+    Raises:
+      OSError: it cannot be written; what was there before is still there.
+    """
+    # One name, so that what a killed process has left is written over.
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written ({error.strerror}); see to the disk") from None
 
 
 def make_writable(path: str | os.PathLike[str]) -> Path:
@@ -33,10 +45,15 @@ def make_writable(path: str | os.PathLike[str]) -> Path:
     Raises:
       OSError: it cannot be made or written.
       TypeError: `path` is no path.
+      ValueError: `path` is empty.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"output_dir={path!r} must be a path; one of digits alone needs quotes")
-    directory = Path(path).absolute()
+    if not os.fspath(path):  # which would be the working directory
+        raise ValueError("output_dir is empty; name a directory")
+    directory = Path(path).expanduser().absolute()  # no shell expands --name=~/directory
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"output_dir={directory} is a file; choose another")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # An attempt is the only true test: root passes every permission check.
@@ -89,7 +106,13 @@ def claim(path: Path, configuration: Mapping[str, Any]) -> None:
     text = json.dumps(configuration, indent=1, sort_keys=True)
     ours = {**json.loads(text), "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
     if path.exists():
-        theirs = json.loads(path.read_text("utf-8"))
+        try:
+            theirs = json.loads(path.read_bytes())
+            theirs["fingerprint"]
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(
+                f"{path} is damaged or not a run's; choose another output_dir, or empty this one"
+            ) from None
         if theirs["fingerprint"] != ours["fingerprint"]:
             raise ValueError(
                 f"output_dir={path.parent} holds a run of another configuration "
@@ -98,12 +121,6 @@ def claim(path: Path, configuration: Mapping[str, Any]) -> None:
             )
     else:
         write_atomically(path, json.dumps(ours, indent=1, sort_keys=True).encode())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _difference(theirs: Any, ours: Any, name: str = "") -> str:

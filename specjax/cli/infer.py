@@ -35,9 +35,10 @@ def register() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decodes as the gin files say, and prints the metrics as one line of JSON."""
-    register()
-    from specjax import inference
+    from specjax import _compilation, inference
 
+    _compilation.enable_cache()
+    register()
     gin_config.configure(args.gin_file, args.gin_binding)
     print(json.dumps(gin_config.call(inference.infer)))
     return 0

@@ -1,5 +1,8 @@
+import errno
 import fcntl
 import json
+import os
+import shutil
 from pathlib import Path
 
 import gin
@@ -91,7 +94,8 @@ def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path
     written = b"".join(lines[i] for i in rng.permutation(len(lines)))
     (tmp_path / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
     (tmp_path / "predictions.jsonl").write_bytes(written[: rng.integers(len(written))])
-    (tmp_path / ".predictions.jsonl.leftover").write_bytes(b"half")
+    for name in ("predictions.jsonl", "metrics.json"):  # killed while it wrote these
+        (tmp_path / f".{name}.unfinished").write_bytes(b"half")
     assert main(arguments(paths, source, tmp_path)) == 0
     assert (tmp_path / "predictions.jsonl").read_bytes() == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -135,15 +139,30 @@ def test_a_second_process_is_kept_out(paths, done, capsys):
     assert "another process is at work" in capsys.readouterr().err
 
 
-def test_a_line_that_does_not_fit_is_told_and_the_others_come_out(paths, tmp_path, capsys):
-    texts = [TEXTS[0], "ba" * 50_000, TEXTS[1], "ba " * 30]
+def test_inputs_that_cannot_be_decoded_are_told_and_the_others_come_out(paths, tmp_path, capsys):
+    texts = [TEXTS[0], "ba" * 50_000, TEXTS[1], "ba " * 30, " ", ""]
     source = write(tmp_path, texts)
     assert main(arguments(paths, source, tmp_path / "out")) == 0
-    assert "2 of 4 inputs were not decoded" in capsys.readouterr().err
+    told = [line for line in capsys.readouterr().err.splitlines() if "cannot be decoded" in line]
+    assert len(told) == 1
+    assert f"4 of 6 inputs cannot be decoded: {source}:2 has" in told[0]
     found = rows(tmp_path / "out")
-    assert [row["prediction"] is None for row in found] == [False, True, False, True]
+    assert [row["prediction"] is None for row in found] == [False, True, False, True, True, True]
     assert f"{source}:4 has" in found[3]["error"] and "longest bucket holds 24" in found[3]["error"]
-    assert json.loads((tmp_path / "out/metrics.json").read_text())["failed"] == 2
+    assert f"{source}:5 is empty" in found[4]["error"]
+    assert json.loads((tmp_path / "out/metrics.json").read_text())["failed"] == 4
+    # The others are what they are without them.
+    alone = write(tmp_path, [TEXTS[0], "ki", TEXTS[1]], "alone.txt")
+    assert main(arguments(paths, alone, tmp_path / "alone")) == 0
+    assert [rows(tmp_path / "alone")[i]["tokens"] for i in (0, 2)] == [
+        found[i]["tokens"] for i in (0, 2)
+    ]
+    # A run of them that was cut short is completed to the same bytes.
+    path = tmp_path / "out/predictions.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[i] for i in (3, 2, 1))[:-5])
+    assert main(arguments(paths, source, tmp_path / "out")) == 0
+    assert path.read_bytes() == whole
 
 
 def test_tsv_and_jsonl_carry_references_and_one_row_is_enough(paths, tmp_path):
@@ -174,7 +193,8 @@ def test_a_model_alone(paths, done, tmp_path):
     ("content", "settings", "message"),
     [
         (b"", {}, "input.txt is empty"),
-        (b"ba\n\nde\n", {}, "input.txt:2: the input is empty"),
+        (b"\n \n", {}, "input.txt:1 is empty: give it some text, or leave it out (none of the 2"),
+        (b"ba" * 9999 + b"\n", {}, "input.txt:1 has"),
         (b"ba\n\xff\n", {}, "input.txt:2: byte 0xff at column 1 is not UTF-8"),
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "max_new_tokens must "),
         (b"ba\n", {"MAX_DRAFT": 0}, "max_draft must "),
@@ -187,6 +207,15 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (b"ba\n", {"DRAFTER": None}, "load_pair: drafter= is not given"),
         (b"ba\n", {"FORMAT": "csv"}, "format='csv' is not one of"),
+        (b"ba\n", {"INPUT": 5}, "source=5 must be a path"),
+        (b"ba\n", {"OUTPUT_DIR": 2024}, "output_dir=2024 must be a path"),
+        (b"ba\n", {"OUTPUT_DIR": ""}, "output_dir is empty"),
+        (b"ba\n", {"OUTPUT_DIR": "/dev/null"}, "output_dir=/dev/null is a file"),
+        (b"ba\n", {"VERIFIER": 5}, "verifier=5 must be a path"),
+        (b"ba\n", {"VERIFIER": "a/hub"}, "verifier='a/hub': no such file or directory; a model"),
+        (b"ba\n", {"Decoder__rule": "OPT"}, "rule='OPT' is none"),
+        (b"ba\n", {"Decoder__rule": "@OPT"}, "rule is the class OPT"),
+        (b"ba\n", {"VERIFICATION": "block"}, "verification='block' is none"),
         (b"ba\n", {"INPUT": "nowhere.txt"}, "nowhere.txt: no such file"),
         (b"ba\n", {"OUTPUT_DIR": "/dev/null/out"}, "output_dir=/dev/null/out cannot be written"),
     ],
@@ -208,21 +237,115 @@ def test_required_names_are_told(capsys):
     assert "required but not given: INPUT, OUTPUT_DIR" in capsys.readouterr().err
 
 
-def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path, capsys):
+def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path):
     source = tmp_path / "input.jsonl"
-    source.write_text('{"inputs": "ba", "targets": "\\ud800"}\n{"inputs": "\\ud800"}\n')
-    assert main(arguments(paths, source, tmp_path / "out")) == 2
-    assert "input.jsonl:2 has half a surrogate pair" in capsys.readouterr().err
-    assert json.loads(inference._line({"targets": "\ud800"})) == {"targets": "\ud800"}
+    source.write_text(
+        '{"inputs": "ba", "targets": "\\ud800"}\n{"inputs": "\\ud800", "targets": ""}\n'
+    )
+    for _ in range(2):
+        argv = arguments(paths, source, tmp_path / "out", TARGETS_FIELD="targets")
+        assert main(argv) == 0
+        first, second = rows(tmp_path / "out")
+        assert first["targets"] == "\ud800" and first["prediction"] is not None
+        assert "input.jsonl:2 has half a surrogate pair" in second["error"]
 
 
-def test_a_foreign_line_is_refused(paths, done, tmp_path, capsys):
+def copy_of(output, directory, predictions):
+    (directory / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
+    (directory / "predictions.jsonl").write_bytes(predictions)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]\n",
+        b"\xff\n",
+        b'{"id": 0}\n',
+        b'{"id": 99, "inputs": "ba", "info": {}}\n',
+        b'{"id": 0, "inputs": "another text"}\n',
+        b'{"id": 0, "inputs": "%s"}\n' % TEXTS[0].encode(),
+        b'{"id": 0, "inputs": "%s", "prediction": null, "error": "?"}\n' % TEXTS[0].encode(),
+        b'{"id": -11, "inputs": "%s", "error": "?"}\n' % TEXTS[0].encode(),
+        None,  # the first line twice
+    ],
+)
+def test_a_foreign_line_is_refused(paths, done, tmp_path, capsys, line):
     source, output = done
-    for line in (b"[]\n", b'{"id": 99}\n', b'{"id": 0}\n{"id": 0}\n'):
-        (tmp_path / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
-        (tmp_path / "predictions.jsonl").write_bytes(line)
+    own = (output / "predictions.jsonl").read_bytes().splitlines(keepends=True)[0]
+    copy_of(output, tmp_path, own + (own if line is None else line))
+    assert main(arguments(paths, source, tmp_path)) == 2
+    message = capsys.readouterr().err
+    assert "predictions.jsonl:2: no row of this run" in message
+    assert message.count("\n") == 1
+
+
+def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path, capsys):
+    source, output = done
+    copy_of(output, tmp_path, (output / "predictions.jsonl").read_bytes())
+    config = tmp_path / "infer_config.json"
+    for damaged in (b"", b"{", b"[]", b"{}"):
+        config.write_bytes(damaged)
         assert main(arguments(paths, source, tmp_path)) == 2
-        assert "predictions.jsonl:" in capsys.readouterr().err
+        assert "infer_config.json is damaged or not a run's" in capsys.readouterr().err
+    config.unlink()
+    assert main(arguments(paths, source, tmp_path)) == 2
+    assert "no infer_config.json that tells of which run" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "predictions.jsonl"]
+
+
+def test_the_vocabulary_may_be_the_same_and_the_tokens_not(paths, tmp_path, capsys):
+    """Two SentencePiece models of equal pieces and other scores cut texts differently."""
+    source = write(tmp_path, TEXTS)
+    pair = {}
+    for name, path in paths.items():
+        pair[name] = tmp_path / name
+        shutil.copytree(path, pair[name])
+    assert main(arguments(pair, source, tmp_path / "out")) == 0
+    for path in pair.values():
+        config = {"add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    before = specjax.load_pair(**paths).verifier.tokenizer
+    after = specjax.load_pair(**pair).verifier.tokenizer
+    assert before.fingerprint == after.fingerprint and before.encode("ba") != after.encode("ba")
+    assert main(arguments(pair, source, tmp_path / "out")) == 2
+    assert "tokens: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("room", [1, 700, 2500])
+def test_a_full_disk_is_told_and_the_run_continues_once_there_is_room(
+    paths, done, tmp_path, capsys, monkeypatch, room
+):
+    """The write that reaches the end of the disk is short, and those after it fail."""
+    source, output = done
+    write_line = inference._write
+
+    class Disk:
+        def __init__(self, file):
+            self.file, self.left = file, room
+
+        def write(self, data):
+            if not self.left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = self.file.write(data[: self.left])
+            self.left -= written
+            return written
+
+    disks = {}
+    monkeypatch.setattr(
+        inference,
+        "_write",
+        lambda file, line, path: write_line(disks.setdefault(file, Disk(file)), line, path),
+    )
+    assert main(arguments(paths, source, tmp_path)) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "predictions.jsonl cannot be written on (no space left)" in message
+    assert (tmp_path / "predictions.jsonl").stat().st_size == room
+    monkeypatch.setattr(inference, "_write", write_line)
+    assert main(arguments(paths, source, tmp_path)) == 0
+    assert (tmp_path / "predictions.jsonl").read_bytes() == (
+        output / "predictions.jsonl"
+    ).read_bytes()
 
 
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
