@@ -51,6 +51,7 @@ def test_both_sides_emit_the_same_tokens(arguments, capsys):
         assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["theirs_tokens_per_s"])
         assert row["same_outputs"] == row["prompts"] == 4
         assert row["ours_as_plain"] == row["theirs_as_plain"] == 4
+        assert row["ratio_low"] <= row["ratio_high"]
         assert row["theirs_setting"] in row["theirs_tried"]
     assert rows[1]["ours_setting"] == "G=2"
 
@@ -104,11 +105,18 @@ def test_the_peer_drafts_as_it_is_told(arguments, capsys, monkeypatch):
 
 def test_turns_return_outputs_in_order():
     calls = {"a": lambda i: np.full(2, i), "b": lambda i: np.full(3, -i)}
-    seconds, outputs = peers._turns(calls, range(23), 2)
+    samples, outputs = peers._turns(calls, range(23), 2)
     assert [int(x[0]) for x in outputs["a"]] == list(range(23))
     assert [int(x[0]) for x in outputs["b"]] == [-i for i in range(23)]
-    rates = peers._rates(seconds, outputs)
-    assert rates["a"] == pytest.approx(46 / seconds["a"])
+    assert len(samples["a"]) == len(samples["b"]) == 2 * 3 and min(samples["a"]) > 0
+
+
+def test_a_turn_counts_what_was_emitted(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: next(clock))
+    samples, _ = peers._turns({"a": lambda i: np.zeros(i)}, range(13), 1)
+    assert samples == {"a": [sum(range(10)), sum(range(10, 13))]}
+    assert peers._medians(samples) == {"a": 39.0}
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> Report:
             "ours_tokens_per_s",
             "theirs_tokens_per_s",
             "ratio",
+            "ratio_low",
+            "ratio_high",
             "same_outputs",
             "prompts",
             "ours_setting",
@@ -96,6 +98,7 @@ def run(args: argparse.Namespace) -> Report:
         ],
         notes=[
             "Both are timed from token ids to token ids, encoder included, batch 1, float32.",
+            f"Medians over turns of {_TURN} prompts; ratio_low, ratio_high: the turns' quartiles.",
             "same_outputs: prompts for which both emit the same tokens; two logits within float "
             "rounding of each other may part them.",
             *(
@@ -173,10 +176,9 @@ def _ours(pair: Pair, prompts: Sequence[np.ndarray], drafts: Sequence[int], max_
     eos_ids = tuple(verifier.tokenizer.eos_ids)
     padded = []
     for i, prompt in enumerate(prompts):
-        buckets = _batches.BUCKETS
-        _batches.check_tokens(prompt, f"prompt {i + 1}", verifier.model.vocab_size, buckets[-1])
-        width = next(bucket for bucket in buckets if bucket >= len(prompt))
-        padded.append(np.pad(prompt, (0, width - len(prompt)))[None])
+        longest = _batches.BUCKETS[-1]
+        _batches.check_tokens(prompt, f"prompt {i + 1}", verifier.model.vocab_size, longest)
+        padded.append(np.pad(prompt, (0, _bucket(len(prompt)) - len(prompt)))[None])
     lengths = [np.array([len(prompt)], np.int32) for prompt in prompts]
     models = (verifier.model, drafter.model)
     first, limits = np.zeros(1, np.int32), np.full(1, max_new, np.int32)
@@ -215,6 +217,10 @@ def _ours(pair: Pair, prompts: Sequence[np.ndarray], drafts: Sequence[int], max_
             for draft, loop in loops.items()
         },
     )
+
+
+def _bucket(length: int) -> int:
+    return next(bucket for bucket in _batches.BUCKETS if bucket >= length)
 
 
 def _theirs(
@@ -310,9 +316,9 @@ def _measure(
         "assisted": (ours.speculative, theirs.speculative),
     }
     every = range(len(lengths))
-    # One prompt of each length: whatever compiles does so here.
-    print("compiling and warming up ...", flush=True)
-    shapes = {length: i for i, length in enumerate(lengths)}
+    # One prompt of each bucket: whatever compiles does so here.
+    print("compiling ...", flush=True)
+    shapes = {_bucket(length): i for i, length in enumerate(lengths)}
     pilot = every[: args.pilot]
     for own, _ in ways.values():
         for generate in own.values():
@@ -326,23 +332,27 @@ def _measure(
             for generate in settings.values():
                 generate(0)
             # Threads that wait for each other on a busy machine can be 100 times slower than one.
-            first, _ = _turns(settings, every[:1], 1)
-            near = {k: call for k, call in settings.items() if first[k] <= 4 * min(first.values())}
-            tried[method, side] = _rates(*_turns(near, pilot, args.repeats))
+            first = _medians(_turns(settings, every[:1], 1)[0])
+            near = {k: call for k, call in settings.items() if 4 * first[k] >= max(first.values())}
+            tried[method, side] = _medians(_turns(near, pilot, args.repeats)[0])
             chosen[method, side] = max(near, key=tried[method, side].__getitem__)
     print("measuring ...", flush=True)
     calls = {key: ways[key[0]][key[1]][name] for key, name in chosen.items()}
-    seconds, tokens = _turns(calls, every, args.repeats)
-    all_rates = _rates(seconds, tokens)
+    samples, tokens = _turns(calls, every, args.repeats)
+    medians = _medians(samples)
     rows = []
     for method in ways:
-        rates = [all_rates[method, side] for side in (0, 1)]
+        rates = [medians[method, side] for side in (0, 1)]
+        ratios = np.divide(samples[method, 0], samples[method, 1])
+        low, high = np.percentile(ratios, (25, 75))
         rows.append(
             {
                 "method": method,
                 "ours_tokens_per_s": rates[0],
                 "theirs_tokens_per_s": rates[1],
                 "ratio": rates[0] / rates[1],
+                "ratio_low": float(low),
+                "ratio_high": float(high),
                 "same_outputs": _same(tokens[method, 0], tokens[method, 1]),
                 "prompts": len(lengths),
                 "ours_setting": chosen[method, 0] or "-",
@@ -358,34 +368,29 @@ def _measure(
 
 def _turns(
     calls: Mapping[Any, Generate], prompts: Sequence[int], repeats: int
-) -> tuple[dict[Any, float], dict[Any, list[np.ndarray]]]:
+) -> tuple[dict[Any, list[float]], dict[Any, list[np.ndarray]]]:
     """Decodes all prompts by every call, some prompts at a turn: noise disturbs all alike.
 
     Returns:
-      By call: the seconds (of every few prompts the median over the repeats, summed) and the
-      outputs in the order of the prompts.
+      By call: the tokens per second of each turn (of tokens really emitted), and the outputs in
+      the order of the prompts.
     """
-    seconds = dict.fromkeys(calls, 0.0)
+    samples: dict[Any, list[float]] = {name: [] for name in calls}
     outputs: dict[Any, list[np.ndarray]] = {name: [] for name in calls}
     for start in range(0, len(prompts), _TURN):
         part = prompts[start : start + _TURN]
-        samples: dict[Any, list[float]] = {name: [] for name in calls}
         for _ in range(repeats):
             for name, generate in calls.items():
                 begin = time.perf_counter()
                 texts = [generate(i) for i in part]
-                samples[name].append(time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin
+                samples[name].append(sum(map(len, texts)) / seconds)
                 outputs[name][start:] = texts
-        for name, values in samples.items():
-            seconds[name] += statistics.median(values)
-    return seconds, outputs
+    return samples, outputs
 
 
-def _rates(
-    seconds: Mapping[Any, float], outputs: Mapping[Any, Sequence[np.ndarray]]
-) -> dict[Any, float]:
-    """Tokens per second, of those really emitted."""
-    return {name: sum(map(len, outputs[name])) / seconds[name] for name in seconds}
+def _medians(samples: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> int:
