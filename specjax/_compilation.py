@@ -1,9 +1,10 @@
-"""Compiled programs: kept on disk between processes, and announced before the first of them.
+"""Compiled programs: kept on disk and announced; and what results hang on besides all settings.
 
 Nothing happens at import: the first decoding of a process does it.
 """
 
 import functools
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -53,3 +54,25 @@ def announce() -> None:
     directory = enable_cache()
     kept = f"; later runs read them from {directory}" if directory else ""
     print(f"specjax: compiling, once per model and shape{kept}", file=sys.stderr, flush=True)
+
+
+def environment() -> dict[str, Any]:
+    """What changes results though every model and setting stays: versions, device, JAX's settings.
+
+    Returns:
+      JSON values.
+    """
+    config: Any = jax.config
+    try:
+        version = importlib.metadata.version("specjax")
+    except importlib.metadata.PackageNotFoundError:  # run from its source tree
+        version = None
+    return {
+        "device": f"{jax.default_backend()}: {jax.devices()[0].device_kind}",
+        "versions": {"specjax": version, "jax": jax.__version__},
+        "jax_settings": {
+            "prng_impl": config.jax_default_prng_impl,
+            "threefry_partitionable": config.jax_threefry_partitionable,
+            "matmul_precision": config.jax_default_matmul_precision,
+        },
+    }

@@ -7,7 +7,6 @@
 Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 """
 
-import importlib.metadata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -249,7 +248,6 @@ class Decoder:
             else {"model": models}
         )
         loop = self._loop
-        config: Any = jax.config
         return {
             **{name: model.fingerprint for name, model in named.items()},
             "rule": None if self.rule is None else repr(self.rule),
@@ -265,13 +263,7 @@ class Decoder:
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
             "mesh": None if self._mesh is None else dict(self._mesh.shape),
-            "device": f"{jax.default_backend()}: {jax.devices()[0].device_kind}",
-            "versions": {"specjax": _version(), "jax": jax.__version__},
-            "jax_settings": {
-                "prng_impl": config.jax_default_prng_impl,
-                "threefry_partitionable": config.jax_threefry_partitionable,
-                "matmul_precision": config.jax_default_matmul_precision,
-            },
+            **_compilation.environment(),
         }
 
     def _requests(
@@ -406,13 +398,6 @@ class Decoder:
 
 def _at_least_one(name: str, value: Any) -> int:
     return int(checked(name, value, low=1, dtype=np.int32))
-
-
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version("specjax")
-    except importlib.metadata.PackageNotFoundError:  # run from its source tree
-        return None
 
 
 enable_cache = _compilation.enable_cache

@@ -76,12 +76,14 @@ def infer(
     Raises:
       FileNotFoundError: there is no such source.
       OSError: the output directory cannot be written, or another process is at work in it.
-      TypeError: `source` or `output_dir` is no path, or the decoder's settings are of wrong types.
+      TypeError: `source` or `output_dir` is no path, or another argument of a wrong type.
       ValueError: an empty, unreadable or faulty source, one of which no input can be decoded, or an
         output directory of another run.
     """
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source={source!r} must be a path; one of digits alone needs quotes")
+    if not isinstance(chat, bool):
+        raise TypeError(f"chat={chat!r} must be True or False")
     source = os.path.expanduser(source)
     directory = make_writable(output_dir)
     examples = list(

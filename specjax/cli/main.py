@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv and argv[0] in COMMANDS else None
-    parser = argparse.ArgumentParser(prog="specjax", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="specjax", description="Speculative decoding and model cascades in JAX"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, (module_name, what) in COMMANDS.items():
         sub = commands.add_parser(command, help=what, description=what)
