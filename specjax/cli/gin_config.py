@@ -12,6 +12,7 @@ import argparse
 import difflib
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import gin
 from gin import config_parser
 
+_PACKAGE = str(Path(__file__).parents[1])
 _ROOT = "gin_configs"  # includes are also looked up in the folder of this name above a gin file
 
 
@@ -63,7 +65,8 @@ def configure(files: Sequence[str], bindings: Sequence[str]) -> None:
 
     Raises:
       FileNotFoundError: a gin file or an included file is missing.
-      ValueError: a syntax error, an unknown name, or a required name without a value; one line.
+      ValueError: a syntax error, an unknown name, a name that nothing uses, or a required name
+        without a value; one line.
     """
     gin.clear_config()
     for file in files:
@@ -71,10 +74,18 @@ def configure(files: Sequence[str], bindings: Sequence[str]) -> None:
             raise FileNotFoundError(f"--gin_file={file}: no such file")
     roots = [str(root) for file in files for root in _search_paths(Path(file))]
     names: dict[str, Any] = {}
+    references = _References()
     try:
         for file in files:
-            names.update(_names(Path(file), roots))
-        overrides = [_override(binding, names) for binding in bindings]
+            names.update(_names(Path(file), roots, references))
+        overrides = [_override(binding, names, references) for binding in bindings]
+        unused = sorted(names.keys() - references.used)
+        if unused:
+            near = difflib.get_close_matches(unused[0], references.used, n=1)
+            raise ValueError(
+                f"the gin files define {', '.join(unused)}, which nothing in them uses; "
+                + (f"did you mean {near[0]}?" if near else "delete it")
+            )
         names.update(overrides)
         missing = sorted(name for name, value in names.items() if _is_required(value))
         if missing:
@@ -105,8 +116,8 @@ def call(configurable: Callable[..., Any]) -> Any:
       What it returns.
 
     Raises:
-      ValueError: as the function does, or where an argument has no value; without gin's notes on
-        who called whom.
+      ValueError: as the function does, or where an argument has no value or one of a type that
+        specjax refuses; without gin's notes on who called whom.
       OSError: likewise.
     """
     try:
@@ -118,18 +129,28 @@ def call(configurable: Callable[..., Any]) -> Any:
             raise
         raise ValueError(_one_line(error)) from None
     except TypeError as error:
-        if "No values supplied by Gin" not in str(error):
+        # The library's own refusals; what a library below it raises is a fault of ours.
+        ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_PACKAGE)
+        if not ours and "No values supplied by Gin" not in str(error):
             raise
         raise ValueError(_one_line(error)) from None
 
 
 class _References(config_parser.ParserDelegate):
-    """Keeps references and macros as text: only names are of interest before gin parses."""
+    """Keeps references and macros as text: only names are of interest before gin parses.
+
+    Attributes:
+      used: the macros that were referred to.
+    """
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> str:
         return f"@{scoped_configurable_name}" + ("()" if evaluate else "")
 
     def macro(self, macro_name: str) -> str:
+        self.used.add(macro_name)
         return f"%{macro_name}"
 
 
@@ -142,13 +163,13 @@ def _search_paths(file: Path) -> Iterator[Path]:
     yield file.absolute().parent
 
 
-def _names(file: Path, roots: Sequence[str]) -> dict[str, Any]:
+def _names(file: Path, roots: Sequence[str], references: _References) -> dict[str, Any]:
     """The macros that a gin file and its includes define, with their values."""
     names: dict[str, Any] = {}
     with file.open(encoding="utf-8") as text:
-        for statement in config_parser.ConfigParser(text, _References()):
+        for statement in config_parser.ConfigParser(text, references):
             if isinstance(statement, config_parser.IncludeStatement):
-                names.update(_names(_find(statement.filename, roots, file), roots))
+                names.update(_names(_find(statement.filename, roots, file), roots, references))
             elif isinstance(statement, config_parser.BindingStatement) and not statement.arg_name:
                 names[statement.selector] = statement.value
     return names
@@ -161,7 +182,7 @@ def _find(name: str, roots: Sequence[str], includer: Path) -> Path:
     raise FileNotFoundError(f"{includer}: include {name!r} is not found in {', '.join(roots)}")
 
 
-def _override(binding: str, names: dict[str, Any]) -> tuple[str, str]:
+def _override(binding: str, names: dict[str, Any], references: _References) -> tuple[str, str]:
     """`NAME=value` as a name that exists and a value that gin can parse."""
     name, equals, value = (part.strip() for part in binding.partition("="))
     if not equals:
@@ -174,7 +195,7 @@ def _override(binding: str, names: dict[str, Any]) -> tuple[str, str]:
             + f"The gin files define {', '.join(names) or 'none'}"
         )
     try:
-        parser = config_parser.ConfigParser(f"x = {value}", _References())
+        parser = config_parser.ConfigParser(f"x = {value}", references)
         list(parser)
     except (SyntaxError, ValueError):
         if value[:1] in ("@", "%"):

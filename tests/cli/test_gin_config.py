@@ -1,13 +1,20 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from specjax.base import checked
 from specjax.cli import gin_config, main
+
+CONFIGS = Path(__file__).parents[2] / "gin_configs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
     size: float = 1.0
+
+    def __post_init__(self):
+        pass
 
 
 def car(wheel, name, *, doors=4):
@@ -79,6 +86,53 @@ def test_errors_are_one_clear_line(files, bindings, message):
         call(files, *bindings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("DOOR = 5", "define DOOR, which nothing in them uses; did you mean DOORS?"),
+        ("X = 5", "define X, which nothing in them uses; delete it"),
+    ],
+)
+def test_a_name_that_nothing_uses_is_told(files, tmp_path, line, message):
+    (tmp_path / "own.gin").write_text(line + "\n")
+    with pytest.raises(ValueError, match="gin files") as error:
+        call([*files, str(tmp_path / "own.gin")], "NAME=x")
+    assert message in str(error.value)
+
+
+def test_an_override_may_use_a_name(files, tmp_path):
+    (tmp_path / "own.gin").write_text("SPARE = 5\n")
+    found = call([*files, str(tmp_path / "own.gin")], "NAME=x", "DOORS=%SPARE")
+    assert found == (Wheel(2.0), "x", 5)
+
+
+def test_the_librarys_own_type_errors_are_told_and_others_are_not(files, monkeypatch):
+    gin_config.configure(files, ["NAME=vw"])
+    with pytest.raises(TypeError, match="a fault"):
+        monkeypatch.setattr("tests.cli.test_gin_config.Wheel.__post_init__", fault, raising=False)
+        gin_config.call(car)
+    monkeypatch.setattr(
+        "tests.cli.test_gin_config.Wheel.__post_init__",
+        lambda self: checked("size", "wide"),
+        raising=False,
+    )
+    with pytest.raises(ValueError, match="^size must be a number, got 'wide'$"):
+        gin_config.call(car)
+
+
+def fault(self):
+    raise TypeError("a fault")
+
+
+@pytest.mark.parametrize("method", sorted((CONFIGS / "methods").glob("*.gin")))
+def test_shipped_methods_define_no_name_in_vain(method):
+    references, names = gin_config._References(), {}
+    run = CONFIGS / "runs" / "infer.gin"
+    for file in (run, method):
+        names |= gin_config._names(file, [str(CONFIGS)], references)
+    assert names.keys() <= references.used
 
 
 def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
