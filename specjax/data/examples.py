@@ -10,6 +10,7 @@ from specjax.data.files import read_lines
 
 FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
+_REMEDY = "every line must be one JSON object"
 
 
 class Example(NamedTuple):
@@ -178,10 +179,10 @@ def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[s
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{path}:{number}: not JSON ({error.msg} at column {error.colno}); every line "
-                "must be one JSON object"
-            ) from None
+            told = f"{error.msg} at column {error.colno}"
+            raise ValueError(f"{path}:{number}: not JSON ({told}); {_REMEDY}") from None
+        except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+            raise ValueError(f"{path}:{number}: not readable ({error}); {_REMEDY}") from None
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: {line[:40]} is not a JSON object {{...}}")
         inputs = _value(path, number, row, inputs_field)

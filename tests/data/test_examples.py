@@ -62,6 +62,8 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
         ("a.tsv", "", {}, r"a\.tsv is empty"),
         ("a.jsonl", '{"inputs": "a"}\n{oh}\n', {}, r"a\.jsonl:2: not JSON .* at column 2"),
         ("a.jsonl", '{"inputs": "a"}\n\n', {}, r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", "[" * 100_000 + "\n", {}, r"a\.jsonl:1: not readable .* one JSON object"),
+        ("a.jsonl", "9" * 9999 + "\n", {}, r"a\.jsonl:1: not readable .* one JSON object"),
         ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: \[1\] is not a JSON object"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: no key 'inputs'; .* 'text'"),
         ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' is 3, it must be a string"),
