@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         data.read_examples,
         models.T5Config,
         training.AdamW,
-        training.Batching,
+        data.Batching,
         training.Cosine,
         training.InverseSqrt,
         training.Objective,

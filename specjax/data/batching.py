@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.base import checked
 from specjax.data.examples import Example
 
 
@@ -48,7 +49,7 @@ def tokenize_pairs(
       The pairs, in order.
 
     Raises:
-      ValueError: there is no example, or one without targets.
+      ValueError: there is no example, or one without targets or with half a surrogate pair.
     """
     chunks: list[np.ndarray] = []
     for example in examples:
@@ -57,13 +58,50 @@ def tokenize_pairs(
                 f"example {example.id} has no reference text; name the field that holds it "
                 "(targets_field) or use aligned files"
             )
-        chunks += [
-            np.asarray([*encode(text), eos_id], np.int32)
-            for text in (example.inputs, example.targets)
-        ]
+        for text in (example.inputs, example.targets):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"example {example.id} has half a surrogate pair at character "
+                    f"{error.start + 1}: no text; repair or drop it"
+                ) from None
+            chunks.append(np.asarray([*encode(text), eos_id], np.int32))
     if not chunks:
         raise ValueError("no examples to train on; the data source yields none")
     return TokenPairs(np.concatenate(chunks), np.cumsum([0, *map(len, chunks)], dtype=np.int64))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How pairs become batches.
+
+    Attributes:
+      tokens_per_batch: padded target tokens per batch.
+      bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that holds
+        both its inputs and its targets, end-of-sequence tokens included, and is left out if none
+        does.
+
+    Raises:
+      TypeError: for values that are no numbers.
+      ValueError: for values that are not whole or below 1, or lengths that do not increase.
+    """
+
+    tokens_per_batch: int = 2048
+    bucket_lengths: tuple[int, ...] = (16, 24, 32, 48, 96)
+
+    def __post_init__(self) -> None:
+        lengths: Any = checked(
+            "Batching: bucket_lengths", self.bucket_lengths, low=1, dtype=np.int32
+        )
+        if lengths.ndim != 1 or np.any(np.diff(lengths) < 1):
+            raise ValueError(
+                f"Batching: bucket_lengths={self.bucket_lengths} must be several lengths that "
+                "increase, or one, written (64,)"
+            )
+        tokens = checked("Batching: tokens_per_batch", self.tokens_per_batch, low=1, dtype=np.int32)
+        object.__setattr__(self, "bucket_lengths", tuple(lengths.tolist()))
+        object.__setattr__(self, "tokens_per_batch", int(tokens))
 
 
 class Batch(NamedTuple):
@@ -88,10 +126,8 @@ class BucketedBatches:
 
     Args:
       pairs: the data.
-      bucket_lengths: increasing; a pair goes into the first bucket that holds both its inputs and
-        its targets, end-of-sequence tokens included. Longer pairs are left out.
-      tokens_per_batch: a bucket of length L has `tokens_per_batch // L` rows, rounded down to a
-        multiple of `row_multiple` (at least one multiple).
+      batching: the lengths; a bucket of length L has `tokens_per_batch // L` rows, rounded down to
+        a multiple of `row_multiple` (at least one multiple).
       row_multiple: of devices that share the rows.
       seed: of the order; None keeps the order of the data (for evaluation).
       pad_id: fills up the rows.
@@ -99,42 +135,36 @@ class BucketedBatches:
 
     Attributes:
       num_left_out: pairs longer than the last bucket.
+      rows: of a batch of each bucket.
       batches_per_epoch: how many.
 
     Raises:
-      ValueError: bucket lengths that do not increase, or too small for every pair.
+      ValueError: every pair is longer than the last bucket.
     """
 
     def __init__(
         self,
         pairs: TokenPairs,
+        batching: Batching,
         *,
-        bucket_lengths: Sequence[int],
-        tokens_per_batch: int,
         row_multiple: int = 1,
         seed: int | None = 0,
         pad_id: int = 0,
         eos_id: int = 1,
     ):
-        lengths = np.asarray(bucket_lengths, np.int64)
-        if lengths.ndim != 1 or not len(lengths) or lengths[0] < 1 or np.any(np.diff(lengths) < 1):
-            raise ValueError(
-                f"bucket_lengths={tuple(bucket_lengths)} must increase, from 1 or more"
-            )
-        if tokens_per_batch < 1:
-            raise ValueError(f"tokens_per_batch={tokens_per_batch} must be at least 1")
         self._pairs = pairs
-        self._lengths = lengths
-        self._rows = np.maximum(tokens_per_batch // lengths // row_multiple, 1) * row_multiple
+        self._lengths = lengths = np.asarray(batching.bucket_lengths)
+        multiples = batching.tokens_per_batch // lengths // row_multiple
+        self.rows: list[int] = (np.maximum(multiples, 1) * row_multiple).tolist()
         self._bucket = np.searchsorted(lengths, pairs.lengths().max(axis=1))
         counts = np.bincount(self._bucket, minlength=len(lengths) + 1)
         self.num_left_out = int(counts[-1])
         if self.num_left_out == len(pairs):
             raise ValueError(
-                f"bucket_lengths={tuple(bucket_lengths)}: all {len(pairs)} pairs are longer than "
+                f"bucket_lengths={batching.bucket_lengths}: all {len(pairs)} pairs are longer than "
                 f"{lengths[-1]} tokens; add longer buckets"
             )
-        self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self._rows)))
+        self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self.rows)))
         self._seed = seed
         self._pad_id, self._eos_id = pad_id, eos_id
         self._planned_epoch = -1
@@ -146,7 +176,7 @@ class BucketedBatches:
         if epoch != self._planned_epoch:
             self._plan, self._planned_epoch = self._plan_epoch(epoch), epoch
         bucket, members = self._plan[index]
-        rows, length = self._rows[bucket], self._lengths[bucket]
+        rows, length = self.rows[bucket], self._lengths[bucket]
         inputs = np.full((rows, length), self._pad_id, np.int32)
         targets = np.full((rows, length), self._pad_id, np.int32)
         inputs[len(members) :, 0] = self._eos_id
@@ -164,7 +194,7 @@ class BucketedBatches:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
         order = np.arange(len(self._pairs)) if rng is None else rng.permutation(len(self._pairs))
         plan = []
-        for bucket, rows in enumerate(self._rows):
+        for bucket, rows in enumerate(self.rows):
             members = order[self._bucket[order] == bucket]
             plan += [(bucket, members[i : i + rows]) for i in range(0, len(members), rows)]
         return plan if rng is None else [plan[i] for i in rng.permutation(len(plan))]

@@ -2,7 +2,7 @@
 
 from specjax.training.distillation import add_teacher_samples
 from specjax.training.greedy import generate
-from specjax.training.loop import Batching, Teacher, TrainResult, train
+from specjax.training.loop import Teacher, TrainResult, train
 from specjax.training.losses import cross_entropy, distillation_loss, masked_mean
 from specjax.training.optimizer import AdamW, Cosine, InverseSqrt, Schedule
 from specjax.training.recipe import greedy_bleu, run_recipe
@@ -18,7 +18,6 @@ from specjax.training.vocabulary import train_vocabulary
 
 __all__ = [
     "AdamW",
-    "Batching",
     "Cosine",
     "InverseSqrt",
     "Objective",

@@ -33,7 +33,8 @@ def add_teacher_samples(
       model: the teacher.
       params: its parameters.
       samples: targets to add for each input that fits the buckets.
-      bucket_lengths: as in training; also the limit of a drawn target.
+      bucket_lengths: as in training; the last is also the limit of a drawn target. One that
+        reaches it is kept without an end-of-sequence token, which the teacher has not drawn.
       seed: of the draws.
       eos_id: the end-of-sequence token.
       pad_id: pads batches.
@@ -45,8 +46,9 @@ def add_teacher_samples(
 
     Source: Kim and Rush 2016; drawn at T = 1 as in Zhou et al. 2024 (DistillSpec).
     """
+    limit = bucket_lengths[-1]
     inputs = [pairs[i][0] for i in range(len(pairs))]
-    inputs = [tokens for tokens in inputs if len(tokens) <= bucket_lengths[-1]]
+    inputs = [tokens for tokens in inputs if len(tokens) <= limit]
     eos = np.asarray([eos_id], np.int32)
     chunks = [pairs.tokens]
     lengths = [np.diff(pairs.offsets)]
@@ -58,11 +60,13 @@ def add_teacher_samples(
             bucket_lengths=bucket_lengths,
             eos_id=eos_id,
             pad_id=pad_id,
+            max_tokens=limit,
             key=jax.random.fold_in(jax.random.key(seed), sample),
             progress=f"teacher samples {sample + 1}/{samples}" if progress else None,
         )
         for source, output in zip(inputs, outputs, strict=True):
-            chunks += [source, output, eos]
-            lengths.append(np.asarray([len(source), len(output) + 1]))
+            target = np.concatenate([output, eos])[:limit]
+            chunks += [source, target]
+            lengths.append(np.asarray([len(source), len(target)]))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
     return TokenPairs(np.concatenate(chunks), offsets)

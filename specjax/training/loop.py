@@ -1,8 +1,7 @@
 """The training loop: from pairs of token sequences to a run directory with a trained network."""
 
 import dataclasses
-import hashlib
-import json
+import math
 import os
 import sys
 import time
@@ -13,11 +12,13 @@ import jax
 import numpy as np
 import tqdm
 
-from specjax.base import Params
-from specjax.data.batching import BucketedBatches, TokenPairs
-from specjax.models import T5, T5Config, config_to_dict
+from specjax.base import Params, checked
+from specjax.data.batching import Batching, BucketedBatches, TokenPairs
+from specjax.models import T5, T5Config
+from specjax.output_directory import claim, locked, make_writable
+from specjax.training.fingerprint import describe, digest
 from specjax.training.optimizer import AdamW
-from specjax.training.run_directory import RunDirectory
+from specjax.training.run_directory import CONFIG_NAME, RunDirectory
 from specjax.training.step import (
     Objective,
     StepMetrics,
@@ -26,20 +27,6 @@ from specjax.training.step import (
     make_eval_step,
     make_train_step,
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Batching:
-    """How pairs become batches.
-
-    Attributes:
-      tokens_per_batch: padded target tokens per batch.
-      bucket_lengths: increasing lengths; a pair is padded to the first that holds it, and left
-        out if none does.
-    """
-
-    tokens_per_batch: int = 2048
-    bucket_lengths: tuple[int, ...] = (16, 24, 32, 48, 96)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +40,10 @@ class Teacher:
 
     model: T5
     params: Params
+
+    def describe(self) -> dict[str, Any]:
+        """The network, and a hash of its parameters, as JSON values."""
+        return {"model": describe(self.model.config), "params": digest(self.params)}
 
 
 class TrainResult(NamedTuple):
@@ -96,7 +87,8 @@ def train(
     A run that was killed at any moment and started again ends with the same parameters, to the
     bit, as one that was not (on the same machine with the same number of devices): the order of
     the data and the dropout keys follow from the seed and the step. `num_steps` may be raised to
-    prolong a finished run.
+    prolong a finished run. A start that is refused for its arguments leaves nothing behind that
+    would bind the next.
 
     Args:
       output_dir: holds the checkpoints (the latest and the best), the configuration and
@@ -105,10 +97,10 @@ def train(
       training_pairs: pairs of token sequences, each with its end-of-sequence token.
       validation_pairs: likewise; the checkpoint with the lowest loss on them is the result.
       optimizer: the optimiser and its schedule.
-      num_steps: updates in all.
+      num_steps: updates in all; at least as many as the run has done.
       objective: the loss; by default label smoothing and a running average.
       batching: the shapes of the batches.
-      pad_id: pads batches and never occurs in the data.
+      pad_id: pads batches; where the data holds it, it is neither learnt nor attended to.
       eos_id: the end-of-sequence token.
       seed: of the initial parameters, the order of the data and dropout.
       checkpoint_every: updates between checkpoints; each one is evaluated.
@@ -125,18 +117,26 @@ def train(
       A `TrainResult`.
 
     Raises:
-      OSError: `output_dir` cannot be written.
-      ValueError: a value outside its range, unusable data, or an `output_dir` that holds another
-        run.
+      OSError: `output_dir` cannot be written, or another process trains in it.
+      TypeError: a value of the wrong type.
+      ValueError: a value outside its range, unusable data, an `output_dir` that holds another
+        run, or a loss that is no longer finite.
     """
     objective, batching = objective or Objective(), batching or Batching()
-    for name, value in (
-        ("num_steps", num_steps),
-        ("checkpoint_every", checkpoint_every),
-        ("log_every", log_every),
-    ):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+    numbers = check_numbers(
+        seed=seed, num_steps=num_steps, checkpoint_every=checkpoint_every, log_every=log_every
+    )
+    seed = numbers.pop("seed")
+    if config.param_dtype != np.float32:
+        raise ValueError(
+            f"param_dtype={config.param_dtype}: small updates would be lost to rounding; train "
+            "float32 parameters (dtype=bfloat16 computes in bfloat16)"
+        )
+    if pad_id == eos_id:
+        raise ValueError(
+            f"pad_id={pad_id} is also the end-of-sequence token, which would never be learnt; use "
+            "a vocabulary with a padding token of its own"
+        )
     if (objective.distillation_weight > 0.0) != (teacher is not None):
         raise ValueError(
             f"distillation_weight={objective.distillation_weight} and teacher="
@@ -147,41 +147,115 @@ def train(
             f"the teacher's vocab_size={teacher.model.vocab_size} and the network's vocab_size="
             f"{config.vocab_size} differ; give the network the teacher's"
         )
-    for name, pairs in (
-        ("training_pairs", training_pairs),
-        ("validation_pairs", validation_pairs),
-    ):
+    devices = local_devices(num_devices)
+    ids = {"pad_id": pad_id, "eos_id": eos_id}
+
+    def batches(name: str, pairs: TokenPairs, seed: int | None) -> BucketedBatches:
         largest = int(pairs.tokens.max())
         if largest >= config.vocab_size:
             raise ValueError(
                 f"{name} contain token {largest}, but the network's vocab_size="
                 f"{config.vocab_size}; make it larger, or use another vocabulary"
             )
-    directory = RunDirectory(output_dir)
-    directory.claim(
-        {
-            "model": config_to_dict(config),
-            "optimizer": _describe(optimizer),
-            "objective": _describe(objective),
-            "batching": _describe(batching),
-            "seed": seed,
-            "training_data": digest(training_pairs.tokens, training_pairs.offsets),
-            "validation_data": digest(validation_pairs.tokens, validation_pairs.offsets),
-            "init_params": init_params and digest(*jax.tree.leaves(init_params)),
-            "teacher": teacher and digest(*jax.tree.leaves(teacher.params)),
-            **(notes or {}),
-        }
-    )
-    if augment is not None:
-        training_pairs = augment(training_pairs)
-    trainer = _Trainer(
-        directory, config, training_pairs, validation_pairs, optimizer, objective, batching,
-        pad_id, eos_id, seed, teacher, num_devices,
-    )  # fmt: skip
-    try:
-        return trainer.run(num_steps, checkpoint_every, log_every, init_params, progress)
-    finally:
-        directory.close()
+        made = BucketedBatches(pairs, batching, seed=seed, row_multiple=len(devices), **ids)
+        if progress and made.num_left_out:
+            print(
+                f"specjax: {made.num_left_out} of {len(pairs)} {name.replace('_', ' ')} are longer "
+                f"than the last bucket ({batching.bucket_lengths[-1]} tokens) and left out",
+                file=sys.stderr,
+            )
+        return made
+
+    training = batches("training_pairs", training_pairs, seed)
+    validation = batches("validation_pairs", validation_pairs, None)
+    if init_params is not None:
+        init_params = _fitting(init_params, config)
+    path = make_writable(output_dir)
+    with locked(path):
+        # Whatever refuses a first start comes before this.
+        claim(
+            path / CONFIG_NAME,
+            {
+                "model": describe(config),
+                "optimizer": describe(optimizer),
+                "objective": describe(objective),
+                "batching": describe(batching),
+                # Depends on the number of devices too; another one would lose and double pairs.
+                "rows_per_batch": training.rows,
+                "seed": seed,
+                "training_data": digest([training_pairs.tokens, training_pairs.offsets]),
+                "validation_data": digest([validation_pairs.tokens, validation_pairs.offsets]),
+                "init_params": init_params and digest(init_params),
+                "teacher": teacher and teacher.describe(),
+                **ids,
+                **(notes or {}),
+            },
+        )
+        if augment is not None:
+            training = batches("training_pairs", augment(training_pairs), seed)
+        directory = RunDirectory(path)
+        try:
+            trainer = _Trainer(
+                directory, config, training, validation, optimizer, objective, pad_id, seed,
+                teacher, devices,
+            )  # fmt: skip
+            return trainer.run(init_params=init_params, progress=progress, **numbers)
+        finally:
+            directory.close()
+
+
+def check_numbers(*, seed: int, **counts: int) -> dict[str, int]:
+    """Whole numbers as Python's: a seed, and counts of at least 1.
+
+    Args:
+      seed: the seed.
+      **counts: numbers by the names that an error is to tell.
+
+    Returns:
+      All of them by name; 1e4 has become 10000.
+
+    Raises:
+      TypeError: for what is no number.
+      ValueError: for a number that is not whole or not in its range.
+    """
+    lowest = {"seed": 0} | dict.fromkeys(counts, 1)
+    return {
+        name: int(checked(name, value, low=lowest[name], dtype=np.int32))
+        for name, value in {"seed": seed, **counts}.items()
+    }
+
+
+def local_devices(count: int | None) -> list[jax.Device]:
+    """The first `count` devices of this process, or all.
+
+    Args:
+      count: how many, or None.
+
+    Returns:
+      The devices.
+
+    Raises:
+      TypeError: for what is no number.
+      ValueError: there are not so many.
+    """
+    devices = jax.devices()
+    if count is None:
+        return devices
+    chosen = int(checked("num_devices", count, low=1, dtype=np.int32))
+    if chosen > len(devices):
+        raise ValueError(f"num_devices={chosen}: this process has {len(devices)} devices")
+    return devices[:chosen]
+
+
+def _fitting(params: Params, config: T5Config) -> Params:
+    """Parameters to start from, in the network's dtypes."""
+    expected = T5(config).abstract_params()
+    if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):
+        raise ValueError(
+            "the parameters to start from do not have the network's names and shapes; use the "
+            "configuration they were trained with"
+        )
+    return jax.tree.map(lambda x, like: jax.numpy.asarray(x, like.dtype), params, expected)
 
 
 class _Trainer:
@@ -191,34 +265,19 @@ class _Trainer:
         self,
         directory: RunDirectory,
         config: T5Config,
-        pairs: TokenPairs,
-        validation_pairs: TokenPairs,
+        batches: BucketedBatches,
+        validation: BucketedBatches,
         optimizer: AdamW,
         objective: Objective,
-        batching: Batching,
         pad_id: int,
-        eos_id: int,
         seed: int,
         teacher: Teacher | None,
-        num_devices: int | None,
+        devices: list[jax.Device],
     ):
-        devices = jax.devices()[:num_devices]
-        if num_devices is not None and not 1 <= num_devices <= len(jax.devices()):
-            raise ValueError(
-                f"num_devices={num_devices}: this process has {len(jax.devices())} devices"
-            )
         mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
         self._replicated = jax.sharding.NamedSharding(mesh, jax.P())
         self._by_row = jax.sharding.NamedSharding(mesh, jax.P("data"))
-        shapes: dict[str, Any] = {
-            "bucket_lengths": batching.bucket_lengths,
-            "tokens_per_batch": batching.tokens_per_batch,
-            "row_multiple": len(devices),
-            "pad_id": pad_id,
-            "eos_id": eos_id,
-        }
-        self._batches = BucketedBatches(pairs, seed=seed, **shapes)
-        self._validation = BucketedBatches(validation_pairs, seed=None, **shapes)
+        self._batches, self._validation = batches, validation
         self._directory = directory
         self._model = T5(config)
         self._optimizer, self._objective = optimizer, objective
@@ -232,6 +291,7 @@ class _Trainer:
 
     def run(
         self,
+        *,
         num_steps: int,
         checkpoint_every: int,
         log_every: int,
@@ -242,6 +302,11 @@ class _Trainer:
         directory = self._directory
         state = self._initial_state(init_params)
         step = directory.latest_step or 0
+        if step > num_steps:
+            raise ValueError(
+                f"num_steps={num_steps}: the run in {directory.path} has done {step} updates; give "
+                "at least as many, or another output_dir"
+            )
         if step:
             state = directory.restore(state, step)
         directory.open_log(step)
@@ -250,12 +315,6 @@ class _Trainer:
         )
         window = _Window()
         with bar:
-            if progress and self._batches.num_left_out:
-                bar.write(
-                    f"{self._batches.num_left_out} training pairs are longer than the last bucket "
-                    "and left out",
-                    file=sys.stderr,
-                )
             while step < num_steps:
                 batch = jax.device_put(self._batches.batch(step), self._by_row)
                 state, metrics = self._step(state, *batch, self._teacher_params)
@@ -265,12 +324,7 @@ class _Trainer:
                 at_checkpoint = step % checkpoint_every == 0 or step == num_steps
                 if step % log_every == 0 or at_checkpoint:
                     means = window.close()
-                    if not np.isfinite(means["loss"]):
-                        raise ValueError(
-                            f"the loss is {means['loss']} at step {step}; lower the learning rate "
-                            f"in another output_dir (the last good checkpoint of {directory.path} "
-                            f"is step {directory.latest_step})"
-                        )
+                    self._check_finite("loss", means["loss"], step)
                     row = {
                         "step": step,
                         "epoch": step / self._batches.batches_per_epoch,
@@ -281,6 +335,8 @@ class _Trainer:
                     bar.set_postfix(loss=f"{row['loss']:.3f}")
                 if at_checkpoint:
                     loss = self._validation_loss(state)
+                    # The last update has been seen by no training loss yet.
+                    self._check_finite("validation loss", loss, step)
                     directory.log({"step": step, "validation_loss": loss})
                     if progress:
                         bar.write(f"step {step}: validation loss {loss:.4f}", file=sys.stderr)
@@ -293,18 +349,16 @@ class _Trainer:
     def _initial_state(self, init_params: Params | None) -> TrainState:
         if init_params is None:
             init_params = self._model.init(jax.random.key(self._seed))
-        expected = self._model.abstract_params()
-        found = jax.tree.map(np.shape, init_params)
-        if found != jax.tree.map(np.shape, expected):
-            raise ValueError(
-                "the parameters to start from do not have the network's names and shapes; use the "
-                "configuration they were trained with"
-            )
-        init_params = jax.tree.map(
-            lambda x, like: jax.numpy.asarray(x, like.dtype), init_params, expected
-        )
         state = init_state(init_params, self._optimizer, self._objective)
         return jax.device_put(state, self._replicated)
+
+    def _check_finite(self, name: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            raise ValueError(
+                f"the {name} is {value} at step {step}; lower the learning rate in another "
+                f"output_dir (the last good checkpoint of {self._directory.path} is step "
+                f"{self._directory.latest_step})"
+            )
 
     def _validation_loss(self, state: TrainState) -> float:
         total, tokens = 0.0, 0
@@ -320,6 +374,9 @@ class _Window:
     """The steps since the last line of the log; reads them from the device once, at its end."""
 
     def __init__(self) -> None:
+        self._open()
+
+    def _open(self) -> None:
         self._start = time.monotonic()
         self._metrics: list[StepMetrics] = []
 
@@ -335,23 +392,5 @@ class _Window:
             "grad_norm": float(np.mean([m.grad_norm for m in values], dtype=np.float64)),
             "target_tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
         }
-        self.__init__()  # type: ignore[misc]
+        self._open()
         return row
-
-
-def _describe(value: Any) -> Any:
-    """A frozen configuration as JSON values, each with its class's name."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"class": type(value).__name__, **fields}
-    return json.loads(json.dumps(value))
-
-
-def digest(*arrays: Any) -> str:
-    """A short hash of arrays: dtypes, shapes and contents."""
-    sha = hashlib.sha256()
-    for array in arrays:
-        array = np.ascontiguousarray(array)
-        sha.update(f"{array.dtype}{array.shape}".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()[:16]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specjax.base import Array
+from specjax.base import Array, checked
 
 
 class Schedule(Protocol):
@@ -17,11 +17,9 @@ class Schedule(Protocol):
         """The rate of update `step` (from 0)."""
 
 
-def _check_positive(owner: Any, *names: str) -> None:
+def _check(owner: Any, *names: str, **span: Any) -> None:
     for name in names:
-        value = getattr(owner, name)
-        if not value > 0:
-            raise ValueError(f"{type(owner).__name__}: {name}={value} must be positive")
+        checked(f"{type(owner).__name__}: {name}", getattr(owner, name), open_high=True, **span)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,8 @@ class InverseSqrt:
       warmup_steps: updates of linear growth.
 
     Raises:
-      ValueError: for a value that is not positive.
+      TypeError: for a value that is no number.
+      ValueError: for a value that is not positive and finite.
 
     Source: Vaswani et al. 2017, equation 3.
     """
@@ -44,12 +43,12 @@ class InverseSqrt:
     warmup_steps: int
 
     def __post_init__(self) -> None:
-        _check_positive(self, "peak", "warmup_steps")
+        _check(self, "peak", "warmup_steps", low=0.0, open_low=True)
 
     def __call__(self, step: Any) -> Array:
         """The rate of update `step` (from 0)."""
         x = (jnp.asarray(step, jnp.float32) + 1.0) / self.warmup_steps
-        return self.peak * jnp.minimum(x, jnp.maximum(x, 1e-9) ** -0.5)
+        return self.peak * jnp.minimum(x, jax.lax.rsqrt(x))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,10 +59,12 @@ class Cosine:
       peak: the highest rate, at `warmup_steps`.
       warmup_steps: updates of linear growth.
       total_steps: the update at which the rate has come down; it stays there.
-      floor: the last rate.
+      floor: the last rate, at most `peak`.
 
     Raises:
-      ValueError: for a value that is not positive, or a warm-up beyond the end.
+      TypeError: for a value that is no number.
+      ValueError: for a value that is not positive and finite, a floor outside `[0, peak]`, or a
+        warm-up beyond the end.
     """
 
     peak: float
@@ -72,7 +73,8 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "peak", "warmup_steps", "total_steps")
+        _check(self, "peak", "warmup_steps", "total_steps", low=0.0, open_low=True)
+        checked("Cosine: floor", self.floor, low=0.0, high=self.peak)
         if self.warmup_steps >= self.total_steps:
             raise ValueError(
                 f"Cosine: warmup_steps={self.warmup_steps} must be below "
@@ -103,6 +105,7 @@ class AdamW:
         with one absolute rate for all of them the embedding hardly moves.
 
     Raises:
+      TypeError: for a value that is no number.
       ValueError: for a value outside its range.
 
     Source: Loshchilov and Hutter 2019; for `relative` Shazeer and Stern 2018, section 8.
@@ -117,12 +120,11 @@ class AdamW:
     relative: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive(self, "eps", "clip_norm")
-        for name in ("b1", "b2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"AdamW: {name}={getattr(self, name)} must be in [0, 1)")
-        if self.weight_decay < 0.0:
-            raise ValueError(f"AdamW: weight_decay={self.weight_decay} must not be negative")
+        _check(self, "eps", "clip_norm", low=0.0, open_low=True)
+        _check(self, "b1", "b2", low=0.0, high=1.0)
+        _check(self, "weight_decay", low=0.0)
+        if not isinstance(self.relative, bool):
+            raise TypeError(f"AdamW: relative={self.relative!r} must be True or False")
 
     def transformation(self) -> optax.GradientTransformation:
         """The optax transformation."""

@@ -6,45 +6,45 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import sacrebleu
 
-from specjax.base import Params
+from specjax.base import Params, checked
 from specjax.checkpoints import load_model, save_model
-from specjax.checkpoints.save import replacing
-from specjax.data.batching import TokenPairs, tokenize_pairs
+from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import Example
-from specjax.data.model_files import SpecialIds, copy_tokenizer_files
+from specjax.data.model_files import SpecialIds
 from specjax.data.tokenizers import Tokenizer, load_tokenizer
 from specjax.models import T5, T5Config
 from specjax.output_directory import make_writable, write_atomically
 from specjax.training.distillation import add_teacher_samples
 from specjax.training.greedy import generate
-from specjax.training.loop import Batching, Teacher, digest, train
+from specjax.training.loop import Teacher, check_numbers, local_devices, train
 from specjax.training.optimizer import AdamW
 from specjax.training.run_directory import CONFIG_NAME
 from specjax.training.step import Objective
-from specjax.training.vocabulary import train_vocabulary
+from specjax.training.vocabulary import provide_vocabulary
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
 SAMPLES_NAME = "teacher_samples.npz"
 TOKENIZER_NAME = "tokenizer"
+LONGEST_SCORED = 512
 
 
 def run_recipe(
     *,
     output_dir: str | os.PathLike[str],
-    config: T5Config,
     training_data: Iterable[Example],
     validation_data: Iterable[Example],
     optimizer: AdamW,
     num_steps: int,
+    config: T5Config | None = None,
     test_data: Iterable[Example] | None = None,
     vocabulary: str | os.PathLike[str] | None = None,
     vocabulary_type: str = "unigram",
@@ -67,14 +67,14 @@ def run_recipe(
     Args:
       output_dir: takes the run: `model/` (the result, with its tokeniser), `results.json`,
         `metrics.jsonl`, `checkpoints/`, `train_config.json` and `tokenizer/`.
-      config: the network.
       training_data: pairs of texts.
       validation_data: pairs of texts; the best checkpoint on them is exported.
       optimizer: the optimiser and its schedule.
       num_steps: updates in all; more than before prolongs a finished run.
+      config: the network; by default that of `init_from`.
       test_data: pairs of texts on which the result is scored too.
-      vocabulary: a model's directory, one of its tokeniser files, or "bytes". By default that of
-        `init_from` or `teacher`; without these a SentencePiece vocabulary of
+      vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
+        default that of `init_from` or `teacher`; without these a SentencePiece vocabulary of
         `config.vocab_size` pieces is trained on the training data.
       vocabulary_type: of a trained one, "unigram" or "bpe".
       objective: the loss.
@@ -83,18 +83,20 @@ def run_recipe(
       checkpoint_every: updates between checkpoints.
       log_every: updates between lines of the log.
       init_from: a model's directory to start from (fine-tuning); its network must be `config`'s.
-      teacher: a model's directory to distil from, with the same vocabulary.
+      teacher: a model's directory to distil from, with the same vocabulary; the objective's
+        `distillation_weight`, `teacher_samples` or both say how.
       teacher_samples: targets drawn from the teacher for each input, added to the references.
       num_devices: devices that share each batch; all by default.
       export_dtype: of the exported arrays: float32, bfloat16 or float16.
       progress: whether to show progress bars (on a terminal only).
 
     Returns:
-      What `results.json` holds: step, validation loss, number of parameters, and greedy
-      sacreBLEU on the validation (and test) data.
+      What `results.json` holds: step, validation loss (nats per token), number of parameters, and
+      `greedy_bleu` on the validation (and test) data.
 
     Raises:
-      OSError: `output_dir` cannot be written, or a file is missing.
+      OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
+      TypeError: a value of the wrong type.
       ValueError: a value outside its range, unusable data, or an `output_dir` that holds another
         run.
     """
@@ -102,14 +104,32 @@ def run_recipe(
     objective, batching = objective or Objective(), batching or Batching()
     if export_dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"export_dtype={export_dtype!r} is not float32, bfloat16 or float16")
-    if teacher_samples < 0 or (teacher_samples and teacher is None):
-        raise ValueError(f"teacher_samples={teacher_samples} needs a teacher, and must be >= 0")
+    numbers = check_numbers(
+        seed=seed, num_steps=num_steps, checkpoint_every=checkpoint_every, log_every=log_every
+    )
+    local_devices(num_devices)
+    teacher_samples = int(checked("teacher_samples", teacher_samples, low=0, dtype=np.int32))
+    if (teacher is not None) != bool(objective.distillation_weight or teacher_samples):
+        raise ValueError(
+            f"teacher={teacher}, distillation_weight={objective.distillation_weight}, "
+            f"teacher_samples={teacher_samples}: a teacher needs one of the other two, and they it"
+        )
     starting, teaching = _load_t5(init_from, "init_from"), _load_t5(teacher, "teacher")
-    training, validation = list(training_data), list(validation_data)
-    test = None if test_data is None else list(test_data)
+    if config is None:
+        if starting is None:
+            raise ValueError("config=None: give a T5Config, or init_from, whose network is taken")
+        config = starting.model.config
+    data = {"training": list(training_data), "validation": list(validation_data)}
+    if test_data is not None:
+        data["test"] = list(test_data)
     tokenizer_dir = directory / TOKENIZER_NAME
-    _provide_vocabulary(
-        tokenizer_dir, vocabulary or init_from or teacher, training, config, vocabulary_type
+    provide_vocabulary(
+        tokenizer_dir,
+        vocabulary or init_from or teacher,
+        (text for e in data["training"] for text in (e.inputs, e.targets or "")),
+        vocab_size=config.vocab_size,
+        model_type=vocabulary_type,
+        begun=(directory / CONFIG_NAME).exists(),
     )
     tokenizer = load_tokenizer(tokenizer_dir)
     for path, name in ((init_from, "init_from"), (teacher, "teacher")):
@@ -123,34 +143,35 @@ def run_recipe(
             f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
             f"{config.vocab_size}; make it at least as large"
         )
+    pairs = {name: _tokenize(examples, tokenizer) for name, examples in data.items()}
+    longest = max(LONGEST_SCORED, batching.bucket_lengths[-1])
+    if progress:
+        _tell_unscored(pairs, longest)
     ids: dict[str, int] = {"eos_id": tokenizer.eos_ids[0], "pad_id": tokenizer.pad_id}
     notes: dict[str, Any] = {"vocabulary_type": vocabulary_type}
     augment = None
     if teaching is not None and teacher_samples:
         notes["teacher_samples"] = teacher_samples
-        notes["sampled_teacher"] = digest(*jax.tree.leaves(teaching.params))
+        notes["sampled_teacher"] = teaching.describe()
         augment = functools.partial(
-            _with_samples, directory / SAMPLES_NAME, teaching, teacher_samples, batching, seed,
-            ids, progress,
+            _with_samples, directory / SAMPLES_NAME, teaching, teacher_samples, batching,
+            numbers["seed"], ids, progress,
         )  # fmt: skip
     result = train(
         output_dir=directory,
         config=config,
-        training_pairs=_tokenize(training, tokenizer),
-        validation_pairs=_tokenize(validation, tokenizer),
+        training_pairs=pairs["training"],
+        validation_pairs=pairs["validation"],
         optimizer=optimizer,
-        num_steps=num_steps,
         objective=objective,
         batching=batching,
-        seed=seed,
-        checkpoint_every=checkpoint_every,
-        log_every=log_every,
         init_params=starting and starting.params,
         teacher=teaching if objective.distillation_weight else None,
         augment=augment,
         notes=notes,
         num_devices=num_devices,
         progress=progress,
+        **numbers,
         **ids,
     )
     _export(
@@ -169,11 +190,15 @@ def run_recipe(
     # Scored as it was written: rounding included.
     exported = _load_t5(directory / MODEL_NAME, "model")
     assert exported is not None
-    for name, examples in (("validation", validation), ("test", test)):
-        if examples is not None:
-            results[f"{name}_bleu"] = greedy_bleu(
-                exported.model, exported.params, tokenizer, examples, progress=progress
-            )
+    for name in [n for n in data if n != "training"]:
+        results[f"{name}_bleu"] = greedy_bleu(
+            exported.model,
+            exported.params,
+            tokenizer,
+            data[name],
+            longest=longest,
+            progress=progress,
+        )
     write_atomically(directory / RESULTS_NAME, json.dumps(results, indent=1).encode())
     return results
 
@@ -184,15 +209,20 @@ def greedy_bleu(
     tokenizer: Tokenizer,
     examples: Sequence[Example],
     *,
+    longest: int = LONGEST_SCORED,
     progress: bool = False,
 ) -> float:
     """The corpus sacreBLEU of greedy outputs against the references.
+
+    An input of more than `longest` tokens is not decoded: its output counts as empty, for one
+    damaged line must not exhaust the memory.
 
     Args:
       model: the network.
       params: its parameters.
       tokenizer: its tokeniser.
       examples: inputs with references.
+      longest: tokens of the longest input to decode, its end-of-sequence token included.
       progress: whether to show a progress bar (on a terminal only).
 
     Returns:
@@ -200,24 +230,26 @@ def greedy_bleu(
     """
     eos_id = tokenizer.eos_ids[0]
     pairs = _tokenize(examples, tokenizer)
-    inputs = [pairs[i][0] for i in range(len(pairs))]
+    inputs = {i: pairs[i][0] for i in range(len(pairs)) if len(pairs[i][0]) <= longest}
     outputs = generate(
         model,
         params,
-        inputs,
-        bucket_lengths=_covering(inputs),
+        list(inputs.values()),
+        bucket_lengths=_covering(inputs.values()),
         eos_id=eos_id,
         pad_id=tokenizer.pad_id,
         progress="greedy decoding" if progress else None,
     )
-    texts = [tokenizer.decode(tokens.tolist()) for tokens in outputs]
+    texts = [""] * len(pairs)
+    for i, tokens in zip(inputs, outputs, strict=True):
+        texts[i] = tokenizer.decode(tokens.tolist())
     references = [example.targets or "" for example in examples]
     return float(sacrebleu.corpus_bleu(texts, [references]).score)
 
 
-def _covering(inputs: Sequence[Any]) -> tuple[int, ...]:
+def _covering(inputs: Iterable[Any]) -> tuple[int, ...]:
     """Powers of two from 16 up to the longest input: few shapes, each at most twice too long."""
-    longest = max(map(len, inputs))
+    longest = max(map(len, inputs), default=0)
     lengths = [16]
     while lengths[-1] < longest:
         lengths.append(2 * lengths[-1])
@@ -240,37 +272,15 @@ def _tokenize(examples: Sequence[Example], tokenizer: Tokenizer) -> TokenPairs:
     return tokenize_pairs(examples, encode, tokenizer.eos_ids[0])
 
 
-def _provide_vocabulary(
-    directory: Path,
-    source: str | os.PathLike[str] | None,
-    training: Sequence[Example],
-    config: T5Config,
-    model_type: str,
-) -> None:
-    """Puts the run's tokeniser files into `directory`, unless an earlier start did."""
-    if (directory.parent / CONFIG_NAME).exists() and directory.exists():
-        if source and load_tokenizer(source).fingerprint != load_tokenizer(directory).fingerprint:
-            raise ValueError(
-                f"vocabulary={source} is not the one that the run in {directory.parent} began "
-                "with; choose another output_dir"
+def _tell_unscored(pairs: Mapping[str, TokenPairs], longest: int) -> None:
+    for name in [n for n in pairs if n != "training"]:
+        count = int(np.sum(pairs[name].lengths()[:, 0] > longest))
+        if count:
+            print(
+                f"specjax: {count} of {len(pairs[name])} {name} inputs are longer than {longest} "
+                "tokens; they are not decoded, and their outputs count as empty",
+                file=sys.stderr,
             )
-        return
-    # Left by a start that failed before the run began.
-    shutil.rmtree(directory, ignore_errors=True)
-    with replacing(directory) as partial:
-        if source is None:
-            texts = (text for e in training for text in (e.inputs, e.targets or ""))
-            model = train_vocabulary(texts, vocab_size=config.vocab_size, model_type=model_type)
-            (partial / "spiece.model").write_bytes(model)
-        elif source == "bytes":
-            settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
-            (partial / "tokenizer_config.json").write_text(json.dumps(settings))
-        else:
-            load_tokenizer(source)
-            if Path(source).is_dir():
-                copy_tokenizer_files(Path(source), partial)
-            else:
-                shutil.copyfile(source, partial / Path(source).name)
 
 
 def _with_samples(

@@ -1,7 +1,6 @@
-"""What a training run keeps on disk: its configuration, its checkpoints and its log."""
+"""What a training run keeps on disk: its checkpoints and its log."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from specjax.output_directory import claim, make_writable, write_atomically
+from specjax.output_directory import write_atomically
 from specjax.training.step import TrainState
 
 CONFIG_NAME = "train_config.json"
@@ -18,21 +17,19 @@ METRICS_NAME = "metrics.jsonl"
 
 
 class RunDirectory:
-    """The output directory of one training run.
+    """The checkpoints (the latest and the best) and the log of one training run.
+
+    What a killed save left is removed at once: the caller must have the directory to itself.
 
     Args:
-      path: the directory; made where it is missing.
-      keep: how many of the latest checkpoints stay; the best one stays too.
-
-    Raises:
-      OSError: it cannot be made or written.
+      path: the directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, keep: int = 1):
-        self.path = make_writable(path)
+    def __init__(self, path: Path):
+        self.path = path
         policy = preservation_policy.AnyPreservationPolicy(
             [
-                preservation_policy.LatestN(n=keep),
+                preservation_policy.LatestN(n=1),
                 preservation_policy.BestN(get_metric_fn=_score, n=1),
             ]
         )
@@ -50,17 +47,6 @@ class RunDirectory:
     def close(self) -> None:
         """Releases the checkpoint manager."""
         self._manager.close()
-
-    def claim(self, configuration: Mapping[str, Any]) -> None:
-        """Records the run's configuration, or checks it against the one recorded.
-
-        Args:
-          configuration: JSON values that determine the run.
-
-        Raises:
-          ValueError: the directory holds a run of another configuration.
-        """
-        claim(self.path / CONFIG_NAME, configuration)
 
     @property
     def latest_step(self) -> int | None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specjax.base import Array, Params
+from specjax.base import Array, Params, checked
 from specjax.models import T5
 from specjax.training.losses import cross_entropy, distillation_loss, masked_mean
 from specjax.training.optimizer import AdamW
@@ -27,6 +27,7 @@ class Objective:
         exported; 0 for none. It starts smaller: min(decay, (1 + step) / (10 + step)).
 
     Raises:
+      TypeError: for a value that is no number.
       ValueError: for a value outside its range.
     """
 
@@ -35,15 +36,10 @@ class Objective:
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
-        for name, closed in (
-            ("label_smoothing", False),
-            ("distillation_weight", True),
-            ("ema_decay", False),
-        ):
+        for name in ("label_smoothing", "distillation_weight", "ema_decay"):
+            closed = name == "distillation_weight"
             value = getattr(self, name)
-            if not (0.0 <= value < 1.0 or (closed and value == 1.0)):
-                end = "]" if closed else ")"
-                raise ValueError(f"Objective: {name}={value} must be in [0, 1{end}")
+            checked(f"Objective: {name}", value, low=0.0, high=1.0, open_high=not closed)
 
 
 class TrainState(NamedTuple):
@@ -108,6 +104,7 @@ def teacher_forced_logits(
     return model.apply(params, inputs, decoder_inputs, encoder_mask=mask, dropout_key=key)
 
 
+@functools.lru_cache(maxsize=8)
 def make_train_step(
     model: T5,
     optimizer: AdamW,
@@ -119,8 +116,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Builds `step(state, inputs, targets, teacher_params) -> (state, metrics)`, jitted.
 
-    The state is donated. Dropout's key is the seed's, folded with the step, so that a resumed
-    run drops what the uninterrupted one would have dropped.
+    The same arguments give the same function, so that a second run compiles nothing. The state is
+    donated. Dropout's key is the seed's, folded with the step, so that a resumed run drops what
+    the uninterrupted one would have dropped.
 
     Args:
       model: the network.
@@ -175,6 +173,7 @@ def make_train_step(
     return step
 
 
+@functools.lru_cache(maxsize=8)
 def make_eval_step(model: T5, *, pad_id: int = 0) -> Callable[..., tuple[Array, Array]]:
     """Builds `step(params, inputs, targets) -> (summed loss, tokens)`, jitted.
 

@@ -8,6 +8,7 @@ import pytest
 from specjax.checkpoints import load_model
 from specjax.cli.main import main
 from specjax.data import load_tokenizer
+from specjax.training.vocabulary import provide_vocabulary
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -109,11 +110,80 @@ def test_another_vocabulary_is_refused(data, trained, tmp_path, capsys):
     assert run(data, trained, "VOCABULARY=bytes") == 2
     assert "vocabulary=bytes is not the one that the run" in capsys.readouterr().err
     model = trained / "model"
-    assert run(data, tmp_path, f"TEACHER={model}", "VOCABULARY=bytes") == 2
+    distil = "DISTILLATION_WEIGHT=1.0"
+    assert run(data, tmp_path, f"TEACHER={model}", distil, "VOCABULARY=bytes") == 2
     assert f"teacher={model} has another vocabulary than this run" in capsys.readouterr().err
     # That start left no trace which would bind the next one.
-    assert run(data, tmp_path, f"TEACHER={model}", "NUM_STEPS=0") == 2
-    assert "num_steps=0" in capsys.readouterr().err
+    assert run(data, tmp_path, f"TEACHER={model}", distil, "NUM_STEPS=1") == 0
+
+
+def test_an_embedding_with_rows_to_spare_keeps_the_vocabulary(data, tmp_path):
+    """T5's sentinels are implied by the embedding's rows; the run's own files must not."""
+    bindings = ["T5Config.vocab_size=200", "NUM_STEPS=1"]
+    assert run(data, tmp_path / "verifier", *bindings) == 0
+    model = tmp_path / "verifier" / "model"
+    kept = load_tokenizer(tmp_path / "verifier" / "tokenizer")
+    assert load_tokenizer(model).fingerprint == kept.fingerprint
+    assert kept.vocab_size < 100
+    assert run(data, tmp_path / "drafter", *bindings, f"TEACHER={model}", "TEACHER_SAMPLES=1") == 0
+    drafter = load_tokenizer(tmp_path / "drafter" / "model")
+    assert drafter.fingerprint == kept.fingerprint
+    assert (
+        run(data, tmp_path / "tuned", f"INIT_FROM={model}", "train.config=None", bindings[1]) == 0
+    )
+    assert load_model(tmp_path / "tuned" / "model").config == load_model(model).config
+
+
+def test_a_vocabulary_may_be_one_file_of_any_name(trained, tmp_path):
+    options = {"vocab_size": 40, "model_type": "bpe", "begun": False}
+    expected = load_tokenizer(trained / "model")
+    source = tmp_path / "mine.model"
+    source.write_bytes((trained / "model" / "spiece.model").read_bytes())
+    provide_vocabulary(tmp_path / "a", source, [], **options)
+    found = load_tokenizer(tmp_path / "a")
+    assert found.fingerprint == expected.fingerprint
+    assert (found.eos_ids, found.pad_id) == (expected.eos_ids, expected.pad_id)
+
+
+def test_sentinels_that_only_the_embedding_tells_are_kept(trained, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "spiece.model").write_bytes((trained / "model" / "spiece.model").read_bytes())
+    (source / "config.json").write_text('{"model_type": "t5", "vocab_size": 160}')
+    provide_vocabulary(tmp_path / "a", source, [], vocab_size=160, model_type="bpe", begun=False)
+    assert load_tokenizer(source).fingerprint == load_tokenizer(tmp_path / "a").fingerprint
+    assert load_tokenizer(tmp_path / "a").encode("<extra_id_0>")[0] > 100
+    with pytest.raises(ValueError, match="depends on files beside it; give the directory instead"):
+        provide_vocabulary(
+            tmp_path / "b", source / "spiece.model", [],
+            vocab_size=160, model_type="bpe", begun=False,
+        )  # fmt: skip
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_damaged_line_costs_only_itself(data, tmp_path, capsys):
+    source = data / "damaged.tsv"
+    source.write_text((data / "validation.tsv").read_text() + "ba " * 33_333 + "\tba\n")
+    bindings = [
+        "training/read_examples.source='damaged.tsv'",
+        "validation/read_examples.source='damaged.tsv'",
+        "train.progress=True", "NUM_STEPS=1",
+    ]  # fmt: skip
+    assert run(data, tmp_path, *bindings) == 0
+    told = capsys.readouterr().err
+    assert "1 of 13 training pairs are longer than the last bucket (24 tokens)" in told
+    assert "1 of 13 validation pairs are longer than the last bucket (24 tokens)" in told
+    assert "1 of 13 validation inputs are longer than 512 tokens; they are not decoded" in told
+
+
+def test_a_failed_start_binds_nothing(data, tmp_path, capsys):
+    for binding, message in (
+        ("Batching.bucket_lengths=(1,)", "longer than 1 tokens"),
+        ("train.num_devices=99", "this process has 8 devices"),
+    ):
+        assert run(data, tmp_path, binding) == 2
+        assert message in capsys.readouterr().err
+    assert run(data, tmp_path, "NUM_STEPS=1") == 0
 
 
 def test_a_vocabulary_of_bytes(data, tmp_path):
@@ -133,10 +203,29 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
-        (["NUM_STEPS=0"], "num_steps=0 must be at least 1"),
+        (["NUM_STEPS=0"], "num_steps must be a whole number in [1, "),
+        (["NUM_STEPS=1.5"], "num_steps must be a whole number in [1, "),
+        (["NUM_STEPS=ten"], "num_steps must be a number, got 'ten'"),
+        (["SEED=-1"], "seed must be a whole number in [0, "),
+        (["LEARNING_RATE=fast"], "InverseSqrt: peak must be a number, got 'fast'"),
+        (["LEARNING_RATE=0"], "InverseSqrt: peak must lie in (0, inf), got 0"),
+        (["TOKENS_PER_BATCH=x"], "Batching: tokens_per_batch must be a number, got 'x'"),
+        (["Batching.bucket_lengths=24"], "must be several lengths that increase, or one"),
+        (["T5Config.embed_dim=wide"], "embed_dim='wide' must be a whole number"),
+        (["OUTPUT_DIR=2024"], "output_dir=2024 must be a path"),
+        (["train.config=None"], "config=None: give a T5Config, or init_from"),
+        (["train.vocabulary_type=word"], "vocabulary_type='word' is not one of unigram, bpe"),
+        (["VOCABULARY=/absent"], "/absent: no such file"),
+        (["validation/read_examples.targets_field=None"], "example 0 has no reference text"),
+        (["test/read_examples.targets_field=None"], "example 0 has no reference text"),
+        (["training/read_examples.source=empty.tsv"], "empty.tsv is empty"),
+        (["training/read_examples.source=latin1.tsv"], "latin1.tsv:2: byte 0xfc at column 2"),
+        (["training/read_examples.source=blank.tsv"], "SentencePiece cannot train on this text"),
         (["EXPORT_DTYPE=int8"], "export_dtype='int8' is not float32, bfloat16 or float16"),
-        (["TEACHER_SAMPLES=1"], "teacher_samples=1 needs a teacher"),
-        (["DISTILLATION_WEIGHT=0.5"], "a teacher is needed exactly if"),
+        (["TEACHER_SAMPLES=1"], "teacher_samples=1: a teacher needs one of the other two"),
+        (["TEACHER_SAMPLES=-1"], "teacher_samples must be a whole number in [0, "),
+        (["DISTILLATION_WEIGHT=0.5"], "teacher=None, distillation_weight=0.5"),
+        (["TEACHER=/absent"], "teacher=/absent, distillation_weight=0.0, teacher_samples=0"),
         (["INIT_FROM=/absent"], "/absent"),
         (["Batching.bucket_lengths=(1,)"], "longer than 1 tokens"),
         (["T5Config.embed_dim=0"], "embed_dim=0 must be at least 1"),
@@ -147,6 +236,9 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
     ],
 )
 def test_bad_input_is_one_clear_line(data, tmp_path, capsys, bindings, message):
+    (data / "empty.tsv").write_text("")
+    (data / "latin1.tsv").write_bytes(b"a\tb\n" + "füße\tb\n".encode("latin-1"))
+    (data / "blank.tsv").write_text("\t\n\t\n")
     assert run(data, tmp_path, *bindings) == 2
     error = capsys.readouterr().err
     assert error.startswith("specjax train: ")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from specjax.data import BucketedBatches, Example, tokenize_pairs
+from specjax.data import Batching, BucketedBatches, Example, tokenize_pairs
 
 PAD, EOS = 0, 1
 
@@ -16,9 +16,9 @@ def make_pairs(count=57, seed=0, longest=14):
     return tokenize_pairs(examples, lambda text: [int(t) for t in text.split()], EOS)
 
 
-def batches(pairs, **options):
-    defaults = {"bucket_lengths": (4, 8, 15), "tokens_per_batch": 32, "seed": 3}
-    return BucketedBatches(pairs, **(defaults | options))
+def batches(pairs, *, bucket_lengths=(4, 8, 15), tokens_per_batch=32, **options):
+    batching = Batching(bucket_lengths=bucket_lengths, tokens_per_batch=tokens_per_batch)
+    return BucketedBatches(pairs, batching, **({"seed": 3} | options))
 
 
 def rows(batch):
@@ -100,18 +100,35 @@ def test_longer_pairs_are_left_out_and_counted():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"bucket_lengths": (8, 4)}, r"bucket_lengths=\(8, 4\) must increase"),
-        ({"bucket_lengths": ()}, r"bucket_lengths=\(\) must increase"),
-        ({"bucket_lengths": (0, 4)}, "must increase, from 1"),
-        ({"bucket_lengths": (1,)}, "all 57 pairs are longer than 1 tokens"),
-        ({"tokens_per_batch": 0}, "tokens_per_batch=0 must be at least 1"),
+        ({"bucket_lengths": (8, 4)}, ValueError, r"bucket_lengths=\(8, 4\) must be .* increase"),
+        ({"bucket_lengths": ()}, ValueError, "bucket_lengths must be a number or one number per"),
+        ({"bucket_lengths": 8}, ValueError, r"bucket_lengths=8 must be several .* written \(64,\)"),
+        ({"bucket_lengths": (0, 4)}, ValueError, r"bucket_lengths must be .* got 0 in row 0"),
+        ({"bucket_lengths": (4, 8.5)}, ValueError, r"bucket_lengths must be .* got 8.5 in row 1"),
+        ({"bucket_lengths": "8"}, TypeError, "bucket_lengths must be a number, got '8'"),
+        ({"bucket_lengths": (1,)}, ValueError, "all 57 pairs are longer than 1 tokens"),
+        ({"tokens_per_batch": 0}, ValueError, "tokens_per_batch must be a whole number .* got 0"),
+        ({"tokens_per_batch": "x"}, TypeError, "tokens_per_batch must be a number, got 'x'"),
     ],
 )
-def test_impossible_batches_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_impossible_batches_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
         batches(make_pairs(), **options)
+
+
+def test_batching_takes_what_gin_gives():
+    batching = Batching(bucket_lengths=[4, 8.0], tokens_per_batch=1e3)
+    assert batching == Batching(bucket_lengths=(4, 8), tokens_per_batch=1000)
+    assert hash(batching) == hash(Batching(bucket_lengths=(4, 8), tokens_per_batch=1000))
+
+
+def test_too_few_tokens_for_a_row_per_device_make_one_each():
+    data = batches(make_pairs(), tokens_per_batch=1, row_multiple=3)
+    assert data.rows == [3, 3, 3]
+    found = [row for batch in data.epoch() for row in rows(batch)]
+    assert sorted(found) == all_rows(make_pairs())
 
 
 def test_pairs_without_targets_are_refused():
@@ -119,3 +136,5 @@ def test_pairs_without_targets_are_refused():
         tokenize_pairs([Example(0, "a", "b"), Example(1, "a")], lambda _: [5], EOS)
     with pytest.raises(ValueError, match="no examples to train on"):
         tokenize_pairs([], lambda _: [5], EOS)
+    with pytest.raises(ValueError, match="example 3 has half a surrogate pair at character 2"):
+        tokenize_pairs([Example(3, "a", "b\ud800")], lambda _: [5], EOS)

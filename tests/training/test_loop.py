@@ -1,12 +1,23 @@
+import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.data import Batching
 from specjax.models import T5
-from specjax.training import Objective, Teacher, train
-from tests.training.toy import CONFIG, OBJECTIVE, copy_pairs, train_arguments
+from specjax.output_directory import locked
+from specjax.training import AdamW, Objective, Teacher, train
+from tests.training.toy import (
+    CONFIG,
+    EOS,
+    OBJECTIVE,
+    OPTIMIZER,
+    copy_pairs,
+    train_arguments,
+)
 
 
 def log(directory):
@@ -68,6 +79,13 @@ def test_a_finished_run_gives_its_result_again(finished):
         ({"objective": Objective(ema_decay=0.5)}, "objective.ema_decay: 0.9 there, 0.5 here"),
         ({"config": CONFIG.replace(dropout_rate=0.3)}, "model.dropout_rate: 0.1 there, 0.3 here"),
         ({"training_pairs": copy_pairs(200)}, "training_data: "),
+        ({"validation_pairs": copy_pairs(30, seed=1)}, "validation_data: "),
+        ({"optimizer": dataclasses.replace(OPTIMIZER, b2=0.9)}, "optimizer.b2: 0.98 there, 0.9"),
+        ({"pad_id": 2}, "pad_id: 0 there, 2 here"),
+        # 32 rows on one device, 30 on three: other batches.
+        ({"num_devices": 3}, "rows_per_batch: [32] there, [30] here"),
+        ({"init_params": T5(CONFIG).init(jax.random.key(0))}, "init_params: None there, "),
+        ({"notes": {"samples": 3}}, "samples: None there, 3 here"),
     ],
 )
 def test_another_configuration_is_refused(finished, changes, told):
@@ -78,12 +96,25 @@ def test_another_configuration_is_refused(finished, changes, told):
     assert "\n" not in str(error.value)
 
 
-def test_several_devices_compute_the_same(tmp_path, finished):
-    _, result = finished
+def test_several_devices_compute_the_same(tmp_path):
     assert len(jax.devices()) == 8
-    shared = train(**train_arguments(tmp_path, num_devices=4))
-    # Sums over rows are taken in another order.
-    assert shared.validation_loss == pytest.approx(result.validation_loss, abs=0.02)
+    # Of 32 rows nine are real: two devices of four hold none of them.
+    changes = {"training_pairs": copy_pairs(9), "num_steps": 3, "log_every": 1}
+    rows = []
+    for devices in (1, 4):
+        directory = tmp_path / str(devices)
+        train(**train_arguments(directory, num_devices=devices, **changes))
+        rows.append(log(directory))
+    assert len(rows[0]) == len(rows[1]) == 4
+    for one, four in zip(*rows, strict=True):
+        # Sums over rows are taken in another order.
+        assert one == pytest.approx(four, rel=1e-4)
+
+
+def test_a_run_may_be_continued_on_other_devices_that_make_the_same_batches(tmp_path):
+    train(**train_arguments(tmp_path, num_steps=10))
+    result = train(**train_arguments(tmp_path, num_steps=11, num_devices=4))
+    assert result.step == 11
 
 
 def test_without_an_average_the_parameters_are_the_result(tmp_path):
@@ -112,16 +143,59 @@ def test_a_student_learns_its_teachers_distribution(finished, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_steps": 0}, "num_steps=0 must be at least 1"),
+        ({"num_steps": 0}, "num_steps must be a whole number in .* got 0"),
+        ({"num_steps": 1.5}, "num_steps must be a whole number in .* got 1.5"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be .* got 0"),
+        ({"log_every": 0}, "log_every must be .* got 0"),
+        ({"seed": -1}, "seed must be a whole number in .* got -1"),
+        ({"num_devices": 0}, "num_devices must be .* got 0"),
+        ({"pad_id": EOS}, "pad_id=1 is also the end-of-sequence token"),
+        ({"config": CONFIG.replace(param_dtype="bfloat16")}, "param_dtype=bfloat16: small updates"),
+        ({"batching": Batching(bucket_lengths=(1,))}, "all 300 pairs are longer than 1 tokens"),
         ({"num_devices": 9}, "num_devices=9: this process has 8 devices"),
         ({"config": CONFIG.replace(vocab_size=8)}, "training_pairs contain token 11, but"),
         ({"objective": Objective(distillation_weight=0.5)}, "a teacher is needed exactly if"),
         ({"init_params": {"token_embedder": np.zeros(3)}}, "do not have the network's names"),
     ],
 )
-def test_unusable_arguments_are_told(tmp_path, changes, message):
+def test_unusable_arguments_are_told_and_bind_nothing(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(**train_arguments(tmp_path, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_recorded_is_told(tmp_path):
+    optimizer = AdamW(schedule=lambda step: 0.01 * step)
+    with pytest.raises(TypeError, match="cannot be recorded with the run; make it a frozen data"):
+        train(**train_arguments(tmp_path, optimizer=optimizer))
+    assert not (tmp_path / "train_config.json").exists()
+
+
+def test_fewer_updates_than_done_are_refused(finished):
+    directory, _ = finished
+    with pytest.raises(ValueError, match=r"num_steps=20: the run in .* has done 30 updates"):
+        train(**train_arguments(directory, num_steps=20))
+
+
+def test_a_second_process_is_kept_out(finished):
+    directory, _ = finished
+    with locked(directory), pytest.raises(OSError, match="another process is at work in it"):
+        train(**train_arguments(directory))
+
+
+def test_pairs_left_out_are_told(tmp_path, capsys):
+    changes = {
+        "training_pairs": copy_pairs(50, longest=9),
+        "validation_pairs": copy_pairs(20, longest=9),
+        "num_steps": 1,
+        "progress": True,
+    }
+    train(**train_arguments(tmp_path, **changes))
+    told = capsys.readouterr().err
+    for pairs, name in (("training_pairs", "50 training"), ("validation_pairs", "20 validation")):
+        count = int((changes[pairs].lengths().max(axis=1) > 8).sum())
+        assert count
+        assert f"{count} of {name} pairs are longer than the last bucket (8 tokens)" in told
 
 
 def test_an_output_directory_that_cannot_be_written_is_told(tmp_path):
@@ -149,10 +223,27 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
-@pytest.mark.parametrize("name", ["label_smoothing", "distillation_weight", "ema_decay"])
-def test_objectives_outside_their_range_are_refused(name):
-    with pytest.raises(ValueError, match=rf"Objective: {name}=1.5 must be in \[0, 1"):
+@dataclasses.dataclass(frozen=True)
+class Boundless:
+    def __call__(self, step):
+        return jnp.full((), jnp.inf)
+
+
+def test_an_update_that_ruins_the_parameters_is_never_a_checkpoint(tmp_path):
+    optimizer = AdamW(schedule=Boundless())
+    with pytest.raises(ValueError, match="the validation loss is .* at step 1; lower the learning"):
+        train(**train_arguments(tmp_path, optimizer=optimizer, num_steps=1))
+    assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("label_smoothing", ")"), ("distillation_weight", "]"), ("ema_decay", ")")]
+)
+def test_objectives_outside_their_range_are_refused(name, end):
+    with pytest.raises(ValueError, match=rf"Objective: {name} must lie in \[0, 1\{end}, got 1.5"):
         Objective(**{name: 1.5})
+    with pytest.raises(TypeError, match=f"Objective: {name} must be a number, got 'x'"):
+        Objective(**{name: "x"})
 
 
 def test_the_objective_is_named_in_the_record(finished):

@@ -71,22 +71,52 @@ def test_long_gradients_are_clipped():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: InverseSqrt(peak=0.0, warmup_steps=5), "InverseSqrt: peak=0.0 must be positive"),
-        (lambda: InverseSqrt(peak=1.0, warmup_steps=0), "warmup_steps=0 must be positive"),
+        (
+            lambda: InverseSqrt(peak=0.0, warmup_steps=5),
+            r"InverseSqrt: peak must lie in \(0, inf\), got 0.0",
+        ),
+        (
+            lambda: InverseSqrt(peak=1.0, warmup_steps=0),
+            r"warmup_steps must lie in \(0, inf\), got 0",
+        ),
         (
             lambda: Cosine(peak=1.0, warmup_steps=5, total_steps=5),
             "warmup_steps=5 must be below total_steps=5",
         ),
         (
+            lambda: Cosine(peak=1.0, warmup_steps=5, total_steps=9, floor=1.5),
+            r"Cosine: floor must lie in \[0, 1\], got 1.5",
+        ),
+        (
             lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), b2=1.0),
-            r"AdamW: b2=1.0 must be in \[0, 1\)",
+            r"AdamW: b2 must lie in \[0, 1\), got 1.0",
         ),
         (
             lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), weight_decay=-1.0),
-            "weight_decay=-1.0 must not be negative",
+            r"weight_decay must lie in \[0, inf\), got -1.0",
         ),
     ],
 )
 def test_impossible_values_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_values_of_another_type_are_refused():
+    with pytest.raises(TypeError, match="InverseSqrt: peak must be a number, got 'fast'"):
+        InverseSqrt(peak="fast", warmup_steps=5)
+    with pytest.raises(TypeError, match="AdamW: relative='false' must be True or False"):
+        AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), relative="false")
+
+
+def test_the_first_update_has_the_schedules_first_rate():
+    params = {"kernel": jnp.ones((2, 2))}
+    optimizer = AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=4))
+    transformation = optimizer.transformation()
+    state = transformation.init(params)
+    for step in range(6):
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transformation.update(params, state, params)
+        # Of a constant gradient, Adam's updates have entries of size one.
+        rate = float(optimizer.schedule(step))
+        np.testing.assert_allclose(updates["kernel"], -rate, rtol=1e-5)

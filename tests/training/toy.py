@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from specjax.data import Example, TokenPairs, tokenize_pairs
+from specjax.data import Batching, Example, TokenPairs, tokenize_pairs
 from specjax.models import T5Config
-from specjax.training import AdamW, Batching, InverseSqrt, Objective
+from specjax.training import AdamW, InverseSqrt, Objective
 
 EOS = 1
 WORDS = range(3, 12)
