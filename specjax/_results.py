@@ -1,6 +1,7 @@
 """What decoding returns: texts, tokens, and the totals of what it took."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,15 +60,15 @@ class RunInfo:
         accepted = np.asarray(self.rows.accepted_at, np.float64).sum(axis=0)
         return np.divide(accepted, drafted, out=np.full_like(accepted, np.nan), where=drafted > 0)
 
-    def summary(self) -> dict[str, float]:
-        """Totals and rates over all rows, as Python numbers."""
+    def summary(self) -> dict[str, float | None]:
+        """Totals and rates over all rows, as JSON numbers; a rate of nothing is None."""
         rows = self.rows
         counts = {name: int(np.sum(getattr(rows, name))) for name in COUNTS}
         return {
             "rows": len(rows.emitted),
             **counts,
             "tokens_per_verifier_call": self.tokens_per_verifier_call,
-            "acceptance_rate": self.acceptance_rate,
+            "acceptance_rate": None if math.isnan(self.acceptance_rate) else self.acceptance_rate,
         }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import _pair, partitioning, rules, verification
+from specjax import _compilation, _pair, api, partitioning, rules, verification
 from specjax.data import ByteTokenizer
 from specjax.decoding import _speculative
 from tests import tiny_pair
@@ -133,6 +133,7 @@ def test_rows_that_refill_slots_bring_their_strengths():
     for start, other in ((0, high), (1, low), (2, low)):
         picked = list(range(start, 30, 3))
         same(pick(mixed, picked), pick(other, picked))
+    same(mixed, tabular_decoder(mesh=True)(prompts, rule=rules.OPT(strengths), seed=4))
 
 
 def test_lossless_greedy_is_the_verifiers_own_and_a_model_may_decode_alone(pair):
@@ -467,5 +468,48 @@ def test_compiling_is_announced_once_and_programs_are_kept(tmp_path):
         assert len(kept) == 1  # and nothing new the second time
 
 
-def test_summary_is_json(decoder):
+def test_where_nothing_can_be_kept_decoding_goes_on(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", True)
+    try:
+        assert _compilation.enable_cache.__wrapped__() is None
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_progress_counts_every_row_once(decoder, monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, *, total, disable, **_):
+            self.total, self.disable, self.seen = total, disable, 0
+            bars.append(self)
+
+        def update(self, rows=1):
+            self.seen += rows
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.closed = True
+
+    monkeypatch.setattr(api.tqdm, "tqdm", Bar)
+    decoder(PROMPTS, progress=True)
+    decoder(PROMPTS, progress=False)
+    decoder(PROMPTS)
+    list(decoder.rows(PROMPTS, done={1, 2}))
+    assert [bar.disable for bar in bars] == [False, True, None, None]  # None: on a terminal
+    assert all(bar.seen == bar.total == len(PROMPTS) and bar.closed for bar in bars)
+    abandoned = decoder.stream(PROMPTS)
+    next(abandoned)
+    abandoned.close()
+    assert bars[-1].closed and bars[-1].seen < len(PROMPTS)
+
+
+def test_summary_is_json(pair, decoder):
     assert json.loads(json.dumps(decoder(PROMPTS[:4]).info.summary()))["rows"] == 4
+    alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS).info.summary()
+    assert json.loads(json.dumps(alone, allow_nan=False))["acceptance_rate"] is None
