@@ -204,12 +204,14 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
 
     Also returns what is left of the target inside that entry.
     """
+    size, place = weights.size, jnp.arange(weights.size, dtype=jnp.int32)
     positive = weights > 0.0
-    hit = positive & (cumulative > target)
-    last = weights.size - 1 - jnp.argmax(positive[::-1])
-    index = jnp.where(jnp.any(hit), jnp.argmax(hit), jnp.where(jnp.any(positive), last, 0))
+    # One reduction: the first hit is least, then the last positive entry, then nothing at all.
+    order = jnp.where(positive, 2 * size - 1 - place, 2 * size)
+    best = jnp.min(jnp.where(positive & (cumulative > target), place, order))
+    index = jnp.where(best < size, best, jnp.where(best < 2 * size, 2 * size - 1 - best, 0))
     before = jnp.where(index > 0, cumulative[jnp.maximum(index - 1, 0)], 0.0)
-    return index.astype(jnp.int32), target - before
+    return index, target - before
 
 
 def _descending_bits(logits: Array) -> Array:
