@@ -11,6 +11,7 @@ from specjax.cli.bench.report import Report
 
 BENCHMARKS = {
     "layouts": "specjax.cli.bench.layouts",
+    "loop": "specjax.cli.bench.loop",
     "models": "specjax.cli.bench.models",
     "peers": "specjax.cli.bench.peers",
     "speedup": "specjax.cli.bench.speedup",

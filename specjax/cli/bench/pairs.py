@@ -3,7 +3,10 @@
 import argparse
 import dataclasses
 import functools
+import itertools
+import operator
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -30,6 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Emitted tokens, rounds by row, and passes of either model (each serves a whole batch)."""
+
+    emitted: int = 0
+    rounds: int = 0
+    verifier: int = 0
+    drafter: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))
+        return Totals(*sums)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,40 +80,93 @@ class Setup:
         """The verifier alone."""
         return decoding.Autoregressive(self.verifier, self.eos_ids)
 
-    def decode(self, loop: Any, rows: int, temperature: float) -> tuple[float, dict[str, int]]:
-        """Decodes all prompts in batches of `rows`.
+    def batches(self, rows: int) -> list[slice]:
+        """The prompts in whole batches of `rows`."""
+        return [slice(i, i + rows) for i in range(0, len(self.inputs) - rows + 1, rows)]
 
-        Returns:
-          Seconds in the loop (prefill left out), and totals: emitted tokens, rounds by row, passes
-          of verifier and drafter (each serves a whole batch).
-        """
+    def decode(self, loop: Any, part: slice, temperature: float) -> tuple[float, Totals]:
+        """Decodes one batch; returns the seconds in the loop (prefill left out), and totals."""
         alone = isinstance(loop, decoding.Autoregressive)
         params = self.params[0] if alone else (self.params[0], (self.params[1], ()))
         longest = 0 if alone else loop.drafter.max_draft
-        seconds, totals = 0.0, {"emitted": 0, "rounds": 0, "verifier": 0, "drafter": 0}
-        for start in range(0, len(self.inputs) - rows + 1, rows):
-            part = slice(start, start + rows)
-            state = loop.init(
-                params,
-                jnp.asarray(self.inputs[part]),
-                jnp.asarray(self.lengths[part]),
-                seed=0,
-                ids=jnp.arange(start, start + rows, dtype=jnp.int32),
-                limits=jnp.full((rows,), self.max_new, jnp.int32),
-                sampling=Sampling(temperature),
-                max_new=self.max_new,
-                max_length=self.inputs.shape[1] + self.max_new + longest + 1,
-            )
-            jax.block_until_ready(state)
-            begin = time.perf_counter()
-            state = _finish(loop, params, state)
-            seconds += time.perf_counter() - begin
-            info = jax.tree.map(np.asarray, state.info)
-            totals["emitted"] += int(info.emitted.sum())
-            totals["rounds"] += int(info.rounds.sum())
-            totals["verifier"] += int(info.verifier_calls.max())
-            totals["drafter"] += int(info.drafter_calls.max())
-        return seconds, totals
+        rows = part.stop - part.start
+        state = loop.init(
+            params,
+            jnp.asarray(self.inputs[part]),
+            jnp.asarray(self.lengths[part]),
+            seed=0,
+            ids=jnp.arange(part.start, part.stop, dtype=jnp.int32),
+            limits=jnp.full((rows,), self.max_new, jnp.int32),
+            sampling=Sampling(temperature),
+            max_new=self.max_new,
+            max_length=self.inputs.shape[1] + self.max_new + longest + 1,
+        )
+        jax.block_until_ready(state)
+        begin = time.perf_counter()
+        info = _finish(loop, params, state).info
+        seconds = time.perf_counter() - begin
+        return seconds, Totals(
+            emitted=int(info.emitted.sum()),
+            rounds=int(info.rounds.sum()),
+            verifier=int(info.verifier_calls.max()),
+            drafter=int(info.drafter_calls.max()),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What the same prompts took, decoded and in parts; times in seconds.
+
+    Attributes:
+      alone: the verifier's loop by itself.
+      loop: the speculative loop.
+      draft: one pass of the drafter, of one token.
+      one: one pass of the verifier, of one token.
+      block: one pass of the verifier, of G + 1 tokens.
+      lone_totals: of the verifier by itself.
+      totals: of the speculative loop.
+    """
+
+    alone: float
+    loop: float
+    draft: float
+    one: float
+    block: float
+    lone_totals: Totals
+    totals: Totals
+
+    @property
+    def overhead(self) -> float:
+        """The loop's time over that of its passes."""
+        parts = self.totals.drafter * self.draft + self.totals.verifier * self.block
+        return self.loop / parts
+
+
+def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats: int) -> Measured:
+    """Decodes all prompts by both loops, with passes of their parts in between.
+
+    Loops and passes take turns at every batch, and all that each took is summed up: noise that
+    lasts longer than a batch disturbs all of them alike.
+    """
+    loops = {"alone": setup.autoregressive(), "loop": setup.speculative(max_draft)}
+    passes = {
+        "draft": _passes(setup.drafter, setup.params[1], setup, rows, 1),
+        "one": _passes(setup.verifier, setup.params[0], setup, rows, 1),
+        "block": _passes(setup.verifier, setup.params[0], setup, rows, max_draft + 1),
+    }
+    seconds = dict.fromkeys((*loops, *passes), 0.0)
+    totals = dict.fromkeys(loops, Totals())
+    batches = setup.batches(rows)
+    for loop in loops.values():
+        setup.decode(loop, batches[0], temperature)  # compiles
+    for part in batches * repeats:
+        for name, loop in loops.items():
+            spent, counted = setup.decode(loop, part, temperature)
+            seconds[name] += spent
+            totals[name] += counted
+        for name, call in passes.items():
+            seconds[name] += call() / len(batches) / repeats
+    return Measured(**seconds, lone_totals=totals["alone"], totals=totals["loop"])
 
 
 def _finish(loop: Any, params: Params, state: DecodeState) -> DecodeState:
@@ -147,15 +217,25 @@ def _prepared(model: Any, params: Params) -> Params:
     return model.prepare(params) if hasattr(model, "prepare") else params
 
 
-def pass_seconds(
-    model: LanguageModel, params: Params, setup: Setup, rows: int, width: int, *, repeats: int
-) -> float:
-    """Median seconds of one `extend` of `width` tokens inside a jitted loop, mid-output."""
+def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:
+    """Measures the pair that the arguments name at every batch size, draft length, temperature."""
+    setup = load(args)
+    for rows, max_draft, temperature in itertools.product(
+        args.rows, args.drafts, args.temperatures
+    ):
+        print(f"B={rows} G={max_draft} T={temperature:g} ...", flush=True)
+        sizes = {"rows": rows, "max_draft": max_draft, "temperature": temperature}
+        yield sizes, measure(setup, rows, max_draft, temperature, args.repeats)
+
+
+def _passes(
+    model: LanguageModel, params: Params, setup: Setup, rows: int, width: int
+) -> Callable[[], float]:
+    """A function that makes passes of `width` tokens, mid-output, and returns seconds per pass."""
     steps = 20
     length = setup.inputs.shape[1] + setup.max_new + width
     inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
     filled = jax.jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
-    tokens = jnp.ones((rows, width), jnp.int32)
     positions = filled.positions + setup.max_new // 2
 
     @functools.partial(jax.jit, donate_argnums=1)
@@ -168,10 +248,13 @@ def pass_seconds(
 
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
 
-    cache, tokens = passes(params, filled.cache, tokens, positions)
-    seconds = []
-    for _ in range(repeats):
+    state = passes(params, filled.cache, jnp.ones((rows, width), jnp.int32), positions)
+
+    def call() -> float:
+        nonlocal state
+        jax.block_until_ready(state)
         begin = time.perf_counter()
-        cache, tokens = jax.block_until_ready(passes(params, cache, tokens, positions))
-        seconds.append((time.perf_counter() - begin) / steps)
-    return float(np.median(seconds))
+        state = jax.block_until_ready(passes(params, *state, positions))
+        return (time.perf_counter() - begin) / steps
+
+    return call

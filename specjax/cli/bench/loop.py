@@ -1,0 +1,35 @@
+"""What the decoding loop adds to the passes of its models."""
+
+import argparse
+
+from specjax.cli.bench import pairs
+from specjax.cli.bench.report import Report
+
+HELP = "the speculative loop against the passes that it is made of"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the pair, its prompts and the sizes."""
+    pairs.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measures every batch size, draft length and temperature.
+
+    The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1),
+    all times from this run; times are in milliseconds.
+    """
+    rows_of_table = []
+    for sizes, measured in pairs.measure_all(args):
+        rows_of_table.append(
+            {
+                **sizes,
+                "drafter_calls": measured.totals.drafter,
+                "verifier_calls": measured.totals.verifier,
+                "draft_ms": 1e3 * measured.draft,
+                "verifier_ms": 1e3 * measured.block,
+                "loop_ms": 1e3 * measured.loop,
+                "overhead": measured.overhead,
+            }
+        )
+    return Report(rows_of_table, list(rows_of_table[0]))
