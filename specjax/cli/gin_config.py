@@ -12,6 +12,7 @@ import argparse
 import difflib
 import logging
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ import gin
 from gin import config_parser
 
 _PACKAGE = str(Path(__file__).parents[1])
+# Python's words, and gin's for the name under which it knows what was called.
+_MISSING = re.compile(
+    r"missing \d+ required [^\n]*arguments?: ([^\n]*).*?In call to configurable '([\w.]+)'", re.S
+)
 _ROOT = "gin_configs"  # includes are also looked up in the folder of this name above a gin file
 
 
@@ -129,9 +134,16 @@ def call(configurable: Callable[..., Any]) -> Any:
             raise
         raise ValueError(_one_line(error)) from None
     except TypeError as error:
+        raised = traceback.extract_tb(error.__traceback__)[-1].filename
+        missing = _MISSING.search(str(error))
+        if missing and raised == gin.config.__file__:
+            arguments, name = re.findall(r"'(\w+)'", missing[1]), missing[2]
+            raise ValueError(
+                f"{name} has no value for {', '.join(arguments)}; add a gin file that binds them, "
+                f"or --gin.{name}.{arguments[0]}=... and so on"
+            ) from None
         # The library's own refusals; what a library below it raises is a fault of ours.
-        ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_PACKAGE)
-        if not ours and "No values supplied by Gin" not in str(error):
+        if not raised.startswith(_PACKAGE):
             raise
         raise ValueError(_one_line(error)) from None
 

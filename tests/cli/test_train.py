@@ -255,3 +255,31 @@ def test_an_output_directory_that_cannot_be_written_is_told_first(data, tmp_path
 def test_missing_required_names_are_listed(capsys):
     assert main(["train", *FILES]) == 2
     assert "required but not given: DATA_DIR, OUTPUT_DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["aligned_text", "fields"])
+@pytest.mark.parametrize("model", ["t5_mini", "t5_v1_1_small"])
+def test_shipped_files_make_a_run(data, tmp_path, capsys, task, model):
+    """All but the training: the network is made, and the text is read and found too long."""
+    configs = ROOT / "gin_configs"
+    files = [configs / "runs/train.gin", configs / f"models/{model}.gin"]
+    (tmp_path / "a.txt").write_text("ba ki\nki\n")
+    (tmp_path / "a.tsv").write_text("ba ki\tki\n")
+    named = {"TRAIN": "a.tsv", "VALIDATION": "a.tsv"}
+    if task == "aligned_text":
+        named = {f"{k}_{side}": "a.txt" for k in named for side in ("INPUTS", "TARGETS")}
+    bindings = {name: tmp_path / file for name, file in named.items()}
+    bindings |= {"OUTPUT_DIR": tmp_path / "run", "VOCABULARY": "bytes"}
+    bindings["Batching.bucket_lengths"] = "(1,)"
+    arguments = [f"--gin_file={file}" for file in [*files, configs / f"tasks/{task}.gin"]]
+    assert main(["train", *arguments, *(f"--gin.{n}={v}" for n, v in bindings.items())]) == 2
+    count = 2 if task == "aligned_text" else 1
+    assert f"all {count} pairs are longer than 1 tokens" in capsys.readouterr().err
+
+
+def test_a_run_without_a_network_says_so(data, tmp_path, capsys):
+    files = [FILES[0], f"--gin_file={ROOT / 'gin_configs/tasks/fields.gin'}"]
+    source = data / "train.tsv"
+    names = {"TRAIN": source, "VALIDATION": source, "OUTPUT_DIR": tmp_path}
+    assert main(["train", *files, *(f"--gin.{name}={value}" for name, value in names.items())]) == 2
+    assert "T5Config has no value for vocab_size, embed_dim" in capsys.readouterr().err
