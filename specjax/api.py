@@ -311,9 +311,13 @@ class Decoder:
         segments = _batches.plan(lengths, self.buckets, self.batch_size, multiple)
         disable = None if progress is None else not progress
         with tqdm.tqdm(
-            total=len(lengths), desc="decoding", unit="row", disable=disable, delay=2.0
+            total=len(lengths),
+            initial=len(done),
+            desc="decoding",
+            unit="row",
+            disable=disable,
+            delay=2.0,
         ) as bar:
-            bar.update(len(done))
             for segment in segments:
                 if all(int(member) in done for member in segment.members):
                     continue

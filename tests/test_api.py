@@ -483,8 +483,8 @@ def test_progress_counts_every_row_once(decoder, monkeypatch):
     bars = []
 
     class Bar:
-        def __init__(self, *, total, disable, **_):
-            self.total, self.disable, self.seen = total, disable, 0
+        def __init__(self, *, total, initial, disable, **_):
+            self.total, self.disable, self.seen = total, disable, initial
             bars.append(self)
 
         def update(self, rows=1):
