@@ -105,7 +105,11 @@ def configure(files: Sequence[str], bindings: Sequence[str]) -> None:
         gin.parse_config_files_and_bindings(
             files, [f"{name} = {value}" for name, value in overrides]
         )
-    except (ValueError, SyntaxError, ImportError, RuntimeError) as error:
+    except ImportError as error:
+        raise ValueError(
+            f"{_one_line(error)}; install what is imported, or name its folder in PYTHONPATH"
+        ) from None
+    except (ValueError, SyntaxError, RuntimeError) as error:
         raise ValueError(_one_line(error)) from None
     finally:
         logging.disable(logging.NOTSET)

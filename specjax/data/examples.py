@@ -55,12 +55,12 @@ def read_examples(
 
     Raises:
       FileNotFoundError: there is no such file.
+      TypeError: a path that is none.
       ValueError: an unknown format or task, seqio not installed, an empty file, invalid UTF-8, a
         missing field, a line with another number of columns than the first, or a field that is no
         text. The message names file and line.
     """
-    source = os.fspath(source)
-    if source.startswith(SEQIO_PREFIX):
+    if isinstance(source, str) and source.startswith(SEQIO_PREFIX):
         # Here and nowhere else: seqio brings TensorFlow, seconds and a gigabyte.
         from specjax.data.seqio_tasks import task_texts
 
@@ -68,7 +68,7 @@ def read_examples(
             source.removeprefix(SEQIO_PREFIX), split, inputs_field or "inputs", targets_field
         )
     else:
-        source = os.path.join(directory, source)
+        source = _join(directory, source)
         format = format or guess_format(source)
         if format == "text":
             pairs = _text(source, inputs_field, targets_field)
@@ -100,9 +100,10 @@ def read_aligned(
 
     Raises:
       FileNotFoundError: a file is missing.
+      TypeError: a path that is none.
       ValueError: a file is empty or not UTF-8, or one has more lines than the other.
     """
-    inputs_path, targets_path = (os.path.join(directory, p) for p in (inputs_path, targets_path))
+    inputs_path, targets_path = (_join(directory, p) for p in (inputs_path, targets_path))
     pairs = itertools.zip_longest(read_lines(inputs_path), read_lines(targets_path))
     for i, (source, target) in enumerate(pairs):
         if source is None or target is None:
@@ -114,6 +115,13 @@ def read_aligned(
                 f"{i} lines; aligned files must have the same number of lines"
             )
         yield Example(i, source[1], target[1])
+
+
+def _join(directory: Any, path: Any) -> str:
+    for value in (directory, path):
+        if not isinstance(value, str | os.PathLike):
+            raise TypeError(f"{value!r} must be a path; one of digits alone needs quotes")
+    return os.path.join(os.fspath(directory), os.fspath(path))
 
 
 def guess_format(path: str) -> str:

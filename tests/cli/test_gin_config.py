@@ -148,6 +148,9 @@ def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
     with pytest.raises(ValueError, match=r"broken\.gin") as error:
         gin_config.configure([str(broken)], [])
     assert "\n" not in str(error.value)
+    broken.write_text("import no_such_module\n")
+    with pytest.raises(ValueError, match="no_such_module.* name its folder in PYTHONPATH"):
+        gin_config.configure([str(broken)], [])
     broken.write_text("include 'nowhere.gin'\n")
     with pytest.raises(FileNotFoundError, match=r"broken\.gin: include 'nowhere\.gin' is not"):
         gin_config.configure([str(broken)], [])

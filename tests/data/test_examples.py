@@ -78,6 +78,13 @@ def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_number_is_no_path(tmp_path):
+    with pytest.raises(TypeError, match="2024 must be a path; one of digits alone needs quotes"):
+        list(read_examples("a.tsv", directory=2024))
+    with pytest.raises(TypeError, match="1 must be a path"):
+        list(read_aligned("a", 1, directory=tmp_path))
+
+
 @pytest.mark.parametrize("longer", ["left", "right"])
 def test_unaligned_files_are_told(tmp_path, longer):
     for side in ("left", "right"):
