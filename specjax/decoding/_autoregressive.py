@@ -10,15 +10,14 @@ import jax.numpy as jnp
 from specjax.base import Array, Cache, LanguageModel, Params
 from specjax.decoding._loop import (
     DecodeState,
+    Loop,
+    Prompt,
     append,
     check_eos_ids,
-    check_prompts,
     check_stops,
-    initial_state,
-    row_keys,
     run_loop,
 )
-from specjax.sampling import Sampling, distribution, draw, num_uniforms
+from specjax.sampling import distribution, draw, num_uniforms
 
 
 class _Inner(NamedTuple):
@@ -28,7 +27,7 @@ class _Inner(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Autoregressive:
+class Autoregressive(Loop):
     """Decodes with one model; static and hashable.
 
     Attributes:
@@ -42,39 +41,20 @@ class Autoregressive:
     def __post_init__(self) -> None:
         check_eos_ids(self.eos_ids, self.model.vocab_size)
 
-    def init(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        *,
-        seed: int | Array,
-        ids: Array,
-        limits: Array,
-        sampling: Sampling,
-        max_new: int,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> DecodeState:
-        """Takes prompts in; arguments as in `Speculative.init`."""
-        check_prompts(
-            self.model,
-            inputs,
-            input_lengths,
-            prefix,
-            prefix_lengths,
-            seed,
-            ids,
-            limits,
-            sampling,
-            max_new,
-            max_length,
-            0,
-        )
-        prompt = (inputs, input_lengths, prefix, prefix_lengths)
-        keys = row_keys(seed, ids)
-        return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
+    @property
+    def max_draft(self) -> int:
+        """See `Loop`."""
+        return 0
+
+    @property
+    def main_model(self) -> LanguageModel:
+        """See `Loop`."""
+        return self.model
+
+    def prefill(self, params: Params, prompt: Prompt, max_length: int) -> _Inner:
+        """See `Loop`."""
+        filled = self.model.prefill(params, *prompt[:2], max_length, *prompt[2:])
+        return _Inner(filled.tokens, filled.positions, filled.cache)
 
     def run(
         self,
@@ -86,16 +66,6 @@ class Autoregressive:
         """Decodes on for at most `stop_after` steps; arguments as in `Speculative.run`."""
         stops = check_stops(state, stop_after, until_finished)
         return _run(self, params, state, *stops)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _init(
-    loop: Autoregressive, max_new: int, max_length: int, params, prompt, keys, limits, sampling
-) -> DecodeState:
-    inputs, input_lengths, *prefix = prompt
-    filled = loop.model.prefill(params, inputs, input_lengths, max_length, *prefix)
-    inner = _Inner(filled.tokens, filled.positions, filled.cache)
-    return initial_state(inner, keys, limits, sampling, max_new, 0)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.base import Array, LanguageModel
+from specjax.base import Array, LanguageModel, Params
 from specjax.sampling import Sampling
 
 
@@ -75,6 +75,102 @@ class DecodeState(NamedTuple):
     sampling: Sampling
     inner: Any
     info: DecodeInfo
+
+
+class Prompt(NamedTuple):
+    """What a model is prefilled with; see `Loop.init`."""
+
+    inputs: Array  # [B, P]
+    input_lengths: Array  # [B]
+    prefix: Array | None  # [B, F]
+    prefix_lengths: Array | None  # [B]
+
+
+class Loop:
+    """What takes prompts in; a loop adds how its models are prefilled, and `run`."""
+
+    @property
+    def max_draft(self) -> int:
+        """G, 0 without a drafter."""
+        raise NotImplementedError
+
+    @property
+    def main_model(self) -> LanguageModel:
+        """The model whose tokens are committed."""
+        raise NotImplementedError
+
+    def prefill(self, params: Params, prompt: Prompt, max_length: int) -> Any:
+        """What the loop's step carries, after the prompt; traced."""
+        raise NotImplementedError
+
+    def init(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        *,
+        seed: int | Array,
+        ids: Array,
+        limits: Array,
+        sampling: Sampling,
+        max_new: int,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> DecodeState:
+        """Takes prompts in.
+
+        Args:
+          params: the loop's.
+          inputs: `[B, P]` int32 prompts, padded on the right.
+          input_lengths: `[B]` int32, at least 1.
+          seed: of the run, or `[B]` of an integer dtype, one per row.
+          ids: `[B]` int32; a row's random stream depends on the seed and its id alone.
+          limits: `[B]` int32, how many tokens each row may emit.
+          sampling: fields scalar or `[B]`.
+          max_new: N, the longest output (static).
+          max_length: S, cache positions (static); at least the prompt's positions + N + G + 1.
+          prefix: `[B, F]` int32, forced first tokens (encoder-decoder models), or None.
+          prefix_lengths: `[B]` int32, or None for F in each row.
+
+        Returns:
+          A state for `run`.
+
+        Raises:
+          ValueError: naming the argument that is of a wrong shape or out of range.
+        """
+        check_prompts(
+            self.main_model,
+            inputs,
+            input_lengths,
+            prefix,
+            prefix_lengths,
+            seed,
+            ids,
+            limits,
+            sampling,
+            max_new,
+            max_length,
+            self.max_draft,
+        )
+        prompt = Prompt(inputs, input_lengths, prefix, prefix_lengths)
+        streams = (np.asarray(seed).astype(np.uint32), np.asarray(ids).astype(np.uint32))
+        return _init(self, max_new, max_length, params, prompt, streams, limits, sampling)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _init(
+    loop: Loop,
+    max_new: int,
+    max_length: int,
+    params: Params,
+    prompt: Prompt,
+    streams: tuple[Array, Array],
+    limits: Array,
+    sampling: Sampling,
+) -> DecodeState:
+    inner = loop.prefill(params, prompt, max_length)
+    return initial_state(inner, row_keys(*streams), limits, sampling, max_new, loop.max_draft)
 
 
 def row_keys(seed: int | Array, ids: Array) -> Array:
@@ -206,7 +302,7 @@ def check_prompts(
     max_length: int,
     max_draft: int,
 ) -> None:
-    """Checks, on the host, what a loop is started with: arguments as in `Speculative.init`, and G.
+    """Checks, on the host, what a loop is started with: arguments as in `Loop.init`, and G.
 
     Raises:
       ValueError: naming the argument, its value and what it must be.

@@ -14,23 +14,21 @@ from specjax.base import Array, LanguageModel, Params
 from specjax.decoding._loop import (
     DecodeInfo,
     DecodeState,
+    Loop,
+    Prompt,
     append,
     check_eos_ids,
-    check_prompts,
     check_stops,
-    initial_state,
-    row_keys,
     run_loop,
 )
 from specjax.drafting import Drafter
 from specjax.round import Round, RoundInfo, RoundState
 from specjax.rules import Rule
-from specjax.sampling import Sampling
 from specjax.verification import Block, Verification
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculative:
+class Speculative(Loop):
     """Decodes with a drafter and a verifier; static and hashable.
 
     Parameters are `(verifier's, drafter's)`; a neural drafter's are
@@ -60,59 +58,25 @@ class Speculative:
         """One round of it."""
         return Round(self.verifier, self.drafter, self.verification)
 
-    def init(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        *,
-        seed: int | Array,
-        ids: Array,
-        limits: Array,
-        sampling: Sampling,
-        max_new: int,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> DecodeState:
-        """Takes prompts in.
+    @property
+    def max_draft(self) -> int:
+        """See `Loop`."""
+        return self.drafter.max_draft
 
-        Args:
-          params: `(verifier's, drafter's)`.
-          inputs: `[B, P]` int32 prompts, padded on the right.
-          input_lengths: `[B]` int32, at least 1.
-          seed: of the run, or `[B]` of an integer dtype, one per row.
-          ids: `[B]` int32; a row's random stream depends on the seed and its id alone.
-          limits: `[B]` int32, how many tokens each row may emit.
-          sampling: fields scalar or `[B]`.
-          max_new: N, the longest output (static).
-          max_length: S, cache positions (static); at least the prompt's positions + N + G + 1.
-          prefix: `[B, F]` int32, forced first tokens (encoder-decoder models), or None.
-          prefix_lengths: `[B]` int32, or None for F in each row.
+    @property
+    def main_model(self) -> LanguageModel:
+        """See `Loop`."""
+        return self.verifier
 
-        Returns:
-          A state for `run`.
-
-        Raises:
-          ValueError: naming the argument that is of a wrong shape or out of range.
-        """
-        check_prompts(
-            self.verifier,
-            inputs,
-            input_lengths,
-            prefix,
-            prefix_lengths,
-            seed,
-            ids,
-            limits,
-            sampling,
-            max_new,
-            max_length,
-            self.drafter.max_draft,
+    def prefill(self, params: Params, prompt: Prompt, max_length: int) -> RoundState:
+        """See `Loop`."""
+        filled = self.verifier.prefill(params[0], *prompt[:2], max_length, *prompt[2:])
+        drafter = self.drafter.prefill(params[1], *prompt[:2], max_length, *prompt[2:])
+        carry = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (prompt.inputs.shape[0], *x.shape)),
+            self.verification.init_carry(self.max_draft),
         )
-        prompt = (inputs, input_lengths, prefix, prefix_lengths)
-        keys = row_keys(seed, ids)
-        return _init(self, max_new, max_length, params, prompt, keys, limits, sampling)
+        return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry)
 
     def run(
         self,
@@ -147,22 +111,6 @@ class Speculative:
                     f"{state.finished.shape}, got shape {jnp.shape(leaf)}"
                 )
         return _run(self, params, rule, state, *stops)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _init(
-    loop: Speculative, max_new: int, max_length: int, params, prompt, keys, limits, sampling
-) -> DecodeState:
-    inputs, input_lengths, *prefix = prompt
-    filled = loop.verifier.prefill(params[0], inputs, input_lengths, max_length, *prefix)
-    drafter = loop.drafter.prefill(params[1], inputs, input_lengths, max_length, *prefix)
-    longest = loop.drafter.max_draft
-    carry = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
-        loop.verification.init_carry(longest),
-    )
-    inner = RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry)
-    return initial_state(inner, keys, limits, sampling, max_new, longest)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)

@@ -9,7 +9,7 @@ Source: Sun et al., Optimal Block-Level Draft Verification (arXiv 2403.10444v1),
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class GreedyBlock:
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
-        carry: GreedyBlockCarry,
+        carry: Any = (),
         still_drafting: Array | None = None,
     ) -> Acceptance:
         """See `Verification`; raises ValueError for a carry of another block length."""
@@ -104,7 +104,7 @@ class GreedyBlock:
         acceptance: Acceptance,
         draft_probs: Array,
         num_drafted: Array,
-        carry: GreedyBlockCarry,
+        carry: Any,
         num_accepted: Array,
         next_token: Array,
     ) -> GreedyBlockCarry:
