@@ -2,9 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from specjax.api import RunInfo
+from specjax.cli.bench import acceptance
 from specjax.cli.main import main
+from specjax.decoding import DecodeInfo
 from tests import tiny_pair
 
 CALLS = (("drafter", "draft"), ("verifier", "verifier"))
@@ -51,3 +55,26 @@ def test_bad_input_is_one_line(arguments, capsys, change, message):
     assert main(["bench", "loop", *arguments, change]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_acceptance_counts_rows(arguments, capsys):
+    pair_and_prompts = arguments[:3]
+    sizes = ["--rows=4", "--drafts=2", "--max-new=6", "--temperatures", "0", "1"]
+    assert main(["bench", "acceptance", *pair_and_prompts, *sizes]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["temperature"], row["verification"]) for row in rows] == [
+        *((0.0, "Token"), (0.0, "Block"), (1.0, "Token"), (1.0, "Block"))
+    ]
+    assert [row["same_as_verifier"] for row in rows] == [4, 4, None, None]
+    for row in rows:
+        assert row["rows_below"] == 0 and row["sum_P"] >= row["sum_prod"] * (1 - 1e-5)
+        assert row["standard_error"] >= 0
+
+
+def test_the_standard_error_is_that_of_a_ratio():
+    # Of each row 6 tokens in 2 calls, or 2 in 2: rate 2, residuals 2 and -2, 4 calls.
+    counts = {"emitted": np.array([6, 2]), "verifier_calls": np.array([2, 2])}
+    zeros = {name: np.zeros(2) for name in DecodeInfo._fields}
+    found = acceptance.figures(RunInfo(DecodeInfo(**{**zeros, **counts})))
+    assert found["tokens_per_call"] == 2.0
+    assert found["standard_error"] == pytest.approx(np.sqrt(8) / 4)

@@ -10,6 +10,7 @@ import importlib
 from specjax.cli.bench.report import Report
 
 BENCHMARKS = {
+    "acceptance": "specjax.cli.bench.acceptance",
     "layouts": "specjax.cli.bench.layouts",
     "loop": "specjax.cli.bench.loop",
     "models": "specjax.cli.bench.models",

@@ -19,11 +19,24 @@ from specjax.decoding import DecodeState
 from specjax.verification import Block
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, its prompts and the sizes."""
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """Adds the pair and its prompts."""
     parser.add_argument("--drafter", help="directory; the built-in pair by default")
     parser.add_argument("--verifier", help="directory; the built-in pair by default")
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Raises unless these arguments, or all in a list of them, are at least 1."""
+    for name in names:
+        value = getattr(args, name)
+        if min(value if isinstance(value, list) else [value]) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the pair, its prompts and the sizes."""
+    add_pair(parser)
     parser.add_argument("--prompts", type=int, default=64, help="how many of its lines")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
@@ -182,10 +195,7 @@ def load(args: argparse.Namespace) -> Setup:
     from specjax import testing
     from specjax.data import read_examples
 
-    for name in ("rows", "drafts", "prompts", "max_new", "repeats"):
-        value = getattr(args, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    check_positive(args, "rows", "drafts", "prompts", "max_new", "repeats")
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     verifier: Any = pair.verifier.model
     params = pair.verifier.params
