@@ -1,11 +1,14 @@
-# `make test` needs python3 (3.11+) and make alone; everything else goes into .venv.
+# `make demo` and `make test` need python3 (3.11+) and make alone; everything else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One process per core: XLA compiles on one core most of the time.
 WORKERS ?= 2
 
-.PHONY: test lint types unit format clean
+.PHONY: demo test lint types unit format clean
+
+demo: $(VENV)/.base
+	$(BIN)/specjax demo
 
 test: lint types unit
 

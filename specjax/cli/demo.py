@@ -3,15 +3,17 @@
 import argparse
 import csv
 import json
+import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import specjax
 from specjax import rules, verification
 from specjax._pair import BUILT_IN
+from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
+from specjax.output_directory import make_writable
 
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
@@ -35,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", help="TSV of source and reference with a header line")
     parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="timings, of which the median counts"
+    )
     parser.add_argument("--output", default="demo_output", help="directory of results and plot")
     parser.add_argument("--show", type=int, default=3, help="translations to show side by side")
 
@@ -43,30 +48,26 @@ def run(args: argparse.Namespace) -> int:
     """Decodes the samples with every method, prints the table, writes results and plot."""
     samples = Path(args.samples) if args.samples else BUILT_IN / "samples.tsv"
     sources, references = _read(samples)
-    for name in ("max_draft", "rows"):
-        if getattr(args, name) < 1:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} must be at least 1, got {getattr(args, name)}")
-    output = Path(args.output)
-    output.mkdir(parents=True, exist_ok=True)
+    check_positive(args, "max_draft", "rows", "repeats")
+    output = make_writable(args.output)
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
-    results, shown = [], {}
+    methods = _methods(pair, args.max_draft, args.rows)
+    for name, decoder in methods.items():
+        print(f"compiling: {name} ...", flush=True)
+        decoder(sources[:1], progress=False)
+    results: list[dict[str, Any]] = []
+    shown: dict[str, list[str]] = {}
     for temperature in (0.0, 1.0):
-        base = None
-        for name, decoder in _methods(pair, args.max_draft, args.rows).items():
-            row, texts = _measure(name, decoder, temperature, sources, references)
-            base = row["tokens_per_second"] if name == ALONE else base
-            results.append(row)
-            shown[name, temperature] = texts
-        for row in results:
-            if row["temperature"] == temperature:
-                row["speedup"] = row["tokens_per_second"] / base
+        print(f"decoding at temperature {temperature:g} ...", flush=True)
+        rows, texts = _measure(methods, temperature, sources, references, args.repeats)
+        results += rows
+        if temperature == 0.0:
+            shown = texts
     print(Report(results, _COLUMNS).table())
     for i in range(min(args.show, len(sources))):
         print(f"\n{sources[i]}\n  reference: {references[i]}")
-        for (name, temperature), texts in shown.items():
-            if temperature == 0.0:
-                print(f"  {name}: {texts[i]}")
+        for name, outputs in shown.items():
+            print(f"  {name}: {outputs[i]}")
     written = _write(output, results)
     print("\nwritten: " + ", ".join(map(str, written)))
     return 0
@@ -93,32 +94,45 @@ def _methods(pair: specjax.Pair, max_draft: int, rows: int) -> dict[str, specjax
 
 
 def _measure(
-    name: str,
-    decoder: Callable[..., specjax.Result],
+    methods: dict[str, specjax.Decoder],
     temperature: float,
     sources: list[str],
     references: list[str],
-) -> tuple[dict[str, Any], list[str]]:
+    repeats: int,
+) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
+    """One line of the table per method, and its texts."""
     import sacrebleu
 
-    print(f"{name}, T={temperature:g} ...", flush=True)
-    decoder(sources[:1], temperature=temperature, progress=False)  # compiles
-    start = time.perf_counter()
-    result = decoder(sources, temperature=temperature, progress=False)
-    seconds = time.perf_counter() - start
-    info = result.info
-    drafted = info.rows.drafted.sum() > 0
-    calls = None if name == DRAFTER else info.tokens_per_verifier_call
-    row = {
-        "method": name,
-        "temperature": temperature,
-        "bleu": sacrebleu.corpus_bleu(result.texts, [references]).score,
-        "tokens_per_second": float(info.rows.emitted.sum() / seconds),
-        "speedup": None,
-        "tokens_per_verifier_call": calls,
-        "acceptance_rate": info.acceptance_rate if drafted else None,
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    outputs = {}
+    for _ in range(repeats):
+        # Turn by turn, so that a noisy machine disturbs all of them alike.
+        for name, decoder in methods.items():
+            start = time.perf_counter()
+            outputs[name] = decoder(sources, temperature=temperature, progress=False)
+            seconds[name].append(time.perf_counter() - start)
+    speeds = {
+        name: float(result.info.rows.emitted.sum() / statistics.median(seconds[name]))
+        for name, result in outputs.items()
     }
-    return row, result.texts
+    rows = []
+    for name, result in outputs.items():
+        info = result.info
+        drafted = info.rows.drafted.sum() > 0
+        rows.append(
+            {
+                "method": name,
+                "temperature": temperature,
+                "bleu": sacrebleu.corpus_bleu(result.texts, [references]).score,
+                "tokens_per_second": speeds[name],
+                "speedup": speeds[name] / speeds[ALONE],
+                "tokens_per_verifier_call": (
+                    None if name == DRAFTER else info.tokens_per_verifier_call
+                ),
+                "acceptance_rate": info.acceptance_rate if drafted else None,
+            }
+        )
+    return rows, {name: result.texts for name, result in outputs.items()}
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:
