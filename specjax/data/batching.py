@@ -35,6 +35,34 @@ class TokenPairs:
         return np.diff(self.offsets).reshape(-1, 2)
 
 
+def check_pairs(examples: Sequence[Example], name: str = "data") -> None:
+    """Makes sure that there are examples, and that each is a pair of texts.
+
+    Args:
+      examples: the examples.
+      name: what an error calls them.
+
+    Raises:
+      ValueError: there is no example, or one without targets or with half a surrogate pair.
+    """
+    if not examples:
+        raise ValueError(f"{name}: no examples to train on; the source yields none")
+    for example in examples:
+        if example.targets is None:
+            raise ValueError(
+                f"{name}: example {example.id} has no reference text; name the field that holds it "
+                "(targets_field) or use aligned files"
+            )
+        for text in (example.inputs, example.targets):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{name}: example {example.id} has half a surrogate pair at character "
+                    f"{error.start + 1}: no text; repair or drop it"
+                ) from None
+
+
 def tokenize_pairs(
     examples: Iterable[Example], encode: Callable[[str], Sequence[int]], eos_id: int
 ) -> TokenPairs:
@@ -49,26 +77,15 @@ def tokenize_pairs(
       The pairs, in order.
 
     Raises:
-      ValueError: there is no example, or one without targets or with half a surrogate pair.
+      ValueError: as `check_pairs` does.
     """
-    chunks: list[np.ndarray] = []
-    for example in examples:
-        if example.targets is None:
-            raise ValueError(
-                f"example {example.id} has no reference text; name the field that holds it "
-                "(targets_field) or use aligned files"
-            )
-        for text in (example.inputs, example.targets):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}: no text; repair or drop it"
-                ) from None
-            chunks.append(np.asarray([*encode(text), eos_id], np.int32))
-    if not chunks:
-        raise ValueError("no examples to train on; the data source yields none")
+    examples = list(examples)
+    check_pairs(examples)
+    chunks = [
+        np.asarray([*encode(text or ""), eos_id], np.int32)
+        for example in examples
+        for text in (example.inputs, example.targets)
+    ]
     return TokenPairs(np.concatenate(chunks), np.cumsum([0, *map(len, chunks)], dtype=np.int64))
 
 

@@ -16,7 +16,7 @@ import sacrebleu
 
 from specjax.base import Params, checked
 from specjax.checkpoints import load_model, save_model
-from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
+from specjax.data.batching import Batching, TokenPairs, check_pairs, tokenize_pairs
 from specjax.data.examples import Example
 from specjax.data.model_files import SpecialIds
 from specjax.data.tokenizers import Tokenizer, load_tokenizer
@@ -122,6 +122,8 @@ def run_recipe(
     data = {"training": list(training_data), "validation": list(validation_data)}
     if test_data is not None:
         data["test"] = list(test_data)
+    for name, examples in data.items():
+        check_pairs(examples, f"{name} data")
     tokenizer_dir = directory / TOKENIZER_NAME
     provide_vocabulary(
         tokenizer_dir,

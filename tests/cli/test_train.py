@@ -216,8 +216,15 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["train.config=None"], "config=None: give a T5Config, or init_from"),
         (["train.vocabulary_type=word"], "vocabulary_type='word' is not one of unigram, bpe"),
         (["VOCABULARY=/absent"], "/absent: no such file"),
-        (["validation/read_examples.targets_field=None"], "example 0 has no reference text"),
-        (["test/read_examples.targets_field=None"], "example 0 has no reference text"),
+        (["validation/read_examples.targets_field=None"], "validation data: example 0 has no ref"),
+        (["test/read_examples.targets_field=None"], "test data: example 0 has no reference text"),
+        (
+            [
+                "training/read_examples.source=half.jsonl",
+                "training/read_examples.targets_field=targets",
+            ],
+            "training data: example 0 has half a surrogate pair at character 2",
+        ),
         (["training/read_examples.source=empty.tsv"], "empty.tsv is empty"),
         (["training/read_examples.source=latin1.tsv"], "latin1.tsv:2: byte 0xfc at column 2"),
         (["training/read_examples.source=blank.tsv"], "SentencePiece cannot train on this text"),
@@ -236,6 +243,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
     ],
 )
 def test_bad_input_is_one_clear_line(data, tmp_path, capsys, bindings, message):
+    (data / "half.jsonl").write_text('{"inputs": "a\\ud800", "targets": "b"}\n')
     (data / "empty.tsv").write_text("")
     (data / "latin1.tsv").write_bytes(b"a\tb\n" + "füße\tb\n".encode("latin-1"))
     (data / "blank.tsv").write_text("\t\n\t\n")
