@@ -131,12 +131,17 @@ def fault(self):
     raise TypeError("a fault")
 
 
-@pytest.mark.parametrize("method", sorted((CONFIGS / "methods").glob("*.gin")))
-def test_shipped_methods_define_no_name_in_vain(method):
+SHIPPED = [["runs/infer.gin", f"methods/{f.name}"] for f in (CONFIGS / "methods").glob("*.gin")]
+SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
+SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=" ".join)
+def test_shipped_files_define_no_name_in_vain(shipped):
     references, names = gin_config._References(), {}
-    run = CONFIGS / "runs" / "infer.gin"
-    for file in (run, method):
-        names |= gin_config._names(file, [str(CONFIGS)], references)
+    for file in shipped:
+        names |= gin_config._names(CONFIGS / file, [str(CONFIGS)], references)
+    assert "OUTPUT_DIR" in names
     assert names.keys() <= references.used
 
 
