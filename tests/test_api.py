@@ -11,7 +11,6 @@ import pytest
 import specjax
 from specjax import _compilation, _pair, api, partitioning, rules, verification
 from specjax.data import ByteTokenizer
-from specjax.decoding import _speculative
 from tests import tiny_pair
 
 # One shape for nearly all tests: each more is a program to compile.
@@ -169,15 +168,37 @@ def test_rows_come_before_their_batch_ends(pair):
     assert len(list(rows)) == 3
 
 
-def test_nothing_is_compiled_again(pair, decoder):
+@pytest.fixture(scope="module")
+def compilations():
+    """What has been compiled since, program by program: the small ones too."""
+    seconds = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return seconds
+
+
+def test_nothing_is_compiled_again(pair, decoder, compilations):
     decoder(PROMPTS, seed=0)
-    before = _speculative._run._cache_size(), _speculative._init._cache_size()
+    list(decoder.stream(PROMPTS))
+    before = len(compilations)
     decoder(PROMPTS, seed=1, temperature=0.3, max_new_tokens=5)
     decoder(PROMPTS[:5], temperature=[0.1, 0.2, 0.3, 0.4, 0.5], ids=range(5))
+    decoder(PROMPTS, rule=rules.OPT(0.4))
     other = specjax.Decoder(pair, rule=rules.OPT(0.7), max_draft=3, temperature=0.1, **SHAPE)
     other(PROMPTS)
     list(other.stream(PROMPTS))
-    assert (_speculative._run._cache_size(), _speculative._init._cache_size()) == before
+    assert len(compilations) == before
+    # Strengths per row are another program, and that one serves all of them.
+    decoder(PROMPTS, rule=rules.OPT([0.1] * 6))
+    after = len(compilations)
+    decoder(PROMPTS, rule=rules.OPT([0.1, 0.2, 0.3] * 2), seed=3)
+    assert len(compilations) == after
+    jax.jit(lambda x: x * 3)(2)
+    assert len(compilations) == after + 1, "the count counts nothing"
 
 
 @functools.cache
