@@ -64,13 +64,22 @@ def run(args: argparse.Namespace) -> int:
         if temperature == 0.0:
             shown = texts
     print(Report(results, _COLUMNS).table())
-    for i in range(min(args.show, len(sources))):
-        print(f"\n{sources[i]}\n  reference: {references[i]}")
-        for name, outputs in shown.items():
-            print(f"  {name}: {outputs[i]}")
+    _show(args.show, sources, references, shown)
     written = _write(output, results)
     print("\nwritten: " + ", ".join(map(str, written)))
     return 0
+
+
+def _show(
+    count: int, sources: list[str], references: list[str], outputs: dict[str, list[str]]
+) -> None:
+    """Prints greedy outputs side by side, for the samples on which the methods differ most."""
+    texts = [dict.fromkeys(of_one) for of_one in zip(*outputs.values(), strict=True)]
+    order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
+    for i in order[:count]:
+        print(f"\n{sources[i]}\n  reference: {references[i]}")
+        for text in texts[i]:
+            print(f"  {'; '.join(m for m, out in outputs.items() if out[i] == text)}: {text}")
 
 
 def _methods(pair: specjax.Pair, max_draft: int, rows: int) -> dict[str, specjax.Decoder]:
