@@ -213,7 +213,7 @@ def check_tokens(name: str, tokens: Array, lengths: Array | None = None, *, leas
     if tokens.shape[1] < least:
         raise ValueError(f"{name} has no tokens: its shape is {list(tokens.shape)}")
     if lengths is not None:
-        _check_per_row(f"the lengths of {name}", lengths, tokens.shape[0])
+        _check_per_row(f"{name.removesuffix('s')}_lengths", lengths, tokens.shape[0])
 
 
 def check_block(cache: RaggedCache, tokens: Array, positions: Array) -> None:

@@ -53,7 +53,7 @@ def test_a_block_of_no_tokens(name):
 def test_prompts_that_do_not_fit(name):
     model, params = tiny(name).model, tiny(name).params
     for bad, message in (
-        ((TOKENS, LENGTHS[:2], 8), r"the lengths of inputs has shape \[2\]: must be \[3\]"),
+        ((TOKENS, LENGTHS[:2], 8), r"input_lengths has shape \[2\]: must be \[3\]"),
         ((TOKENS, LENGTHS, 0), "max_length=0 must be at least 1, the positions of the cache"),
         ((TOKENS.tolist(), LENGTHS, 8), "inputs is a list: must be an integer array"),
         ((TOKENS, LENGTHS, 8, TOKENS[:2]), "prefix has 2 rows but inputs have 3"),

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> Report:
         own = alone(texts, temperature=temperature, seed=args.seed).texts
         for max_draft in args.drafts:
             for name in args.verifications:
+                print(f"T={temperature:g} G={max_draft} {name} ...", flush=True)
                 decoder = specjax.Decoder(
                     pair,
                     rule=rules.Lossless(),
