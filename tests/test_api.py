@@ -231,6 +231,13 @@ def test_alone_batched_padded_and_on_eight_devices_bit_for_bit():
     same(whole, tabular_decoder(mesh=True)(TABULAR_PROMPTS, seed=3))
 
 
+@pytest.mark.parametrize("default", ["rbg", "unsafe_rbg"])
+def test_rows_are_independent_whatever_jaxs_default_generator_is(default):
+    with jax.default_prng_impl(default):
+        whole = tabular_decoder()(TABULAR_PROMPTS, seed=3)
+    same(whole, tabular_decoder()(TABULAR_PROMPTS, seed=3))
+
+
 def test_rows_that_refill_slots_are_as_in_a_batch_of_their_own():
     prompts = [f"p {'y' * (i % 7)}{i}" for i in range(37)]
     refilled = tabular_decoder()(prompts, seed=4)

@@ -183,9 +183,12 @@ def row_keys(seed: int | Array, ids: Array) -> Array:
     Returns:
       `[B]` keys.
     """
-    if jnp.ndim(seed) == 0:
-        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), ids)
-    return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, ids)
+
+    def key(seed: Array, row: Array) -> Array:
+        # Whatever JAX's default is: vmapped keys of its other generators depend on each other.
+        return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), row)
+
+    return jax.vmap(key)(jnp.broadcast_to(seed, jnp.shape(ids)), ids)
 
 
 def initial_state(
