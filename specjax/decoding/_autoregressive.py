@@ -1,13 +1,13 @@
 """Autoregressive decoding: one token per pass of one model."""
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.base import Array, Cache, LanguageModel, Params
+from specjax.decoding._compile import jit_steps
 from specjax.decoding._loop import (
     DecodeState,
     Loop,
@@ -65,10 +65,9 @@ class Autoregressive(Loop):
     ) -> DecodeState:
         """Decodes on for at most `stop_after` steps; arguments as in `Speculative.run`."""
         stops = check_stops(state, stop_after, until_finished)
-        return _run(self, params, state, *stops)
+        return jitted_run()(self, params, state, *stops)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _run(
     loop: Autoregressive,
     params: Params,
@@ -102,3 +101,6 @@ def _run(
         return new._replace(inner=inner, info=info)
 
     return run_loop(step, state, stop_after, until_finished)
+
+
+jitted_run = jit_steps(_run, static_argnums=0, donate_argnums=2)

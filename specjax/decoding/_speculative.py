@@ -5,12 +5,12 @@ Source: Leviathan et al. (arXiv 2211.17192); Faster Cascades via Speculative Dec
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from specjax.base import Array, LanguageModel, Params
+from specjax.decoding._compile import jit_steps
 from specjax.decoding._loop import (
     DecodeInfo,
     DecodeState,
@@ -110,10 +110,9 @@ class Speculative(Loop):
                     f"rule{jax.tree_util.keystr(name)} must be scalar or [B] = "
                     f"{state.finished.shape}, got shape {jnp.shape(leaf)}"
                 )
-        return _run(self, params, rule, state, *stops)
+        return jitted_run()(self, params, rule, state, *stops)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _run(
     loop: Speculative,
     params: Params,
@@ -134,6 +133,9 @@ def _run(
         return new._replace(inner=one_round.commit(state.inner, inner, counts), info=info)
 
     return run_loop(step, state, stop_after, until_finished)
+
+
+jitted_run = jit_steps(_run, static_argnums=0, donate_argnums=3)
 
 
 def _add(info: DecodeInfo, seen: RoundInfo, active: Array, kept: Array) -> DecodeInfo:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules
-from specjax.decoding import _autoregressive, _speculative
+from specjax.decoding import _autoregressive, _compile, _speculative
 from specjax.models import model_from_config
 from specjax.sampling import Sampling
 from tests.models.tiny import CONFIGS, random_params
@@ -41,9 +41,10 @@ def programs(request):
     both = decoding.Speculative(model, drafting.NeuralDrafter(model, 4))
     pair = (params, (params, ()))
     stops = jnp.int32(5), jnp.int32(ROWS)
+    run_alone, run_both = _autoregressive.jitted_run(), _speculative.jitted_run()
     traced = {
-        "alone": _autoregressive._run.trace(alone, params, arguments(alone, params), *stops),
-        "both": _speculative._run.trace(both, pair, rules.OPT(0.1), arguments(both, pair), *stops),
+        "alone": run_alone.trace(alone, params, arguments(alone, params), *stops),
+        "both": run_both.trace(both, pair, rules.OPT(0.1), arguments(both, pair), *stops),
     }
     caches = jax.tree.leaves(arguments(alone, params).inner.cache._replace(cross=None))
     shapes = {",".join(map(str, x.shape)) for x in caches}
@@ -75,3 +76,12 @@ def test_the_state_is_donated():
     loop.run(params, state, 2)
     assert all(x.is_deleted() for x in jax.tree.leaves(state.inner.cache.keys))
     assert np.isfinite(params["decoder"]["decoder_norm"]["scale"]).all()  # the caller keeps these
+
+
+def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
+    known = _compile.step_options.__wrapped__
+    assert known("tpu") is None and known("gpu") is None
+    monkeypatch.setattr(_compile, "_CPU_OPTIONS", {"xla_cpu_no_such_option": ""})
+    assert known("cpu") is None
+    monkeypatch.setattr(_compile, "_CPU_OPTIONS", {"xla_cpu_enable_fast_math": False})
+    assert known("cpu") == {"xla_cpu_enable_fast_math": False}

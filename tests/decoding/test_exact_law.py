@@ -215,10 +215,10 @@ def test_a_sweep_compiles_once():
 
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
     sample(loop, rules.OPT(0.0), 1)
-    before = _speculative._run._cache_size()
+    before = _speculative.jitted_run()._cache_size()
     for alpha in np.linspace(0, 1, 5):
         sample(loop, rules.OPT(alpha), 1)
-    assert _speculative._run._cache_size() == before
+    assert _speculative.jitted_run()._cache_size() == before
 
 
 def test_parts_that_do_not_fit_are_refused():

@@ -48,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# How long the passes of a turn take in all.
+_PASSES_SECONDS = 0.02
+
+
 @dataclasses.dataclass(frozen=True)
 class Totals:
     """Emitted tokens, rounds by row, and passes of either model (each serves a whole batch)."""
@@ -242,14 +246,15 @@ def _passes(
     model: LanguageModel, params: Params, setup: Setup, rows: int, width: int
 ) -> Callable[[], float]:
     """A function that makes passes of `width` tokens, mid-output, and returns seconds per pass."""
-    steps = 20
     length = setup.inputs.shape[1] + setup.max_new + width
     inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
     filled = jax.jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
     positions = filled.positions + setup.max_new // 2
 
-    @functools.partial(jax.jit, donate_argnums=1)
-    def passes(params: Params, cache: Any, tokens: Array, positions: Array) -> Any:
+    options = decoding.step_options(jax.default_backend())
+
+    @functools.partial(jax.jit, donate_argnums=(1, 2), compiler_options=options)
+    def passes(params: Params, cache: Any, tokens: Array, positions: Array, steps: Array) -> Any:
         def step(_: Any, carry: Any) -> Any:
             cache, tokens = carry
             logits, _, cache = model.extend(params, cache, tokens, positions)
@@ -258,13 +263,15 @@ def _passes(
 
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
 
-    state = passes(params, filled.cache, jnp.ones((rows, width), jnp.int32), positions)
+    state = (filled.cache, jnp.ones((rows, width), jnp.int32))
 
-    def call() -> float:
+    def call(steps: int) -> float:
         nonlocal state
-        jax.block_until_ready(state)
         begin = time.perf_counter()
-        state = jax.block_until_ready(passes(params, *state, positions))
+        state = jax.block_until_ready(passes(params, *state, positions, jnp.int32(steps)))
         return (time.perf_counter() - begin) / steps
 
-    return call
+    call(1)  # compiles
+    # Long enough that neither the call nor its first, cold pass counts.
+    steps = max(8, int(_PASSES_SECONDS / min(call(8) for _ in range(3))))
+    return functools.partial(call, steps)
