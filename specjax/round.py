@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specjax.base import Array, Cache, DraftBlock, LanguageModel, Params
 from specjax.drafting import Drafter
 from specjax.rules import Rule
-from specjax.sampling import Sampling, confidence, distribution
+from specjax.sampling import Sampling, confidence, distribution, num_uniforms
 from specjax.verification import (
     Verification,
     accept,
@@ -148,12 +149,16 @@ class Round:
         self.check_rule(rule)
         with_confidence = rule.reads_draft_confidence
         rule = jax.tree.map(lambda x: jnp.broadcast_to(x, active.shape), rule)
-        streams = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
+        # All of a round's at once: each use of a key is a program of its own.
+        longest, per_draw = self.drafter.max_draft, num_uniforms(self.verifier.vocab_size)
+        sizes = (self.drafter.num_uniforms, longest, per_draw)
+        uniforms = jax.vmap(lambda key: jax.random.uniform(key, (sum(sizes),), jnp.float32))(keys)
+        for_draft, for_accept, for_next = jnp.split(uniforms, np.cumsum(sizes)[:-1], axis=1)
         block, drafter = self.drafter.propose(
             params[1],
             state.drafter,
             state.tokens,
-            streams[:, 0],
+            for_draft,
             sampling,
             active,
             with_confidence=with_confidence,
@@ -167,7 +172,7 @@ class Round:
             rule, block.probs, p, block.confidences, p_conf
         )
         acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
-            streams[:, 1], block.tokens, block.probs, targets, block.num_drafted, state.carry
+            for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
         )
         whole = accepted == block.num_drafted
 
@@ -187,7 +192,7 @@ class Round:
         needed = jnp.any(whole & active)
         bonus_target, drafter = lax.cond(needed, bonus, without, drafter)
         next_token = jax.vmap(draw_next)(
-            streams[:, 2], acceptance, block.probs, block.num_drafted, accepted, bonus_target
+            for_next, acceptance, block.probs, block.num_drafted, accepted, bonus_target
         )
         carry = jax.vmap(self.verification.next_carry)(
             acceptance, block.probs, block.num_drafted, state.carry, accepted, next_token

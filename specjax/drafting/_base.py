@@ -21,6 +21,10 @@ class Drafter(Protocol):
         """V."""
 
     @property
+    def num_uniforms(self) -> int:
+        """How many uniforms a row's block takes."""
+
+    @property
     def has_confidence(self) -> bool:
         """Whether there is a confidence distribution (a statistical drafter has none)."""
 
@@ -44,7 +48,7 @@ class Drafter(Protocol):
         params: Params,
         state: Any,
         tokens: Array,
-        keys: Array,
+        uniforms: Array,
         sampling: Sampling,
         active: Array,
         *,
@@ -56,7 +60,7 @@ class Drafter(Protocol):
           params: the drafter's parameters.
           state: its state.
           tokens: `[B]` int32, each row's last committed token.
-          keys: `[B]` keys; consumed.
+          uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
           sampling: fields `[B]`; the block's probabilities are what tokens are drawn from.
           active: `[B]` bool; other rows need no block, and no pass is made for them alone.
           with_confidence: whether the rule reads confidences (static).

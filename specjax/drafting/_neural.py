@@ -84,6 +84,11 @@ class NeuralDrafter:
         return self.model.vocab_size
 
     @property
+    def num_uniforms(self) -> int:
+        """One draw per token."""
+        return self.max_draft * num_uniforms(self.vocab_size)
+
+    @property
     def has_confidence(self) -> bool:
         """A neural model has one."""
         return True
@@ -115,7 +120,7 @@ class NeuralDrafter:
         params: Params,
         state: NeuralDrafterState,
         tokens: Array,
-        keys: Array,
+        uniforms: Array,
         sampling: Sampling,
         active: Array,
         *,
@@ -123,8 +128,7 @@ class NeuralDrafter:
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """See `Drafter`."""
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
-        shape = (longest, num_uniforms(vocab))
-        uniforms = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32))(keys)
+        uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
         empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
         block = DraftBlock(
             tokens=jnp.zeros((rows, longest), jnp.int32),

@@ -92,10 +92,11 @@ def verify(
     Raises:
       ValueError: (at trace time) if shapes or dtypes do not fit each other.
     """
-    accept_key, next_key = jax.random.split(key)
+    length, vocab = tokens.shape[0], draft_probs.shape[-1]
+    uniforms = jax.random.uniform(key, (length + num_uniforms(vocab),), jnp.float32)
     acceptance, num_accepted = accept(
         verification,
-        accept_key,
+        uniforms[:length],
         tokens,
         draft_probs,
         target_probs,
@@ -103,7 +104,7 @@ def verify(
         carry,
         still_drafting,
     )
-    next_token = draw_next(next_key, acceptance, draft_probs, num_drafted, num_accepted)
+    next_token = draw_next(uniforms[length:], acceptance, draft_probs, num_drafted, num_accepted)
     carry = verification.next_carry(
         acceptance, draft_probs, num_drafted, carry, num_accepted, next_token
     )
@@ -112,7 +113,7 @@ def verify(
 
 def accept(
     verification: Verification,
-    key: Array,
+    uniforms: Array,
     tokens: Array,
     draft_probs: Array,
     target_probs: Array,
@@ -123,22 +124,23 @@ def accept(
     """The first half of `verify`: how many drafted tokens stand.
 
     Without a carry nothing at the bonus position is read, so its draft and target distributions
-    may be made afterwards, and only if the whole block stands.
+    may be made afterwards, and only if the whole block stands. Arguments as in `verify`, but for
+    `uniforms`: `[G]` float32, independent (block verification is biased if they are shared).
 
     Returns:
       The `Acceptance` and the int32 number accepted.
     """
     check_block(tokens, draft_probs, target_probs, num_drafted)
+    if uniforms.shape != tokens.shape:
+        raise ValueError(f"uniforms must be [G] = {tokens.shape}, got shape {uniforms.shape}")
     acceptance = verification.acceptance(
         tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
     )
-    # Independent for each position: block verification is biased if they are shared.
-    uniforms = jax.random.uniform(key, tokens.shape, jnp.float32)
     return acceptance, _num_accepted(verification, uniforms, acceptance.thresholds)
 
 
 def draw_next(
-    key: Array,
+    uniforms: Array,
     acceptance: Acceptance,
     draft_probs: Array,
     num_drafted: Array,
@@ -148,7 +150,7 @@ def draw_next(
     """The second half of `verify`: the token that follows the accepted ones.
 
     Args:
-      key: consumed; not the key of `accept`.
+      uniforms: `[num_uniforms(V)]` float32, independent of each other and of those of `accept`.
       acceptance: from `accept`.
       draft_probs: `[G + 1, V]` float32.
       num_drafted: int32 scalar.
@@ -162,7 +164,7 @@ def draw_next(
     target, draft, scale = _at(acceptance, draft_probs, num_accepted)
     weights = residual_weights(target, draft, scale)
     weights = jnp.where(num_accepted < num_drafted, weights, target if bonus is None else bonus)
-    return draw(weights, jax.random.uniform(key, (num_uniforms(weights.size),), jnp.float32))
+    return draw(weights, uniforms)
 
 
 def next_token_probs(

@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# No logit is as large, which XLA cannot know.
+_NEVER = 1e30
 # How long the passes of a turn take in all.
 _PASSES_SECONDS = 0.02
 
@@ -259,7 +261,7 @@ def _passes(
             cache, tokens = carry
             logits, _, cache = model.extend(params, cache, tokens, positions)
             # The next tokens depend on this pass, so that none can be left out or overlap.
-            return cache, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return cache, tokens + (jnp.max(logits, axis=-1) > _NEVER).astype(jnp.int32)
 
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
 
