@@ -111,6 +111,32 @@ def test_turns_return_outputs_in_order():
     assert len(samples["a"]) == len(samples["b"]) == 2 * 3 and min(samples["a"]) > 0
 
 
+def test_every_second_turn_is_in_reverse():
+    order = []
+    calls = {name: lambda i, name=name: order.append(name) or np.zeros(1) for name in "abc"}
+    peers._turns(calls, range(1), 3)
+    assert "".join(order) == "abccbaabc"
+
+
+def test_ratios_are_those_of_turns():
+    """Each side's median, 3 and 2, would give 1.5."""
+    found = peers._ratios([2.0, 3.0, 8.0], [1.0, 3.0, 2.0])
+    assert found == {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 3.0}
+
+
+def test_ends_of_sequence_count_and_stand_for_each_other(tmp_path):
+    """One model with every token an end, on both sides: one token each, and the same one."""
+    paths = tiny_pair.write_pair(tmp_path / "models")
+    pair = peers.load_pair(**paths, dtype="float32")
+    for model in (pair.verifier, pair.drafter):
+        model.tokenizer.eos_ids = tuple(range(1, tiny_pair.VOCAB))
+    ours = peers._ours(pair, [[5, 6, 1]], [2], 6)
+    theirs = peers._theirs(torch, transformers, pair, [[5, 6, 1]], [2], 6)
+    calls = [*ours.alone.values(), *ours.speculative.values()]
+    calls += [*theirs.alone.values(), *theirs.speculative.values()]
+    assert [call(0).tolist() for call in calls] == [[1]] * len(calls)
+
+
 def test_a_turn_counts_what_was_emitted(monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr(peers.time, "perf_counter", lambda: next(clock))
@@ -127,10 +153,12 @@ def test_a_turn_counts_what_was_emitted(monkeypatch):
         ("--pilot=0", "--pilot must be at least 1, got 0"),
         ("--inputs=/missing.txt", "/missing.txt"),
         ("--drafter=/missing", "/missing"),
+        ("--inputs=LONG", "prompt 2 has "),
     ],
 )
-def test_bad_input_is_one_line(arguments, capsys, change, message):
-    assert main([*arguments, change]) == 2
+def test_bad_input_is_one_line(arguments, capsys, tmp_path, change, message):
+    (tmp_path / "long.txt").write_text("ba\n" + "ba " * 2000 + "\n", encoding="utf-8")
+    assert main([*arguments, change.replace("LONG", str(tmp_path / "long.txt"))]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

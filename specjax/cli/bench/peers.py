@@ -1,4 +1,4 @@
-"""Whole generations, from token ids to token ids, against transformers' on the same directories."""
+"""Whole generations by the public API, against transformers' on the same directories."""
 
 import argparse
 import contextlib
@@ -14,16 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax import Sampling, TextModel, _batches, _compilation, decoding, drafting, load_pair
-from specjax import rules as target_rules
-from specjax._pair import BUILT_IN, Pair, load_text_model
+from specjax import Decoder, Pair, TextModel, load_pair
+from specjax._pair import BUILT_IN, load_text_model
+from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.data import read_examples
-from specjax.verification import Block
 
 HELP = "greedy decoding at batch 1, alone and speculative, against transformers' generate"
 
-# A generation: the number of a prompt -> the tokens emitted, the end of sequence among them.
+# A generation: the number of a prompt -> the tokens emitted; whichever token ended the sequence,
+# the first of those that may stands for it.
 Generate = Callable[[int], np.ndarray]
 
 # Prompts that one side decodes before it is the other's turn.
@@ -32,9 +32,7 @@ _TURN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts and the sizes."""
-    parser.add_argument("--drafter", help="directory; the built-in pair by default")
-    parser.add_argument("--verifier", help="directory; the built-in pair by default")
-    parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+    pairs.add_pair(parser)
     parser.add_argument("--prompts", type=int, default=100, help="how many of its lines")
     parser.add_argument(
         "--drafts",
@@ -56,14 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Measures both sides turn by turn.
 
-    A generation is timed whole: the encoder, the loop, and the tokens back on the host. Both sides
+    A generation is one call of each side's public API, a `Decoder` or `generate`, timed whole. Both
     compute in float32 from the same token ids, with the same end of sequence and length limit.
     Each takes the settings that were the fastest for it on the first prompts.
     """
-    for name in ("prompts", "drafts", "max_new", "repeats", "pilot"):
-        value = getattr(args, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    pairs.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"JAX uses the {jax.default_backend()}, but this comparison is of CPUs: set "
@@ -71,17 +66,17 @@ def run(args: argparse.Namespace) -> Report:
         )
     torch, transformers = _peer()
     texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
-    _compilation.enable_cache()
     with _directories(args) as (drafter, verifier):
         print("loading ...", flush=True)
         pair = load_pair(drafter=drafter, verifier=verifier, dtype="float32")
+        encode = Decoder(pair.verifier).encode
         prompts = [
-            _batches.encode(pair.verifier.tokenizer, text, f"{args.inputs}, prompt {i + 1}")
-            for i, text in enumerate(texts)
+            encode(text, f"{args.inputs}, prompt {i + 1}").tolist() for i, text in enumerate(texts)
         ]
+        print("compiling ...", flush=True)
         ours = _ours(pair, prompts, args.drafts, args.max_new)
         theirs = _theirs(torch, transformers, pair, prompts, args.drafts, args.max_new)
-        rows = _measure(ours, theirs, [len(prompt) for prompt in prompts], args)
+        rows = _measure(ours, theirs, len(prompts), args)
     return Report(
         rows,
         [
@@ -97,8 +92,10 @@ def run(args: argparse.Namespace) -> Report:
             "theirs_setting",
         ],
         notes=[
-            "Both are timed from token ids to token ids, encoder included, batch 1, float32.",
-            f"Medians over turns of {_TURN} prompts; ratio_low, ratio_high: the turns' quartiles.",
+            "Each side by its public API, encoder included, batch 1, float32: ours from token ids "
+            "to text, theirs from token ids to token ids.",
+            f"Medians over turns of {_TURN} prompts. ratio: the median of the turns' ratios, "
+            "ratio_low and ratio_high their quartiles.",
             "same_outputs: prompts for which both emit the same tokens; two logits within float "
             "rounding of each other may part them.",
             *(
@@ -170,64 +167,35 @@ class _Side:
     speculative: Mapping[str, Generate]
 
 
-def _ours(pair: Pair, prompts: Sequence[np.ndarray], drafts: Sequence[int], max_new: int) -> _Side:
-    """Our loops on prompts padded to the Decoder's buckets."""
-    verifier, drafter = pair.verifier, pair.drafter
-    eos_ids = tuple(verifier.tokenizer.eos_ids)
-    padded = []
-    for i, prompt in enumerate(prompts):
-        longest = _batches.BUCKETS[-1]
-        _batches.check_tokens(prompt, f"prompt {i + 1}", verifier.model.vocab_size, longest)
-        padded.append(np.pad(prompt, (0, _bucket(len(prompt)) - len(prompt)))[None])
-    lengths = [np.array([len(prompt)], np.int32) for prompt in prompts]
-    models = (verifier.model, drafter.model)
-    first, limits = np.zeros(1, np.int32), np.full(1, max_new, np.int32)
+def _ours(pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_new: int) -> _Side:
+    """A `Decoder` of each kind, compiled for all prompts."""
+    eos_id = pair.verifier.tokenizer.eos_ids[0]
 
-    def generate(loop: Any, params: Any, rule: tuple[Any, ...], longest: int) -> Generate:
+    def generate(models: Pair | TextModel, max_draft: int | None = None) -> Generate:
+        decoder = Decoder(
+            models, max_draft=max_draft, temperature=0.0, max_new_tokens=max_new, batch_size=1
+        )
+        # One token each: a lower limit runs the same programs.
+        decoder(prompts, max_new_tokens=1, progress=False)
+
         def call(i: int) -> np.ndarray:
-            prompt = max(model.prompt_positions(padded[i].shape[1], 0) for model in models)
-            state = loop.init(
-                params,
-                padded[i],
-                lengths[i],
-                seed=0,
-                ids=first,
-                limits=limits,
-                sampling=Sampling(0.0),
-                max_new=max_new,
-                max_length=prompt + max_new + longest + 1,
-            )
-            state = loop.run(params, *rule, state, np.iinfo(np.int32).max)
-            return np.array(state.tokens)[0, : np.asarray(state.info.emitted)[0]]
+            result = decoder([prompts[i]], progress=False)
+            (tokens,) = result.tokens
+            return np.append(tokens, np.int32(eos_id)) if result.ended[0] else tokens
 
         return call
 
-    alone = decoding.Autoregressive(verifier.model, eos_ids)
-    both = (verifier.prepared, (drafter.prepared, ()))
-    loops = {
-        draft: decoding.Speculative(
-            verifier.model, drafting.NeuralDrafter(drafter.model, draft), Block(), eos_ids
-        )
-        for draft in drafts
-    }
     return _Side(
-        {"": generate(alone, verifier.prepared, (), 0)},
-        {
-            f"G={draft}": generate(loop, both, (target_rules.Lossless(),), draft)
-            for draft, loop in loops.items()
-        },
+        {"": generate(pair.verifier)},
+        {f"G={draft}": generate(pair, draft) for draft in drafts},
     )
-
-
-def _bucket(length: int) -> int:
-    return next(bucket for bucket in _batches.BUCKETS if bucket >= length)
 
 
 def _theirs(
     torch: Any,
     transformers: Any,
     pair: Pair,
-    prompts: Sequence[np.ndarray],
+    prompts: Sequence[list[int]],
     drafts: Sequence[int],
     max_new: int,
 ) -> _Side:
@@ -235,7 +203,7 @@ def _theirs(
     eos = list(pair.verifier.tokenizer.eos_ids)
     verifier = _load_peer(torch, transformers, pair.verifier, eos)
     drafter = _load_peer(torch, transformers, pair.drafter, eos)
-    inputs = [torch.from_numpy(prompt.astype(np.int64))[None] for prompt in prompts]
+    inputs = [torch.tensor([prompt]) for prompt in prompts]
     masks = [torch.ones_like(prompt) for prompt in inputs]
 
     def generate(threads: int, assistant: Mapping[str, Any] | None) -> Generate:
@@ -256,7 +224,8 @@ def _theirs(
                 )
             # An encoder-decoder's output begins with the start token, another's with the prompt.
             start = 1 if verifier.config.is_encoder_decoder else inputs[i].shape[1]
-            return out[0, start:].numpy()
+            tokens = out[0, start:].numpy()
+            return np.where(np.isin(tokens, eos), eos[0], tokens)
 
         return call
 
@@ -308,22 +277,15 @@ def _load_peer(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -
 
 
 def _measure(
-    ours: _Side, theirs: _Side, lengths: Sequence[int], args: argparse.Namespace
+    ours: _Side, theirs: _Side, count: int, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Chooses each side's settings on the first prompts, then times them on all."""
     ways = {
         "plain": (ours.alone, theirs.alone),
         "assisted": (ours.speculative, theirs.speculative),
     }
-    every = range(len(lengths))
-    # One prompt of each bucket: whatever compiles does so here.
-    print("compiling ...", flush=True)
-    shapes = {_bucket(length): i for i, length in enumerate(lengths)}
+    every = range(count)
     pilot = every[: args.pilot]
-    for own, _ in ways.values():
-        for generate in own.values():
-            for i in shapes.values():
-                generate(i)
     chosen: dict[tuple[str, int], str] = {}
     tried: dict[tuple[str, int], dict[str, float]] = {}
     for method, sides in ways.items():
@@ -343,19 +305,14 @@ def _measure(
     medians = _medians(samples)
     rows = []
     for method in ways:
-        rates = [medians[method, side] for side in (0, 1)]
-        ratios = np.divide(samples[method, 0], samples[method, 1])
-        low, high = np.percentile(ratios, (25, 75))
         rows.append(
             {
                 "method": method,
-                "ours_tokens_per_s": rates[0],
-                "theirs_tokens_per_s": rates[1],
-                "ratio": rates[0] / rates[1],
-                "ratio_low": float(low),
-                "ratio_high": float(high),
+                "ours_tokens_per_s": medians[method, 0],
+                "theirs_tokens_per_s": medians[method, 1],
+                **_ratios(samples[method, 0], samples[method, 1]),
                 "same_outputs": _same(tokens[method, 0], tokens[method, 1]),
-                "prompts": len(lengths),
+                "prompts": count,
                 "ours_setting": chosen[method, 0] or "-",
                 "theirs_setting": chosen[method, 1],
                 "ours_tried": tried[method, 0],
@@ -372,6 +329,8 @@ def _turns(
 ) -> tuple[dict[Any, list[float]], dict[Any, list[np.ndarray]]]:
     """Decodes all prompts by every call, some prompts at a turn: noise disturbs all alike.
 
+    Every second time the calls take their turns in reverse: none is always the first.
+
     Returns:
       By call: the tokens per second of each turn (of tokens really emitted), and the outputs in
       the order of the prompts.
@@ -380,14 +339,20 @@ def _turns(
     outputs: dict[Any, list[np.ndarray]] = {name: [] for name in calls}
     for start in range(0, len(prompts), _TURN):
         part = prompts[start : start + _TURN]
-        for _ in range(repeats):
-            for name, generate in calls.items():
+        for repeat in range(repeats):
+            for name, generate in list(calls.items())[:: -1 if repeat % 2 else 1]:
                 begin = time.perf_counter()
                 texts = [generate(i) for i in part]
                 seconds = time.perf_counter() - begin
                 samples[name].append(sum(map(len, texts)) / seconds)
                 outputs[name][start:] = texts
     return samples, outputs
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """The median and the quartiles of each turn's ratio."""
+    low, middle, high = np.percentile(np.divide(ours, theirs), (25, 50, 75)).tolist()
+    return {"ratio": middle, "ratio_low": low, "ratio_high": high}
 
 
 def _medians(samples: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
