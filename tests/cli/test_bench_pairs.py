@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from specjax.api import RunInfo
+import specjax
+from specjax.api import Result, RunInfo
 from specjax.cli.bench import acceptance
 from specjax.cli.main import main
 from specjax.decoding import DecodeInfo
@@ -57,10 +58,20 @@ def test_bad_input_is_one_line(arguments, capsys, change, message):
     assert message in error and error.count("\n") == 1
 
 
-def test_acceptance_counts_rows(arguments, capsys):
+def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
+    alone = []
+    decode = specjax.Decoder.__call__
+
+    def spy(self, *args, **options):
+        if isinstance(self.models, specjax.TextModel):
+            alone.append(self.describe()["temperature"])
+        return decode(self, *args, **options)
+
+    monkeypatch.setattr(specjax.Decoder, "__call__", spy)
     pair_and_prompts = arguments[:3]
     sizes = ["--rows=4", "--drafts=2", "--max-new=6", "--temperatures", "0", "1"]
     assert main(["bench", "acceptance", *pair_and_prompts, *sizes]) == 0
+    assert alone == [0.0]
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["temperature"], row["verification"]) for row in rows] == [
         *((0.0, "Token"), (0.0, "Block"), (1.0, "Token"), (1.0, "Block"))
@@ -69,12 +80,68 @@ def test_acceptance_counts_rows(arguments, capsys):
     for row in rows:
         assert row["rows_below"] == 0 and row["sum_P"] >= row["sum_prod"] * (1 - 1e-5)
         assert row["standard_error"] >= 0
+    for token, block in (rows[:2], rows[2:]):
+        assert token["difference"] is None and token["difference_se"] is None
+        assert block["difference"] == block["tokens_per_call"] - token["tokens_per_call"]
+    # Greedy, both accept the same drafts, row by row.
+    assert rows[1]["difference"] == rows[1]["difference_se"] == 0.0
 
 
-def test_the_standard_error_is_that_of_a_ratio():
-    # Of each row 6 tokens in 2 calls, or 2 in 2: rate 2, residuals 2 and -2, 4 calls.
-    counts = {"emitted": np.array([6, 2]), "verifier_calls": np.array([2, 2])}
-    zeros = {name: np.zeros(2) for name in DecodeInfo._fields}
-    found = acceptance.figures(RunInfo(DecodeInfo(**{**zeros, **counts})))
-    assert found["tokens_per_call"] == 2.0
-    assert found["standard_error"] == pytest.approx(np.sqrt(8) / 4)
+def _info(**counts):
+    zeros = {name: np.zeros(len(counts["emitted"])) for name in DecodeInfo._fields}
+    return RunInfo(DecodeInfo(**{**zeros, **{k: np.array(v) for k, v in counts.items()}}))
+
+
+# Rate 2; residuals 2 and -2 of 4 calls.
+FIRST = _info(
+    emitted=[6, 2],
+    verifier_calls=[2, 2],
+    drafted=[5, 5],
+    accepted=[4, 0],
+    block_sum=[3.0, 1.0],
+    token_sum=[2.5, 1.5],
+)
+# Rate 4; residuals -2 and 2 of 3 calls.
+SECOND = _info(emitted=[6, 6], verifier_calls=[2, 1])
+
+
+def test_acceptance_figures_are_those_of_the_rows():
+    # A sum of n parts whose mean was fitted: the root of n / (n - 1) times their squares' sum.
+    assert acceptance.figures(FIRST) == {
+        "tokens_per_call": 2.0,
+        "standard_error": 1.0,
+        "difference": None,
+        "difference_se": None,
+        "acceptance_rate": 0.4,
+        "sum_P": 4.0,
+        "sum_prod": 4.0,
+        "rows_below": 1,
+    }
+
+
+def test_a_difference_is_compared_row_by_row():
+    found = acceptance.figures(SECOND, FIRST)
+    assert found["difference"] == 2.0
+    # -2/3 - 2/4 and 2/3 + 2/4.
+    assert found["difference_se"] == pytest.approx(np.sqrt(2 * 2 * (7 / 6) ** 2))
+    assert acceptance.figures(FIRST, FIRST)["difference_se"] == 0.0
+
+
+def test_one_row_has_no_standard_error():
+    one = _info(emitted=[6], verifier_calls=[2])
+    found = acceptance.figures(one, one)
+    assert found["tokens_per_call"] == 3.0 and found["difference"] == 0.0
+    assert found["standard_error"] is None and found["difference_se"] is None
+
+
+def test_outputs_are_the_same_by_tokens_and_end():
+    def result(*rows):
+        tokens, ended = zip(*rows, strict=True)
+        return Result(["a"] * len(rows), list(map(np.array, tokens)), np.array(ended), FIRST)
+
+    first = result(([3, 4], True), ([3, 4], True), ([3, 4], True), ([3, 4], False))
+    second = result(([3, 4], True), ([3, 5], True), ([3, 4], False), ([3, 4, 4], False))
+    assert acceptance.same(first, first) == 4
+    assert acceptance.same(first, second) == 1
+    with pytest.raises(ValueError, match="zip"):
+        acceptance.same(first, result(([3, 4], True)))

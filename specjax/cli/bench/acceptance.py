@@ -7,7 +7,7 @@ import numpy as np
 
 import specjax
 from specjax import rules, verification
-from specjax.api import RunInfo
+from specjax.api import Result, RunInfo
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.data import read_examples
@@ -40,17 +40,22 @@ def run(args: argparse.Namespace) -> Report:
 
     `sum_P` and `sum_prod` are expected accepted tokens of block and of token verification on the
     same drafts (Sun et al., Block Verification, section 4); `rows_below` counts the rows where the
-    first is less, beyond float32 rounding. A standard error is that of a ratio of sums over rows.
+    first is less, beyond float32 rounding. A standard error is that of a ratio of sums over rows;
+    `difference` is that of tokens per call to the first algorithm on the same prompts, row by row.
     """
     pairs.check_positive(args, "prompts", "rows", "drafts", "max_new")
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
     shape: dict[str, Any] = {"batch_size": args.rows, "max_new_tokens": args.max_new}
-    alone = specjax.Decoder(pair.verifier, **shape)
     lines = []
     for temperature in args.temperatures:
-        own = alone(texts, temperature=temperature, seed=args.seed).texts
+        alone = None
+        # Draws differ where they are random: only greedy outputs must agree.
+        if temperature == 0:
+            print("T=0 verifier ...", flush=True)
+            alone = specjax.Decoder(pair.verifier, temperature=temperature, **shape)(texts)
         for max_draft in args.drafts:
+            first: RunInfo | None = None
             for name in args.verifications:
                 print(f"T={temperature:g} G={max_draft} {name} ...", flush=True)
                 decoder = specjax.Decoder(
@@ -62,33 +67,62 @@ def run(args: argparse.Namespace) -> Report:
                     **shape,
                 )
                 result = decoder(texts, seed=args.seed)
-                same = sum(map(str.__eq__, own, result.texts))
                 lines.append(
                     {
                         "temperature": temperature,
                         "max_draft": max_draft,
                         "verification": name,
                         "prompts": len(texts),
-                        **figures(result.info),
-                        # Draws differ where they are random: only greedy outputs must agree.
-                        "same_as_verifier": same if temperature == 0 else None,
+                        **figures(result.info, first),
+                        "same_as_verifier": None if alone is None else same(alone, result),
                     }
                 )
+                first = first or result.info
     return Report(lines, list(lines[0]))
 
 
-def figures(info: RunInfo) -> dict[str, Any]:
-    """What a run's totals say of its verification."""
-    rows = info.rows
-    rate, calls = info.tokens_per_verifier_call, rows.verifier_calls
-    residuals = rows.emitted - rate * calls
-    block, token = np.float64(rows.block_sum), np.float64(rows.token_sum)
+def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
+    """What a run's totals say of its verification.
+
+    Args:
+      info: the totals.
+      first: those of another verification of the same prompts, to compare with.
+
+    Returns:
+      The columns; None where one row alone leaves a standard error unknown, or nothing is compared.
+    """
+    block, token = np.float64(info.rows.block_sum), np.float64(info.rows.token_sum)
+    rate, parts = info.tokens_per_verifier_call, _residuals(info)
+    difference = difference_se = None
+    if first is not None:
+        difference = rate - first.tokens_per_verifier_call
+        difference_se = _root(parts - _residuals(first))
     return {
         "tokens_per_call": rate,
-        "standard_error": float(np.sqrt(np.sum(residuals**2)) / np.sum(calls)),
+        "standard_error": _root(parts),
+        "difference": difference,
+        "difference_se": difference_se,
         "acceptance_rate": info.acceptance_rate,
         "sum_P": float(block.sum()),
         "sum_prod": float(token.sum()),
         # Sums of some hundred float32 terms each.
         "rows_below": int(np.sum(block < token * (1 - 1e-5))),
     }
+
+
+def same(first: Result, second: Result) -> int:
+    """How many rows have the same tokens and ended alike."""
+    columns = zip(first.tokens, second.tokens, first.ended, second.ended, strict=True)
+    return sum(np.array_equal(a, b) and bool(c == d) for a, b, c, d in columns)
+
+
+def _residuals(info: RunInfo) -> np.ndarray:
+    """Each row's part in the error of tokens per call, a ratio of sums over rows (linearised)."""
+    calls = info.rows.verifier_calls
+    return (info.rows.emitted - info.tokens_per_verifier_call * calls) / np.sum(calls)
+
+
+def _root(parts: np.ndarray) -> float | None:
+    """The standard error of a sum of independent parts whose mean, 0, was fitted to them."""
+    count = len(parts)
+    return float(np.sqrt(count / (count - 1) * np.sum(parts**2))) if count > 1 else None
