@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from specjax import decoding
 from specjax.base import Params
 from specjax.checkpoints import hf_names
 from specjax.checkpoints.hf_config import config_to_hf
+from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report, time_interleaved
 from specjax.data.model_files import SpecialIds
 from specjax.models import T5, RaggedCache, T5Config, preset
@@ -55,11 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every size; all calls of a size take turns."""
-    for name in ("rows", "prompt", "steps", "repeats"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
-    if min(args.tokens) < 1:
-        raise ValueError(f"--tokens must be at least 1, got {min(args.tokens)}")
+    pairs.check_positive(args, "rows", "prompt", "steps", "repeats")
+    pairs.check_positive(argparse.Namespace(tokens=min(args.tokens)), "tokens")
     if args.steps + max(args.tokens) > args.max_length:
         raise ValueError(
             f"--steps {args.steps} and --tokens {max(args.tokens)} go past --max-length "
@@ -163,8 +162,9 @@ def _our_loop(
     model: T5, params: Params, prefilled: Any, tokens: int, steps: int
 ) -> Callable[[], Any]:
     """`steps` greedy extends by `tokens` tokens, each one position on; the state is donated."""
+    options = decoding.step_options(jax.default_backend())
 
-    @functools.partial(jax.jit, donate_argnums=1)
+    @functools.partial(jax.jit, donate_argnums=1, compiler_options=options)
     def loop(params: Params, cache: RaggedCache, block: jax.Array, start: jax.Array) -> Any:
         def body(_: Any, state: Any) -> Any:
             cache, block, positions = state

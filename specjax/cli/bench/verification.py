@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from specjax import rules, verification
 from specjax.base import Array
+from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report, time_interleaved
 
 HELP = "rules and verification, as a ratio to copying the draft and target arrays once"
@@ -51,10 +51,8 @@ def run(args: argparse.Namespace) -> Report:
         _named("--verifications", verification.ALL_VERIFICATIONS, name)()
         for name in args.verifications
     ]
-    for name in ("rows", "drafts", "vocabs", "repeats"):
-        least = min(np.atleast_1d(getattr(args, name)))
-        if least < 1:
-            raise ValueError(f"--{name} must be at least 1, got {least}")
+    sizes = {name: min(getattr(args, name)) for name in ("rows", "drafts", "vocabs")}
+    pairs.check_positive(argparse.Namespace(**sizes, repeats=args.repeats), *sizes, "repeats")
     table, skipped = [], []
     for vocab in args.vocabs:
         for max_draft in args.drafts:
