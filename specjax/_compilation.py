@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 
 
 def cache_directory() -> Path:
@@ -69,9 +70,8 @@ def environment() -> dict[str, Any]:
         version = None
     return {
         "device": f"{jax.default_backend()}: {jax.devices()[0].device_kind}",
-        "versions": {"specjax": version, "jax": jax.__version__},
+        "versions": {"specjax": version, "jax": jax.__version__, "jaxlib": jaxlib.__version__},
         "jax_settings": {
-            "prng_impl": config.jax_default_prng_impl,
             "threefry_partitionable": config.jax_threefry_partitionable,
             "matmul_precision": config.jax_default_matmul_precision,
         },

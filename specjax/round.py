@@ -114,6 +114,17 @@ class Round:
                 "Block or Token verification with adaptive stopping"
             )
 
+    @property
+    def num_uniforms(self) -> int:
+        """How many uniforms a row's round takes."""
+        return sum(self._uniforms)
+
+    @property
+    def _uniforms(self) -> tuple[int, int, int]:
+        """For drafting, acceptance and the next token: never shared."""
+        per_draw = num_uniforms(self.verifier.vocab_size)
+        return self.drafter.num_uniforms, self.drafter.max_draft, per_draw
+
     def check_rule(self, rule: Rule) -> None:
         """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
         if isinstance(rule, type):
@@ -130,7 +141,7 @@ class Round:
         rule: Rule,
         sampling: Sampling,
         state: RoundState,
-        keys: Array,
+        uniforms: Array,
         active: Array,
     ) -> tuple[RoundOutcome, RoundState, RoundInfo]:
         """Runs one round for all rows.
@@ -140,7 +151,7 @@ class Round:
           rule: the rule; its strengths are scalars or `[B]`.
           sampling: fields `[B]`.
           state: the rows' state. Positions are not moved: see `commit`.
-          keys: `[B]` keys of the row and round; consumed.
+          uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
           active: `[B]` bool; what comes out for other rows is to be ignored.
 
         Returns:
@@ -149,11 +160,8 @@ class Round:
         self.check_rule(rule)
         with_confidence = rule.reads_draft_confidence
         rule = jax.tree.map(lambda x: jnp.broadcast_to(x, active.shape), rule)
-        # All of a round's at once: each use of a key is a program of its own.
-        longest, per_draw = self.drafter.max_draft, num_uniforms(self.verifier.vocab_size)
-        sizes = (self.drafter.num_uniforms, longest, per_draw)
-        uniforms = jax.vmap(lambda key: jax.random.uniform(key, (sum(sizes),), jnp.float32))(keys)
-        for_draft, for_accept, for_next = jnp.split(uniforms, np.cumsum(sizes)[:-1], axis=1)
+        ends = np.cumsum(self._uniforms)[:-1].tolist()
+        for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         block, drafter = self.drafter.propose(
             params[1],
             state.drafter,

@@ -81,7 +81,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
         weights = _keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
     # Not argmax: its reduction of pairs takes five times as long on CPUs.
     place = jnp.arange(logits.size, dtype=jnp.int32)
-    first = jnp.min(jnp.where(distance == 0.0, place, logits.size))
+    first = jnp.min(jnp.where(logits == largest, place, logits.size))
     one_hot = jnp.where(jnp.isnan(largest), largest, (place == first).astype(jnp.float32))
     return jnp.where(greedy, one_hot, weights / total(weights))
 

@@ -87,6 +87,23 @@ def test_extreme_logits(logits, want, filters):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("logits", "first"),
+    [([-np.inf, -np.inf], 0), ([0.0, np.inf, np.inf], 1), ([2.0, 5.0, 5.0], 1)],
+)
+def test_greedy_is_one_hot_at_the_first_of_the_largest(logits, first):
+    got = sampling.distribution(jnp.array(logits, jnp.float32), Sampling(0.0))
+    np.testing.assert_array_equal(got, np.eye(len(logits))[first])
+
+
+@pytest.mark.parametrize("size", [5, 2048])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_give_nan(size, temperature):
+    for place in (0, size // 2, size - 1):
+        logits = jnp.linspace(-1.0, 1.0, size).at[place].set(jnp.nan)
+        assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(temperature))).all()
+
+
 def test_a_huge_temperature_is_uniform_over_what_is_possible():
     got = sampling.distribution(jnp.array([1.0, -jnp.inf, 0.0]), Sampling(3e38))
     np.testing.assert_allclose(got, [0.5, 0.0, 0.5], atol=1e-6)

@@ -49,12 +49,14 @@ def run(args: argparse.Namespace) -> int:
     samples = Path(args.samples) if args.samples else BUILT_IN / "samples.tsv"
     sources, references = _read(samples)
     check_positive(args, "max_draft", "rows", "repeats")
+    if args.show < 0:
+        raise ValueError(f"--show must be at least 0, got {args.show}")
     output = make_writable(args.output)
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     methods = _methods(pair, args.max_draft, args.rows)
     for name, decoder in methods.items():
         print(f"compiling: {name} ...", flush=True)
-        decoder(sources[:1], progress=False)
+        decoder(sources[: args.rows + 1], progress=False)  # one row more: a slot is refilled
     results: list[dict[str, Any]] = []
     shown: dict[str, list[str]] = {}
     for temperature in (0.0, 1.0):

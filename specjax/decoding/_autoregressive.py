@@ -11,11 +11,12 @@ from specjax.decoding._compile import jit_steps
 from specjax.decoding._loop import (
     DecodeState,
     Loop,
-    Prompt,
+    PromptBatch,
     append,
     check_eos_ids,
     check_stops,
     run_loop,
+    step_uniforms,
 )
 from specjax.sampling import distribution, draw, num_uniforms
 
@@ -51,9 +52,10 @@ class Autoregressive(Loop):
         """See `Loop`."""
         return self.model
 
-    def prefill(self, params: Params, prompt: Prompt, max_length: int) -> _Inner:
+    def prefill(self, params: Params, prompt: PromptBatch, max_length: int) -> _Inner:
         """See `Loop`."""
-        filled = self.model.prefill(params, *prompt[:2], max_length, *prompt[2:])
+        inputs, input_lengths, *prefix = prompt
+        filled = self.model.prefill(params, inputs, input_lengths, max_length, *prefix)
         return _Inner(filled.tokens, filled.positions, filled.cache)
 
     def run(
@@ -77,13 +79,11 @@ def _run(
 ) -> DecodeState:
     def step(state: DecodeState) -> DecodeState:
         inner: _Inner = state.inner
-        keys = jax.vmap(jax.random.fold_in)(state.keys, state.info.rounds)
         logits, _, cache = loop.model.extend(
             params, inner.cache, inner.tokens[:, None], inner.positions
         )
         probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
-        shape = (num_uniforms(loop.model.vocab_size),)
-        uniforms = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32))(keys)
+        uniforms = step_uniforms(state, num_uniforms(loop.model.vocab_size))
         tokens = jax.vmap(draw)(probs, uniforms)
         active = ~state.finished
         new, kept = append(state, tokens[:, None], active.astype(jnp.int32), loop.eos_ids)

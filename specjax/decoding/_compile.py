@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-# XLA's CPU backend hands small products to YNNPACK, whose threads take longer to wake than a
-# product of a few tokens takes: with Eigen a round is a tenth to a quarter shorter.
+# XLA's CPU backend hands products to YNNPACK, with which rounds of few tokens take longer than
+# with Eigen: docs/benchmarks.md.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
@@ -17,14 +17,19 @@ def step_options(backend: str) -> dict[str, Any] | None:
 
     Args:
       backend: as named by `jax.default_backend()`.
+
+    Returns:
+      Names and values, for `compiler_options`; None where this XLA has no such options.
     """
     if backend != "cpu":
         return None
     try:
         jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS).lower().compile()
-    except jax.errors.JaxRuntimeError:  # another version of XLA
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
         return None
-    return _CPU_OPTIONS
+    return dict(_CPU_OPTIONS)
 
 
 def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 Axes: B rows, N longest output, G longest block.
 """
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ class DecodeState(NamedTuple):
     info: DecodeInfo
 
 
-class Prompt(NamedTuple):
+class PromptBatch(NamedTuple):
     """What a model is prefilled with; see `Loop.init`."""
 
     inputs: Array  # [B, P]
@@ -86,22 +87,22 @@ class Prompt(NamedTuple):
     prefix_lengths: Array | None  # [B]
 
 
-class Loop:
+class Loop(abc.ABC):
     """What takes prompts in; a loop adds how its models are prefilled, and `run`."""
 
     @property
+    @abc.abstractmethod
     def max_draft(self) -> int:
         """G, 0 without a drafter."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def main_model(self) -> LanguageModel:
         """The model whose tokens are committed."""
-        raise NotImplementedError
 
-    def prefill(self, params: Params, prompt: Prompt, max_length: int) -> Any:
+    @abc.abstractmethod
+    def prefill(self, params: Params, prompt: PromptBatch, max_length: int) -> Any:
         """What the loop's step carries, after the prompt; traced."""
-        raise NotImplementedError
 
     def init(
         self,
@@ -139,21 +140,9 @@ class Loop:
         Raises:
           ValueError: naming the argument that is of a wrong shape or out of range.
         """
-        check_prompts(
-            self.main_model,
-            inputs,
-            input_lengths,
-            prefix,
-            prefix_lengths,
-            seed,
-            ids,
-            limits,
-            sampling,
-            max_new,
-            max_length,
-            self.max_draft,
-        )
-        prompt = Prompt(inputs, input_lengths, prefix, prefix_lengths)
+        prompt = PromptBatch(inputs, input_lengths, prefix, prefix_lengths)
+        sizes = (max_new, max_length, self.max_draft)
+        check_prompts(self.main_model, prompt, seed, ids, limits, sampling, *sizes)
         streams = (np.asarray(seed).astype(np.uint32), np.asarray(ids).astype(np.uint32))
         return _init(self, max_new, max_length, params, prompt, streams, limits, sampling)
 
@@ -164,7 +153,7 @@ def _init(
     max_new: int,
     max_length: int,
     params: Params,
-    prompt: Prompt,
+    prompt: PromptBatch,
     streams: tuple[Array, Array],
     limits: Array,
     sampling: Sampling,
@@ -185,10 +174,22 @@ def row_keys(seed: int | Array, ids: Array) -> Array:
     """
 
     def key(seed: Array, row: Array) -> Array:
-        # Whatever JAX's default is: vmapped keys of its other generators depend on each other.
+        # Whatever JAX's default is: vmapped draws of its other generators depend on each other.
         return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), row)
 
     return jax.vmap(key)(jnp.broadcast_to(seed, jnp.shape(ids)), ids)
+
+
+def step_uniforms(state: DecodeState, count: int) -> Array:
+    """`[B, count]` float32 in [0, 1) for the rows' next step.
+
+    One call of the generator for all that a step draws: several cost more than their numbers.
+    """
+
+    def draw(key: Array, step: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(key, step), (count,), jnp.float32)
+
+    return jax.vmap(draw)(state.keys, state.info.rounds)
 
 
 def initial_state(
@@ -293,10 +294,7 @@ def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeStat
 
 def check_prompts(
     model: LanguageModel,
-    inputs: Array,
-    input_lengths: Array,
-    prefix: Array | None,
-    prefix_lengths: Array | None,
+    prompt: PromptBatch,
     seed: int | Array,
     ids: Array,
     limits: Array,
@@ -310,6 +308,7 @@ def check_prompts(
     Raises:
       ValueError: naming the argument, its value and what it must be.
     """
+    inputs, input_lengths, prefix, prefix_lengths = prompt
     if jnp.ndim(inputs) != 2:
         raise ValueError(f"inputs must be [B, P], got shape {jnp.shape(inputs)}")
     rows, width = jnp.shape(inputs)
@@ -327,6 +326,8 @@ def check_prompts(
     for name, value in per_row.items():
         if jnp.shape(value) != (rows,):
             raise ValueError(f"{name} must be [B] = [{rows}], got shape {jnp.shape(value)}")
+    if np.shape(seed) not in ((), (rows,)):
+        raise ValueError(f"seed must be scalar or [B] = [{rows}], got shape {np.shape(seed)}")
     for name in ("temperature", "top_k", "top_p"):
         setting = getattr(sampling, name)
         if setting is not None and jnp.shape(setting) not in ((), (rows,)):
@@ -372,7 +373,7 @@ def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
 
 def check_stops(
     state: DecodeState, stop_after: int | Array, until_finished: int | Array | None
-) -> tuple[Array, Array]:
+) -> tuple[Any, Any]:
     """When a loop returns, as int32 scalars; all rows must be finished if nothing is said.
 
     Raises:
@@ -383,4 +384,4 @@ def check_stops(
     for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
         if int(value) < 1:
             raise ValueError(f"{name} must be at least 1, got {int(value)}")
-    return jnp.int32(stop_after), jnp.int32(until_finished)
+    return np.int32(stop_after), np.int32(until_finished)

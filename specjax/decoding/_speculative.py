@@ -15,11 +15,12 @@ from specjax.decoding._loop import (
     DecodeInfo,
     DecodeState,
     Loop,
-    Prompt,
+    PromptBatch,
     append,
     check_eos_ids,
     check_stops,
     run_loop,
+    step_uniforms,
 )
 from specjax.drafting import Drafter
 from specjax.round import Round, RoundInfo, RoundState
@@ -68,12 +69,13 @@ class Speculative(Loop):
         """See `Loop`."""
         return self.verifier
 
-    def prefill(self, params: Params, prompt: Prompt, max_length: int) -> RoundState:
+    def prefill(self, params: Params, prompt: PromptBatch, max_length: int) -> RoundState:
         """See `Loop`."""
-        filled = self.verifier.prefill(params[0], *prompt[:2], max_length, *prompt[2:])
-        drafter = self.drafter.prefill(params[1], *prompt[:2], max_length, *prompt[2:])
+        inputs, input_lengths, *prefix = prompt
+        filled = self.verifier.prefill(params[0], inputs, input_lengths, max_length, *prefix)
+        drafter = self.drafter.prefill(params[1], inputs, input_lengths, max_length, *prefix)
         carry = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (prompt.inputs.shape[0], *x.shape)),
+            lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
             self.verification.init_carry(self.max_draft),
         )
         return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry)
@@ -124,9 +126,11 @@ def _run(
     one_round = loop.round
 
     def step(state: DecodeState) -> DecodeState:
-        keys = jax.vmap(jax.random.fold_in)(state.keys, state.info.rounds)
         active = ~state.finished
-        outcome, inner, seen = one_round(params, rule, state.sampling, state.inner, keys, active)
+        uniforms = step_uniforms(state, one_round.num_uniforms)
+        outcome, inner, seen = one_round(
+            params, rule, state.sampling, state.inner, uniforms, active
+        )
         counts = jnp.where(active, outcome.counts, 0)
         new, kept = append(state, outcome.tokens, counts, loop.eos_ids)
         info = _add(new.info, seen, active, kept)

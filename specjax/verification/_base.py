@@ -129,6 +129,9 @@ def accept(
 
     Returns:
       The `Acceptance` and the int32 number accepted.
+
+    Raises:
+      ValueError: (at trace time) if shapes or dtypes do not fit each other.
     """
     check_block(tokens, draft_probs, target_probs, num_drafted)
     if uniforms.shape != tokens.shape:

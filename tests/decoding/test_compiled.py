@@ -78,7 +78,10 @@ def test_the_state_is_donated():
     assert np.isfinite(params["decoder"]["decoder_norm"]["scale"]).all()  # the caller keeps these
 
 
-def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
+def test_loops_take_the_options_that_xla_knows(programs, monkeypatch):
+    if jax.default_backend() == "cpu":
+        assert _compile.step_options("cpu")
+        assert not any("ynn" in text for _, text, _ in programs.values())
     known = _compile.step_options.__wrapped__
     assert known("tpu") is None and known("gpu") is None
     monkeypatch.setattr(_compile, "_CPU_OPTIONS", {"xla_cpu_no_such_option": ""})

@@ -128,6 +128,45 @@ def test_autoregressive_follows_the_verifier():
 
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
+def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
+    size, copies, length = 150, 5000, 3
+    assert sampling.num_uniforms(size) == 2
+    model = testing.TabularModel(size)
+    tables = [jnp.asarray(testing.random_table(s, size, 1, scale=2.0)) for s in (7, 8)]
+    # From one token to the next; tokens are pooled by their remainder.
+    steps = [np.asarray(jax.nn.softmax(table, axis=-1), np.float64)[:size] for table in tables]
+    groups = np.eye(4)[np.arange(size) % 4]
+
+    def pooled(step):
+        joint = {(): np.eye(size)[0]}  # by groups so far: the mass at each last token
+        for _ in range(length):
+            joint = {
+                (*key, g): (mass @ step) * groups[:, g]
+                for key, mass in joint.items()
+                for g in range(4)
+            }
+        return {key: float(mass.sum()) for key, mass in joint.items()}
+
+    loop = decoding.Speculative(model, drafting.NeuralDrafter(model, 2), VERIFICATIONS[name])
+    params = (tables[0], (tables[1], ()))
+    state = loop.init(
+        params,
+        jnp.zeros((copies, 1), jnp.int32),
+        jnp.ones(copies, jnp.int32),
+        seed=5,
+        ids=jnp.arange(copies, dtype=jnp.int32),
+        limits=jnp.full(copies, length, jnp.int32),
+        sampling=sampling.Sampling(),
+        max_new=length,
+        max_length=8,
+    )
+    tokens = np.asarray(loop.run(params, RULES["Lossless"], state, 100).tokens)
+    seen = collections.Counter(map(tuple, (tokens % 4).tolist()))
+    assert p_value(seen, pooled(steps[0]), copies) > 1e-5
+    assert p_value(seen, pooled(steps[1]), copies) < 1e-5
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
 def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
     loop = decoding.Speculative(
         MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], (EOS,)
@@ -292,6 +331,8 @@ BAD = [
     ({"limits": [4, 5, 4]}, r"limits must lie in \[0, 4\], got 5 in row 1"),
     ({"limits": [4]}, r"limits must be \[B\] = \[3\], got shape \(1,\)"),
     ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \[3\], got shape \(4,\)"),
+    ({"seed": [1]}, r"seed must be scalar or \[B\] = \[3\], got shape \(1,\)"),
+    ({"seed": [1, 2]}, r"seed must be scalar or \[B\] = \[3\], got shape \(2,\)"),
     ({"seed": 2**40}, r"seed must lie in \[0, 4294967295\], got 1099511627776"),
     ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \[3\]"),
     ({"inputs": PROMPTS * 1.0}, "inputs must be of an integer dtype, got float64"),

@@ -327,3 +327,10 @@ def test_a_length_beyond_the_block_is_refused():
     with pytest.raises(ValueError, match=r"num_drafted must lie in \[0, G\] = \[0, 3\], got 9"):
         args = jax.random.key(0), jnp.zeros((3,), jnp.int32), probs, probs
         verification.verify(verification.Token(), *args, jnp.int32(9))
+
+
+def test_uniforms_that_are_not_one_per_token_are_refused():
+    probs = jnp.full((4, 2), 0.5)
+    args = jnp.zeros((3,), jnp.int32), probs, probs, jnp.int32(3)
+    with pytest.raises(ValueError, match=r"uniforms must be \[G\] = \(3,\), got shape \(1,\)"):
+        verification.accept(verification.Token(), jnp.zeros((1,)), *args)
