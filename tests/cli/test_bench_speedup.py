@@ -11,6 +11,7 @@ MEASURED = pairs.Measured(
     alone=40.0,
     loop=32.0,
     draft=0.5,
+    draft_two=0.75,
     one=2.0,
     block=3.0,
     lone_totals=pairs.Totals(emitted=16, rounds=16, verifier=10),

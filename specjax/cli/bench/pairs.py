@@ -140,6 +140,7 @@ class Measured:
       alone: the verifier's loop by itself.
       loop: the speculative loop.
       draft: one pass of the drafter, of one token.
+      draft_two: one pass of the drafter, of two tokens.
       one: one pass of the verifier, of one token.
       block: one pass of the verifier, of G + 1 tokens.
       lone_totals: of the verifier by itself.
@@ -149,6 +150,7 @@ class Measured:
     alone: float
     loop: float
     draft: float
+    draft_two: float
     one: float
     block: float
     lone_totals: Totals
@@ -170,6 +172,7 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
     loops = {"alone": setup.autoregressive(), "loop": setup.speculative(max_draft)}
     passes = {
         "draft": _passes(setup.drafter, setup.params[1], setup, rows, 1),
+        "draft_two": _passes(setup.drafter, setup.params[1], setup, rows, 2),
         "one": _passes(setup.verifier, setup.params[0], setup, rows, 1),
         "block": _passes(setup.verifier, setup.params[0], setup, rows, max_draft + 1),
     }
