@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", help="directory; the built-in pair by default")
     parser.add_argument("--verifier", help="directory; the built-in pair by default")
     parser.add_argument("--samples", help="TSV of source and reference with a header line")
-    parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
+    parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")
     parser.add_argument(
         "--repeats", type=int, default=3, help="timings, of which the median counts"

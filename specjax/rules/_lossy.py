@@ -1,8 +1,8 @@
 """Lossy and mentored decoding, as target distributions.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3 and appendix E;
-Mentored: Tran-Thien, Mentored decoding (2023). The paper's T of eq. 4 is not a distribution at
-beta = 1; `Lossy` is what the procedure emits.
+Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). The paper's T of
+eq. 4 is not a distribution at beta = 1; `Lossy` is what the procedure emits.
 """
 
 from typing import ClassVar
