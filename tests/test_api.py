@@ -498,13 +498,16 @@ def test_compiling_is_announced_once_and_programs_are_kept(tmp_path):
 
 def test_where_nothing_can_be_kept_decoding_goes_on(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    before = jax.config.jax_enable_compilation_cache
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", None)  # of the environment
     try:
         assert _compilation.enable_cache.__wrapped__() is None
+        assert jax.config.jax_compilation_cache_dir is None
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-    assert jax.config.jax_compilation_cache_dir is None
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def test_progress_counts_every_row_once(decoder, monkeypatch):
