@@ -4,8 +4,6 @@ Networks sum in another order in another shape, so rows may differ where a decis
 rounding; each that does must be traced to a margin below 1e-5.
 """
 
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import specjax
 from specjax import partitioning, rules
 from tests import margins, tiny_pair
 
-SHARED = Path(__file__).parents[2] / "shared/models/multi30k-ende"
 MARGIN = 1e-5
 CAPTIONS = [
     "A man rides a bicycle.",
@@ -28,19 +25,8 @@ CAPTIONS = [
 ]
 
 
-def load(**options):
-    try:
-        return specjax.load_pair(**options)
-    except FileNotFoundError:
-        if not SHARED.is_dir():
-            pytest.skip(f"neither a built-in pair nor {SHARED}")
-        return specjax.load_pair(
-            drafter=SHARED / "drafter", verifier=SHARED / "verifier", **options
-        )
-
-
 def test_rows_do_not_depend_on_their_surroundings():
-    pair = load()
+    pair = specjax.load_pair()
     # Half of the rows greedy, half drawn: their decisions have other margins.
     options = {"rule": rules.OPT(0.1), "max_draft": 4, "max_new_tokens": 24, "batch_size": 8}
     temperatures = np.array([0.0, 1.0] * 4, np.float32)
@@ -52,7 +38,7 @@ def test_rows_do_not_depend_on_their_surroundings():
     ).texts
     alone = specjax.Decoder(pair, buckets=(32,), **options)  # and padded further
     mesh = partitioning.make_mesh(data=4, model=2)
-    spread = specjax.Decoder(load(mesh=mesh), buckets=(24,), **options)
+    spread = specjax.Decoder(specjax.load_pair(mesh=mesh), buckets=(24,), **options)
     others = {
         "elsewhere": [elsewhere[order.index(i)] for i in range(8)],
         "alone and padded": [
