@@ -32,7 +32,7 @@ class Row:
     info: DecodeInfo
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RunInfo:
     """What decoding took, per row and in all.
 
@@ -42,6 +42,10 @@ class RunInfo:
     """
 
     rows: DecodeInfo
+
+    def __repr__(self) -> str:
+        """Its totals: arrays of all rows would hide them."""
+        return f"RunInfo({', '.join(f'{k}={v}' for k, v in self.summary().items())})"
 
     @property
     def tokens_per_verifier_call(self) -> float:

@@ -78,6 +78,12 @@ def test_texts_tokens_and_info(pair, decoder):
     assert np.all(np.isfinite(result.info.rows.log_p))
 
 
+def test_the_totals_are_what_is_shown(decoder):
+    shown = repr(decoder(["ba de", "ki"], seed=0).info)
+    assert shown.startswith("RunInfo(rows=2, emitted=") and "tokens_per_verifier_call=" in shown
+    assert "array" not in shown
+
+
 def test_the_same_seed_gives_the_same_and_rows_and_seeds_differ(decoder):
     prompts = [PROMPTS[0]] * 4
     first = decoder(prompts, seed=7)

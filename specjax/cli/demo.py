@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -38,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")
     parser.add_argument(
-        "--repeats", type=int, default=3, help="timings, of which the median counts"
+        "--repeats",
+        type=int,
+        default=3,
+        help="seeds: median speed, mean BLEU",
     )
     parser.add_argument("--output", default="demo_output", help="directory of results and plot")
     parser.add_argument("--show", type=int, default=3, help="translations to show side by side")
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     methods = _methods(pair, args.max_draft, args.rows)
     for name, decoder in methods.items():
-        print(f"compiling: {name} ...", flush=True)
+        print(f"preparing: {name} ...", flush=True)
         decoder(sources[: args.rows + 1], progress=False)  # one row more: a slot is refilled
     results: list[dict[str, Any]] = []
     shown: dict[str, list[str]] = {}
@@ -115,35 +119,43 @@ def _measure(
     import sacrebleu
 
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    outputs = {}
-    for _ in range(repeats):
+    outputs: dict[str, list[specjax.Result]] = {name: [] for name in methods}
+    for seed in range(repeats):
         # Turn by turn, so that a noisy machine disturbs all of them alike.
         for name, decoder in methods.items():
             start = time.perf_counter()
-            outputs[name] = decoder(sources, temperature=temperature, progress=False)
+            result = decoder(sources, temperature=temperature, seed=seed, progress=False)
             seconds[name].append(time.perf_counter() - start)
+            outputs[name].append(result)
     speeds = {
-        name: float(result.info.rows.emitted.sum() / statistics.median(seconds[name]))
-        for name, result in outputs.items()
+        name: statistics.median(
+            float(result.info.rows.emitted.sum() / spent)
+            for result, spent in zip(results, seconds[name], strict=True)
+        )
+        for name, results in outputs.items()
     }
     rows = []
-    for name, result in outputs.items():
-        info = result.info
-        drafted = info.rows.drafted.sum() > 0
+    for name, results in outputs.items():
+        # Over all repeats: drawn texts differ by the seed.
+        bleu = statistics.mean(
+            sacrebleu.corpus_bleu(result.texts, [references]).score for result in results
+        )
+        calls, acceptance = (
+            statistics.mean(getattr(result.info, figure) for result in results)
+            for figure in ("tokens_per_verifier_call", "acceptance_rate")
+        )
         rows.append(
             {
                 "method": name,
                 "temperature": temperature,
-                "bleu": sacrebleu.corpus_bleu(result.texts, [references]).score,
+                "bleu": bleu,
                 "tokens_per_second": speeds[name],
                 "speedup": speeds[name] / speeds[ALONE],
-                "tokens_per_verifier_call": (
-                    None if name == DRAFTER else info.tokens_per_verifier_call
-                ),
-                "acceptance_rate": info.acceptance_rate if drafted else None,
+                "tokens_per_verifier_call": None if name == DRAFTER else calls,
+                "acceptance_rate": None if math.isnan(acceptance) else acceptance,
             }
         )
-    return rows, {name: result.texts for name, result in outputs.items()}
+    return rows, {name: results[0].texts for name, results in outputs.items()}
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:
@@ -165,18 +177,16 @@ def _write(output: Path, results: list[dict[str, Any]]) -> list[Path]:
 
     table, plot = output / "results.json", output / "quality_latency.png"
     table.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
-        for row in results:
-            if row["temperature"] == temperature:
-                latency = 1e3 / row["tokens_per_second"]
-                axis.plot(latency, row["bleu"], "o", label=row["method"])
-                axis.annotate(
-                    row["method"], (latency, row["bleu"]), xytext=(4, 4), textcoords="offset points"
-                )
-        axis.set(title=f"temperature {temperature:g}", xlabel="ms per token", xmargin=0.2)
+        points = [row for row in results if row["temperature"] == temperature]
+        for row, marker in zip(points, "os^vDPX", strict=True):
+            latency = 1e3 / row["tokens_per_second"]
+            axis.plot(latency, row["bleu"], marker, ms=9, alpha=0.75, label=row["method"])
+        axis.set(title=f"temperature {temperature:g}", xlabel="ms per token", ylabel="BLEU")
+        axis.margins(0.15)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("BLEU")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     figure.savefig(plot, dpi=130)
     pyplot.close(figure)
     return [table, plot]

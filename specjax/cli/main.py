@@ -52,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, (module_name, what) in COMMANDS.items():
-        sub = commands.add_parser(command, help=what, description=what)
+        sub = commands.add_parser(
+            command,
+            help=what,
+            description=what,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
         if name == command:
             module = importlib.import_module(module_name)
             module.add_arguments(sub)

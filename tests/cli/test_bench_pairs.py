@@ -145,3 +145,17 @@ def test_outputs_are_the_same_by_tokens_and_end():
     assert acceptance.same(first, second) == 1
     with pytest.raises(ValueError, match="zip"):
         acceptance.same(first, result(([3, 4], True)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("", "prompt 2 is empty"), ("ba " * 1100, "prompt 2 has 1101 tokens, more than 1024")],
+)
+@pytest.mark.parametrize("bench", ["speedup", "acceptance"])
+def test_a_prompt_that_cannot_be_decoded_is_named(
+    arguments, tmp_path, capsys, bench, line, message
+):
+    inputs = tmp_path / "odd.txt"
+    inputs.write_text(f"ba\n{line}\nba\nba\n", encoding="utf-8")
+    assert main(["bench", bench, *arguments[:2], f"--inputs={inputs}", "--rows=2"]) == 2
+    assert f"{inputs}, {message}" in capsys.readouterr().err

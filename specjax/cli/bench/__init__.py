@@ -25,7 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for name, module_name in BENCHMARKS.items():
         module = importlib.import_module(module_name)
-        sub = names.add_parser(name, help=module.HELP, description=module.HELP)
+        sub = names.add_parser(
+            name,
+            help=module.HELP,
+            description=module.HELP,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
         module.add_arguments(sub)
         sub.set_defaults(bench=module.run)
 

@@ -10,7 +10,6 @@ from specjax import rules, verification
 from specjax.api import Result, RunInfo
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
-from specjax.data import read_examples
 
 HELP = "tokens per verifier call of each verification, and greedy outputs against the verifier's"
 
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> Report:
     """
     pairs.check_positive(args, "prompts", "rows", "drafts", "max_new")
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
-    texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+    texts, _ = pairs.read_prompts(args, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"batch_size": args.rows, "max_new_tokens": args.max_new}
     lines = []
     for temperature in args.temperatures:

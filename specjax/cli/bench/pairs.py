@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import Sampling, decoding, drafting, rules
+from specjax import Sampling, _batches, decoding, drafting, rules
 from specjax.base import Array, LanguageModel, Params
 from specjax.decoding import DecodeState
 from specjax.verification import Block
@@ -24,6 +24,26 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", help="directory; the built-in pair by default")
     parser.add_argument("--verifier", help="directory; the built-in pair by default")
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+
+
+def read_prompts(args: argparse.Namespace, tokenizer: Any) -> tuple[list[str], list[np.ndarray]]:
+    """The first `--prompts` texts of `--inputs`, and their tokens.
+
+    Raises:
+      ValueError: naming the line that is empty or longer than the Decoder's last bucket.
+    """
+    from specjax.data import read_examples
+
+    texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+    tokens = []
+    for i, text in enumerate(texts):
+        tokens.append(_batches.encode(tokenizer, text, f"{args.inputs}, prompt {i + 1}"))
+        if len(tokens[-1]) > _batches.BUCKETS[-1]:
+            raise ValueError(
+                f"{args.inputs}, prompt {i + 1} has {len(tokens[-1])} tokens, more than "
+                f"{_batches.BUCKETS[-1]}: leave it out"
+            )
+    return texts, tokens
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
@@ -202,7 +222,6 @@ def load(args: argparse.Namespace) -> Setup:
     """The pair and prompts that the arguments name."""
     import specjax
     from specjax import testing
-    from specjax.data import read_examples
 
     check_positive(args, "rows", "drafts", "prompts", "max_new", "repeats")
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
@@ -210,13 +229,12 @@ def load(args: argparse.Namespace) -> Setup:
     params = pair.verifier.params
     if args.grown:
         verifier, params = testing.grow_t5(verifier, params)
-    texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+    texts, tokens = read_prompts(args, pair.verifier.tokenizer)
     if len(texts) < max(args.rows):
         raise ValueError(
             f"{args.inputs} has {len(texts)} prompts, but a batch takes {max(args.rows)}: give "
             "more lines or smaller --rows"
         )
-    tokens = [pair.verifier.tokenizer.encode(text) for text in texts]
     width = -(-max(map(len, tokens)) // 8) * 8
     inputs = np.zeros((len(tokens), width), np.int32)
     for row, ids in zip(inputs, tokens, strict=True):
