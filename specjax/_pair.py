@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.base import LanguageModel, Params
+from specjax.base import LanguageModel, Params, check_path
 from specjax.data import Tokenizer, load_tokenizer
 
 PathLike = str | os.PathLike[str]
@@ -196,8 +196,7 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
 
 
 def _check_path(name: str, path: Any) -> None:
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{name}={path!r} must be a path; one of digits alone needs quotes")
+    check_path(path, f"{name}=")
     if not os.path.exists(path):
         raise FileNotFoundError(
             f"{name}={os.fspath(path)!r}: no such file or directory; a model known by its name on "

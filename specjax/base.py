@@ -5,6 +5,7 @@ D model width.
 """
 
 import dataclasses
+import os
 from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import jax
@@ -53,6 +54,12 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
 
 def _show(leaf: Any) -> str:
     return str(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else repr(leaf)
+
+
+def check_path(path: Any, what: str = "") -> None:
+    """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in its message."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{what}{path!r} must be a path; one of digits alone needs quotes")
 
 
 def checked(

@@ -19,6 +19,7 @@ from typing import Any
 
 from specjax._results import COUNTS
 from specjax.api import Decoder
+from specjax.base import check_path
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
 from specjax.output_directory import claim, locked, make_writable, write_atomically
@@ -80,8 +81,7 @@ def infer(
       ValueError: an empty, unreadable or faulty source, one of which no input can be decoded, or an
         output directory of another run.
     """
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"source={source!r} must be a path; one of digits alone needs quotes")
+    check_path(source, "source=")
     if not isinstance(chat, bool):
         raise TypeError(f"chat={chat!r} must be True or False")
     source = os.path.expanduser(source)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.base import check_path
+
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file so that it is there whole or not at all, whenever the process is killed.
@@ -47,8 +49,7 @@ def make_writable(path: str | os.PathLike[str]) -> Path:
       TypeError: `path` is no path.
       ValueError: `path` is empty.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"output_dir={path!r} must be a path; one of digits alone needs quotes")
+    check_path(path, "output_dir=")
     if not os.fspath(path):  # which would be the working directory
         raise ValueError("output_dir is empty; name a directory")
     directory = Path(path).expanduser().absolute()  # no shell expands --name=~/directory

@@ -68,3 +68,11 @@ def tabular(seed: int, tokenizer=None, mesh=None) -> TextModel:
     table = testing.random_table(seed, 259, 1, scale=1.5)
     table[:, 1] += 3.0  # so that many rows end by themselves
     return TextModel(testing.TabularModel(259, 1), jnp.asarray(table), tokenizer, mesh)
+
+
+def write_bench_inputs(directory: Path) -> list[str]:
+    """Writes a pair and four prompts; returns the options of a benchmark that name them."""
+    prompts = directory / "prompts.txt"
+    prompts.write_text("\n".join(sentences(4, seed=1)) + "\n", encoding="utf-8")
+    named = [f"--{name}={path}" for name, path in write_pair(directory / "models").items()]
+    return [*named, f"--inputs={prompts}"]

@@ -1,7 +1,6 @@
 """`specjax demo`: the built-in pair on its own sample captions, method by method."""
 
 import argparse
-import csv
 import json
 import math
 import statistics
@@ -14,6 +13,7 @@ from specjax import rules, verification
 from specjax._pair import BUILT_IN
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
+from specjax.data.files import read_lines
 from specjax.output_directory import make_writable
 
 ALONE = "verifier alone"
@@ -159,14 +159,16 @@ def _measure(
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    for number, line in enumerate(lines, start=2):
-        if len(line) != 2:
-            raise ValueError(f"{path}:{number}: needs a source and a reference, has {len(line)}")
-    if not lines:
-        raise ValueError(f"{path}: no samples under the header {header}")
-    return [line[0] for line in lines], [line[1] for line in lines]
+    (_, header), *lines = read_lines(path)
+    pairs = []
+    for number, line in lines:
+        pairs.append(line.split("\t"))
+        if len(pairs[-1]) != 2:
+            found = len(pairs[-1])
+            raise ValueError(f"{path}:{number}: needs a source and a reference, has {found}")
+    if not pairs:
+        raise ValueError(f"{path}: no samples under the header {header!r}")
+    return [source for source, _ in pairs], [reference for _, reference in pairs]
 
 
 def _write(output: Path, results: list[dict[str, Any]]) -> list[Path]:

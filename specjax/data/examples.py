@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from specjax.base import check_path
 from specjax.data.files import read_lines
 
 FORMATS = ("text", "tsv", "jsonl")
@@ -119,8 +120,7 @@ def read_aligned(
 
 def _join(directory: Any, path: Any) -> str:
     for value in (directory, path):
-        if not isinstance(value, str | os.PathLike):
-            raise TypeError(f"{value!r} must be a path; one of digits alone needs quotes")
+        check_path(value)
     return os.path.join(os.fspath(directory), os.fspath(path))
 
 

@@ -17,13 +17,9 @@ CALLS = (("drafter", "draft"), ("verifier", "verifier"))
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    paths = tiny_pair.write_pair(directory / "models")
-    prompts = directory / "prompts.txt"
-    prompts.write_text("\n".join(tiny_pair.sentences(4, seed=1)) + "\n", encoding="utf-8")
-    named = [f"--{name}={path}" for name, path in paths.items()]
+    named = tiny_pair.write_bench_inputs(tmp_path_factory.mktemp("pair"))
     small = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
-    return [*named, f"--inputs={prompts}", *small]
+    return [*named, *small]
 
 
 def test_figures_fit_together(arguments, capsys):
@@ -159,3 +155,10 @@ def test_a_prompt_that_cannot_be_decoded_is_named(
     inputs.write_text(f"ba\n{line}\nba\nba\n", encoding="utf-8")
     assert main(["bench", bench, *arguments[:2], f"--inputs={inputs}", "--rows=2"]) == 2
     assert f"{inputs}, {message}" in capsys.readouterr().err
+
+
+def test_only_a_t5_can_be_grown(arguments, capsys, monkeypatch):
+    models = [tiny_pair.tabular(seed) for seed in (1, 2)]
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: specjax.Pair(*models))
+    assert main(["bench", "speedup", *arguments, "--grown"]) == 2
+    assert "--grown grows a T5 alone; leave it out" in capsys.readouterr().err

@@ -21,13 +21,9 @@ SIZES = {"embed_dim": 32, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "num_enc
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    paths = tiny_pair.write_pair(directory / "models")
-    prompts = directory / "prompts.txt"
-    prompts.write_text("\n".join(tiny_pair.sentences(4, seed=1)) + "\n", encoding="utf-8")
-    named = [f"--{name}={path}" for name, path in paths.items()]
+    named = tiny_pair.write_bench_inputs(tmp_path_factory.mktemp("pair"))
     small = ["--drafts=2", "--max-new=6", "--repeats=1", "--pilot=1"]
-    return ["bench", "peers", *named, f"--inputs={prompts}", *small]
+    return ["bench", "peers", *named, *small]
 
 
 @pytest.fixture(autouse=True)

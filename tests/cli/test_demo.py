@@ -54,3 +54,19 @@ def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
     samples.write_text("en\tde\na\tb\nc\n", encoding="utf-8")
     assert main([*arguments, f"--samples={samples}"]) == 2
     assert f"{samples}:3: needs a source and a reference, has 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"", "is empty; it must hold at least one line"),
+        (b"en\tde\n", "no samples under the header"),
+        (b"en\tde\na\t\xff\n", ":2: byte 0xff at column 3 is not UTF-8"),
+    ],
+)
+def test_unreadable_samples_are_told_in_one_line(arguments, tmp_path, capsys, written, message):
+    samples = tmp_path / "odd.tsv"
+    samples.write_bytes(written)
+    assert main([*arguments, f"--samples={samples}"]) == 2
+    error = capsys.readouterr().err
+    assert str(samples) in error and message in error and error.count("\n") == 1

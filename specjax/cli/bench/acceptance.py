@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> Report:
     `difference` is that of tokens per call to the first algorithm on the same prompts, row by row.
     """
     pairs.check_positive(args, "prompts", "rows", "drafts", "max_new")
+    texts = pairs.read_texts(args)
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
-    texts, _ = pairs.read_prompts(args, pair.verifier.tokenizer)
+    pairs.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"batch_size": args.rows, "max_new_tokens": args.max_new}
     lines = []
     for temperature in args.temperatures:

@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import Sampling, _batches, decoding, drafting, rules
+import specjax
+from specjax import Sampling, _batches, decoding, drafting, rules, testing
 from specjax.base import Array, LanguageModel, Params
+from specjax.data import read_examples
 from specjax.decoding import DecodeState
+from specjax.models import T5
 from specjax.verification import Block
 
 
@@ -26,24 +29,26 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
 
 
-def read_prompts(args: argparse.Namespace, tokenizer: Any) -> tuple[list[str], list[np.ndarray]]:
-    """The first `--prompts` texts of `--inputs`, and their tokens.
+def read_texts(args: argparse.Namespace) -> list[str]:
+    """The first `--prompts` texts of `--inputs`."""
+    return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+
+
+def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
+    """Their tokens, `[n]` int32 each.
 
     Raises:
-      ValueError: naming the line that is empty or longer than the Decoder's last bucket.
+      ValueError: naming the text that is empty or longer than the Decoder's last bucket.
     """
-    from specjax.data import read_examples
-
-    texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
-    tokens = []
+    prompts = []
     for i, text in enumerate(texts):
-        tokens.append(_batches.encode(tokenizer, text, f"{args.inputs}, prompt {i + 1}"))
-        if len(tokens[-1]) > _batches.BUCKETS[-1]:
+        prompts.append(_batches.encode(tokenizer, text, f"{args.inputs}, prompt {i + 1}"))
+        if len(prompts[-1]) > _batches.BUCKETS[-1]:
             raise ValueError(
-                f"{args.inputs}, prompt {i + 1} has {len(tokens[-1])} tokens, more than "
+                f"{args.inputs}, prompt {i + 1} has {len(prompts[-1])} tokens, more than "
                 f"{_batches.BUCKETS[-1]}: leave it out"
             )
-    return texts, tokens
+    return prompts
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
@@ -220,38 +225,34 @@ def _finish(loop: Any, params: Params, state: DecodeState) -> DecodeState:
 
 def load(args: argparse.Namespace) -> Setup:
     """The pair and prompts that the arguments name."""
-    import specjax
-    from specjax import testing
-
     check_positive(args, "rows", "drafts", "prompts", "max_new", "repeats")
-    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
-    verifier: Any = pair.verifier.model
-    params = pair.verifier.params
-    if args.grown:
-        verifier, params = testing.grow_t5(verifier, params)
-    texts, tokens = read_prompts(args, pair.verifier.tokenizer)
+    texts = read_texts(args)
     if len(texts) < max(args.rows):
         raise ValueError(
             f"{args.inputs} has {len(texts)} prompts, but a batch takes {max(args.rows)}: give "
             "more lines or smaller --rows"
         )
+    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    verifier = pair.verifier
+    tokens = encode_texts(args, texts, verifier.tokenizer)
+    if args.grown:
+        if not isinstance(verifier.model, T5):
+            raise ValueError(f"{verifier.name}: --grown grows a T5 alone; leave it out")
+        model, params = testing.grow_t5(verifier.model, verifier.params)
+        verifier = dataclasses.replace(verifier, model=model, params=params)
     width = -(-max(map(len, tokens)) // 8) * 8
     inputs = np.zeros((len(tokens), width), np.int32)
     for row, ids in zip(inputs, tokens, strict=True):
         row[: len(ids)] = ids
     return Setup(
-        verifier,
+        verifier.model,
         pair.drafter.model,
-        (_prepared(verifier, params), _prepared(pair.drafter.model, pair.drafter.params)),
+        (verifier.prepared, pair.drafter.prepared),
         inputs,
         np.array([len(ids) for ids in tokens], np.int32),
-        pair.verifier.tokenizer.eos_ids,
+        verifier.tokenizer.eos_ids,
         args.max_new,
     )
-
-
-def _prepared(model: Any, params: Params) -> Params:
-    return model.prepare(params) if hasattr(model, "prepare") else params
 
 
 def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:

@@ -18,7 +18,6 @@ from specjax import Decoder, Pair, TextModel, load_pair
 from specjax._pair import BUILT_IN, load_text_model
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
-from specjax.data import read_examples
 
 HELP = "greedy decoding at batch 1, alone and speculative, against transformers' generate"
 
@@ -65,14 +64,12 @@ def run(args: argparse.Namespace) -> Report:
             "JAX_PLATFORMS=cpu"
         )
     torch, transformers = _peer()
-    texts = [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+    texts = pairs.read_texts(args)
     with _directories(args) as (drafter, verifier):
         print("loading ...", flush=True)
         pair = load_pair(drafter=drafter, verifier=verifier, dtype="float32")
-        encode = Decoder(pair.verifier).encode
-        prompts = [
-            encode(text, f"{args.inputs}, prompt {i + 1}").tolist() for i, text in enumerate(texts)
-        ]
+        tokens = pairs.encode_texts(args, texts, pair.verifier.tokenizer)
+        prompts = [prompt.tolist() for prompt in tokens]
         print("compiling ...", flush=True)
         ours = _ours(pair, prompts, args.drafts, args.max_new)
         theirs = _theirs(torch, transformers, pair, prompts, args.drafts, args.max_new)
