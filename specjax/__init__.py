@@ -1,8 +1,8 @@
 """Speculative decoding and model cascades in JAX: exact, fast, and freely combined."""
 
 from specjax import rules, sampling, verification
-from specjax.api import Decoder, Pair, Result, TextModel, load_pair, load_text_model
 from specjax.sampling import Sampling
+from specjax.text import Decoder, Pair, Result, TextModel, load_pair, load_text_model
 
 __all__ = [
     "Decoder",

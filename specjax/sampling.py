@@ -11,7 +11,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.base import Array, check_scalars, checked, traced_dataclass
+from specjax.checks import check_scalars, checked
+from specjax.types import Array, traced_dataclass
 
 # Entries per node of the tree that a draw walks down.
 _FAN_OUT = 64

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from specjax.base import Extended
+from specjax.types import Extended
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from specjax import TextModel, testing
 from specjax.checkpoints import save_model
-from specjax.data import ByteTokenizer
 from specjax.models import T5, T5Config
+from specjax.tokenizers import ByteTokenizer
 from specjax.training.vocabulary import train_vocabulary
 from tests.models.tiny import random_params
 

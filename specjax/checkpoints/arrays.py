@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.base import Params
+from specjax.types import Params
 
 FLOATS = ("float32", "bfloat16", "float16")
 _READABLE = (*FLOATS, "float64")

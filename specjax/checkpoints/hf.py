@@ -22,9 +22,9 @@ from specjax.checkpoints.arrays import (
     copy_as,
     same_values,
 )
-from specjax.data.model_files import SpecialIds, read_json
 from specjax.models import T5Config
 from specjax.models.config import ModelConfig
+from specjax.tokenizers.model_files import SpecialIds, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

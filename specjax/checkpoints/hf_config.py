@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from specjax.data.model_files import SpecialIds
 from specjax.models import Gemma2Config, LlamaConfig, T5Config
 from specjax.models.config import Llama3RopeScaling, ModelConfig
+from specjax.tokenizers.model_files import SpecialIds
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "t5": ("T5ForConditionalGeneration", "T5WithLMHeadModel"),

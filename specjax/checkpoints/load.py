@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import partitioning
-from specjax.base import Params
 from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config, t5x_names
 from specjax.checkpoints.arrays import (
     Mismatch,
@@ -25,15 +24,16 @@ from specjax.checkpoints.arrays import (
     materialise,
     own_dtype,
 )
-from specjax.data.model_files import (
+from specjax.models import Model, T5Config, config_from_dict, model_from_config
+from specjax.models.config import FAMILIES, ModelConfig
+from specjax.tokenizers.model_files import (
     SPECJAX_FILE,
     SpecialIds,
     read_json,
     special_ids,
     special_ids_from_json,
 )
-from specjax.models import Model, T5Config, config_from_dict, model_from_config
-from specjax.models.config import FAMILIES, ModelConfig
+from specjax.types import Params
 
 PathLike = str | os.PathLike[str]
 
@@ -45,7 +45,7 @@ class LoadedModel:
     """A model with its parameters, and what its files say about tokens.
 
     Attributes:
-      model: static; see `specjax.base.LanguageModel`.
+      model: static; see `specjax.types.LanguageModel`.
       params: a nested dict of arrays, `model.abstract_params()` in shape.
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
       path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).

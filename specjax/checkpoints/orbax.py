@@ -11,8 +11,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from specjax.base import Params
 from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
+from specjax.types import Params
 
 PARAMS = "params"
 

@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.base import Params
 from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config
 from specjax.checkpoints.arrays import flatten, float_dtype
 from specjax.checkpoints.load import VERSION
-from specjax.data.model_files import (
+from specjax.models import Model, T5Config, config_to_dict, model_from_config
+from specjax.models.config import ModelConfig
+from specjax.tokenizers.load import keep_sentinels
+from specjax.tokenizers.model_files import (
     GENERATION_FILE,
     SPECJAX_FILE,
     SpecialIds,
@@ -24,9 +26,7 @@ from specjax.data.model_files import (
     read_json_if_there,
     special_ids_from_json,
 )
-from specjax.data.tokenizers import keep_sentinels
-from specjax.models import Model, T5Config, config_to_dict, model_from_config
-from specjax.models.config import ModelConfig
+from specjax.types import Params
 
 FORMATS = ("hf", "t5x", "orbax")
 

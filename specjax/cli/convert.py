@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import load_model, read_config, save_model
     from specjax.checkpoints.save import check_format, check_free
-    from specjax.data.model_files import SPECJAX_FILE, read_json_if_there
+    from specjax.tokenizers.model_files import SPECJAX_FILE, read_json_if_there
 
     check_free(args.destination)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read

@@ -10,11 +10,11 @@ from typing import Any
 
 import specjax
 from specjax import rules, verification
-from specjax._pair import BUILT_IN
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
 from specjax.data.files import read_lines
-from specjax.output_directory import make_writable
+from specjax.runs.output_directory import make_writable
+from specjax.text.models import BUILT_IN
 
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"

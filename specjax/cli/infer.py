@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specjax.cli import gin_config
 
 if TYPE_CHECKING:
-    from specjax import api
+    from specjax import text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Makes configurable what a decoder is made of; imports it."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import api, inference, partitioning, rules, verification
+    from specjax import partitioning, rules, text, verification
+    from specjax.runs import inference
 
     gin_config.register(
-        api.Decoder,
-        api.load_pair,
-        api.load_text_model,
+        text.Decoder,
+        text.load_pair,
+        text.load_text_model,
         partitioning.make_mesh,
         inference.infer,
         verifier_alone,
@@ -35,20 +36,20 @@ def register() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decodes as the gin files say, and prints the metrics as one line of JSON."""
-    from specjax import _compilation, inference
+    from specjax.runs import environment, inference
 
-    _compilation.enable_cache()
+    environment.enable_cache()
     register()
     gin_config.configure(args.gin_file, args.gin_binding)
     print(json.dumps(gin_config.call(inference.infer)))
     return 0
 
 
-def verifier_alone(pair: "api.Pair") -> "api.TextModel":
+def verifier_alone(pair: "text.Pair") -> "text.TextModel":
     """The verifier of a pair, to decode with it alone."""
     return pair.verifier
 
 
-def drafter_alone(pair: "api.Pair") -> "api.TextModel":
+def drafter_alone(pair: "text.Pair") -> "text.TextModel":
     """The drafter of a pair, to decode with it alone."""
     return pair.drafter

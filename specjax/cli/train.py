@@ -14,9 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains as the gin files say, and prints the result as one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import _compilation, data, models, training
+    from specjax import data, models, training
+    from specjax.runs import environment
 
-    _compilation.enable_cache()
+    environment.enable_cache()
     gin_config.register(
         data.read_aligned,
         data.read_examples,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.base import checked
+from specjax.checks import checked
 from specjax.data.examples import Example
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from specjax.base import check_path
+from specjax.checks import check_path
 from specjax.data.files import read_lines
 
 FORMATS = ("text", "tsv", "jsonl")

@@ -5,8 +5,8 @@ Axes: B rows, G longest block, V vocabulary, D drafter's width.
 
 from typing import Any, Protocol
 
-from specjax.base import Array, DraftBlock, DraftTraits, Params
 from specjax.sampling import Sampling
+from specjax.types import Array, DraftBlock, DraftTraits, Params
 
 
 class Drafter(Protocol):

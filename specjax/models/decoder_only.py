@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from specjax.base import Array, Params, Prefilled
 from specjax.models import cache as cache_lib
 from specjax.models.cache import Updates
 from specjax.models.config import Gemma2Config, LlamaConfig
@@ -28,6 +27,7 @@ from specjax.models.layers import (
 )
 from specjax.models.model import Model, check_tokens, prefix_or_empty
 from specjax.models.rope import Rope, rope_angles
+from specjax.types import Array, Params, Prefilled
 
 
 @dataclasses.dataclass(frozen=True)

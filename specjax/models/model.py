@@ -11,16 +11,16 @@ from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
-from specjax.base import Array, Extended, Params, Prefilled
 from specjax.models import cache as cache_lib
 from specjax.models.cache import RaggedCache, Updates
 from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED, Memory
+from specjax.types import Array, Extended, Params, Prefilled
 
 
 @dataclasses.dataclass(frozen=True)
 class Model(abc.ABC):
-    """A network as a `specjax.base.LanguageModel`; all arrays travel in `params` and the cache.
+    """A network as a `specjax.types.LanguageModel`; all arrays travel in `params` and the cache.
 
     Attributes:
       config: what it is made of.
@@ -48,7 +48,7 @@ class Model(abc.ABC):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Prefilled:
-        """See `specjax.base.LanguageModel`."""
+        """See `specjax.types.LanguageModel`."""
 
     @abc.abstractmethod
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:

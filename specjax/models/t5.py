@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from specjax.base import Array, Params, Prefilled
 from specjax.models import cache as cache_lib
 from specjax.models.cache import Cross, Updates
 from specjax.models.config import T5Config
@@ -30,6 +29,7 @@ from specjax.models.layers import (
 )
 from specjax.models.model import Model, check_tokens, prefix_or_empty
 from specjax.models.relpos import RelativePositionBias
+from specjax.types import Array, Params, Prefilled
 
 
 def _norm(config: T5Config) -> RMSNorm:

@@ -1,9 +1,9 @@
 """Rules: from the two models' distributions at one position to the target distribution."""
 
-from specjax.rules._base import Rule, accept_probability
-from specjax.rules._deferral import OPT, BiLD, Chow, ChowLog, Diff, DiffLog, Lossless, OPTLog
-from specjax.rules._lossy import Lossy, LossyTuned, Mentored
-from specjax.rules._token import TokenV1, TokenV2, TokenV3
+from specjax.rules.deferral import OPT, BiLD, Chow, ChowLog, Diff, DiffLog, Lossless, OPTLog
+from specjax.rules.lossy import Lossy, LossyTuned, Mentored
+from specjax.rules.quantities import Rule, accept_probability
+from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3
 
 ALL_RULES = (
     Lossless,

@@ -1,6 +1,6 @@
 """Models with known distributions, and the exact law of what decoding with them emits."""
 
-from specjax.testing._enumeration import (
+from specjax.testing.enumeration import (
     Stop,
     emitted_law,
     fixed_length,
@@ -8,8 +8,8 @@ from specjax.testing._enumeration import (
     target_law,
     total_variation,
 )
-from specjax.testing._grown import T5_BASE, grow_t5
-from specjax.testing._tabular import TabularModel, random_table
+from specjax.testing.grown import T5_BASE, grow_t5
+from specjax.testing.tabular import TabularModel, random_table
 
 __all__ = [
     "T5_BASE",

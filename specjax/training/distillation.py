@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from specjax.base import Params
 from specjax.data.batching import TokenPairs
 from specjax.models import T5
 from specjax.training.greedy import generate
+from specjax.types import Params
 
 
 def add_teacher_samples(

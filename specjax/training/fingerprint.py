@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.base import Params
 from specjax.models import ModelConfig, config_to_dict
+from specjax.types import Params
 
 
 def describe(value: Any) -> Any:

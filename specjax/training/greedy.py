@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from specjax.base import Array, Params
 from specjax.models import T5
+from specjax.types import Array, Params
 
 
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "eos_id", "greedy"))

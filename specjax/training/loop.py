@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import tqdm
 
-from specjax.base import Params, checked
+from specjax.checks import checked
 from specjax.data.batching import Batching, BucketedBatches, TokenPairs
 from specjax.models import T5, T5Config
-from specjax.output_directory import claim, locked, make_writable
+from specjax.runs.output_directory import claim, locked, make_writable
 from specjax.training.fingerprint import describe, digest
 from specjax.training.optimizer import AdamW
 from specjax.training.run_directory import CONFIG_NAME, RunDirectory
@@ -27,6 +27,7 @@ from specjax.training.step import (
     make_eval_step,
     make_train_step,
 )
+from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Axes: B rows, T target tokens, V vocabulary.
 import jax
 import jax.numpy as jnp
 
-from specjax.base import Array
+from specjax.types import Array
 
 
 def cross_entropy(logits: Array, targets: Array, label_smoothing: float = 0.0) -> Array:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specjax.base import Array, checked
+from specjax.checks import checked
+from specjax.types import Array
 
 
 class Schedule(Protocol):

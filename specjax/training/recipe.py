@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
-from specjax.base import Params, checked
 from specjax.checkpoints import load_model, save_model
+from specjax.checks import checked
 from specjax.data.batching import Batching, TokenPairs, check_pairs, tokenize_pairs
 from specjax.data.examples import Example
-from specjax.data.model_files import SpecialIds
-from specjax.data.tokenizers import Tokenizer, load_tokenizer
 from specjax.models import T5, T5Config
-from specjax.output_directory import make_writable, write_atomically
+from specjax.runs.output_directory import make_writable, write_atomically
+from specjax.tokenizers.load import Tokenizer, load_tokenizer
+from specjax.tokenizers.model_files import SpecialIds
 from specjax.training.distillation import add_teacher_samples
 from specjax.training.greedy import generate
 from specjax.training.loop import Teacher, check_numbers, local_devices, train
@@ -29,6 +29,7 @@ from specjax.training.optimizer import AdamW
 from specjax.training.run_directory import CONFIG_NAME
 from specjax.training.step import Objective
 from specjax.training.vocabulary import provide_vocabulary
+from specjax.types import Params
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"

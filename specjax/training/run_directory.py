@@ -9,7 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from specjax.output_directory import write_atomically
+from specjax.runs.output_directory import write_atomically
 from specjax.training.step import TrainState
 
 CONFIG_NAME = "train_config.json"

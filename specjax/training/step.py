@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specjax.base import Array, Params, checked
+from specjax.checks import checked
 from specjax.models import T5
 from specjax.training.losses import cross_entropy, distillation_loss, masked_mean
 from specjax.training.optimizer import AdamW
+from specjax.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 import sentencepiece
 
 from specjax.checkpoints.save import replacing
-from specjax.data.model_files import GENERATION_FILE, SpecialIds, copy_tokenizer_files
-from specjax.data.tokenizer_settings import TokenizerSettings
-from specjax.data.tokenizers import keep_sentinels, load_tokenizer
+from specjax.tokenizers.load import keep_sentinels, load_tokenizer
+from specjax.tokenizers.model_files import GENERATION_FILE, SpecialIds, copy_tokenizer_files
+from specjax.tokenizers.settings import TokenizerSettings
 
 
 def train_vocabulary(

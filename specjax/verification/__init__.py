@@ -1,6 +1,9 @@
 """Verification: which prefix of a drafted block stands, and which token follows it."""
 
-from specjax.verification._base import (
+from specjax.verification.block import Block, block_acceptance_probs
+from specjax.verification.greedy_block import GreedyBlock, GreedyBlockCarry
+from specjax.verification.token import Token, token_acceptance_probs
+from specjax.verification.verify import (
     Verification,
     accept,
     draw_next,
@@ -9,9 +12,6 @@ from specjax.verification._base import (
     num_accepted_probs,
     verify,
 )
-from specjax.verification._block import Block, block_acceptance_probs
-from specjax.verification._greedy_block import GreedyBlock, GreedyBlockCarry
-from specjax.verification._token import Token, token_acceptance_probs
 
 ALL_VERIFICATIONS = (Token, Block, GreedyBlock)
 

@@ -24,9 +24,9 @@ from checkpoint_helpers import (
 from specjax.checkpoints import hf, load_model, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.hf_names import to_hf
-from specjax.data.model_files import SpecialIds
-from specjax.data.tokenizers import load_tokenizer
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.tokenizers.load import load_tokenizer
+from specjax.tokenizers.model_files import SpecialIds
 
 T5_SIZES = {
     "vocab_size": 48,

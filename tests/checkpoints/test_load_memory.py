@@ -13,8 +13,8 @@ from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.hf import write_json
 from specjax.checkpoints.hf_config import config_to_hf
 from specjax.checkpoints.hf_names import to_hf
-from specjax.data.model_files import SpecialIds
 from specjax.models import LlamaConfig, model_from_config
+from specjax.tokenizers.model_files import SpecialIds
 
 CONFIG = LlamaConfig(
     vocab_size=32000,

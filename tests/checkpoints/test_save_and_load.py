@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from specjax.checkpoints import FORMATS, load_model, save_model
 from specjax.checkpoints.arrays import condense, copy_as, flatten, same_values, unflatten
 from specjax.checkpoints.save import replacing
-from specjax.data.model_files import SpecialIds
 from specjax.models import model_from_config
 from specjax.partitioning import make_mesh, param_shardings
+from specjax.tokenizers.model_files import SpecialIds
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.api import Result, RunInfo
 from specjax.cli.bench import acceptance
 from specjax.cli.main import main
 from specjax.decoding import DecodeInfo
+from specjax.text.decoder import Result, RunInfo
 from tests import tiny_pair
 
 CALLS = (("drafter", "draft"), ("verifier", "verifier"))

@@ -15,9 +15,9 @@ import safetensors.numpy
 from specjax.checkpoints import load_model, read_config, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.cli.main import main
-from specjax.data.model_files import SpecialIds
-from specjax.data.tokenizers import load_tokenizer
 from specjax.models import LlamaConfig, T5Config, model_from_config
+from specjax.tokenizers.load import load_tokenizer
+from specjax.tokenizers.model_files import SpecialIds
 
 _SIZES = {"vocab_size": 48, "embed_dim": 16, "num_heads": 2, "head_dim": 12, "mlp_dim": 20}
 T5_V1_1 = T5Config(**_SIZES, num_encoder_layers=2, num_decoder_layers=1)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from specjax.base import checked
+from specjax.checks import checked
 from specjax.cli import gin_config, main
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import inference, rules
+from specjax import rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
+from specjax.runs import inference
 from tests import tiny_pair
 from tests.cli import kill_infer
 

@@ -7,7 +7,7 @@ import pytest
 
 from specjax.checkpoints import load_model
 from specjax.cli.main import main
-from specjax.data import load_tokenizer
+from specjax.tokenizers import load_tokenizer
 from specjax.training.vocabulary import provide_vocabulary
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules
-from specjax.decoding import _autoregressive, _compile, _speculative
+from specjax.decoding import autoregressive as _autoregressive
+from specjax.decoding import compilation as _compile
+from specjax.decoding import speculative as _speculative
 from specjax.models import model_from_config
 from specjax.sampling import Sampling
 from tests.models.tiny import CONFIGS, random_params

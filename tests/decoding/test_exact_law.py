@@ -250,7 +250,7 @@ def test_refilled_slots_decode_as_fresh_rows():
 
 
 def test_a_sweep_compiles_once():
-    from specjax.decoding import _speculative
+    from specjax.decoding import speculative as _speculative
 
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
     sample(loop, rules.OPT(0.0), 1)

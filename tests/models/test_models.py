@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from specjax.base import LanguageModel
 from specjax.models import T5, T5Config, model_from_config
+from specjax.types import LanguageModel
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
 
 FIXTURES = pathlib.Path(__file__).parents[3] / "shared" / "fixtures" / "t5x"

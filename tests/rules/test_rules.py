@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import rules, sampling
-from specjax.rules._lossy import inverse_beta
+from specjax.rules.lossy import inverse_beta
 from tests.tables import RULES, random_distributions
 
 INF = float("inf")

@@ -8,7 +8,7 @@ import pytest
 
 from specjax.data import Batching
 from specjax.models import T5
-from specjax.output_directory import locked
+from specjax.runs.output_directory import locked
 from specjax.training import AdamW, Objective, Teacher, train
 from tests.training.toy import (
     CONFIG,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from specjax import testing, verification
-from specjax.base import DraftTraits
+from specjax.types import DraftTraits
 from specjax.verification import GreedyBlockCarry
 from tests.tables import RULES, VERIFICATIONS, prefix_tables, targets
 

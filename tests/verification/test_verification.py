@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import rules, verification
-from specjax.base import DraftTraits
+from specjax.types import DraftTraits
 from tests.tables import RULES, VERIFICATIONS, p_value, random_distributions
 
 

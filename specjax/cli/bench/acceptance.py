@@ -7,9 +7,9 @@ import numpy as np
 
 import specjax
 from specjax import rules, verification
-from specjax.api import Result, RunInfo
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
+from specjax.text.decoder import Result, RunInfo
 
 HELP = "tokens per verifier call of each verification, and greedy outputs against the verifier's"
 

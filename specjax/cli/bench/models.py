@@ -12,13 +12,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax import decoding
-from specjax.base import Params
 from specjax.checkpoints import hf_names
 from specjax.checkpoints.hf_config import config_to_hf
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report, time_interleaved
-from specjax.data.model_files import SpecialIds
 from specjax.models import T5, RaggedCache, T5Config, preset
+from specjax.tokenizers.model_files import SpecialIds
+from specjax.types import Params
 
 HELP = "extend by T tokens inside one jitted loop, against reading the same bytes and transformers"
 

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import Sampling, _batches, decoding, drafting, rules, testing
-from specjax.base import Array, LanguageModel, Params
+from specjax import Sampling, decoding, drafting, rules, testing
 from specjax.data import read_examples
 from specjax.decoding import DecodeState
 from specjax.models import T5
+from specjax.text import prompts as prompts_lib
+from specjax.types import Array, LanguageModel, Params
 from specjax.verification import Block
 
 
@@ -42,11 +43,11 @@ def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> 
     """
     prompts = []
     for i, text in enumerate(texts):
-        prompts.append(_batches.encode(tokenizer, text, f"{args.inputs}, prompt {i + 1}"))
-        if len(prompts[-1]) > _batches.BUCKETS[-1]:
+        prompts.append(prompts_lib.encode(tokenizer, text, f"{args.inputs}, prompt {i + 1}"))
+        if len(prompts[-1]) > prompts_lib.BUCKETS[-1]:
             raise ValueError(
                 f"{args.inputs}, prompt {i + 1} has {len(prompts[-1])} tokens, more than "
-                f"{_batches.BUCKETS[-1]}: leave it out"
+                f"{prompts_lib.BUCKETS[-1]}: leave it out"
             )
     return prompts
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from specjax import Decoder, Pair, TextModel, load_pair
-from specjax._pair import BUILT_IN, load_text_model
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
+from specjax.text.models import BUILT_IN, load_text_model
 
 HELP = "greedy decoding at batch 1, alone and speculative, against transformers' generate"
 

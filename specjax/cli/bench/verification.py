@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import rules, verification
-from specjax.base import Array
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report, time_interleaved
+from specjax.types import Array
 
 HELP = "rules and verification, as a ratio to copying the draft and target arrays once"
 

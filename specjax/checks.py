@@ -1,0 +1,89 @@
+"""What a user's value must be; checked where it comes in, and said in one voice."""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def check_path(path: Any, what: str = "") -> None:
+    """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in its message."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{what}{path!r} must be a path; one of digits alone needs quotes")
+
+
+def checked(
+    name: str,
+    value: Any,
+    *,
+    low: float = -np.inf,
+    high: float = np.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+    dtype: Any = np.float32,
+) -> Any:
+    """Checks a strength that a user gives, and fixes its dtype so that a sweep recompiles nothing.
+
+    Args:
+      name: what the user calls it; the error names it.
+      value: a number or an array of one number per row; a traced value passes unchecked.
+      low: the least value allowed.
+      high: the greatest value allowed.
+      open_low: whether `low` itself is excluded.
+      open_high: whether `high` itself is excluded.
+      dtype: the dtype of the result.
+
+    Returns:
+      `value` as an array of `dtype`.
+
+    Raises:
+      TypeError: if `value` is not numeric.
+      ValueError: if any entry is NaN, outside the range or beyond the dtype, or `value` has more
+        than one axis.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return value.astype(dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"{name} must be a number or one number per row, got {value!r}") from error
+    if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if array.ndim > 1 or not array.size:
+        raise ValueError(f"{name} must be a number or one number per row, got shape {array.shape}")
+    whole = np.dtype(dtype).kind == "i"
+    exact = array.astype(np.float64)
+    if whole:
+        limit = np.iinfo(dtype).max
+        low, high = max(low, -limit), min(high, limit)
+        good = np.trunc(exact) == exact
+    else:
+        with np.errstate(over="ignore"):
+            used = exact.astype(dtype).astype(np.float64)
+        # Compared as it is used, too: float32(1 - 1e-9) is 1, and float32(1e39) infinite.
+        good = _within(used, low, high, open_low, open_high)
+        good &= np.isfinite(used) | ~np.isfinite(exact)
+    good &= _within(exact, low, high, open_low, open_high)
+    if not np.all(good):
+        row = f" in row {int(np.argmin(good))}" if array.ndim else ""
+        bad = array.reshape(-1)[np.argmin(good)]
+        span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+        kind = "be a whole number in" if whole else "lie in"
+        raise ValueError(f"{name} must {kind} {span}, got {bad}{row}")
+    return array.astype(dtype)
+
+
+def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) -> Any:
+    return (x > low if open_low else x >= low) & (x < high if open_high else x <= high)
+
+
+def check_scalars(tree: Any) -> None:
+    """Raises ValueError (at trace time) if a strength is not one number: they never broadcast."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jax.numpy.ndim(leaf):
+            name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
+            raise ValueError(
+                f"{name} has shape {jax.numpy.shape(leaf)}, but one position takes one number: "
+                "vmap over the rows"
+            )

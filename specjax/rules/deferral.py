@@ -1,0 +1,153 @@
+"""Deferral rules: pi is p where the rule defers to the verifier (delta = 1), else q.
+
+Comparisons are strict, so a tie keeps the drafter. Confidences come from q_conf and p_conf, the
+mixture and D_TV from q and p: only so does OPT become Diff at temperature 0 (Lemma 8).
+
+Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), the equation named in each.
+"""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from specjax.checks import checked
+from specjax.rules.quantities import check_position, cross_entropy, entropy, total_variation
+from specjax.types import Array, traced_dataclass
+
+
+@traced_dataclass
+class Lossless:
+    """Always the verifier: pi = p (Leviathan et al., arXiv 2211.17192)."""
+
+    reads_draft: ClassVar[bool] = False
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """See `Rule`."""
+        check_position(self, q, p, q_conf, p_conf)
+        return p
+
+
+class _Deferral:
+    """pi = p if `_defers` else q."""
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = True
+    reads_verifier_confidence: ClassVar[bool] = True
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """See `Rule`."""
+        check_position(self, q, p, q_conf, p_conf)
+        return jnp.where(self._defers(q, p, q_conf, p_conf), p, q)
+
+    def _defers(self, q, p, q_conf, p_conf) -> Array:
+        raise NotImplementedError
+
+
+@traced_dataclass
+class Chow(_Deferral):
+    """Defers iff max q_conf < 1 - alpha (eq. 2); alpha in [0, 1]."""
+
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    alpha: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return jnp.max(q_conf) < 1.0 - self.alpha
+
+
+@traced_dataclass
+class ChowLog(_Deferral):
+    """Defers iff H(q_conf) > alpha (eq. 24); alpha >= 0, in nats."""
+
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    alpha: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0))
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return entropy(q_conf) > self.alpha
+
+
+class _AnyStrength(_Deferral):
+    """A deferral rule with a strength that may be any number."""
+
+    alpha: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha))
+
+
+@traced_dataclass
+class Diff(_AnyStrength):
+    """Defers iff max q_conf < max p_conf - alpha (eq. 5); any alpha."""
+
+    alpha: Array | float
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return jnp.max(q_conf) < jnp.max(p_conf) - self.alpha
+
+
+@traced_dataclass
+class DiffLog(_AnyStrength):
+    """Defers iff H(p_conf) < H(q_conf) - alpha (eq. 25); any alpha, in nats."""
+
+    alpha: Array | float
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return entropy(p_conf) < entropy(q_conf) - self.alpha
+
+
+@traced_dataclass
+class OPT(_AnyStrength):
+    """Defers iff max q_conf < max p_conf - alpha * D_TV(p, q) (eq. 10); any alpha."""
+
+    alpha: Array | float
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return jnp.max(q_conf) < jnp.max(p_conf) - _penalty(self.alpha, p, q)
+
+
+@traced_dataclass
+class OPTLog(_AnyStrength):
+    """Defers iff H(p_conf) < H(q_conf) - alpha * D_TV(p, q) (eq. 26); any alpha."""
+
+    alpha: Array | float
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return entropy(p_conf) < entropy(q_conf) - _penalty(self.alpha, p, q)
+
+
+@traced_dataclass
+class BiLD(_Deferral):
+    """BiLD* as a target: defers iff -sum_v q(v) log p_conf(v) > alpha (section 5, E.1); alpha >= 0.
+
+    At temperature 0 that is -log p_conf(argmax q_conf); at temperature 1, unfiltered, the cross
+    entropy of E.1. Reading p_conf, not p, keeps it finite under top-k and top-p.
+    """
+
+    reads_draft_confidence: ClassVar[bool] = False
+
+    alpha: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0))
+
+    def _defers(self, q, p, q_conf, p_conf):
+        return cross_entropy(q, p_conf) > self.alpha
+
+
+def _penalty(alpha: Array | float, p: Array, q: Array) -> Array:
+    """Alpha * D_TV(p, q), zero where D_TV is (also at infinite alpha: never inf * 0)."""
+    distance = total_variation(p, q)
+    return jnp.where(distance > 0.0, alpha * distance, 0.0)

@@ -1,0 +1,236 @@
+"""Lossy and mentored decoding, as target distributions.
+
+Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3 and appendix E;
+Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). The paper's T of
+eq. 4 is not a distribution at beta = 1; `Lossy` is what the procedure emits.
+"""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax.checks import checked
+from specjax.rules.quantities import check_position
+from specjax.sampling import TINY, normalise, residual_mass, total
+from specjax.types import Array, traced_dataclass
+
+# Newton's method on a convex piecewise linear function ends exactly, in far fewer steps than this.
+_MAX_NEWTON = 64
+_MAX_HALVINGS = 60
+_BUDGET_TOLERANCE = 2e-6
+
+
+@traced_dataclass
+class Lossy:
+    """Accept with min(1, p / ((1 - alpha) q)), else draw from norm((p / beta - q)_+).
+
+    pi = min(q, p / (1 - alpha)) + rho norm((p / beta - q)_+), rho = sum (q - p / (1 - alpha))_+.
+
+    Attributes:
+      alpha: in [0, 1); 0 with beta = 1 is lossless.
+      beta: in [1 - alpha, 1]; above 1 the residual may have no mass.
+    """
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    alpha: Array | float
+    beta: Array | float = 1.0
+
+    def __post_init__(self) -> None:
+        alpha = checked("alpha", self.alpha, low=0.0, high=1.0, open_high=True)
+        beta = checked("beta", self.beta, low=0.0, high=1.0, open_low=True)
+        if isinstance(alpha, np.ndarray) and isinstance(beta, np.ndarray):
+            if alpha.ndim and beta.ndim and alpha.shape != beta.shape:
+                raise ValueError(
+                    f"alpha {alpha.shape} and beta {beta.shape} must have one number per row each"
+                )
+            # Compared as given: 1 - float32(0.9) is above float32(0.1).
+            low = 1.0 - np.asarray(self.alpha, np.float64)
+            if (np.asarray(self.beta, np.float64) < low - 1e-7).any():
+                raise ValueError(
+                    f"beta must lie in [1 - alpha, 1], got beta={beta} with alpha={alpha}: "
+                    "use beta=1"
+                )
+            alpha, beta = np.broadcast_arrays(alpha, np.maximum(beta, np.float32(1.0) - alpha))
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "beta", beta)
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """See `Rule`."""
+        check_position(self, q, p, q_conf, p_conf)
+        cap = p / (1.0 - self.alpha)
+        excess = residual_mass(q, cap)
+        extra = normalise(jnp.maximum(p / self.beta - q, 0.0), fallback=p)
+        return jnp.minimum(q, cap) + excess * extra
+
+
+@traced_dataclass
+class LossyTuned:
+    """Lossy decoding whose beta >= 1 makes T = max{min{q, p / (1 - alpha)}, p / beta} sum to one.
+
+    Attributes:
+      alpha: in [0, 1); 0 is lossless.
+    """
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    alpha: Array | float
+
+    def __post_init__(self) -> None:
+        alpha = checked("alpha", self.alpha, low=0.0, high=1.0, open_high=True)
+        object.__setattr__(self, "alpha", alpha)
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """See `Rule`."""
+        check_position(self, q, p, q_conf, p_conf)
+        keep = 1.0 - jnp.asarray(self.alpha)
+        return _tuned(q, p, keep, inverse_beta(q, p, keep))
+
+
+@traced_dataclass
+class Mentored:
+    """The most acceptance within a divergence budget: KL(p || pi) <= budget, with tuned beta.
+
+    pi = q where KL(p || q) is within the budget already.
+
+    Attributes:
+      budget: D >= 0, in nats; 0 is lossless.
+    """
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    budget: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", checked("budget", self.budget, low=0.0))
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """See `Rule`."""
+        check_position(self, q, p, q_conf, p_conf)
+        keep, inverse = _within_budget(q, p, jnp.asarray(self.budget, jnp.float32))
+        mentored = _tuned(q, p, keep, inverse)
+        return jnp.where(_divergence(p, q) <= self.budget, q, mentored)
+
+
+def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
+    """The least keep = 1 - alpha with KL(p || pi) <= budget, and its 1 / beta.
+
+    The divergence falls as keep grows to 1, where it is zero; below min p / q nothing changes any
+    more. The root is bracketed in log(keep), by false position (Illinois) in turn with halving;
+    what is returned is the end that is within the budget.
+    """
+    both = (p > 0.0) & (q > 0.0)
+    log_ratio = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
+    kept_cost = jnp.where(both, p * log_ratio, 0.0)
+
+    def divergence(log_keep, inverse):
+        # pi is p / keep where capped, p * inverse where raised, q elsewhere: no logarithms of [V].
+        capped = q * jnp.exp(log_keep) > p
+        raised = inverse * p > q
+        change = log_keep * total(jnp.where(capped, p, 0.0))
+        lifted = total(jnp.where(raised, p, 0.0))
+        change -= jnp.where(lifted > 0.0, lifted * jnp.log(jnp.maximum(inverse, TINY)), 0.0)
+        rest = total(jnp.where(capped | raised, 0.0, kept_cost))
+        # Where p has mass that neither q nor the raised part covers, the divergence is infinite.
+        uncovered = jnp.any((p > 0.0) & (q <= 0.0) & ~raised)
+        return jnp.where(uncovered, jnp.inf, change + rest)
+
+    def narrow(state):
+        low, high, low_excess, high_excess, inverse, count = state
+        slope = high_excess - low_excess
+        between = low - low_excess * (high - low) / jnp.where(slope < 0.0, slope, -1.0)
+        halved = 0.5 * (low + high)
+        inside = (between > low) & (between < high) & (count % 3 != 2)
+        middle = jnp.where(inside & jnp.isfinite(between), between, halved)
+        # The tuned 1 / beta grows with keep, so the upper end's is a start from above.
+        trial = inverse_beta(q, p, jnp.exp(middle), start=inverse)
+        excess = divergence(middle, trial) - budget
+        within = excess <= 0.0
+        return (
+            jnp.where(within, low, middle),
+            jnp.where(within, middle, high),
+            # Illinois: the end that stays counts half, so that it is not stuck.
+            jnp.where(within, 0.5 * low_excess, excess),
+            jnp.where(within, excess, 0.5 * high_excess),
+            jnp.where(within, trial, inverse),
+            count + 1,
+        )
+
+    def unsettled(state):
+        low, high, _, high_excess, _, count = state
+        return (high - low > 3e-7) & (high_excess < -slack) & (count < _MAX_HALVINGS)
+
+    slack = jnp.minimum(_BUDGET_TOLERANCE, 1e-4 * budget)
+    lowest = jnp.minimum(jnp.min(jnp.where(both, log_ratio, 0.0)), 0.0)
+    least = inverse_beta(q, p, jnp.exp(lowest))
+    least_excess = divergence(lowest, least) - budget
+    # Where even the least keep is within the budget, the bracket is that one point.
+    affordable = least_excess <= 0.0
+    state = (
+        lowest,
+        jnp.where(affordable, lowest, 0.0),
+        least_excess,
+        -budget,
+        jnp.where(affordable, least, inverse_beta(q, p, jnp.ones((), jnp.float32))),
+        jnp.int32(0),
+    )
+    _, high, _, _, inverse, _ = lax.while_loop(unsettled, narrow, state)
+    return jnp.exp(high), inverse
+
+
+def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0) -> Array:
+    """Solves sum (q - p / keep)_+ = sum (b p - q)_+ for b = 1 / beta in [0, 1].
+
+    The right side is convex and piecewise linear in b, so Newton's method from above is monotone
+    and ends exactly after as many steps as pieces lie between; mostly three to eight.
+
+    Args:
+      q: `[V]` float32.
+      p: `[V]` float32.
+      keep: scalar in (0, 1], 1 - alpha.
+      start: a scalar at or above the solution.
+
+    Returns:
+      b, a float32 scalar; 0 where nothing has to be redistributed.
+    """
+    excess = residual_mass(q, p / keep)
+
+    def step(state):
+        b, _, count = state
+        active = b * p > q
+        slope = total(jnp.where(active, p, 0.0))
+        new = (excess + total(jnp.where(active, q, 0.0))) / jnp.where(slope > 0.0, slope, 1.0)
+        new = jnp.where(slope > 0.0, new, b)
+        return jnp.minimum(new, b), new < b, count + 1
+
+    def unsettled(state):
+        return state[1] & (state[2] < _MAX_NEWTON)
+
+    first = (jnp.asarray(start, jnp.float32), jnp.bool_(True), jnp.int32(0))
+    return jnp.where(excess > 0.0, lax.while_loop(unsettled, step, first)[0], 0.0)
+
+
+def _tuned(q: Array, p: Array, keep: Array, inverse: Array) -> Array:
+    target = jnp.maximum(jnp.minimum(q, p / keep), p * inverse)
+    return normalise(target, fallback=p)
+
+
+def _divergence(p: Array, target: Array) -> Array:
+    """KL(p || target), in nats."""
+    safe = jnp.where(p > 0.0, p, 1.0)
+    ratio = jnp.log(safe) - jnp.log(jnp.where(p > 0.0, target, 1.0))
+    return total(p * ratio)

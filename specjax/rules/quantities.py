@@ -1,0 +1,101 @@
+"""What a rule is, and the quantities that several rules share.
+
+Notation, for one position: q, p are the drafter's and the verifier's distributions that tokens are
+drawn from; q_conf, p_conf their confidence distributions (plain softmax at temperature 1,
+unfiltered); pi the target distribution. All `[V]` float32. Logarithms are natural.
+"""
+
+from typing import ClassVar, Protocol
+
+import jax.numpy as jnp
+
+from specjax.checks import check_scalars
+from specjax.sampling import residual_mass, total
+from specjax.types import Array
+
+
+class Rule(Protocol):
+    """A target distribution pi = T(q, p): a pytree whose leaves are its strengths.
+
+    Attributes:
+      reads_draft: whether pi depends on the drafter at all. If so the drafter's distribution is
+        needed at the bonus position too (only `Lossless` does without).
+      reads_draft_confidence: whether pi depends on q_conf (drafters without one are refused).
+      reads_verifier_confidence: whether pi depends on p_conf.
+    """
+
+    reads_draft: ClassVar[bool]
+    reads_draft_confidence: ClassVar[bool]
+    reads_verifier_confidence: ClassVar[bool]
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """The target distribution at one position.
+
+        Args:
+          q: `[V]` float32, the drafter's distribution.
+          p: `[V]` float32, the verifier's distribution.
+          q_conf: `[V]` float32, the drafter's confidence; may be None where it is not read.
+          p_conf: `[V]` float32, the verifier's confidence; may be None where it is not read.
+
+        Returns:
+          pi: `[V]` float32.
+
+        Raises:
+          ValueError: (at trace time) on other shapes or dtypes, a missing confidence, or a strength
+            that is not one number.
+        """
+
+
+def check_position(
+    rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None
+) -> None:
+    """Checks shapes and dtypes at trace time; see `Rule.__call__`."""
+    check_scalars(rule)
+    name = type(rule).__name__
+    arguments = {"q": q, "p": p}
+    needed = {"q_conf": rule.reads_draft_confidence, "p_conf": rule.reads_verifier_confidence}
+    for key, value in (("q_conf", q_conf), ("p_conf", p_conf)):
+        if needed[key]:
+            if value is None:
+                raise ValueError(
+                    f"{name} reads {key}, but it is None: pass sampling.confidence(...)"
+                )
+            arguments[key] = value
+    for key, value in arguments.items():
+        dtype = getattr(value, "dtype", None)
+        if dtype != jnp.float32:
+            found = dtype or type(value).__name__
+            raise ValueError(f"{name}: {key} must be a float32 array, got {found}")
+        if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):
+            shapes = ", ".join(f"{k} {jnp.shape(v)}" for k, v in arguments.items())
+            raise ValueError(
+                f"{name}: {key} must be one distribution [V] over the vocabulary of q, got {shapes}"
+                ": vmap over other axes, and give both models one vocabulary"
+            )
+
+
+def entropy(x: Array) -> Array:
+    """H(x) = -sum x log x, in nats, with 0 log 0 = 0; `[V]` -> scalar."""
+    # x + x == x at zero alone: free of constants, which XLA on CPUs would write out as arrays.
+    is_zero = (x + x == x).astype(x.dtype)
+    return -total(x * jnp.log(x + is_zero))
+
+
+def cross_entropy(x: Array, y: Array) -> Array:
+    """-sum x log y, in nats, infinite where y = 0 < x; `[V]`, `[V]` -> scalar."""
+    return -total(jnp.where(x > 0.0, x * jnp.log(y), 0.0))
+
+
+def total_variation(p: Array, q: Array) -> Array:
+    """D_TV(p, q) = sum_v max(0, p(v) - q(v)); `[V]`, `[V]` -> scalar."""
+    return residual_mass(p, q)
+
+
+def accept_probability(q: Array, target: Array) -> Array:
+    """The probability that one draft token survives token verification: sum min(q, pi).
+
+    It is 1 - D_TV(pi, q) for every rule.
+    """
+    return total(jnp.minimum(q, target))

@@ -1,0 +1,1 @@
+"""Runs over files: inference, output directories, and what a run hangs on."""

@@ -1,0 +1,276 @@
+"""The exact law of the tokens that rounds of drafting and verification emit.
+
+All prefixes, drafts, draft lengths and outcomes are enumerated; the probabilities come from the
+functions that the decoder itself calls (`Verification.acceptance`, `num_accepted_probs`,
+`next_token_probs`, `next_carry`). Small vocabularies and blocks only.
+
+Axes: S states (a prefix with a carry), D drafts, G longest block, V vocabulary. A prefix of n
+tokens is numbered `offset(n) + value`, where value reads the tokens in base V.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Array, LanguageModel, Params
+from specjax.verification import Verification, next_token_probs, num_accepted_probs
+
+# (emitted context, tokens drafted since) -> probability of stopping after the last drafted token
+Stop = Callable[[tuple[int, ...], tuple[int, ...]], float]
+_CHUNK = 4096
+
+
+def fixed_length(context: tuple[int, ...], drafted: tuple[int, ...]) -> float:
+    """A `Stop` that never stops a draft before its longest length."""
+    del context, drafted
+    return 0.0
+
+
+def prefix_distributions(
+    model: LanguageModel,
+    params: Params,
+    prompt: Sequence[int],
+    num_tokens: int,
+    to_probs: Callable[[Array], Array],
+) -> np.ndarray:
+    """The next-token distribution after every continuation of a prompt.
+
+    Args:
+      model: a model with a small vocabulary.
+      params: its parameters.
+      prompt: token ids, at least one.
+      num_tokens: N, the longest continuation.
+      to_probs: logits `[V]` to probabilities `[V]`, such as `sampling.distribution`.
+
+    Returns:
+      `[P, V]` float32 for the P continuations of 0 .. N tokens, numbered as in the module's text.
+    """
+    rows = []
+    for length in range(num_tokens + 1):
+        tails = _tuples(model.vocab_size, length)
+        prompts = np.tile(np.asarray(prompt), (len(tails), 1))
+        inputs = jnp.asarray(np.concatenate([prompts, tails], axis=1), jnp.int32)
+        lengths = jnp.full((len(tails),), inputs.shape[1], jnp.int32)
+        cache, tokens, positions = model.prefill(params, inputs, lengths, inputs.shape[1])
+        logits = model.extend(params, cache, tokens[:, None], positions).logits[:, 0]
+        rows.append(np.asarray(jax.vmap(to_probs)(logits)))
+    return np.concatenate(rows)
+
+
+def target_law(target: np.ndarray, num_tokens: int) -> np.ndarray:
+    """The law of the first tokens when each is drawn from its target distribution.
+
+    Args:
+      target: `[P, V]`, pi after every prefix of up to `num_tokens - 1` tokens at least.
+      num_tokens: N.
+
+    Returns:
+      `[V ** N]` float64.
+    """
+    vocab = target.shape[1]
+    law = np.ones(1)
+    for length in range(num_tokens):
+        rows = target[_offset(vocab, length) :][: vocab**length].astype(np.float64)
+        law = (law[:, None] * rows).reshape(-1)
+    return law
+
+
+def total_variation(a: np.ndarray, b: np.ndarray) -> float:
+    """Half the sum of absolute differences of two laws."""
+    return 0.5 * float(np.abs(a - b).sum())
+
+
+def emitted_law(
+    verification: Verification,
+    draft: np.ndarray,
+    target: np.ndarray,
+    num_tokens: int,
+    max_draft: int,
+    *,
+    stop: Stop = fixed_length,
+    drawn_from: np.ndarray | None = None,
+    bonus: np.ndarray | None = None,
+    accepted_probs: Callable[[Verification, Array], Array] = num_accepted_probs,
+    keep_carry: bool = True,
+    kept: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None,
+) -> np.ndarray:
+    """The exact law of the first N emitted tokens, over as many rounds as they take.
+
+    Args:
+      verification: the algorithm.
+      draft: `[P, V]`, q after every prefix of up to N + G tokens, as verification is told it.
+      target: `[P, V]`, pi likewise.
+      num_tokens: N.
+      max_draft: G.
+      stop: the draft's stopping policy. It may look at the context of the round and the tokens
+        drafted so far; a probability strictly between 0 and 1 is a randomised stop.
+      drawn_from: `[P, V]`, what drafts are really drawn from, if not `draft` (a negative control).
+      bonus: `[P, V]`, what the bonus token is drawn from, if not `target` (a negative control).
+      accepted_probs: the law of the number accepted (other laws are negative controls).
+      keep_carry: False forgets the carry between rounds (a negative control).
+      kept: (context, drafted tokens) -> how many of them are handed to verification; all of them
+        by default (fewer, because of what was drawn, is a negative control).
+
+    Returns:
+      `[V ** N]` float64.
+    """
+    vocab = draft.shape[1]
+    needed = _offset(vocab, num_tokens + max_draft)
+    for name, table in (("draft", draft), ("target", target)):
+        if len(table) < needed:
+            raise ValueError(
+                f"{name} has {len(table)} prefixes, but {num_tokens} tokens with blocks of "
+                f"{max_draft} need {needed}"
+            )
+    drafts = _tuples(vocab, max_draft)
+    outcome = _outcomes(verification, accepted_probs)
+    law = np.zeros(vocab**num_tokens)
+    # (emitted tokens, starts of the rounds where the carry depends on them) -> [chance, carry]
+    start = jax.tree.map(np.asarray, verification.init_carry(max_draft))
+    states: dict[tuple[Any, ...], list[Any]] = {((), ()): [1.0, start]}
+    while states:
+        # Rounds only lengthen, so all states of the shortest length are complete.
+        length = min(len(emitted) for emitted, _ in states)
+        now = {k: states.pop(k) for k in [k for k in states if len(k[0]) == length]}
+        cases, weights = _cases(now, drafts, max_draft, stop, draft, drawn_from, kept)
+        for start_row in range(0, len(cases), _CHUNK):
+            part = cases[start_row : start_row + _CHUNK]
+            accepted, following, carries = outcome(
+                *_stack(part, now, draft, target, bonus, drafts, max_draft, stop)
+            )
+            for i, (state, row, drawn) in enumerate(part):
+                weight = now[state][0] * weights[start_row + i]
+                for count in range(drawn + 1):
+                    for token in range(vocab):
+                        p = weight * float(accepted[i, count]) * float(following[i, count, token])
+                        if p <= 0.0:
+                            continue
+                        emitted = (*state[0], *(int(x) for x in drafts[row][:count]), token)
+                        if len(emitted) >= num_tokens:
+                            law[_value(emitted[:num_tokens], vocab)] += p
+                            continue
+                        carry = jax.tree.map(lambda x: x[i, count, token], carries)  # noqa: B023
+                        starts: tuple[int, ...] = ()
+                        if verification.has_carry and keep_carry:
+                            starts = (*state[1], length)
+                        else:
+                            carry = start
+                        entry = states.setdefault((emitted, starts), [0.0, carry])
+                        entry[0] += p
+    return law
+
+
+def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
+    """Jitted: a stack of cases -> laws of counts and next tokens, and all possible carries."""
+    key = (verification, accepted_probs)
+    if key not in _OUTCOMES:
+        _OUTCOMES[key] = jax.jit(
+            jax.vmap(functools.partial(_outcome, verification, accepted_probs))
+        )
+    jitted = _OUTCOMES[key]
+
+    def padded(*args):
+        rows = len(args[0])
+        # Few sizes, few compilations.
+        size = next(s for s in (16, 256, _CHUNK) if s >= rows)
+        out = jitted(*jax.tree.map(lambda x: np.resize(x, (size, *x.shape[1:])), args))
+        return jax.tree.map(lambda x: np.asarray(x)[:rows], out)
+
+    return padded
+
+
+_OUTCOMES: dict[Any, Callable] = {}
+
+
+def _outcome(
+    verification, accepted_probs, tokens, draft, target, bonus, length, carry, still_drafting
+):
+    acceptance = verification.acceptance(tokens, draft, target, length, carry, still_drafting)
+    counts = jnp.arange(tokens.size + 1)
+    following = jax.vmap(lambda n: next_token_probs(acceptance, draft, length, n))(counts)
+    following = jnp.where((counts == length)[:, None] & (bonus >= 0.0), bonus, following)
+
+    def carried(count, token):
+        return verification.next_carry(acceptance, draft, length, carry, count, token)
+
+    vocab = jnp.arange(draft.shape[1])
+    carries = jax.vmap(lambda n: jax.vmap(lambda v: carried(n, v))(vocab))(counts)
+    return accepted_probs(verification, acceptance.thresholds), following, carries
+
+
+def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):
+    """All (state, draft, length) that can happen, and their probabilities given the state."""
+    vocab = draft.shape[1]
+    source = draft if drawn_from is None else drawn_from
+    cases, weights = [], []
+    for state in states:
+        context = state[0]
+        for row, tokens in enumerate(drafts):
+            path, going = 1.0, 1.0
+            for length in range(1, max_draft + 1):
+                head = tuple(int(x) for x in tokens[: length - 1])
+                path *= float(source[_number((*context, *head), vocab), tokens[length - 1]])
+                ends = (
+                    1.0 if length == max_draft else stop(context, (*head, int(tokens[length - 1])))
+                )
+                # Drafts that agree up to their end are one case: the one whose tail is all zeros.
+                if path * going * ends > 0.0 and not tokens[length:].any():
+                    block = tuple(int(x) for x in tokens[:length])
+                    cases.append((state, row, length if kept is None else kept(context, block)))
+                    weights.append(path * going * ends)
+                going *= 1.0 - ends
+    return cases, weights
+
+
+def _stack(cases, states, draft, target, bonus, drafts, max_draft, stop):
+    vocab = draft.shape[1]
+    tokens = np.stack([drafts[row] for _, row, _ in cases]).astype(np.int32)
+    length = np.array([drawn for _, _, drawn in cases], np.int32)
+    prefixes = np.array(
+        [
+            [_number((*state[0], *drafts[row][:i]), vocab) for i in range(max_draft + 1)]
+            for state, row, _ in cases
+        ]
+    )
+    carry = jax.tree.map(lambda *x: np.stack(x), *[states[state][1] for state, _, _ in cases])
+    going = np.stack([_still_drafting(s, drafts[r], max_draft, stop) for s, r, _ in cases])
+    # Past the end of a draft nothing may be read (but the bonus row): poison it.
+    inside = np.arange(max_draft + 1)[None, :, None] <= length[:, None, None]
+    q = np.where(inside, draft[prefixes], np.float32(1.0))
+    pi = np.where(inside, target[prefixes], np.float32(1.0))
+    extra = np.full_like(pi, -1.0) if bonus is None else bonus[prefixes]
+    return tokens, q, pi, extra, length, carry, going
+
+
+def _still_drafting(state, tokens, max_draft, stop) -> np.ndarray:
+    """For each slot and position: had the drafter of the slot's block gone on until here?"""
+    emitted, starts = state
+    slots = max(max_draft - 1, 0)
+    starts = starts[len(starts) - min(slots, len(starts)) :]
+    out = np.ones((slots, max_draft + 1), bool)
+    for slot, start in zip(range(slots - len(starts), slots), starts, strict=True):
+        context, path = emitted[:start], emitted[start:]
+        for i in range(max_draft + 1):
+            run = (*path, *(int(x) for x in tokens[:i]))[:max_draft]
+            out[slot, i] = not any(stop(context, run[: n + 1]) > 0.0 for n in range(len(run)))
+    return out
+
+
+def _tuples(vocab: int, length: int) -> np.ndarray:
+    return np.indices((vocab,) * length).reshape(length, vocab**length).T.astype(np.int32)
+
+
+def _value(tokens: Sequence[int], vocab: int) -> int:
+    return functools.reduce(lambda value, token: value * vocab + int(token), tokens, 0)
+
+
+def _offset(vocab: int, length: int) -> int:
+    return sum(vocab**n for n in range(length))
+
+
+def _number(tokens: Sequence[int], vocab: int) -> int:
+    return _offset(vocab, len(tokens)) + _value(tokens, vocab)

@@ -1,0 +1,107 @@
+"""A language model that is a table: every next-token distribution is known.
+
+Axes: B rows, P prompt length, S cache length, T tokens in one extend, K context length,
+V vocabulary.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Array, Cache, Extended, Params, Prefilled, Updates
+
+
+@dataclasses.dataclass(frozen=True)
+class TabularModel:
+    """Reads its logits from a table indexed by the last `order` tokens; a `LanguageModel`.
+
+    The parameters are one array `[(V + 1) ** order, V]`: the index is the context in base V + 1,
+    oldest token first, with V standing for "before the start". Order 0 is an i.i.d. model.
+
+    Attributes:
+      vocab_size: V.
+      order: K, how many tokens of context the distributions depend on.
+    """
+
+    vocab_size: int
+    order: int = 1
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `LanguageModel`."""
+        return input_lengths + prefix_lengths
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Prefilled:
+        """See `LanguageModel`; the prompt is the context."""
+        if prefix is not None:
+            raise ValueError("TabularModel has no encoder: put the forced tokens into the inputs")
+        rows, width = inputs.shape
+        if width > max_length:
+            raise ValueError(f"a prompt of {width} tokens does not fit max_length={max_length}")
+        cache = jnp.full((rows, max_length), self.vocab_size, jnp.int32)
+        positions = input_lengths.astype(jnp.int32) - 1
+        last = jnp.take_along_axis(inputs.astype(jnp.int32), positions[:, None], axis=1)[:, 0]
+        return Prefilled(cache.at[:, :width].set(inputs.astype(jnp.int32)), last, positions)
+
+    def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
+        """See `LanguageModel`; the hidden state is the logits."""
+        logits, hidden, updates = self.score(params, cache, tokens, positions)
+        return Extended(logits, hidden, self.write(cache, updates, positions))
+
+    def score(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, Updates]:
+        """See `LanguageModel`."""
+
+        def row(cache, tokens, position):
+            # K entries before the start, then the cache up to `position`, then the block.
+            padded = jnp.concatenate([jnp.full((self.order,), self.vocab_size, jnp.int32), cache])
+            before = jax.lax.dynamic_slice_in_dim(padded, position, self.order)
+            seen = jnp.concatenate([before, tokens])
+            index = jnp.zeros(tokens.shape, jnp.int32)
+            for lag in range(self.order):
+                index = index * (self.vocab_size + 1) + seen[lag + 1 : lag + 1 + tokens.size]
+            return index
+
+        index = jax.vmap(row)(cache, tokens.astype(jnp.int32), positions)
+        logits = params[index]
+        return logits, logits, tokens.astype(jnp.int32)
+
+    def write(self, cache: Cache, updates: Updates, positions: Array) -> Cache:
+        """See `LanguageModel`."""
+        rows, width = updates.shape
+        at = positions[:, None] + jnp.arange(width)[None]
+        return cache.at[jnp.arange(rows)[:, None], at].set(updates, mode="drop")
+
+
+def random_table(
+    seed: int, vocab_size: int, order: int, *, scale: float = 1.0, zeros: float = 0.0
+) -> np.ndarray:
+    """Random logits for a `TabularModel`.
+
+    Args:
+      seed: of numpy's generator.
+      vocab_size: V.
+      order: K.
+      scale: the standard deviation of the logits.
+      zeros: the share of tokens made impossible (-inf); one token per context always stays.
+
+    Returns:
+      `[(V + 1) ** order, V]` float32 logits.
+    """
+    rng = np.random.default_rng(seed)
+    contexts = (vocab_size + 1) ** order
+    logits = scale * rng.standard_normal((contexts, vocab_size))
+    impossible = rng.random((contexts, vocab_size)) < zeros
+    impossible[np.arange(contexts), rng.integers(vocab_size, size=contexts)] = False
+    return np.where(impossible, -np.inf, logits).astype(np.float32)

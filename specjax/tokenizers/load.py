@@ -1,0 +1,91 @@
+"""Tokenizers behind one small interface: SentencePiece, bytes, and `tokenizer.json`.
+
+No TensorFlow and no transformers. The ids are those of transformers' tokenizers, but where these
+depart from the file they come from: of a Llama SentencePiece model transformers 5 drops the first
+of the spaces that begin a text, and here SentencePiece itself decides, which keeps them.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from specjax.tokenizers.model_files import read_json_if_there
+from specjax.tokenizers.settings import TokenizerSettings, implied_sentinels
+from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer
+from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+
+SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.model")
+HF_FILE = "tokenizer.json"
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Loads a tokenizer.
+
+    Args:
+      path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
+        `sentencepiece.model`) goes before a `tokenizer.json`; one of these files; or "bytes".
+
+    Returns:
+      The tokenizer, with the ids that the directory's `generation_config.json`, `config.json` and
+      `tokenizer_config.json` name.
+
+    Raises:
+      FileNotFoundError: for a path that does not exist, or a directory without tokenizer.
+      ValueError: for files that cannot be read.
+    """
+    if path == "bytes":
+        return ByteTokenizer()
+    path = Path(path)
+    if path.is_file():
+        kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+        alone = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files
+        return kind(path, None if alone else path.parent)
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"{path}: no such file or directory; give a model's directory, a .model file, "
+            "a tokenizer.json, or the word bytes"
+        )
+    config = read_json_if_there(path / "tokenizer_config.json")
+    if str(config.get("tokenizer_class")).startswith("ByT5Tokenizer"):
+        return ByteTokenizer(int(config.get("extra_ids", 125)))
+    for name in SENTENCEPIECE_FILES:
+        if (path / name).is_file():
+            return SentencePieceTokenizer(path / name, path)
+    if (path / HF_FILE).is_file():
+        return HuggingFaceTokenizer(path / HF_FILE, path)
+    raise FileNotFoundError(
+        f"{path}: no tokenizer in it: none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy "
+        "one beside the model, or give its path"
+    )
+
+
+def keep_sentinels(directory: Path, rows: int) -> None:
+    """Notes in `tokenizer_config.json` how many sentinels a T5's SentencePiece model has.
+
+    Elsewhere the embedding's rows in `config.json` tell; T5X's directories have none.
+
+    Args:
+      directory: holds the copied tokenizer files.
+      rows: of the embedding.
+    """
+    model = next((directory / n for n in SENTENCEPIECE_FILES if (directory / n).is_file()), None)
+    file = directory / "tokenizer_config.json"
+    config = read_json_if_there(file)
+    if model is None or "extra_ids" in config or "<extra_id_" in json.dumps(config):
+        return
+    try:
+        pieces = SentencePieceTokenizer(model).vocab_size
+    except ValueError:
+        return  # damaged before: whoever loads it is told
+    config.setdefault("tokenizer_class", "T5Tokenizer")
+    config["extra_ids"] = implied_sentinels(rows, pieces)
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+__all__ = [
+    "ByteTokenizer",
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+]

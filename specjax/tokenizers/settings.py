@@ -1,0 +1,126 @@
+"""What the files around a vocabulary say about it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from specjax.tokenizers.chat_template import read_chat_template
+from specjax.tokenizers.model_files import SPECJAX_FILE, SpecialIds, read_json_if_there, special_ids
+from specjax.tokenizers.tokenizer import Tokenizer
+
+_FILES = (
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "config.json",
+    SPECJAX_FILE,
+)
+
+
+class TokenizerSettings:
+    """What the files around a vocabulary say."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.files = {
+            name: values
+            for name in _FILES
+            if directory is not None and (values := read_json_if_there(directory / name))
+        }
+        self.directory = directory
+        self.config = self.files.get("tokenizer_config.json", {})
+        self.ids = SpecialIds() if directory is None else special_ids(directory)
+        self.chat_template = None if directory is None else read_chat_template(directory)
+
+    @property
+    def rows(self) -> int:
+        """Of the model's embedding; 0 where no file says."""
+        ours = self.files.get(SPECJAX_FILE, {}).get("config")
+        for values in (self.files.get("config.json", {}), ours):
+            rows = values.get("vocab_size") if isinstance(values, dict) else None
+            if isinstance(rows, int):
+                return rows
+        return 0
+
+    @property
+    def is_t5(self) -> bool | None:
+        """Whether the model, else the tokenizer's class, is T5's; None where no file says."""
+        kind = self.files.get("config.json", {}).get("model_type")
+        kind = kind or self.files.get(SPECJAX_FILE, {}).get("config", {}).get("family")
+        kind = kind or self.config.get("tokenizer_class")
+        return str(kind).lower().startswith("t5") if kind else None
+
+    def text(self, name: str) -> str | None:
+        """A special token's text, under `bos_token` and the like."""
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            value = self.files.get(file, {}).get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                return value
+        return None
+
+    def id_of(self, name: str, vocabulary: Mapping[str, int], default: int) -> int | None:
+        """A special token's id: the named text's, else the default (negative for none)."""
+        found = vocabulary.get(self.text(name) or "")
+        if found is None and default >= 0:
+            found = default
+        if found is None:
+            named = {"eos_token": self.ids.eos, "bos_token": (self.ids.bos,)}.get(name) or (None,)
+            found = named[0]
+        return found
+
+    def eos_and_pad(
+        self, eos: int | None, pad: int | None, file: Path
+    ) -> tuple[tuple[int, ...], int]:
+        """The generation's eos ids and the pad id, of the model's files before the tokenizer's."""
+        ends = self.ids.eos or (() if eos is None else (eos,))
+        if not ends:
+            raise ValueError(
+                f"{file}: no end-of-sequence token; name eos_token_id in generation_config.json "
+                "beside it"
+            )
+        pad = self.ids.pad if self.ids.pad is not None else pad
+        return ends, ends[0] if pad is None else pad
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean of tokenizer_config.json."""
+        value = self.config.get(name)
+        return default if value is None else bool(value)
+
+    def texts(self, tokenizer: Tokenizer, eos: int | None, unknown: int) -> dict[str, str]:
+        """The special tokens' texts, for chat templates."""
+        ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id, "unk": unknown}
+        found = {}
+        for name, token_id in ids.items():
+            text = self.text(f"{name}_token")
+            if text is None and token_id is not None and token_id >= 0:
+                text = tokenizer.token(token_id)
+            if text is not None:
+                found[f"{name}_token"] = text
+        return found
+
+
+def added_tokens(
+    settings: TokenizerSettings, size: int, is_t5: bool
+) -> dict[str, tuple[int, bool]]:
+    """Texts that the directory adds to a SentencePiece model: (id, whether special)."""
+    added: dict[str, tuple[int, bool]] = {}
+    # transformers 5 names them there alone.
+    beside = settings.directory and read_json_if_there(settings.directory / "tokenizer.json")
+    for entry in (beside or {}).get("added_tokens") or ():
+        added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
+    for text, token_id in settings.files.get("added_tokens.json", {}).items():
+        added.setdefault(text, (int(token_id), False))
+    for token_id, entry in settings.config.get("added_tokens_decoder", {}).items():
+        added[entry["content"]] = (int(token_id), bool(entry.get("special")))
+    if is_t5 and not any(text.startswith("<extra_id_") for text in added):
+        count = settings.config.get("extra_ids", implied_sentinels(settings.rows, size))
+        for i in range(count):
+            added[f"<extra_id_{i}>"] = (size + count - 1 - i, True)
+    return added
+
+
+def implied_sentinels(rows: int, size: int) -> int:
+    """How many sentinels T5 has after `size` pieces, in reverse, where no file lists them.
+
+    transformers adds them unasked, here only where the model's embedding has rows for them.
+    """
+    return 100 if rows >= size + 100 else 0

@@ -1,0 +1,164 @@
+"""Tokenizers with a trained vocabulary: SentencePiece models and `tokenizer.json` files."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from specjax.tokenizers.settings import TokenizerSettings, added_tokens
+from specjax.tokenizers.tokenizer import Tokenizer, runs
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model, and the tokens its directory adds to it.
+
+    Args:
+      file: the model, such as `spiece.model`.
+      directory: where its settings lie; None for a model file alone, which then appends eos if it
+        has no bos (T5) and else puts bos first (Llama, Gemma).
+
+    Raises:
+      FileNotFoundError: where there is no such file.
+      ValueError: where it is no SentencePiece model.
+    """
+
+    def __init__(self, file: Path, directory: Path | None = None) -> None:
+        import sentencepiece
+
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file")
+        try:
+            self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{file}: no SentencePiece model ({error}); copy it again") from None
+        settings = TokenizerSettings(directory)
+        size = self._sp.GetPieceSize()
+        is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
+        self._added = added_tokens(settings, size, is_t5)
+        # A control piece is no text to SentencePiece, but spelt out it means its id.
+        spelt = {
+            self._sp.IdToPiece(i): i
+            for i in range(size)
+            if self._sp.IsControl(i) or self._sp.IsUnknown(i)
+        }
+        self._special = {*spelt.values(), *(i for i, s in self._added.values() if s)}
+        self._ids = {**spelt, **{text: i for text, (i, _) in self._added.items()}}
+        self._texts = {i: text for text, i in self._ids.items()}
+        self._splitter = _splitter(self._ids)
+        self._later = self._sp
+        if not is_t5 and not settings.config.get("legacy") and self._sp.Normalize("a") != "a":
+            # After a special token without the space that begins a text. Appended fields win in
+            # protobuf: normalizer_spec (3) { add_dummy_prefix (3) = false }.
+            proto = self._sp.serialized_model_proto() + b"\x1a\x02\x18\x00"
+            self._later = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        self._own_eos = settings.id_of("eos_token", self._ids, self._sp.eos_id())
+        self.bos_id = settings.id_of("bos_token", self._ids, self._sp.bos_id())
+        pad = settings.id_of("pad_token", self._ids, self._sp.pad_id())
+        self.eos_ids, self.pad_id = settings.eos_and_pad(self._own_eos, pad, file)
+        self.add_bos = settings.flag("add_bos_token", not is_t5)
+        self.add_eos = settings.flag("add_eos_token", is_t5)
+        self.chat_template = settings.chat_template
+        self.special_tokens = settings.texts(self, self._own_eos, self._sp.unk_id())
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Tokenizer`."""
+        return max(self._sp.GetPieceSize(), *(i + 1 for i in self._texts), 1)
+
+    def token(self, token_id: int) -> str | None:
+        """See `Tokenizer`."""
+        if token_id in self._texts:
+            return self._texts[token_id]
+        return self._sp.IdToPiece(token_id) if token_id < self._sp.GetPieceSize() else None
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        processor = self._sp
+        for part in self._splitter.split(text) if self._ids else [text]:
+            if part in self._ids:
+                ids.append(self._ids[part])
+                processor = self._later
+            elif part:
+                ids += processor.EncodeAsIds(part)
+                processor = self._later
+        return ids
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        if skip_special_tokens:
+            ids = [i for i in ids if i not in self._special]
+        text = ""
+        for spelt, run in runs(ids, lambda i: i in self._texts or self.token(i) is None):
+            if spelt:
+                text += "".join(self._texts.get(i, "") for i in run)
+                continue
+            part = self._sp.DecodeIds(run)
+            # SentencePiece takes the first space of each run for its own.
+            if text and self._sp.IdToPiece(run[0]).startswith("▁") and not part.startswith(" "):
+                part = " " + part
+            text += part
+        return text
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A `tokenizer.json`, by the `tokenizers` package.
+
+    Args:
+      file: the `tokenizer.json`.
+      directory: where its settings lie.
+
+    Raises:
+      FileNotFoundError: where there is no such file.
+      ValueError: where it cannot be read.
+    """
+
+    def __init__(self, file: Path, directory: Path | None = None) -> None:
+        import tokenizers
+
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises plain Exceptions
+            raise ValueError(f"{file}: no readable tokenizer ({error}); copy it again") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        settings = TokenizerSettings(directory)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._own_eos = settings.id_of("eos_token", vocabulary, -1)
+        self.bos_id = settings.id_of("bos_token", vocabulary, -1)
+        pad = settings.id_of("pad_token", vocabulary, -1)
+        self.eos_ids, self.pad_id = settings.eos_and_pad(self._own_eos, pad, file)
+        # Without explicit flags the file's own post-processor decides.
+        around = self._tokenizer.encode("", add_special_tokens=True).ids
+        self.add_bos = settings.flag("add_bos_token", self.bos_id in around)
+        self.add_eos = settings.flag("add_eos_token", self._own_eos in around)
+        self._own_processor = not {"add_bos_token", "add_eos_token"} & settings.config.keys()
+        self.chat_template = settings.chat_template
+        self.special_tokens = settings.texts(self, self._own_eos, -1)
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Tokenizer`."""
+        return self._vocab_size
+
+    def token(self, token_id: int) -> str | None:
+        """See `Tokenizer`."""
+        return self._tokenizer.id_to_token(token_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `Tokenizer`."""
+        if add_special_tokens and self._own_processor:
+            return self._tokenizer.encode(text, add_special_tokens=True).ids
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def _splitter(texts: Mapping[str, int]) -> re.Pattern[str]:
+    """Splits a text at special tokens, the longest first, and keeps them."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile(f"({'|'.join(re.escape(text) for text in longest_first)})")

@@ -1,0 +1,191 @@
+"""What every tokenizer offers, and the one that needs no file: bytes."""
+
+import abc
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from specjax.tokenizers.chat_template import render_chat
+
+
+class Tokenizer(abc.ABC):
+    """Text to token ids and back.
+
+    Attributes:
+      eos_ids: ids that end a generation, one or several; the first is what `encode` appends.
+      pad_id: fills finished rows; the first eos where the vocabulary has no pad.
+      bos_id: begins a prompt, or None.
+      add_bos: whether `encode` puts `bos_id` first (Llama, Gemma).
+      add_eos: whether `encode` puts the vocabulary's own eos last (T5's inputs).
+      chat_template: Jinja source, or None.
+      special_tokens: the texts that a chat template reads: `bos_token`, `eos_token`, ....
+    """
+
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    bos_id: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = {}
+
+    _own_eos: int | None = None
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """One more than the largest id; a model's embedding may have more rows."""
+
+    @abc.abstractmethod
+    def token(self, token_id: int) -> str | None:
+        """The text of one entry of the vocabulary, `None` where an id is unused."""
+
+    @abc.abstractmethod
+    def _encode(self, text: str) -> list[int]:
+        """The ids of a text, without bos and eos."""
+
+    @abc.abstractmethod
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """The text of ids that are all in the vocabulary."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Special tokens spelt out in the text (`<extra_id_0>`, `<start_of_turn>`) become their ids,
+        as with transformers.
+
+        Args:
+          text: any text.
+          add_special_tokens: whether to add bos and eos as the tokenizer's files say.
+
+        Returns:
+          The ids.
+        """
+        ids = self._encode(text)
+        if add_special_tokens and self.add_bos and self.bos_id is not None:
+            ids = [self.bos_id, *ids]
+        if add_special_tokens and self.add_eos and self._own_eos is not None:
+            ids = [*ids, self._own_eos]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids.
+
+        Ids past the vocabulary, which a model with a padded embedding can draw, add no text.
+
+        Args:
+          ids: token ids, as Python or NumPy integers.
+          skip_special_tokens: whether pad, bos, eos and their like are left out.
+
+        Returns:
+          The text; bytes that are no UTF-8 are left out or replaced, as the tokenizer does.
+
+        Raises:
+          ValueError: for a negative id.
+        """
+        whole = [int(i) for i in ids]
+        if any(i < 0 for i in whole):
+            raise ValueError(f"token id {min(whole)} is negative; cut the ids at their length")
+        return self._decode([i for i in whole if i < self.vocab_size], skip_special_tokens)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the vocabulary: equal where every id means the same text.
+
+        A drafter and a verifier may differ in all else, but not in this.
+        """
+        vocabulary = [self.token(i) for i in range(self.vocab_size)]
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation as a prompt, by the directory's chat template.
+
+        Args:
+          messages: dicts with `role` and `content`.
+          add_generation_prompt: whether to end where the assistant's answer begins.
+
+        Returns:
+          The text, its special tokens spelt out.
+
+        Raises:
+          ValueError: where there is no template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise ValueError(
+                "this tokenizer has no chat template: give plain prompts, or a directory with "
+                "chat_template.jinja"
+            )
+        return render_chat(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            **self.special_tokens,
+        )
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The ids of `render_chat`'s text; the template itself says where bos goes."""
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes by T5's convention: pad 0, eos 1, unknown 2, byte b at b + 3.
+
+    Ids of the special tokens and bytes that are no UTF-8 decode to nothing.
+
+    Args:
+      extra_ids: unused ids after the bytes (ByT5 has 125), for `vocab_size` alone.
+
+    Raises:
+      ValueError: if `extra_ids` is negative.
+    """
+
+    OFFSET = 3
+
+    def __init__(self, extra_ids: int = 0) -> None:
+        if extra_ids < 0:
+            raise ValueError(f"extra_ids={extra_ids} must be at least 0")
+        self.eos_ids, self.pad_id, self.add_eos, self._own_eos = (1,), 0, True, 1
+        self._vocab_size = self.OFFSET + 256 + extra_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Tokenizer`."""
+        return self._vocab_size
+
+    def token(self, token_id: int) -> str:
+        """See `Tokenizer`."""
+        if token_id < self.OFFSET:
+            return ("<pad>", "</s>", "<unk>")[token_id]
+        byte = token_id - self.OFFSET
+        return f"<0x{byte:02X}>" if byte < 256 else f"<extra_id_{byte - 256}>"
+
+    def _encode(self, text: str) -> list[int]:
+        return [byte + self.OFFSET for byte in text.encode("utf-8", errors="replace")]
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        parts = []
+        for special, run in runs(ids, lambda i: not self.OFFSET <= i < self.OFFSET + 256):
+            if not special:
+                parts.append(bytes(i - self.OFFSET for i in run).decode("utf-8", errors="ignore"))
+            elif not skip_special_tokens:
+                parts += [self.token(i) for i in run]
+        return "".join(parts)
+
+
+def runs(ids: Sequence[int], kind: Callable[[int], bool]) -> Iterator[tuple[bool, list[int]]]:
+    """Maximal stretches of ids of one kind."""
+    run: list[int] = []
+    for i in ids:
+        if run and kind(i) != kind(run[0]):
+            yield kind(run[0]), run
+            run = []
+        run.append(i)
+    if run:
+        yield kind(run[0]), run

@@ -1,0 +1,74 @@
+"""Block verification: judge the block as a whole; never accepts less than token verification.
+
+Source: Sun et al., Block Verification Accelerates Speculative Decoding (ICLR 2025), Algorithm 2.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.sampling import residual_mass
+from specjax.types import Acceptance, Array, DraftTraits
+from specjax.verification.verify import drafted, ratios
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Accepts the longest prefix whose own uniform passes; see `Verification`."""
+
+    keeps_last_pass: ClassVar[bool] = True
+    has_carry: ClassVar[bool] = False
+
+    def check(self, max_draft: int, traits: DraftTraits) -> None:
+        """Block verification is exact for every draft whose length is a stopping time."""
+
+    def init_carry(self, max_draft: int) -> Any:
+        """No carry."""
+        return ()
+
+    def acceptance(
+        self,
+        tokens: Array,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+        carry: Any = (),
+        still_drafting: Array | None = None,
+    ) -> Acceptance:
+        """See `Verification`."""
+        reached = block_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
+        scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
+        # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.
+        # Cutting [G - 1, V] out of the arrays first would copy them.
+        remain = jax.vmap(residual_mass)(target_probs, draft_probs, scales)[1:-1]
+        below = remain + (1.0 - scales[1:-1])
+        inner = jnp.where(below > 0.0, remain / jnp.where(below > 0.0, below, 1.0), 1.0)
+        inner = jnp.concatenate([inner, jnp.ones((1,), jnp.float32)])
+        index = jnp.arange(1, tokens.size + 1)
+        thresholds = jnp.where(index == num_drafted, reached, inner)
+        thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
+        return Acceptance(thresholds, scales, target_probs)
+
+    def next_carry(self, *args: Any) -> Any:
+        """No carry."""
+        return ()
+
+
+def block_acceptance_probs(
+    tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array
+) -> Array:
+    """P_i = min(1, P_{i-1} pi_i(x_i) / q_i(x_i)), the probability that at least i tokens stand.
+
+    `[G]` float32, zero past the block's length; its sum is E[number accepted] over drafts.
+    """
+
+    def step(reached, ratio):
+        # A zero stays zero: an infinite ratio (a token that q cannot draw) must not revive it.
+        reached = jnp.where(reached > 0.0, jnp.minimum(reached * ratio, 1.0), 0.0)
+        return reached, reached
+
+    probs = lax.scan(step, jnp.float32(1.0), ratios(tokens, draft_probs, target_probs))[1]
+    return jnp.where(drafted(tokens, num_drafted), probs, 0.0)

@@ -1,0 +1,202 @@
+"""Greedy block verification: the most tokens from one round, paid for in later rounds.
+
+Each round leaves a carry-over: until the emitted path since the block's start is G tokens long, or
+reaches a prefix at which that round's drafter would have stopped, the target there is
+norm((R pi - q)_+), R being the joint ratio pi / q along the path. Carry-overs nest, oldest first.
+Without them the output is biased.
+
+Source: Sun et al., Optimal Block-Level Draft Verification (arXiv 2403.10444v1), Algorithm 3.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.sampling import residual, residual_mass
+from specjax.types import Acceptance, Array, DraftTraits
+from specjax.verification.verify import drafted, ratios
+
+# A ratio of this size makes R pi - q equal to R pi in float32; larger ones could overflow in sums.
+_MAX_RATIO = 1e30
+
+
+class GreedyBlockCarry(NamedTuple):
+    """The carry-overs of one row, oldest first; C = G - 1 slots.
+
+    Attributes:
+      ratio: `[C]` float32, R along the emitted path since the slot's block began.
+      remaining: `[C]` int32, for how many more positions the slot alters the target; 0: ended.
+    """
+
+    ratio: Array  # [C]
+    remaining: Array  # [C]
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyBlock:
+    """Accepts the whole block with min(1, R_L), else backs off token by token.
+
+    Refused where it is not defined: see `check`, and `Verification`.
+    """
+
+    keeps_last_pass: ClassVar[bool] = True
+    has_carry: ClassVar[bool] = True
+
+    def check(self, max_draft: int, traits: DraftTraits) -> None:
+        """Raises ValueError unless one drafter, at the top level, stops without randomness."""
+        wrong = {
+            "a drafter whose distributions depend on more than the prefix": not traits.prefix_only,
+            "randomised stops": traits.random_stops,
+            "a draft that stops at EOS": traits.stops_at_eos,
+            "an inner level of a vertical cascade": traits.nested,
+        }
+        for what, refused in wrong.items():
+            if refused:
+                raise ValueError(
+                    f"GreedyBlock is not exact with {what}: use Block or Token verification"
+                )
+
+    def init_carry(self, max_draft: int) -> GreedyBlockCarry:
+        """No carry-over yet: `[G - 1]` slots, all ended."""
+        slots = max(max_draft - 1, 0)
+        return GreedyBlockCarry(jnp.ones((slots,), jnp.float32), jnp.zeros((slots,), jnp.int32))
+
+    def acceptance(
+        self,
+        tokens: Array,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+        carry: Any = (),
+        still_drafting: Array | None = None,
+    ) -> Acceptance:
+        """See `Verification`; raises ValueError for a carry of another block length."""
+        slots = (max(tokens.size - 1, 0),)
+        if not isinstance(carry, GreedyBlockCarry) or carry.ratio.shape != slots:
+            found = carry.ratio.shape if isinstance(carry, GreedyBlockCarry) else repr(carry)
+            raise ValueError(
+                f"carry must have [G - 1] = {slots} slots for a block of G = {tokens.size} tokens, "
+                f"got {found}: start with init_carry({tokens.size})"
+            )
+        targets, levels = _nested(
+            tokens,
+            draft_probs,
+            target_probs,
+            num_drafted,
+            carry,
+            still_drafting,
+        )
+        scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
+        index = jnp.arange(1, tokens.size + 1)
+        remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:]
+        # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R, but summed by itself it cannot cancel.
+        reject = jax.vmap(residual_mass)(draft_probs, scales[:, None] * targets)[1:]
+        inner = jnp.where(remain >= reject, 1.0, remain / jnp.where(reject > 0.0, reject, 1.0))
+        thresholds = jnp.where(index == num_drafted, jnp.minimum(scales[1:], 1.0), inner)
+        thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
+        return Acceptance(thresholds, scales, targets, levels)
+
+    def next_carry(
+        self,
+        acceptance: Acceptance,
+        draft_probs: Array,
+        num_drafted: Array,
+        carry: Any,
+        num_accepted: Array,
+        next_token: Array,
+    ) -> GreedyBlockCarry:
+        """See `Verification`; adds this round's slot and drops the oldest, which has ended."""
+        if not carry.ratio.size:
+            return carry
+        levels: _Levels = acceptance.detail
+        emitted = num_accepted + 1
+        # Each slot's own target, at the last emitted token.
+        last_q = draft_probs[num_accepted, next_token]
+        inputs = levels.inputs[:, num_accepted, next_token]
+        ratio = _times(levels.ratios[:, num_accepted], inputs, last_q)
+        alive = levels.alive[:, num_accepted] & jnp.isfinite(ratio)
+        left = jnp.where(alive, jnp.maximum(carry.remaining - emitted, 0), 0)
+
+        new_ratio = _times(
+            acceptance.scales[num_accepted], acceptance.targets[num_accepted, next_token], last_q
+        )
+        # A block accepted whole ends at a prefix where its drafter stopped.
+        goes_on = (num_accepted < num_drafted) & jnp.isfinite(new_ratio)
+        new_left = jnp.where(goes_on, jnp.maximum(draft_probs.shape[0] - 1 - emitted, 0), 0)
+        return GreedyBlockCarry(
+            jnp.append(jnp.where(alive, ratio, 1.0)[1:], jnp.where(goes_on, new_ratio, 1.0)),
+            jnp.append(left[1:], new_left),
+        )
+
+
+class _Levels(NamedTuple):
+    inputs: Array  # [C, G + 1, V] the targets that each slot alters
+    ratios: Array  # [C, G + 1] R before each position
+    alive: Array  # [C, G + 1] whether the slot alters the target there
+
+
+def _nested(
+    tokens: Array,
+    draft_probs: Array,
+    target_probs: Array,
+    num_drafted: Array,
+    carry: GreedyBlockCarry,
+    still_drafting: Array | None,
+) -> tuple[Array, _Levels]:
+    """Applies the slots' carry-overs one after the other, oldest first."""
+    position = jnp.arange(tokens.size + 1)
+    goes_on = jnp.ones((carry.ratio.size, position.size), bool)
+    if still_drafting is not None:
+        if still_drafting.shape != goes_on.shape:
+            raise ValueError(
+                f"still_drafting must be [G - 1, G + 1] = {goes_on.shape}, got "
+                f"{still_drafting.shape}"
+            )
+        goes_on = jnp.cumprod(still_drafting.astype(jnp.int32), axis=1) > 0
+
+    def alter(targets, slot):
+        ratio, remaining, open_ = slot
+        along = _joint_ratios(tokens, draft_probs, targets, num_drafted, start=ratio)
+        alive = (position < remaining) & open_
+        # An infinite ratio (an emitted token that q cannot draw) leaves the target as it is.
+        finite = jnp.isfinite(along)
+        altered = jax.vmap(residual)(targets, draft_probs, jnp.where(finite, along, 1.0))
+        new = jnp.where((alive & finite)[:, None], altered, targets)
+        return new, _Levels(targets, along, alive)
+
+    return lax.scan(alter, target_probs, (carry.ratio, carry.remaining, goes_on))
+
+
+def _joint_ratios(
+    tokens: Array,
+    draft_probs: Array,
+    target_probs: Array,
+    num_drafted: Array,
+    start: Array | float = 1.0,
+) -> Array:
+    """R_0 .. R_G, R_i = start * prod_{j <= i} pi_j(x_j) / q_j(x_j), uncapped; `[G + 1]` float32."""
+
+    def step(joint, ratio):
+        joint = _product(joint, ratio)
+        return joint, joint
+
+    first = jnp.asarray(start, jnp.float32)
+    along = ratios(tokens, draft_probs, target_probs)
+    along = jnp.where(drafted(tokens, num_drafted), along, 1.0)
+    return jnp.concatenate([first[None], lax.scan(step, first, along)[1]])
+
+
+def _times(joint: Array, target: Array, draft: Array) -> Array:
+    """Joint * target / draft, elementwise, infinite where draft is zero."""
+    ratio = target / jnp.where(draft > 0.0, draft, 1.0)
+    return _product(joint, jnp.where(draft > 0.0, ratio, jnp.inf))
+
+
+def _product(joint: Array, ratio: Array) -> Array:
+    """Joint * ratio, clipped to stay finite; infinite if either is (never 0 * inf)."""
+    infinite = jnp.isinf(joint) | jnp.isinf(ratio)
+    finite = jnp.where(infinite, 1.0, joint) * jnp.where(infinite, 1.0, ratio)
+    return jnp.where(infinite, jnp.inf, jnp.minimum(finite, _MAX_RATIO))

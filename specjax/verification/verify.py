@@ -1,0 +1,261 @@
+"""What a verification algorithm is, and the draw that all of them share.
+
+One row at a time: a block x_1 .. x_L of L <= G tokens, drawn from q_1 .. q_L, is judged against the
+target distributions pi_1 .. pi_{L+1}. `draft_probs[i]` and `target_probs[i]` hold q_{i+1} and
+pi_{i+1}, after i tokens of the block. G: longest block. V: vocabulary.
+
+An algorithm states thresholds and scales (`Acceptance`); the same numbers give the draw, the exact
+law of its outcome, and the metrics.
+"""
+
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.sampling import draw, num_uniforms, residual, residual_weights
+from specjax.types import Acceptance, Array, DraftTraits, Verified
+
+
+class Verification(Protocol):
+    """A verification algorithm: static, hashable and without arrays of its own.
+
+    Attributes:
+      keeps_last_pass: the number accepted is the last index whose uniform passes its threshold
+        (block verification), not the index before the first failure (token verification).
+      has_carry: whether a round leaves something that alters later rounds' targets. Then the
+        drafter's distribution is needed at the bonus position whatever the rule.
+    """
+
+    keeps_last_pass: ClassVar[bool]
+    has_carry: ClassVar[bool]
+
+    def check(self, max_draft: int, traits: DraftTraits) -> None:
+        """Raises ValueError if the algorithm is not exact for drafts of this kind."""
+
+    def init_carry(self, max_draft: int) -> Any:
+        """The carry before a row's first round."""
+
+    def acceptance(
+        self,
+        tokens: Array,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+        carry: Any = (),
+        still_drafting: Array | None = None,
+    ) -> Acceptance:
+        """Thresholds and scales for one block; arguments as in `verify`."""
+
+    def next_carry(
+        self,
+        acceptance: Acceptance,
+        draft_probs: Array,
+        num_drafted: Array,
+        carry: Any,
+        num_accepted: Array,
+        next_token: Array,
+    ) -> Any:
+        """The carry into the next round, once the outcome of `acceptance` is known."""
+
+
+def verify(
+    verification: Verification,
+    key: Array,
+    tokens: Array,
+    draft_probs: Array,
+    target_probs: Array,
+    num_drafted: Array,
+    carry: Any = (),
+    still_drafting: Array | None = None,
+) -> Verified:
+    """Verifies one row's block.
+
+    Args:
+      verification: the algorithm.
+      key: a key of this row and round alone; it is consumed.
+      tokens: `[G]` int32, the drafted block; entries past `num_drafted` are ignored.
+      draft_probs: `[G + 1, V]` float32: row i is the very distribution `tokens[i]` was drawn from;
+        row `num_drafted` (the bonus position) is read only by an algorithm with a carry.
+      target_probs: `[G + 1, V]` float32, the rule's target distributions.
+      num_drafted: int32 scalar, L <= G. It may be a stopping time of the draft.
+      carry: the row's carry: `verification.init_carry(G)`, then the previous `Verified.carry`.
+      still_drafting: bool `[C, G + 1]`, read by an algorithm with a carry of C slots; entry (c, i)
+        says that the drafter which started at the start of slot c's block would not have stopped
+        at or before this block's first i tokens. None: drafts have a fixed length.
+
+    Returns:
+      A `Verified`. Emitting `tokens[:num_accepted]` and then `next_token` follows the target
+      distributions exactly.
+
+    Raises:
+      ValueError: (at trace time) if shapes or dtypes do not fit each other.
+    """
+    length, vocab = tokens.shape[0], draft_probs.shape[-1]
+    uniforms = jax.random.uniform(key, (length + num_uniforms(vocab),), jnp.float32)
+    acceptance, num_accepted = accept(
+        verification,
+        uniforms[:length],
+        tokens,
+        draft_probs,
+        target_probs,
+        num_drafted,
+        carry,
+        still_drafting,
+    )
+    next_token = draw_next(uniforms[length:], acceptance, draft_probs, num_drafted, num_accepted)
+    carry = verification.next_carry(
+        acceptance, draft_probs, num_drafted, carry, num_accepted, next_token
+    )
+    return Verified(num_accepted, next_token, carry)
+
+
+def accept(
+    verification: Verification,
+    uniforms: Array,
+    tokens: Array,
+    draft_probs: Array,
+    target_probs: Array,
+    num_drafted: Array,
+    carry: Any = (),
+    still_drafting: Array | None = None,
+) -> tuple[Acceptance, Array]:
+    """The first half of `verify`: how many drafted tokens stand.
+
+    Without a carry nothing at the bonus position is read, so its draft and target distributions
+    may be made afterwards, and only if the whole block stands. Arguments as in `verify`, but for
+    `uniforms`: `[G]` float32, independent (block verification is biased if they are shared).
+
+    Returns:
+      The `Acceptance` and the int32 number accepted.
+
+    Raises:
+      ValueError: (at trace time) if shapes or dtypes do not fit each other.
+    """
+    check_block(tokens, draft_probs, target_probs, num_drafted)
+    if uniforms.shape != tokens.shape:
+        raise ValueError(f"uniforms must be [G] = {tokens.shape}, got shape {uniforms.shape}")
+    acceptance = verification.acceptance(
+        tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
+    )
+    return acceptance, _num_accepted(verification, uniforms, acceptance.thresholds)
+
+
+def draw_next(
+    uniforms: Array,
+    acceptance: Acceptance,
+    draft_probs: Array,
+    num_drafted: Array,
+    num_accepted: Array,
+    bonus: Array | None = None,
+) -> Array:
+    """The second half of `verify`: the token that follows the accepted ones.
+
+    Args:
+      uniforms: `[num_uniforms(V)]` float32, independent of each other and of those of `accept`.
+      acceptance: from `accept`.
+      draft_probs: `[G + 1, V]` float32.
+      num_drafted: int32 scalar.
+      num_accepted: int32 scalar.
+      bonus: `[V]` float32, the target distribution after the whole block, if it is not in
+        `acceptance.targets`.
+
+    Returns:
+      An int32 token.
+    """
+    target, draft, scale = _at(acceptance, draft_probs, num_accepted)
+    weights = residual_weights(target, draft, scale)
+    weights = jnp.where(num_accepted < num_drafted, weights, target if bonus is None else bonus)
+    return draw(weights, uniforms)
+
+
+def next_token_probs(
+    acceptance: Acceptance, draft_probs: Array, num_drafted: Array, num_accepted: Array
+) -> Array:
+    """The law of the token that follows `num_accepted` accepted ones; `[V]` float32."""
+    target, draft, scale = _at(acceptance, draft_probs, num_accepted)
+    return jnp.where(num_accepted < num_drafted, residual(target, draft, scale), target)
+
+
+def num_accepted_probs(verification: Verification, thresholds: Array) -> Array:
+    """The law of the number of accepted tokens, given the block.
+
+    Args:
+      verification: the algorithm.
+      thresholds: `[G]` float32, from `acceptance`.
+
+    Returns:
+      `[G + 1]` float32: the probabilities of 0 .. G.
+    """
+    one = jnp.ones((1,), thresholds.dtype)
+    if verification.keeps_last_pass:
+        none_later = jnp.cumprod((1.0 - thresholds)[::-1])[::-1]
+        return jnp.concatenate([one, thresholds]) * jnp.concatenate([none_later, one])
+    return jnp.concatenate([one, jnp.cumprod(thresholds)]) * jnp.concatenate(
+        [1.0 - thresholds, one]
+    )
+
+
+def expected_accepted(verification: Verification, thresholds: Array) -> Array:
+    """E[number accepted | block]; float32 scalar."""
+    probs = num_accepted_probs(verification, thresholds)
+    return jnp.sum(jnp.arange(probs.size, dtype=probs.dtype) * probs)
+
+
+def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
+    """pi_i(x_i) / q_i(x_i), 0 where pi is, infinite where only q is; `[G]` float32."""
+    rows = jnp.arange(tokens.size)
+    target, draft = target_probs[rows, tokens], draft_probs[rows, tokens]
+    ratio = target / jnp.where(draft > 0.0, draft, 1.0)
+    return jnp.where(draft > 0.0, ratio, jnp.where(target > 0.0, jnp.inf, 0.0))
+
+
+def drafted(tokens: Array, num_drafted: Array) -> Array:
+    """`[G]` bool: which entries of a padded block are real."""
+    return jnp.arange(tokens.size) < num_drafted
+
+
+def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array) -> None:
+    """Checks shapes and dtypes at trace time; see `verify`."""
+    for name, array in (("tokens", tokens), ("draft_probs", draft_probs)):
+        if not hasattr(array, "dtype"):
+            raise ValueError(f"{name} must be an array, got {type(array).__name__}")
+    if jnp.ndim(tokens) != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(
+            f"tokens must be one row's integer block [G], got {tokens.dtype}{jnp.shape(tokens)}: "
+            "vmap over rows"
+        )
+    if jnp.ndim(num_drafted) != 0:
+        raise ValueError(f"num_drafted must be a scalar, got shape {jnp.shape(num_drafted)}")
+    length = tokens.shape[0]
+    known = not isinstance(num_drafted, jax.core.Tracer)
+    if known and not 0 <= int(num_drafted) <= length:
+        raise ValueError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
+    for name, probs in (("draft_probs", draft_probs), ("target_probs", target_probs)):
+        if jnp.ndim(probs) != 2 or probs.shape[0] != length + 1:
+            raise ValueError(
+                f"{name} must be [G + 1, V] = [{length + 1}, V] for a block of G = {length} "
+                f"tokens, got {jnp.shape(probs)}"
+            )
+        if probs.dtype != jnp.float32:
+            raise ValueError(f"{name} must be float32, got {probs.dtype}")
+    if draft_probs.shape != target_probs.shape:
+        raise ValueError(
+            f"draft_probs {draft_probs.shape} and target_probs {target_probs.shape} must share one "
+            "vocabulary V"
+        )
+
+
+def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array) -> Array:
+    passes = uniforms < thresholds
+    if verification.keeps_last_pass:
+        index = jnp.arange(1, passes.size + 1, dtype=jnp.int32)
+        return jnp.max(jnp.where(passes, index, 0), initial=0)
+    return jnp.sum(jnp.cumprod(passes.astype(jnp.int32)), dtype=jnp.int32)
+
+
+def _at(acceptance: Acceptance, draft_probs: Array, i: Array) -> tuple[Array, Array, Array]:
+    """The target, the draft distribution and the scale after i accepted tokens."""
+    pick = lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False)  # noqa: E731
+    return pick(acceptance.targets), pick(draft_probs), pick(acceptance.scales)

@@ -1,0 +1,80 @@
+"""Traced dataclasses and the checks of users' values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.checks import checked
+from specjax.types import traced_dataclass
+
+
+@traced_dataclass
+class Strength:
+    alpha: object
+
+    def __post_init__(self):
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
+
+
+def test_values_are_checked_where_they_enter_and_nowhere_else():
+    strength = Strength(0.5)
+    assert isinstance(strength.alpha, np.ndarray) and strength.alpha.dtype == np.float32
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 2"):
+        Strength(2)
+    # Leaves out of range pass once it is a pytree, as transformations need.
+    doubled = jax.tree.map(lambda x: 4 * x, strength)
+    assert doubled.alpha == 2.0
+    assert jax.eval_shape(lambda s: s, strength).alpha.shape == ()
+    assert jax.tree.map(lambda _: None, strength).alpha is None
+    assert jax.vmap(lambda s: s.alpha + 1.0)(Strength([0.0, 0.5])).shape == (2,)
+    assert jax.jit(lambda a: Strength(a).alpha)(jnp.float32(7.0)) == 7.0
+
+
+def test_the_bad_row_is_named():
+    with pytest.raises(ValueError, match=r"got 3.0 in row 1"):
+        checked("alpha", [0.5, 3.0], low=0.0, high=1.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1e-9, 1.0])
+def test_open_and_closed_ends(bad):
+    with pytest.raises(ValueError, match="alpha"):
+        checked("alpha", bad, low=0.0, high=1.0, open_high=True)
+
+
+def test_a_value_that_rounds_to_the_excluded_end_is_refused():
+    with pytest.raises(ValueError, match="alpha"):
+        checked("alpha", 1.0 - 1e-12, low=0.0, high=1.0, open_high=True)
+
+
+@pytest.mark.parametrize("bad", ["0.5", None, [0.1, "x"], True])
+def test_not_a_number(bad):
+    with pytest.raises(TypeError, match="alpha must be a number"):
+        checked("alpha", bad)
+
+
+def test_whole_numbers():
+    assert checked("top_k", 5.0, low=1, dtype=np.int32).dtype == np.int32
+    with pytest.raises(ValueError, match="top_k must be a whole number"):
+        checked("top_k", 2.5, low=1, dtype=np.int32)
+
+
+def test_leaves_have_names_and_a_readable_form():
+    ((path, _),) = jax.tree_util.tree_leaves_with_path(Strength(0.25))
+    assert jax.tree_util.keystr(path) == ".alpha"
+    assert repr(Strength(0.25)) == "Strength(alpha=0.25)"
+
+
+@pytest.mark.parametrize("bad", [2**33 + 2, 2**31, 1e10, np.inf])
+def test_a_number_beyond_its_dtype_is_refused_as_it_was_given(bad):
+    with pytest.raises(ValueError, match="top_k must be a whole number in") as error:
+        checked("top_k", bad, low=1, dtype=np.int32)
+    assert str(bad) in str(error.value)
+    with pytest.raises(ValueError, match="alpha must lie in"):
+        checked("alpha", 1e39)
+
+
+@pytest.mark.parametrize("bad", [[], [[0.1], [0.2]]])
+def test_other_shapes_are_refused(bad):
+    with pytest.raises(ValueError, match="alpha must be a number or one number per row"):
+        checked("alpha", bad)

@@ -1,0 +1,555 @@
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax import partitioning, rules, verification
+from specjax.runs import environment
+from specjax.text import decoder as api
+from specjax.text import models as _pair
+from specjax.tokenizers import ByteTokenizer
+from tests import tiny_pair
+
+# One shape for nearly all tests: each more is a program to compile.
+SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (16, 32)}
+PROMPTS = tiny_pair.sentences(6, seed=3)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def pair(paths):
+    return specjax.load_pair(**paths)
+
+
+@pytest.fixture(scope="module")
+def decoder(pair):
+    return specjax.Decoder(pair, rule=rules.OPT(0.2), max_draft=3, **SHAPE)
+
+
+def same(one, other):
+    """Whether two results agree in everything that is a row's own."""
+    assert one.texts == other.texts
+    for a, b in zip(one.tokens, other.tokens, strict=True):
+        np.testing.assert_array_equal(a, b)
+    # A pass of the drafter serves the whole batch, and its neighbours may ask for one.
+    for name, ours in one.info.rows._asdict().items():
+        theirs = getattr(other.info.rows, name)
+        if ours.dtype.kind == "f":  # sums of logarithms, each program's own in the last bit
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+        elif name != "drafter_calls":
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def pick(result, order):
+    """The rows of a result in another order."""
+    return specjax.Result(
+        [result.texts[i] for i in order],
+        [result.tokens[i] for i in order],
+        result.ended[np.array(order)],
+        type(result.info)(jax.tree.map(lambda x: x[np.array(order)], result.info.rows)),
+    )
+
+
+def test_texts_tokens_and_info(pair, decoder):
+    result = decoder(PROMPTS, seed=0)
+    assert len(result.texts) == len(result.tokens) == len(PROMPTS)
+    eos = pair.verifier.tokenizer.eos_ids[0]
+    for text, tokens, ended, emitted in zip(
+        result.texts, result.tokens, result.ended, result.info.rows.emitted, strict=True
+    ):
+        assert text == pair.verifier.tokenizer.decode(tokens.tolist())
+        assert eos not in tokens
+        assert emitted == len(tokens) + ended
+        assert ended or len(tokens) == 12
+    assert result.ended.any() and not result.ended.all()
+    summary = result.info.summary()
+    assert summary["tokens_per_verifier_call"] == pytest.approx(
+        summary["emitted"] / summary["verifier_calls"]
+    )
+    assert 0 < summary["acceptance_rate"] < 1
+    assert result.info.acceptance_by_position.shape == (3,)
+    assert np.all(np.isfinite(result.info.rows.log_p))
+
+
+def test_the_totals_are_what_is_shown(decoder):
+    shown = repr(decoder(["ba de", "ki"], seed=0).info)
+    assert shown.startswith("RunInfo(rows=2, emitted=") and "tokens_per_verifier_call=" in shown
+    assert "array" not in shown
+
+
+def test_the_same_seed_gives_the_same_and_rows_and_seeds_differ(decoder):
+    prompts = [PROMPTS[0]] * 4
+    first = decoder(prompts, seed=7)
+    same(first, decoder(prompts, seed=7))
+    assert len(set(first.texts)) > 1
+    assert first.texts != decoder(prompts, seed=8).texts
+
+
+def test_ids_and_seeds_per_row_fix_the_random_streams(decoder):
+    first = decoder(PROMPTS[:4], seed=7)
+    same(
+        pick(first, [2, 0, 3, 1]),
+        decoder([PROMPTS[i] for i in (2, 0, 3, 1)], seed=7, ids=[2, 0, 3, 1]),
+    )
+    mixed = decoder(PROMPTS[:4], seed=[7, 8, 7, 8])
+    other = decoder(PROMPTS[:4], seed=8)
+    assert mixed.texts == [first.texts[0], other.texts[1], first.texts[2], other.texts[3]]
+
+
+def test_options_per_row_are_each_rows_own(decoder):
+    per_row = decoder(
+        PROMPTS[:4], temperature=[0.0, 0.5, 1.0, 1.0], max_new_tokens=[12, 3, 12, 1], seed=1
+    )
+    for temperature, limit, row in ((0.0, 12, 0), (0.5, 3, 1), (1.0, 12, 2), (1.0, 1, 3)):
+        alike = decoder(PROMPTS[:4], temperature=temperature, max_new_tokens=limit, seed=1)
+        np.testing.assert_array_equal(alike.tokens[row], per_row.tokens[row])
+    greedy = decoder(PROMPTS[:4], temperature=0.0, seed=1)
+    np.testing.assert_array_equal(greedy.tokens[0], per_row.tokens[0])
+    assert per_row.info.rows.emitted[3] == 1
+
+
+def test_a_rules_strengths_may_be_the_calls_or_each_rows_own(pair, decoder):
+    strengths = [-5.0, 0.2, 5.0, 0.2]
+    per_row = decoder(PROMPTS[:4], rule=rules.OPT(strengths), seed=2)
+    alike = {alpha: decoder(PROMPTS[:4], rule=rules.OPT(alpha), seed=2) for alpha in strengths}
+    for i, alpha in enumerate(strengths):
+        same(pick(per_row, [i]), pick(alike[alpha], [i]))
+    assert len({alike[alpha].texts[0] for alpha in strengths}) > 1
+    same(decoder(PROMPTS[:4], seed=2), alike[0.2])
+    own = specjax.Decoder(pair, rule=rules.OPT(strengths), max_draft=3, **SHAPE)
+    same(own(PROMPTS[:4], seed=2), per_row)
+    with pytest.raises(ValueError, match=r"OPT\.alpha has shape \[4\] for 3 prompts"):
+        own(PROMPTS[:3])
+
+
+def test_rows_that_refill_slots_bring_their_strengths():
+    prompts = [f"p {i}" for i in range(30)]
+    strengths = np.where(np.arange(30) % 3, -9.0, 9.0)
+    mixed = tabular_decoder()(prompts, rule=rules.OPT(strengths), seed=4)
+    low, high = (tabular_decoder()(prompts, rule=rules.OPT(x), seed=4) for x in (-9.0, 9.0))
+    assert low.texts != high.texts
+    for start, other in ((0, high), (1, low), (2, low)):
+        picked = list(range(start, 30, 3))
+        same(pick(mixed, picked), pick(other, picked))
+    same(mixed, tabular_decoder(mesh=True)(prompts, rule=rules.OPT(strengths), seed=4))
+
+
+def test_lossless_greedy_is_the_verifiers_own_and_a_model_may_decode_alone(pair):
+    lossless = specjax.Decoder(pair, rule=rules.Lossless(), max_draft=1, temperature=0.0, **SHAPE)
+    alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS)
+    assert lossless(PROMPTS).texts == alone.texts
+    assert alone.info.tokens_per_verifier_call == 1.0
+    assert np.isnan(alone.info.acceptance_rate)
+
+
+def test_top_k_and_top_p_of_nearly_nothing_are_greedy(pair):
+    decoder = specjax.Decoder(pair.verifier, top_k=1, top_p=1.0, **SHAPE)
+    greedy = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS)
+    assert decoder(PROMPTS, seed=3).texts == greedy.texts
+    mixed = decoder(PROMPTS, seed=3, top_k=[1] + [24] * 5, top_p=[1.0, 1e-6] + [1.0] * 4)
+    assert mixed.texts[:2] == greedy.texts[:2]
+    assert mixed.texts[2:] != greedy.texts[2:]
+
+
+def test_stream_yields_every_row_once_and_the_same(decoder):
+    whole = decoder(PROMPTS, seed=5)
+    streamed = list(decoder.stream(PROMPTS, seed=5))
+    assert sorted(streamed) == list(enumerate(whole.texts))
+    rest = list(decoder.rows(PROMPTS, seed=5, done={0, 2, 3}))
+    assert sorted(row.index for row in rest) == [1, 4, 5]
+    assert all(row.text == whole.texts[row.index] for row in rest)
+
+
+def test_rows_come_before_their_batch_ends(pair):
+    decoder = specjax.Decoder(pair.verifier, **SHAPE)
+    rows = decoder.rows(PROMPTS[:4], temperature=0.0, max_new_tokens=[12, 1, 12, 12])
+    assert next(rows).index == 1
+    assert len(list(rows)) == 3
+
+
+@pytest.fixture(scope="module")
+def compilations():
+    """What has been compiled since, program by program: the small ones too."""
+    seconds = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return seconds
+
+
+def test_nothing_is_compiled_again(pair, decoder, compilations):
+    decoder(PROMPTS, seed=0)
+    list(decoder.stream(PROMPTS))
+    before = len(compilations)
+    decoder(PROMPTS, seed=1, temperature=0.3, max_new_tokens=5)
+    decoder(PROMPTS[:5], temperature=[0.1, 0.2, 0.3, 0.4, 0.5], ids=range(5))
+    decoder(PROMPTS, rule=rules.OPT(0.4))
+    other = specjax.Decoder(pair, rule=rules.OPT(0.7), max_draft=3, temperature=0.1, **SHAPE)
+    other(PROMPTS)
+    list(other.stream(PROMPTS))
+    assert len(compilations) == before
+    # Strengths per row are another program, and that one serves all of them.
+    decoder(PROMPTS, rule=rules.OPT([0.1] * 6))
+    after = len(compilations)
+    decoder(PROMPTS, rule=rules.OPT([0.1, 0.2, 0.3] * 2), seed=3)
+    assert len(compilations) == after
+    jax.jit(lambda x: x * 3)(2)
+    assert len(compilations) == after + 1, "the count counts nothing"
+
+
+@functools.cache
+def tabular_decoder(*, buckets=(16, 32), mesh=False):
+    mesh = partitioning.make_mesh(data=8) if mesh else None
+    models = specjax.Pair(tiny_pair.tabular(1, mesh=mesh), tiny_pair.tabular(2, mesh=mesh))
+    return specjax.Decoder(
+        models,
+        rule=rules.OPT(0.1),
+        verification=verification.Block(),
+        max_draft=3,
+        max_new_tokens=12,
+        batch_size=8,
+        buckets=buckets,
+    )
+
+
+TABULAR_PROMPTS = [f"prompt {'x' * i}" for i in range(8)]
+
+
+def test_alone_batched_padded_and_on_eight_devices_bit_for_bit():
+    decoder = tabular_decoder()
+    whole = decoder(TABULAR_PROMPTS, seed=3)
+    assert len({len(tokens) for tokens in whole.tokens}) > 2
+    for i in (0, 5):
+        same(pick(whole, [i]), decoder([TABULAR_PROMPTS[i]], seed=3, ids=[i]))
+    order = [3, 1, 7, 0, 6, 2, 5, 4]
+    same(pick(whole, order), decoder([TABULAR_PROMPTS[i] for i in order], seed=3, ids=order))
+    same(whole, tabular_decoder(buckets=(64,))(TABULAR_PROMPTS, seed=3))
+    same(whole, tabular_decoder(mesh=True)(TABULAR_PROMPTS, seed=3))
+
+
+@pytest.mark.parametrize("default", ["rbg", "unsafe_rbg"])
+def test_rows_are_independent_whatever_jaxs_default_generator_is(default):
+    with jax.default_prng_impl(default):
+        whole = tabular_decoder()(TABULAR_PROMPTS, seed=3)
+    same(whole, tabular_decoder()(TABULAR_PROMPTS, seed=3))
+
+
+def test_rows_that_refill_slots_are_as_in_a_batch_of_their_own():
+    prompts = [f"p {'y' * (i % 7)}{i}" for i in range(37)]
+    refilled = tabular_decoder()(prompts, seed=4)
+    streamed = dict(tabular_decoder().stream(prompts, seed=4))
+    assert [streamed[i] for i in range(37)] == refilled.texts
+    for start in range(0, 37, 8):
+        ids = list(range(start, min(start + 8, 37)))
+        own = tabular_decoder()([prompts[i] for i in ids], seed=4, ids=ids)
+        same(pick(refilled, ids), own)
+    on_mesh = tabular_decoder(mesh=True)(prompts, seed=4)
+    same(refilled, on_mesh)
+
+
+def test_token_ids_and_chats_are_prompts(decoder):
+    tokenizer = decoder.tokenizer
+    ids = [tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
+    same(decoder(PROMPTS[:4]), decoder(ids))
+    with pytest.raises(ValueError, match="prompt 0: this tokenizer has no chat template"):
+        decoder([[{"role": "user", "content": "ba"}]])
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
+    talking = ByteTokenizer()
+    talking.chat_template = template
+    chat = specjax.Decoder(tiny_pair.tabular(1, talking), **SHAPE)
+    spelt = talking.encode("[user]hi>", add_special_tokens=False)
+    same(chat([[{"role": "user", "content": "hi"}]]), chat([spelt]))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "prompts is empty: give at least one"),
+        (["ba", " "], {}, "prompt 1 is empty"),
+        (["ba", []], {}, "prompt 1 has no tokens"),
+        (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, but the longest bucket holds 32"),
+        ([[3, 24]], {}, r"prompt 0 has token 24: ids must be in 0 \.\. 23"),
+        ([[-1]], {}, "prompt 0 has token -1"),
+        (["ba"], {"max_new_tokens": 0}, "max_new_tokens must .*got 0"),
+        (["ba"], {"max_new_tokens": 13}, "max_new_tokens is 13 but this Decoder has room for 12"),
+        (["ba", "ba"], {"max_new_tokens": [1, 0]}, "got 0 in row 1"),
+        (["ba"], {"temperature": [1.0, 1.0]}, r"temperature has shape \[2\] for 1 prompts"),
+        (["ba"], {"temperature": -1.0}, "temperature must"),
+        (["ba"], {"top_p": 0.0}, "top_p must"),
+        (["ba"], {"ids": [-1]}, "ids must be whole numbers"),
+        (["ba"], {"seed": 2**32}, "seed must be whole numbers"),
+        (["ba", "ba"], {"seed": [1, -2]}, "seed must be whole numbers .* got -2 in row 1"),
+        (["ba", "ba"], {"ids": 5}, "ids is one number for 2 prompts"),
+        # Past int32 it would wrap around to token 3.
+        ([[2**32 + 3]], {}, "prompt 0 has token 4294967299"),
+        ([[2**63]], {}, "prompt 0 has token 9223372036854775808"),
+        (["ba"], {"max_new_tokens": float("nan")}, "max_new_tokens must .*got nan"),
+        (["ba"], {"rule": rules.OPT([0.1, 0.2])}, r"OPT.alpha has shape \[2\] for 1 prompts"),
+    ],
+)
+def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
+    for call in (decoder, decoder.stream):
+        with pytest.raises(ValueError, match=message) as error:
+            call(prompts, **options)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("ba", {}, "prompts is a single text"),
+        (b"ba", {}, "prompts must be a list of .* got bytes"),
+        (5, {}, "prompts must be a list of .* got int"),
+        (None, {}, "prompts must be a list of .* got NoneType"),
+        ({"ba": "de"}, {}, "prompts must be a list of .* got dict"),
+        ({"ba", "de"}, {}, "prompts must be a list of .* got set"),
+        ([3, 4], {}, r"prompt 0 must be .* got '3' \(one prompt alone goes into a list"),
+        ([{"role": "user", "content": "ba"}], {}, "prompt 0 must be .*one prompt alone goes into"),
+        (["ba", None], {}, "prompt 1 must be a text"),
+        ([b"ba"], {}, "prompt 0 must be a text"),
+        ([[1.5]], {}, "prompt 0 must be a text"),
+        ([[1, [2]]], {}, "prompt 0 must be a text"),
+        ([[True]], {}, "prompt 0 must be a text"),
+        (["ba"], {"temperature": "hot"}, "temperature must be one number, or .* got 'hot'"),
+        (["ba"], {"max_new_tokens": "5"}, "max_new_tokens must be one number, or .* got '5'"),
+        (["ba"], {"seed": [[1], [2, 3]]}, "seed must be one number, or one per prompt"),
+        (["ba"], {"seed": jax.random.key(0)}, "seed must be one number, or one per prompt"),
+        (["ba"], {"rule": "OPT"}, "rule='OPT' is none: give one of specjax.rules"),
+        (["ba"], {"rule": rules.OPT}, "rule is the class OPT"),
+    ],
+)
+def test_wrong_types_are_refused_in_one_line(decoder, prompts, options, message):
+    for call in (decoder, decoder.stream):
+        with pytest.raises(TypeError, match=message) as error:
+            call(prompts, **options)
+        assert "\n" not in str(error.value)
+
+
+def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
+    whole = decoder(PROMPTS, seed=3, max_new_tokens=5)
+    same(whole, decoder((p for p in PROMPTS), seed=np.uint32(3), max_new_tokens=np.int64(5)))
+    same(whole, decoder(np.array(PROMPTS), seed=jax.numpy.int32(3), max_new_tokens=5))
+
+
+def test_places_that_are_not_there_cannot_be_done(decoder):
+    with pytest.raises(ValueError, match=r"done names 4, but the prompts' places are 0 \.\. 3"):
+        decoder.rows(PROMPTS[:4], done={0, 4})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft": 0}, "max_draft must"),
+        ({"batch_size": 0}, "batch_size must"),
+        ({"max_new_tokens": 0}, "max_new_tokens must"),
+        ({"buckets": (8, 4)}, "that increase"),
+        ({"temperature": float("nan")}, "temperature must"),
+        ({"buckets": 64}, r"buckets=64 must be lengths that increase"),
+        ({"buckets": (1.5, 2)}, "buckets must be a whole number .* got 1.5"),
+    ],
+)
+def test_bad_decoders_are_refused(pair, options, message):
+    with pytest.raises(ValueError, match=message):
+        specjax.Decoder(pair, **options)
+
+
+def test_one_model_alone_takes_no_rule(pair):
+    with pytest.raises(ValueError, match="rule= needs a pair"):
+        specjax.Decoder(pair.verifier, rule=rules.Lossless())
+    with pytest.raises(ValueError, match="rule= needs a pair"):
+        specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, rule=rules.Lossless())
+    with pytest.raises(TypeError, match="needs a Pair or a TextModel"):
+        specjax.Decoder("verifier")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": 0.2}, "rule=0.2 is none"),
+        ({"rule": rules.OPT}, "rule is the class OPT"),
+        ({"verification": "block"}, "verification='block' is none"),
+        ({"verification": verification.Block}, "verification is the class Block"),
+    ],
+)
+def test_what_is_no_rule_or_verification_is_told(pair, options, message):
+    with pytest.raises(TypeError, match=message):
+        specjax.Decoder(pair, **options)
+
+
+def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_path):
+    other = tiny_pair.write_model(tmp_path / "other", "drafter")
+    tiny_pair.write_vocabulary(other, ["sa", "te", "wi", "xo"])
+    (other / "model.safetensors").write_bytes((paths["drafter"] / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="drafter and verifier have different tokenizers") as error:
+        specjax.load_pair(drafter=other, verifier=paths["verifier"])
+    assert "\n" not in str(error.value)
+    wide = tiny_pair.write_model(tmp_path / "wide", "drafter", vocab=32)
+    (wide / "spiece.model").write_bytes((paths["drafter"] / "spiece.model").read_bytes())
+    with pytest.raises(ValueError, match=r"different vocabulary sizes.*32 ids.*24 ids"):
+        specjax.load_pair(drafter=wide, verifier=paths["verifier"])
+
+
+def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="load_pair: verifier= is not given"):
+        specjax.load_pair(drafter=paths["drafter"])
+    with pytest.raises(FileNotFoundError, match="drafter=.*nowhere.* must be downloaded first"):
+        specjax.load_pair(drafter=tmp_path / "nowhere", verifier=paths["verifier"])
+    with pytest.raises(TypeError, match="drafter=5 must be a path"):
+        specjax.load_pair(drafter=5, verifier=paths["verifier"])
+    with pytest.raises(TypeError, match="mesh=4 is none"):
+        specjax.load_pair(**paths, mesh=4)
+    monkeypatch.setattr(_pair, "BUILT_IN", tmp_path / "pairs")
+    with pytest.raises(FileNotFoundError, match="no built-in pair; pass load_pair"):
+        specjax.load_pair()
+
+
+def test_without_paths_it_is_the_built_in_pair(paths, monkeypatch):
+    monkeypatch.setattr(_pair, "BUILT_IN", paths["verifier"].parent)
+    assert specjax.load_pair().verifier.name == str(paths["verifier"])
+
+
+def test_fingerprints_tell_every_number_apart(pair, paths):
+    again = specjax.load_text_model(paths["verifier"])
+    assert again.fingerprint == pair.verifier.fingerprint
+    leaves, tree = jax.tree.flatten(again.params)
+    for place, leaf in enumerate(leaves):
+        index = tuple(n // 2 for n in leaf.shape)
+        nudged = leaf.at[index].set(np.nextafter(leaf[index], np.float32(9.0)))
+        changed = jax.tree.unflatten(tree, [*leaves[:place], nudged, *leaves[place + 1 :]])
+        other = specjax.TextModel(again.model, changed, again.tokenizer)
+        assert other.fingerprint != again.fingerprint, place
+
+
+def test_fingerprints_tell_tokenizers_apart():
+    words = ByteTokenizer()
+    words.add_eos = False
+    assert tiny_pair.tabular(1, words).fingerprint != tiny_pair.tabular(1).fingerprint
+
+
+def test_descriptions_tell_settings_apart(pair):
+    def described(**options):
+        options = {"rule": rules.OPT(0.2), **options}
+        return json.dumps(specjax.Decoder(pair, **options).describe(), sort_keys=True)
+
+    many = np.linspace(0.0, 1.0, 2000, dtype=np.float32)  # its text leaves most of them out
+    other = many.copy()
+    other[1000] += 1e-3
+    settings = [
+        {},
+        {"rule": rules.OPT(0.2000001)},
+        {"rule": rules.Diff(0.2)},
+        {"rule": rules.OPT(many)},
+        {"rule": rules.OPT(other)},
+        {"verification": verification.Token()},
+        {"max_draft": 4},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.5},
+        {"max_new_tokens": 9},
+        {"batch_size": 3},
+        {"buckets": (16,)},
+    ]
+    assert len({described(**each) for each in settings}) == len(settings)
+    before = described()
+    with jax.default_matmul_precision("highest"):
+        assert described() != before
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        assert described() != before
+
+
+def test_a_pair_lies_on_one_mesh():
+    mesh = partitioning.make_mesh(data=8)
+    with pytest.raises(ValueError, match="different meshes"):
+        specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2, mesh=mesh))
+
+
+CHILD = """
+import sys, time
+import specjax, jax
+assert jax.config.jax_compilation_cache_dir is None, "an import must change nothing"
+from tests import tiny_pair
+decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=4, batch_size=2)
+decoder(["a"]); decoder(["b"])
+print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+def test_compiling_is_announced_once_and_programs_are_kept(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(2):
+        out = subprocess.run(
+            [sys.executable, "-c", CHILD],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines = [line for line in out.stderr.splitlines() if line.startswith("specjax:")]
+        assert len(lines) == 1 and str(tmp_path) in lines[0], out.stderr
+        assert out.stdout.strip() == str(tmp_path / "specjax" / "programs")
+        kept = sorted(path.name for path in (tmp_path / "specjax/programs").glob("jit__run*-cache"))
+        assert len(kept) == 1  # and nothing new the second time
+
+
+def test_where_nothing_can_be_kept_decoding_goes_on(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", None)  # of the environment
+    try:
+        assert environment.enable_cache.__wrapped__() is None
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def test_progress_counts_every_row_once(decoder, monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, *, total, initial, disable, **_):
+            self.total, self.disable, self.seen = total, disable, initial
+            bars.append(self)
+
+        def update(self, rows=1):
+            self.seen += rows
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.closed = True
+
+    monkeypatch.setattr(api.tqdm, "tqdm", Bar)
+    decoder(PROMPTS, progress=True)
+    decoder(PROMPTS, progress=False)
+    decoder(PROMPTS)
+    list(decoder.rows(PROMPTS, done={1, 2}))
+    assert [bar.disable for bar in bars] == [False, True, None, None]  # None: on a terminal
+    assert all(bar.seen == bar.total == len(PROMPTS) and bar.closed for bar in bars)
+    abandoned = decoder.stream(PROMPTS)
+    next(abandoned)
+    abandoned.close()
+    assert bars[-1].closed and bars[-1].seen < len(PROMPTS)
+
+
+def test_summary_is_json(pair, decoder):
+    assert json.loads(json.dumps(decoder(PROMPTS[:4]).info.summary()))["rows"] == 4
+    alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS).info.summary()
+    assert json.loads(json.dumps(alone, allow_nan=False))["acceptance_rate"] is None
