@@ -1,15 +1,32 @@
 """Speculative decoding and model cascades in JAX: exact, fast, and freely combined."""
 
-from specjax import rules, sampling, verification
+from specjax import decoding, drafting, rules, sampling, verification
 from specjax.sampling import Sampling
-from specjax.text import Decoder, Pair, Result, TextModel, load_pair, load_text_model
+from specjax.text import (
+    Decoder,
+    Engine,
+    Models,
+    Pair,
+    Request,
+    Result,
+    TextModel,
+    load_models,
+    load_pair,
+    load_text_model,
+)
 
 __all__ = [
     "Decoder",
+    "Engine",
+    "Models",
     "Pair",
+    "Request",
     "Result",
     "Sampling",
     "TextModel",
+    "decoding",
+    "drafting",
+    "load_models",
     "load_pair",
     "load_text_model",
     "rules",

@@ -1,6 +1,7 @@
 """What a user's value must be; checked where it comes in, and said in one voice."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,32 @@ def check_path(path: Any, what: str = "") -> None:
     """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in its message."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{what}{path!r} must be a path; one of digits alone needs quotes")
+
+
+def check_count(name: str, value: Any, remedy: str) -> None:
+    """Raises ValueError unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}: {remedy}")
+
+
+def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> None:
+    """Raises TypeError unless `value` is an instance that has all attributes of its protocol.
+
+    Args:
+      name: what the user calls it.
+      value: the part, such as a rule or a drafter.
+      needed: names of attributes.
+      example: how to make one, for the message.
+    """
+    if isinstance(value, type):
+        raise TypeError(
+            f"{name} must be an instance, got the class {value.__name__}: write "
+            f"{value.__name__}(...)"
+        )
+    missing = [attribute for attribute in needed if not hasattr(value, attribute)]
+    if missing:
+        lacks = f" (it has no {missing[0]})" if len(missing) < len(needed) else ""
+        raise TypeError(f"{name} must be one such as {example}, got {value!r}{lacks}")
 
 
 def checked(

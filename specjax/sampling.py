@@ -11,43 +11,14 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import check_scalars, checked
-from specjax.types import Array, traced_dataclass
+from specjax.checks import check_scalars
+from specjax.types import Array, Sampling
 
 # Entries per node of the tree that a draw walks down.
 _FAN_OUT = 64
+# By how many devices the vocabulary may be divided without a node lying on two of them.
+_WAYS = 16
 TINY = float(jnp.finfo(jnp.float32).tiny)
-_MAX = float(jnp.finfo(jnp.float32).max)
-
-
-@traced_dataclass
-class Sampling:
-    """How tokens are drawn. Each field is one number, or an array of one number per row.
-
-    A field that is None is left out of the compiled program, so an unfiltered run never looks for
-    a threshold.
-
-    Attributes:
-      temperature: >= 0, finite; logits are divided by it. 0: greedy, one-hot at the first argmax.
-      top_k: >= 1, or None; only the k largest logits stay. Ties with the k-th all stay.
-      top_p: in (0, 1], or None; a token stays while the tokens strictly more probable than it
-        (after temperature and top-k) hold less than this mass, so ties at the edge all stay.
-
-    Raises:
-      ValueError: if a concrete value is outside its range.
-    """
-
-    temperature: Array | float = 1.0
-    top_k: Array | int | None = None
-    top_p: Array | float | None = None
-
-    def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "temperature", checked("temperature", self.temperature, low=0.0, high=_MAX))
-        if self.top_k is not None:
-            put(self, "top_k", checked("top_k", self.top_k, low=1, dtype=jnp.int32))
-        if self.top_p is not None:
-            put(self, "top_p", checked("top_p", self.top_p, low=0.0, high=1.0, open_low=True))
 
 
 def distribution(logits: Array, sampling: Sampling) -> Array:
@@ -103,15 +74,25 @@ def num_uniforms(vocab_size: int) -> int:
     """How many independent uniforms `draw` takes to be exact at this vocabulary size."""
     count = 1
     while vocab_size > _FAN_OUT:
-        vocab_size, count = -(-vocab_size // _FAN_OUT), count + 1
+        vocab_size, count = -(-vocab_size // _width(vocab_size)), count + 1
     return count
+
+
+def _width(size: int) -> int:
+    """How many entries a node has where a level has `size`: at most `_FAN_OUT`.
+
+    Where a narrower node leaves a number of nodes that `_WAYS` devices share evenly, it is taken:
+    V = 32,128 in nodes of 64 would be 502 nodes, which four devices cannot.
+    """
+    widths = [_FAN_OUT >> i for i in range(4)]
+    return next((width for width in widths if size % (width * _WAYS) == 0), _FAN_OUT)
 
 
 def draw(weights: Array, uniform: Array) -> Array:
     """Draws one token by the inverse of the cumulative distribution.
 
-    Sums of 64 entries, of 64 such sums and so on form a tree, which is walked from its root: a long
-    cumulative sum is not monotone in float32 and lets tokens of zero probability through.
+    Sums of up to 64 entries, of 64 such sums and so on form a tree, which is walked from its root:
+    a long cumulative sum is not monotone in float32 and lets tokens of zero probability through.
 
     Args:
       weights: `[V]` float32, non-negative; need not sum to one.
@@ -131,7 +112,7 @@ def draw(weights: Array, uniform: Array) -> Array:
         raise ValueError(f"weights must be float32, got {weights.dtype}")
     levels = [weights]
     while levels[-1].size > _FAN_OUT:
-        blocks = _blocks(levels[-1], _FAN_OUT)
+        blocks = _blocks(levels[-1], _width(levels[-1].size))
         levels[-1:] = [blocks, lax.optimization_barrier(jnp.sum(blocks, axis=1))]
     if uniform.shape not in ((), (len(levels),)):
         raise ValueError(

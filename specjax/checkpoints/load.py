@@ -96,7 +96,7 @@ def load_model(
     dtype: Any = None,
     param_dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
-    rules: partitioning.Rules = partitioning.STANDARD_RULES,
+    rules: partitioning.AxisRules = partitioning.STANDARD_RULES,
     shardings: Params | jax.sharding.Sharding | None = None,
     config: ModelConfig | PathLike | None = None,
 ) -> LoadedModel:
@@ -336,12 +336,14 @@ def _shardings(
     model: Model,
     shapes: Mapping[str, tuple[int, ...]],
     mesh: jax.sharding.Mesh | None,
-    rules: partitioning.Rules,
+    rules: partitioning.AxisRules,
     shardings: Params | jax.sharding.Sharding | None,
 ) -> Mapping[str, jax.sharding.Sharding]:
     """A sharding per parameter path; the default device's without a mesh."""
     if mesh is not None:
-        return flatten(partitioning.param_shardings(model, mesh, rules))
+        return flatten(
+            partitioning.Partitioner(mesh, rules).param_shardings(model, model.abstract_params())
+        )
     if shardings is None:
         shardings = jnp.zeros(()).sharding  # the default device's
     if isinstance(shardings, jax.sharding.Sharding):

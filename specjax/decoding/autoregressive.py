@@ -1,106 +1,107 @@
 """Autoregressive decoding: one token per pass of one model."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding.compilation import jit_steps
-from specjax.decoding.loop import (
-    DecodeState,
-    Loop,
-    PromptBatch,
-    append,
-    check_eos_ids,
-    check_stops,
-    run_loop,
-    step_uniforms,
-)
+from specjax.decoding.loop import LoopMethod
+from specjax.decoding.state import add_log_probs, append, end_by_nan, step_uniforms
 from specjax.sampling import distribution, draw, num_uniforms
-from specjax.types import Array, Cache, LanguageModel, Params
+from specjax.types import (
+    Array,
+    Axes,
+    Cache,
+    DecodeState,
+    LanguageModel,
+    Params,
+    PromptBatch,
+    row_axes,
+)
 
 
-class _Inner(NamedTuple):
+class AutoregressiveParams(NamedTuple):
+    """Attributes: the model's parameters, under the name that its passes are counted under."""
+
+    verifier: Params
+
+
+class AutoregressiveState(NamedTuple):
+    """Attributes: the last token `[B]`, its position `[B]`, and the cache without it."""
+
     tokens: Array  # [B]
     positions: Array  # [B]
     cache: Cache
 
 
 @dataclasses.dataclass(frozen=True)
-class Autoregressive(Loop):
-    """Decodes with one model; static and hashable.
+class Autoregressive(LoopMethod):
+    """Decodes with one model. Its parameters: `AutoregressiveParams`.
 
     Attributes:
       model: the language model.
       eos_ids: tokens that end a row.
+      partitioner: where arrays lie on a mesh; None for one device.
     """
 
     model: LanguageModel
-    eos_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_eos_ids(self.eos_ids, self.model.vocab_size)
 
     @property
-    def max_draft(self) -> int:
-        """See `Loop`."""
-        return 0
+    def vocab_size(self) -> int:
+        """V."""
+        return self.model.vocab_size
 
     @property
-    def main_model(self) -> LanguageModel:
-        """See `Loop`."""
-        return self.model
+    def model_names(self) -> tuple[str, ...]:
+        """One model alone counts as the verifier."""
+        return ("verifier",)
 
-    def prefill(self, params: Params, prompt: PromptBatch, max_length: int) -> _Inner:
-        """See `Loop`."""
-        inputs, input_lengths, *prefix = prompt
-        filled = self.model.prefill(params, inputs, input_lengths, max_length, *prefix)
-        return _Inner(filled.tokens, filled.positions, filled.cache)
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `LoopMethod`."""
+        return self.model.prompt_positions(input_lengths, prefix_lengths)
 
-    def run(
-        self,
-        params: Params,
-        state: DecodeState,
-        stop_after: int | Array,
-        until_finished: int | Array | None = None,
-    ) -> DecodeState:
-        """Decodes on for at most `stop_after` steps; arguments as in `Speculative.run`."""
-        stops = check_stops(state, stop_after, until_finished)
-        return jitted_run()(self, params, state, *stops)
+    def prefill(
+        self, params: AutoregressiveParams, prompts: PromptBatch, max_length: int
+    ) -> AutoregressiveState:
+        """See `LoopMethod`."""
+        filled = self.model.prefill(
+            params.verifier,
+            prompts.inputs,
+            prompts.input_lengths,
+            max_length,
+            prompts.prefix,
+            prompts.prefix_lengths,
+        )
+        return AutoregressiveState(filled.tokens, filled.positions, filled.cache)
 
+    def inner_axes(self, inner: AutoregressiveState) -> Axes:
+        """See `LoopMethod`."""
+        axes = row_axes(inner._replace(cache=()))
+        return axes._replace(cache=self.model.cache_axes(inner.cache))
 
-def _run(
-    loop: Autoregressive,
-    params: Params,
-    state: DecodeState,
-    stop_after: Array,
-    until_finished: Array,
-) -> DecodeState:
-    def step(state: DecodeState) -> DecodeState:
-        inner: _Inner = state.inner
-        logits, _, cache = loop.model.extend(
-            params, inner.cache, inner.tokens[:, None], inner.positions
+    def step(self, params: AutoregressiveParams, state: DecodeState) -> DecodeState:
+        """See `LoopMethod`."""
+        inner: AutoregressiveState = state.inner
+        logits, _, cache = self.model.extend(
+            params.verifier, inner.cache, inner.tokens[:, None], inner.positions
         )
         probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
-        uniforms = step_uniforms(state, num_uniforms(loop.model.vocab_size))
-        tokens = jax.vmap(draw)(probs, uniforms)
-        active = ~state.finished
-        new, kept = append(state, tokens[:, None], active.astype(jnp.int32), loop.eos_ids)
-        once = kept[:, 0].astype(jnp.int32)
-        log_p = jnp.log(jnp.take_along_axis(probs, tokens[:, None], axis=1)[:, 0])
-        log_p = jnp.where(kept[:, 0], log_p, 0.0)
-        info = new.info
+        tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
+        nan = jnp.isnan(probs[:, 0])
+        counts = (~state.finished & ~nan).astype(jnp.int32)
+        new, kept = append(state, tokens[:, None], counts, self.eos_ids)
+        log_p = jnp.log(jnp.take_along_axis(probs, tokens[:, None], axis=1))
+        info = add_log_probs(new.info, kept, log_p, log_p, state.lengths)
+        passes = (~state.finished).astype(jnp.int32)
+        no_draft = (~state.finished)[:, None].astype(jnp.int32)
         info = info._replace(
-            rounds=info.rounds + once,
-            verifier_calls=info.verifier_calls + once,
-            log_p=info.log_p + log_p,
-            log_target=info.log_target + log_p,
+            calls={"verifier": info.calls["verifier"] + passes},
+            drafted_lengths=info.drafted_lengths + no_draft,
+            accepted_lengths=info.accepted_lengths + no_draft,
         )
-        inner = _Inner(jnp.where(active, tokens, inner.tokens), inner.positions + once, cache)
-        return new._replace(inner=inner, info=info)
-
-    return run_loop(step, state, stop_after, until_finished)
-
-
-jitted_run = jit_steps(_run, static_argnums=0, donate_argnums=2)
+        inner = AutoregressiveState(
+            jnp.where(counts > 0, tokens, inner.tokens), inner.positions + counts, cache
+        )
+        new = new._replace(inner=inner, info=info, steps=state.steps + passes)
+        return end_by_nan(new, jnp.where(nan & ~state.finished, 0, -1))

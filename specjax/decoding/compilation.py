@@ -32,16 +32,33 @@ def step_options(backend: str) -> dict[str, Any] | None:
     return dict(_CPU_OPTIONS)
 
 
-def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[[], Any]:
-    """`jax.jit(fun, **options)` with `step_options`.
+def placement(tree: Any) -> Any:
+    """Where the arrays of a tree lie, as a hashable value for `jit_steps`; None on one device."""
+    leaves, structure = jax.tree.flatten(tree)
+    shardings = tuple(leaf.sharding for leaf in leaves)
+    return None if len(shardings[0].device_set) == 1 else (structure, shardings)
+
+
+def jit_at(fun: Callable[..., Any], where: Any, **options: Any) -> Any:
+    """`jax.jit(fun, **options)` whose result lies at `where`, from `placement`."""
+    if where is not None:
+        options["out_shardings"] = jax.tree.unflatten(*where)
+    return jax.jit(fun, **options)
+
+
+def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[[Any], Any]:
+    """Jits a function of a state with `step_options`, so that its result lies where the state lay.
 
     Returns:
-      A function of no arguments that returns the jitted function: what backend there is, is known
-      once it is called.
+      A function of the state's `placement` that returns the jitted function: what backend there is,
+      is known once it is called.
     """
 
     @functools.cache
-    def jitted(backend: str) -> Any:
-        return jax.jit(fun, compiler_options=step_options(backend), **options)
+    def jitted(backend: str, where: Any) -> Any:
+        return jit_at(fun, where, compiler_options=step_options(backend), **options)
 
-    return lambda: jitted(jax.default_backend())
+    def at(where: Any = None) -> Any:
+        return jitted(jax.default_backend(), where)
+
+    return at

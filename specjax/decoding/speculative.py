@@ -5,160 +5,154 @@ Source: Leviathan et al. (arXiv 2211.17192); Faster Cascades via Speculative Dec
 """
 
 import dataclasses
+from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
-from specjax.decoding.compilation import jit_steps
-from specjax.decoding.loop import (
+from specjax.decoding.checks import check_strengths
+from specjax.decoding.loop import LoopMethod
+from specjax.decoding.round import Round, RoundInfo, RoundParams, RoundState
+from specjax.decoding.state import add_log_probs, append, end_by_nan, step_uniforms
+from specjax.types import (
+    Array,
+    Axes,
     DecodeInfo,
     DecodeState,
-    Loop,
+    Drafter,
+    LanguageModel,
+    Params,
     PromptBatch,
-    append,
-    check_eos_ids,
-    check_stops,
-    run_loop,
-    step_uniforms,
+    Rule,
+    Verification,
 )
-from specjax.decoding.round import Round, RoundInfo, RoundState
-from specjax.drafting import Drafter
-from specjax.rules import Rule
-from specjax.types import Array, LanguageModel, Params
-from specjax.verification import Block, Verification
+from specjax.verification import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculative(Loop):
-    """Decodes with a drafter and a verifier; static and hashable.
-
-    Parameters are `(verifier's, drafter's)`; a neural drafter's are
-    `(model parameters, stopping parameters)`.
+class Speculative(LoopMethod):
+    """Decodes with a drafter and a verifier. Its parameters: `RoundParams`.
 
     Attributes:
       verifier: the large model.
       drafter: the drafter.
       verification: the verification algorithm.
+      widths: how many tokens a pass of the verifier may read; see `Round`.
       eos_ids: tokens that end a row.
+      partitioner: where arrays lie on a mesh; None for one device.
 
     Raises:
+      TypeError: if a part is not what it must be.
       ValueError: if the parts do not fit together (see `Round`).
     """
 
     verifier: LanguageModel
     drafter: Drafter
     verification: Verification = Block()  # noqa: RUF009  immutable
-    eos_ids: tuple[int, ...] = ()
+    widths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.round  # noqa: B018  its checks
-        check_eos_ids(self.eos_ids, self.verifier.vocab_size)
+        super().__post_init__()
 
     @property
     def round(self) -> Round:
         """One round of it."""
-        return Round(self.verifier, self.drafter, self.verification)
+        return Round(self.verifier, self.drafter, self.verification, self.widths)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.verifier.vocab_size
 
     @property
     def max_draft(self) -> int:
-        """See `Loop`."""
+        """G."""
         return self.drafter.max_draft
 
     @property
-    def main_model(self) -> LanguageModel:
-        """See `Loop`."""
-        return self.verifier
+    def model_names(self) -> tuple[str, ...]:
+        """The verifier's, then those of the drafter's models."""
+        return self.round.model_names
 
-    def prefill(self, params: Params, prompt: PromptBatch, max_length: int) -> RoundState:
-        """See `Loop`."""
-        inputs, input_lengths, *prefix = prompt
-        filled = self.verifier.prefill(params[0], inputs, input_lengths, max_length, *prefix)
-        drafter = self.drafter.prefill(params[1], inputs, input_lengths, max_length, *prefix)
-        carry = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
-            self.verification.init_carry(self.max_draft),
+    @property
+    def nan_sources(self) -> tuple[str, ...]:
+        """The verifier, the drafter, the rule."""
+        return self.round.nan_sources
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `LoopMethod`."""
+        models = (self.verifier, self.drafter)
+        first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in models)
+        return np.maximum(first, second)
+
+    def prefill(self, params: RoundParams, prompts: PromptBatch, max_length: int) -> RoundState:
+        """See `LoopMethod`."""
+        return self.round.prefill(
+            params,
+            prompts.inputs,
+            prompts.input_lengths,
+            max_length,
+            prompts.prefix,
+            prompts.prefix_lengths,
         )
-        return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry)
 
-    def run(
-        self,
-        params: Params,
-        rule: Rule,
-        state: DecodeState,
-        stop_after: int | Array,
-        until_finished: int | Array | None = None,
-    ) -> DecodeState:
-        """Decodes on for at most `stop_after` rounds. The state is donated: use the result.
+    def inner_axes(self, inner: RoundState) -> Axes:
+        """See `LoopMethod`."""
+        return self.round.state_axes(inner)
 
-        Args:
-          params: `(verifier's, drafter's)`.
-          rule: the rule; its strengths are traced, scalar or `[B]`, so a sweep compiles once.
-          state: from `init`, `run` or `insert_rows`.
-          stop_after: how many rounds.
-          until_finished: return once so many rows are finished, those that were before included;
-            all by default. Both are traced.
-
-        Returns:
-          The state; the rows are finished, or the rounds are done.
-
-        Raises:
-          ValueError: for a rule that does not fit the drafter or the batch, or a stop below 1.
-        """
+    def check_rule(self, rule: Rule) -> None:
+        """Raises TypeError or ValueError for what is no rule, or does not fit the drafter."""
         self.round.check_rule(rule)
-        stops = check_stops(state, stop_after, until_finished)
-        for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
-            if jnp.shape(leaf) not in ((), state.finished.shape):
-                raise ValueError(
-                    f"rule{jax.tree_util.keystr(name)} must be scalar or [B] = "
-                    f"{state.finished.shape}, got shape {jnp.shape(leaf)}"
-                )
-        return jitted_run()(self, params, rule, state, *stops)
 
+    def check_params(self, params: Params, state: DecodeState) -> None:
+        """See `LoopMethod`."""
+        if not isinstance(params, RoundParams):
+            raise TypeError(
+                f"params must be decoding.RoundParams(verifier=, drafter=, rule=), got "
+                f"{type(params).__name__}"
+            )
+        self.check_rule(params.rule)
+        check_strengths(params.rule, state.ended_by.shape[0])
 
-def _run(
-    loop: Speculative,
-    params: Params,
-    rule: Rule,
-    state: DecodeState,
-    stop_after: Array,
-    until_finished: Array,
-) -> DecodeState:
-    one_round = loop.round
+    def describe(self) -> dict[str, Any]:
+        """See `Method`."""
+        return {
+            **super().describe(),
+            "drafter": self.drafter.describe(),
+            "verification": repr(self.verification),
+            "widths": list(self.round.verifier_widths),
+        }
 
-    def step(state: DecodeState) -> DecodeState:
+    def step(self, params: RoundParams, state: DecodeState) -> DecodeState:
+        """One round."""
+        one_round = self.round
         active = ~state.finished
         uniforms = step_uniforms(state, one_round.num_uniforms)
         outcome, inner, seen = one_round(
-            params, rule, state.sampling, state.inner, uniforms, active
+            params, state.sampling, state.inner, uniforms, active, state.draft_limits
         )
-        counts = jnp.where(active, outcome.counts, 0)
-        new, kept = append(state, outcome.tokens, counts, loop.eos_ids)
-        info = _add(new.info, seen, active, kept)
-        return new._replace(inner=one_round.commit(state.inner, inner, counts), info=info)
+        counts = jnp.where(active & (seen.nan_in < 0), outcome.counts, 0)
+        new, kept = append(state, outcome.tokens, counts, self.eos_ids)
+        info = add_log_probs(new.info, kept, seen.log_p, seen.log_target, state.lengths)
+        new = new._replace(
+            inner=one_round.commit(state.inner, inner, outcome.tokens, counts),
+            info=_add(info, seen, active),
+            steps=state.steps + active.astype(jnp.int32),
+        )
+        return end_by_nan(new, jnp.where(active, seen.nan_in, -1))
 
-    return run_loop(step, state, stop_after, until_finished)
 
-
-jitted_run = jit_steps(_run, static_argnums=0, donate_argnums=3)
-
-
-def _add(info: DecodeInfo, seen: RoundInfo, active: Array, kept: Array) -> DecodeInfo:
+def _add(info: DecodeInfo, seen: RoundInfo, active: Array) -> DecodeInfo:
     """Adds one round to the totals of the active rows."""
     once = active.astype(jnp.int32)
     real = active.astype(jnp.float32)
-    position = jnp.arange(info.drafted_at.shape[1])[None]
-    at = [(position < n[:, None]) & active[:, None] for n in (seen.drafted, seen.accepted)]
-    log_p, log_target = (jnp.where(kept, x, 0.0).sum(axis=1) for x in (seen.log_p, seen.log_target))
+    length = jnp.arange(info.drafted_lengths.shape[1])[None]
+    hits = [(length == n[:, None]) & active[:, None] for n in (seen.drafted, seen.accepted)]
     return info._replace(
-        rounds=info.rounds + once,
-        drafter_calls=info.drafter_calls + once * seen.drafter_calls,
-        verifier_calls=info.verifier_calls + once,
-        drafted=info.drafted + once * seen.drafted,
-        accepted=info.accepted + once * seen.accepted,
-        drafted_at=info.drafted_at + at[0].astype(jnp.int32),
-        accepted_at=info.accepted_at + at[1].astype(jnp.int32),
+        calls={name: info.calls[name] + once * seen.calls[name] for name in info.calls},
+        drafted_lengths=info.drafted_lengths + hits[0].astype(jnp.int32),
+        accepted_lengths=info.accepted_lengths + hits[1].astype(jnp.int32),
         token_sum=info.token_sum + real * seen.token_sum,
         block_sum=info.block_sum + real * seen.block_sum,
-        log_p=info.log_p + log_p,
-        log_target=info.log_target + log_target,
     )

@@ -1,6 +1,14 @@
 """Drafting: how a block of tokens is proposed, and when a proposal stops."""
 
-from specjax.drafting._base import Drafter, Stopping
-from specjax.drafting.neural import FixedLength, NeuralDrafter, NeuralDrafterState
+from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
+from specjax.drafting.stopping import FixedLength
+from specjax.types import Drafter, Stopping
 
-__all__ = ["Drafter", "FixedLength", "NeuralDrafter", "NeuralDrafterState", "Stopping"]
+__all__ = [
+    "Drafter",
+    "FixedLength",
+    "NeuralDrafter",
+    "NeuralDrafterParams",
+    "NeuralDrafterState",
+    "Stopping",
+]

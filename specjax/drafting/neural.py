@@ -1,6 +1,6 @@
 """A drafter that is a language model of its own, token by token.
 
-Axes: B rows, G longest block, V vocabulary.
+Axes: B rows, G longest block, V vocabulary, S cache length, T committed tokens, W tokens of a pass.
 """
 
 import dataclasses
@@ -10,58 +10,74 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.drafting._base import Stopping
-from specjax.sampling import Sampling, confidence, distribution, draw, num_uniforms
-from specjax.types import Array, Cache, DraftBlock, DraftTraits, LanguageModel, Params
+from specjax.checks import check_count, check_part
+from specjax.drafting.stopping import FixedLength
+from specjax.sampling import confidence, distribution, draw, num_uniforms
+from specjax.types import (
+    Array,
+    Axes,
+    Bonus,
+    Cache,
+    DraftBlock,
+    Drafter,
+    DraftTraits,
+    LanguageModel,
+    Params,
+    Sampling,
+    Stopping,
+    row_axes,
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedLength:
-    """Never stops a draft before its longest length; a `Stopping`."""
+class NeuralDrafterParams(NamedTuple):
+    """Attributes: the small model's parameters, and the stopping policy's."""
 
-    @property
-    def is_random(self) -> bool:
-        """No."""
-        return False
-
-    @property
-    def is_fixed(self) -> bool:
-        """Yes."""
-        return True
-
-    def init(self, rows: int) -> Any:
-        """No state."""
-        return ()
-
-    def step(
-        self, params: Params, state: Any, token: Array, probs: Array, hidden: Array, index: Array
-    ) -> tuple[Array, Any]:
-        """Never."""
-        return jnp.zeros(token.shape, bool), state
+    model: Params
+    stopping: Params = ()
 
 
 class NeuralDrafterState(NamedTuple):
     """A neural drafter between rounds.
 
     Attributes:
-      cache: the model's; it holds all committed tokens but the last.
+      cache: the model's.
+      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on.
       positions: `[B]` int32, where the last committed token belongs.
+      read: `[B]` int32: the entries of the cache below it are those of `tokens`. Less than
+        `positions` in a row that lags.
+      drafted: `[B, G]` int32, the last block.
     """
 
     cache: Cache
-    positions: Array
+    tokens: Array  # [B, S]
+    positions: Array  # [B]
+    read: Array  # [B]
+    drafted: Array  # [B, G]
+
+
+class _Drafting(NamedTuple):
+    """What the draft loop carries."""
+
+    step: Array
+    block: DraftBlock
+    cache: Cache
+    last: Array  # [B]
+    going: Array  # [B]
+    policy: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class NeuralDrafter:
-    """Draws up to `max_draft` tokens from a small model; a `Drafter`.
+class NeuralDrafter(Drafter):
+    """Draws up to `max_draft` tokens from a small model. Its parameters: `NeuralDrafterParams`.
 
-    Its parameters are `(model parameters, stopping parameters)`.
+    A row that lags behind what was committed is caught up before its next draft, `max_draft + 1`
+    tokens to a pass, each row by its own number of tokens.
 
     Attributes:
       model: the small language model.
       max_draft: G >= 1.
       stopping: when a draft ends before that.
+      name: under which its passes are counted.
 
     Raises:
       ValueError: if `max_draft` is no whole number or below 1.
@@ -69,14 +85,12 @@ class NeuralDrafter:
 
     model: LanguageModel
     max_draft: int
-    stopping: Stopping = FixedLength()
+    stopping: Stopping = FixedLength()  # noqa: RUF009  immutable
+    name: str = "drafter"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_draft, int) or self.max_draft < 1:
-            raise ValueError(
-                f"max_draft must be a whole number of at least 1, got {self.max_draft!r}: "
-                "decode autoregressively to do without a drafter"
-            )
+        check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
+        check_part("stopping", self.stopping, ("init", "step"), "drafting.FixedLength()")
 
     @property
     def vocab_size(self) -> int:
@@ -100,9 +114,22 @@ class NeuralDrafter:
             random_stops=self.stopping.is_random, fixed_length=self.stopping.is_fixed
         )
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.name,)
+
+    def describe(self) -> Any:
+        """See `Drafter`."""
+        return {"max_draft": self.max_draft, "stopping": repr(self.stopping)}
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `Drafter`."""
+        return self.model.prompt_positions(input_lengths, prefix_lengths)
+
     def prefill(
         self,
-        params: Params,
+        params: NeuralDrafterParams,
         inputs: Array,
         input_lengths: Array,
         max_length: int,
@@ -111,15 +138,24 @@ class NeuralDrafter:
     ) -> NeuralDrafterState:
         """See `Drafter`."""
         filled = self.model.prefill(
-            params[0], inputs, input_lengths, max_length, prefix, prefix_lengths
+            params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
         )
-        return NeuralDrafterState(filled.cache, filled.positions)
+        rows = filled.tokens.shape[0]
+        tokens = jnp.zeros((rows, max_length), jnp.int32)
+        return NeuralDrafterState(
+            cache=filled.cache,
+            tokens=_put_at(tokens, filled.tokens[:, None], filled.positions),
+            positions=filled.positions,
+            read=filled.positions,
+            drafted=jnp.zeros((rows, self.max_draft), jnp.int32),
+        )
 
     def propose(
         self,
-        params: Params,
+        params: NeuralDrafterParams,
         state: NeuralDrafterState,
         tokens: Array,
+        limits: Array,
         uniforms: Array,
         sampling: Sampling,
         active: Array,
@@ -127,80 +163,139 @@ class NeuralDrafter:
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """See `Drafter`."""
+        state, behind = self._catch_up(params.model, state, active)
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
         uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
-        empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
-        block = DraftBlock(
-            tokens=jnp.zeros((rows, longest), jnp.int32),
-            probs=empty,
-            confidences=empty if with_confidence else None,
-            num_drafted=jnp.zeros((rows,), jnp.int32),
-            calls=jnp.int32(0),
-        )
+        keep_confidence = with_confidence or self.stopping.reads_confidence
 
-        def step(carry):
-            block, cache, last, going, policy = carry
-            index = block.calls
+        def step(carry: _Drafting) -> _Drafting:
+            index, block = carry.step, carry.block
             q, q_conf, hidden, cache = self._read(
-                params, cache, last, state.positions + index, sampling, with_confidence
+                params, carry.cache, carry.last, state.positions + index, sampling, keep_confidence
             )
             uniform = lax.dynamic_index_in_dim(uniforms, index, axis=1, keepdims=False)
             token = jax.vmap(draw)(q, uniform)
-            stops, policy = self.stopping.step(params[1], policy, token, q, hidden, index)
+            stops, policy = self.stopping.step(
+                params.stopping, carry.policy, token, q, q_conf, hidden, index
+            )
             confidences = block.confidences
             if confidences is not None:
                 confidences = _put(confidences, q_conf, index)
-            block = DraftBlock(
+            block = block._replace(
                 tokens=_put(block.tokens, token, index),
                 probs=_put(block.probs, q, index),
                 confidences=confidences,
-                num_drafted=block.num_drafted + going.astype(jnp.int32),
-                calls=index + 1,
+                num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
             )
-            return block, cache, token, going & ~stops, policy
+            going = carry.going & ~stops & (index + 1 < limits)
+            return _Drafting(index + 1, block, cache, token, going, policy)
 
-        def unfinished(carry):
-            block, _, _, going, _ = carry
-            return (block.calls < longest) & jnp.any(going)
+        def unfinished(carry: _Drafting) -> Array:
+            return (carry.step < longest) & jnp.any(carry.going)
 
-        start = (block, state.cache, tokens, active, self.stopping.init(rows))
-        block, cache, *_ = lax.while_loop(unfinished, step, start)
-        return block, state._replace(cache=cache)
+        block = _empty_block(rows, longest, vocab, with_confidence)
+        start = _Drafting(
+            step=jnp.int32(0),
+            block=block,
+            cache=state.cache,
+            last=tokens,
+            going=active & (limits > 0),
+            policy=self.stopping.init(rows),
+        )
+        done = lax.while_loop(unfinished, step, start)
+        block = done.block._replace(calls={self.name: done.step + behind})
+        # Step i read the token before draft token i + 1; a row that lags has read nothing yet.
+        read = jnp.maximum(state.read, state.positions + done.step)
+        read = jnp.where(state.read < state.positions, state.read, read)
+        return block, state._replace(cache=done.cache, read=read, drafted=block.tokens)
 
     def bonus(
         self,
-        params: Params,
+        params: NeuralDrafterParams,
         state: NeuralDrafterState,
         tokens: Array,
         block: DraftBlock,
         sampling: Sampling,
         *,
         with_confidence: bool,
-    ) -> tuple[Array, Array | None, NeuralDrafterState]:
+    ) -> tuple[Bonus, NeuralDrafterState]:
         """See `Drafter`."""
         drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
-        q, q_conf, _, cache = self._read(
-            params,
-            state.cache,
-            last,
-            state.positions + block.num_drafted,
-            sampling,
-            with_confidence,
-        )
-        return q, q_conf, state._replace(cache=cache)
+        at = state.positions + block.num_drafted
+        q, q_conf, _, cache = self._read(params, state.cache, last, at, sampling, with_confidence)
+        # A row that lags still lacks what came before.
+        read = jnp.where(state.read < at, state.read, jnp.maximum(state.read, at + 1))
+        state = state._replace(cache=cache, read=read)
+        return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
-    def commit(self, state: NeuralDrafterState, num_committed: Array) -> NeuralDrafterState:
+    def commit(self, state: NeuralDrafterState, tokens: Array, counts: Array) -> NeuralDrafterState:
+        """See `Drafter`; what was read of a block stands as far as the committed tokens agree."""
+        width = min(tokens.shape[1], self.max_draft)
+        agrees = tokens[:, :width] == state.drafted[:, :width]
+        agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
+        same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+        return state._replace(
+            tokens=_put_at(state.tokens, tokens, state.positions + 1),
+            positions=state.positions + counts,
+            read=jnp.minimum(state.read, state.positions + 1 + same),
+        )
+
+    def state_axes(self, state: NeuralDrafterState) -> Axes:
         """See `Drafter`."""
-        return state._replace(positions=state.positions + num_committed)
+        axes = row_axes(state._replace(cache=()))
+        return axes._replace(cache=self.model.cache_axes(state.cache))
+
+    def _catch_up(
+        self, params: Params, state: NeuralDrafterState, active: Array
+    ) -> tuple[NeuralDrafterState, Array]:
+        """Reads what was committed while a row drafted nothing, all but its last token.
+
+        Returns the state, and the number of passes.
+        """
+        width = self.max_draft + 1
+
+        def lags(carry: tuple[NeuralDrafterState, Array]) -> Array:
+            state, _ = carry
+            return jnp.any(active & (state.read < state.positions))
+
+        def step(carry: tuple[NeuralDrafterState, Array]) -> tuple[NeuralDrafterState, Array]:
+            state, calls = carry
+            # Rows that do not lag read their last token again, which changes nothing.
+            start = jnp.minimum(state.read, state.positions)
+            place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+            tokens = jnp.take_along_axis(state.tokens, place, axis=1, mode="clip")
+            cache = self.model.extend(params, state.cache, tokens, start).cache
+            read = jnp.maximum(state.read, jnp.minimum(start + width, state.positions))
+            return state._replace(cache=cache, read=read), calls + 1
+
+        return lax.while_loop(lags, step, (state, jnp.int32(0)))
 
     def _read(self, params, cache, tokens, positions, sampling, with_confidence):
-        logits, hidden, cache = self.model.extend(params[0], cache, tokens[:, None], positions)
+        logits, hidden, cache = self.model.extend(params.model, cache, tokens[:, None], positions)
         q = jax.vmap(distribution)(logits[:, 0], sampling)
         q_conf = jax.vmap(confidence)(logits[:, 0]) if with_confidence else None
         return q, q_conf, hidden[:, 0], cache
 
 
+def _empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> DraftBlock:
+    empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
+    return DraftBlock(
+        tokens=jnp.zeros((rows, longest), jnp.int32),
+        probs=empty,
+        confidences=empty if with_confidence else None,
+        num_drafted=jnp.zeros((rows,), jnp.int32),
+        calls={},
+    )
+
+
 def _put(buffer: Array, value: Array, index: Array) -> Array:
     """Writes `value [B, ...]` at `index` of axis 1."""
     return lax.dynamic_update_index_in_dim(buffer, value, index, axis=1)
+
+
+def _put_at(buffer: Array, values: Array, starts: Array) -> Array:
+    """Writes `values [B, n]` at `starts[b] ..` of each row; what falls past the end is dropped."""
+    place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+    put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
+    return jax.vmap(put)(buffer, place, values)

@@ -1,6 +1,6 @@
 """Networks with a ragged cache: T5, Llama and Gemma 2."""
 
-from specjax.models.cache import RaggedCache, Updates
+from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.config import (
     Gemma2Config,
     Llama3RopeScaling,
@@ -20,6 +20,7 @@ from specjax.models.t5 import T5
 __all__ = [
     "PRESETS",
     "T5",
+    "CacheEntries",
     "Gemma2",
     "Gemma2Config",
     "Llama",
@@ -29,7 +30,6 @@ __all__ = [
     "ModelConfig",
     "RaggedCache",
     "T5Config",
-    "Updates",
     "config_from_dict",
     "config_to_dict",
     "model_from_config",

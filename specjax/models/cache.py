@@ -23,13 +23,13 @@ Array = jax.Array
 KEY_AXIS, VALUE_AXIS = 1, 2
 
 
-class Updates(NamedTuple):
+class CacheEntries(NamedTuple):
     """What one block adds to a cache.
 
     Attributes:
       keys: L arrays `[B, K, T, D]`.
       values: L arrays `[B, K, D, T]`.
-      computed: `[B]` bool, true when the block's last hidden states are there (and no NaN). It
+      computed: `[B]` bool, true when the block's last hidden states are there (and not all NaN). It
         makes a write depend on every read of the cache it is to replace: without it XLA cannot
         order the two and copies the whole cache at every step.
     """
@@ -101,11 +101,11 @@ def allocate(
     )
 
 
-def write(cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache:
+def write(cache: RaggedCache, updates: CacheEntries, positions: Array) -> RaggedCache:
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
 
     What falls outside `0 .. S - 1` is dropped: `dynamic_update_slice` would clamp the start and
-    destroy live entries. Nothing is written of a row whose block came out as NaN.
+    destroy live entries. Nothing is written of a row whose block came out as NaN in all its tokens.
 
     Args:
       cache: the cache.

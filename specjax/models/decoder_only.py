@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import Updates
+from specjax.models.cache import CacheEntries
 from specjax.models.config import Gemma2Config, LlamaConfig
 from specjax.models.layers import (
     MLP,
@@ -101,7 +101,7 @@ class DecoderLayer(nn.Module):
         return x + y, keys, values
 
 
-class Decoder(nn.Module):
+class DecoderStack(nn.Module):
     """The layers, the last norm and the untied output projection."""
 
     config: LlamaConfig | Gemma2Config
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
 
-    def __call__(self, x: Array, memory: Memory | None = None) -> tuple[Array, Updates]:
+    def __call__(self, x: Array, memory: Memory | None = None) -> tuple[Array, CacheEntries]:
         """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
 
         Without a memory the block begins at position 0 of each row.
@@ -155,7 +155,7 @@ class DecoderOnlyNetwork(nn.Module):
             config.param_dtype,
             self.style.embed_stddev,
         )
-        self.decoder = Decoder(config, self.style)
+        self.decoder = DecoderStack(config, self.style)
 
     def embed(self, tokens: Array) -> Array:
         """Tokens `[B, T]` -> `[B, T, E]`."""
@@ -174,11 +174,11 @@ class DecoderOnlyNetwork(nn.Module):
         cap = self.style.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def read(self, tokens: Array) -> Updates:
+    def read(self, tokens: Array) -> CacheEntries:
         """The cache entries of tokens `[B, T]` that begin at position 0."""
         return self.decoder(self.embed(tokens))[1]
 
-    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, Updates]:
+    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
         """See `Model.score`."""
         hidden, updates = self.decoder(self.embed(tokens), memory)
         return self.logits(hidden), hidden, updates

@@ -20,7 +20,7 @@ import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
-from specjax.models.cache import RaggedCache, Updates
+from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.rope import Rope, rotate
 
 Array = jax.Array
@@ -192,11 +192,12 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array, deterministic: bool = True) -> Array:
         """`x [B, T, E]` -> `[B, T, E]`."""
-        names = ["wi"] if len(self.activations) == 1 else map("wi_{}".format, range(9))
+        count = len(self.activations)
+        names = ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]
         dense = functools.partial(Dense, dtype=self.dtype, param_dtype=self.param_dtype)
         hidden = [
             _activate(activation, dense(self.mlp_dim, ("embed", "mlp"), name=name)(x))
-            for activation, name in zip(self.activations, names, strict=False)
+            for activation, name in zip(self.activations, names, strict=True)
         ]
         y = functools.reduce(operator.mul, hidden)
         y = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(y, deterministic=deterministic)
@@ -361,7 +362,8 @@ class Memory(NamedTuple):
         return Segment(self.cache.keys[layer], self.cache.values[layer], bias)
 
 
-def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> Updates:
+def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:
     """What a block adds to a cache, once its `hidden [B, T, E]` are computed."""
-    computed = ~jnp.any(jnp.isnan(hidden), axis=(1, 2))
-    return Updates(tuple(keys), tuple(values), computed)
+    # One padded token may be NaN: it must not keep the others out of the cache.
+    computed = jnp.any(~jnp.any(jnp.isnan(hidden), axis=2), axis=1)
+    return CacheEntries(tuple(keys), tuple(values), computed)

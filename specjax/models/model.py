@@ -12,14 +12,14 @@ from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import RaggedCache, Updates
+from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED, Memory
-from specjax.types import Array, Extended, Params, Prefilled
+from specjax.types import Array, Axes, LanguageModel, Params, Prefilled
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(abc.ABC):
+class Model(LanguageModel, abc.ABC):
     """A network as a `specjax.types.LanguageModel`; all arrays travel in `params` and the cache.
 
     Attributes:
@@ -81,10 +81,18 @@ class Model(abc.ABC):
         """The shapes and dtypes of the parameters, without memory: `jax.ShapeDtypeStruct`s."""
         return _abstract_variables(self)["params"]
 
-    def logical_axes(self) -> Params:
-        """The axis names of each parameter: tuples of str in the place of arrays."""
+    def param_axes(self, params: Params) -> Axes:
+        """See `specjax.types.LanguageModel`; `params` are plain, not prepared."""
         names = unfreeze(get_axis_names(_abstract_variables(self)["params_axes"]))
         return jax.tree.map(tuple, names, is_leaf=lambda x: isinstance(x, jax.P))
+
+    def cache_axes(self, cache: RaggedCache) -> Axes:
+        """See `specjax.types.LanguageModel`."""
+        return cache_lib.logical_axes(cache)
+
+    def describe(self) -> str:
+        """Its configuration."""
+        return str(self.config)
 
     def axis_units(self) -> dict[str, int]:
         """Logical axis -> the size of what a mesh must not cut through: a head."""
@@ -116,7 +124,7 @@ class Model(abc.ABC):
 
     def score(
         self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
-    ) -> tuple[Array, Array, Updates]:
+    ) -> tuple[Array, Array, CacheEntries]:
         """Like `extend`, but leaves the cache alone: returns (logits, hidden, updates).
 
         The block attends to the cache's entries before `positions[b]` and to itself.
@@ -139,7 +147,7 @@ class Model(abc.ABC):
         memory = Memory(cache, positions.astype(jnp.int32))
         return self._apply(params, tokens, memory, method="score")
 
-    def write(self, cache: RaggedCache, updates: Updates, positions: Array) -> RaggedCache:
+    def write(self, cache: RaggedCache, updates: CacheEntries, positions: Array) -> RaggedCache:
         """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped.
 
         Args:
@@ -155,26 +163,6 @@ class Model(abc.ABC):
         """
         check_positions(cache, positions)
         return cache_lib.write(cache, updates, positions)
-
-    def extend(
-        self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
-    ) -> Extended:
-        """Reads `tokens` at `positions[b] ..` and writes them: `score`, then `write`.
-
-        Args:
-          params: the parameters.
-          cache: the cache; donate it, and nothing is copied.
-          tokens: `[B, T]` of an integer dtype, T >= 1.
-          positions: `[B]` of an integer dtype, the cache position of `tokens[b, 0]`.
-
-        Returns:
-          An `Extended`: logits `[B, T, V]` float32, hidden `[B, T, E]` and the cache.
-
-        Raises:
-          ValueError: if the shapes or dtypes do not fit together.
-        """
-        logits, hidden, updates = self.score(params, cache, tokens, positions)
-        return Extended(logits, hidden, self.write(cache, updates, positions))
 
     def _apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         return self.network.apply({"params": params}, *args, **kwargs)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import Cross, Updates
+from specjax.models.cache import CacheEntries, Cross
 from specjax.models.config import T5Config
 from specjax.models.layers import (
     MASKED,
@@ -108,14 +108,14 @@ class EncoderLayer(nn.Module):
         return x + self.dropout(y, deterministic=deterministic)
 
 
-def _relpos_of(stack: "Encoder | Decoder") -> list[RelativePositionBias]:
+def _relpos_of(stack: "EncoderStack | DecoderStack") -> list[RelativePositionBias]:
     """One bias for all layers, or one for each."""
     if stack.config.relpos_per_layer:
         return [layer.relpos_bias for layer in stack.layers]
     return [stack.relpos_bias]
 
 
-class Encoder(nn.Module):
+class EncoderStack(nn.Module):
     """The encoder's layers and last norm."""
 
     config: T5Config
@@ -182,7 +182,7 @@ class DecoderLayer(nn.Module):
         return x + self.dropout(y, deterministic=deterministic), keys, values
 
 
-class Decoder(nn.Module):
+class DecoderStack(nn.Module):
     """The decoder's layers, last norm and untied output projection."""
 
     config: T5Config
@@ -209,7 +209,7 @@ class Decoder(nn.Module):
         cross: Cross,
         memory: Memory | None = None,
         deterministic: bool = True,
-    ) -> tuple[Array, Updates]:
+    ) -> tuple[Array, CacheEntries]:
         """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
 
         Without a memory the block begins at position 0 of each row.
@@ -247,19 +247,19 @@ class T5Network(nn.Module):
         self.token_embedder = Embed(
             config.vocab_size, config.embed_dim, config.dtype, config.param_dtype
         )
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = EncoderStack(config)
+        self.decoder = DecoderStack(config)
 
     def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
         """Inputs `[B, P]`, of which `mask [B, P]` are real -> what the decoder sees of them."""
         encoded = self.encoder(self.token_embedder(tokens), mask, deterministic)
         return self.decoder.cross(encoded, mask)
 
-    def read(self, tokens: Array, cross: Cross) -> Updates:
+    def read(self, tokens: Array, cross: Cross) -> CacheEntries:
         """The cache entries of decoder tokens `[B, T]` that begin at position 0."""
         return self.decoder(self.token_embedder(tokens), cross)[1]
 
-    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, Updates]:
+    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
         """See `Model.score`."""
         x = self.token_embedder(tokens)
         cross: Any = memory.cache.cross

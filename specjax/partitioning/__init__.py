@@ -1,21 +1,13 @@
-"""A mesh, logical axis rules, and the shardings they give parameters, caches and batches."""
+"""A mesh, logical axis rules, and the partitioner that says where everything lies."""
 
-from specjax.partitioning.mesh import (
-    STANDARD_RULES,
-    Rules,
-    batch_shardings,
-    cache_shardings,
-    make_mesh,
-    param_shardings,
-    partition_spec,
-)
+from specjax.partitioning.mesh import STANDARD_RULES, AxisRules, make_mesh, partition_spec
+from specjax.partitioning.partitioner import Partitioner, local_rows
 
 __all__ = [
     "STANDARD_RULES",
-    "Rules",
-    "batch_shardings",
-    "cache_shardings",
+    "AxisRules",
+    "Partitioner",
+    "local_rows",
     "make_mesh",
-    "param_shardings",
     "partition_spec",
 ]

@@ -1,4 +1,4 @@
-"""Spreading parameters, caches and batches over a mesh by the names of their axes.
+"""A mesh, and which of its axes each named axis of an array is split over.
 
 A mesh has the axes `data` (rows of a batch) and `model` (heads, feed-forward width, vocabulary).
 Rules say which mesh axis a logical axis goes to, as in T5X: in order, each dimension takes the
@@ -11,19 +11,15 @@ Nothing inside the networks mentions a mesh: arrays are placed, and the compiler
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from specjax.models import Model, RaggedCache
-from specjax.models.cache import logical_axes
-
-Rules = Sequence[tuple[str, str | None]]
+AxisRules = Sequence[tuple[str, str | None]]
 
 # T5X's standard rules for one-dimensional partitioning, and the axes that T5 does not have.
-STANDARD_RULES: Rules = (
+STANDARD_RULES: AxisRules = (
     ("batch", "data"),
     ("vocab", "model"),
     ("embed", None),
@@ -81,16 +77,16 @@ def make_mesh(
 
 def partition_spec(
     shape: Sequence[int],
-    axes: Sequence[str],
+    axes: Sequence[str | None],
     mesh: Mesh,
-    rules: Rules = STANDARD_RULES,
+    rules: AxisRules = STANDARD_RULES,
     units: Mapping[str, int] | None = None,
 ) -> PartitionSpec:
     """Which mesh axis each dimension of an array is split over.
 
     Args:
       shape: of the array.
-      axes: the logical name of each dimension.
+      axes: the logical name of each dimension; None leaves it whole.
       mesh: the mesh.
       rules: pairs of a logical axis and a mesh axis, or None to leave it whole.
       units: name -> size of what must not be cut through; 1 by default.
@@ -105,9 +101,10 @@ def partition_spec(
         raise ValueError(
             f"rules name the mesh axes {sorted(unknown)} but the mesh has {list(mesh.axis_names)}"
         )
-    if unruled := set(axes) - {name for name, _ in rules}:
+    if unruled := set(axes) - {name for name, _ in rules} - {None}:
         raise ValueError(
-            f"no rule for the logical axes {sorted(unruled)}: add (name, None) to leave them whole"
+            f"no rule for the logical axes {sorted(map(str, unruled))}: add (name, None) to leave "
+            "them whole"
         )
     spec: list[str | None] = [None] * len(shape)
     settled = [False] * len(shape)
@@ -121,70 +118,3 @@ def partition_spec(
             elif shape[i] % (mesh.shape[mesh_axis] * unit) == 0:
                 spec[i], settled[i] = mesh_axis, True
     return PartitionSpec(*spec)
-
-
-def param_shardings(model: Model, mesh: Mesh, rules: Rules = STANDARD_RULES) -> Any:
-    """Where each parameter lies.
-
-    Args:
-      model: the model.
-      mesh: the mesh.
-      rules: see `partition_spec`.
-
-    Returns:
-      A pytree of `NamedSharding` like the parameters; `jax.device_put(params, ...)` takes it.
-
-    Raises:
-      ValueError: see `partition_spec`.
-    """
-    units = model.axis_units()
-    return jax.tree.map(
-        lambda leaf, axes: NamedSharding(
-            mesh, partition_spec(leaf.shape, axes, mesh, rules, units)
-        ),
-        model.abstract_params(),
-        model.logical_axes(),
-    )
-
-
-def cache_shardings(cache: RaggedCache, mesh: Mesh, rules: Rules = STANDARD_RULES) -> Any:
-    """Where each part of a cache lies.
-
-    Args:
-      cache: a cache of arrays or of shapes (`jax.eval_shape` of a prefill).
-      mesh: the mesh.
-      rules: see `partition_spec`.
-
-    Returns:
-      A pytree of `NamedSharding` like the cache.
-
-    Raises:
-      ValueError: see `partition_spec`.
-    """
-    return jax.tree.map(
-        lambda leaf, axes: NamedSharding(mesh, partition_spec(leaf.shape, axes, mesh, rules)),
-        cache,
-        logical_axes(cache),
-    )
-
-
-def batch_shardings(tree: Any, mesh: Mesh, rules: Rules = STANDARD_RULES) -> Any:
-    """Where arrays lie whose leading axis is the batch: tokens, positions, the state of a loop.
-
-    Args:
-      tree: a pytree of arrays or shapes.
-      mesh: the mesh.
-      rules: see `partition_spec`.
-
-    Returns:
-      A pytree of `NamedSharding` like `tree`; leaves without axes are replicated.
-
-    Raises:
-      ValueError: see `partition_spec`.
-    """
-
-    def sharding(leaf: Any) -> NamedSharding:
-        spec = partition_spec(leaf.shape[:1], ("batch",)[: leaf.ndim], mesh, rules)
-        return NamedSharding(mesh, spec)
-
-    return jax.tree.map(sharding, tree)

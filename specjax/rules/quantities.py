@@ -1,51 +1,15 @@
-"""What a rule is, and the quantities that several rules share.
+"""The quantities that several rules share.
 
 Notation, for one position: q, p are the drafter's and the verifier's distributions that tokens are
 drawn from; q_conf, p_conf their confidence distributions (plain softmax at temperature 1,
 unfiltered); pi the target distribution. All `[V]` float32. Logarithms are natural.
 """
 
-from typing import ClassVar, Protocol
-
 import jax.numpy as jnp
 
 from specjax.checks import check_scalars
 from specjax.sampling import residual_mass, total
-from specjax.types import Array
-
-
-class Rule(Protocol):
-    """A target distribution pi = T(q, p): a pytree whose leaves are its strengths.
-
-    Attributes:
-      reads_draft: whether pi depends on the drafter at all. If so the drafter's distribution is
-        needed at the bonus position too (only `Lossless` does without).
-      reads_draft_confidence: whether pi depends on q_conf (drafters without one are refused).
-      reads_verifier_confidence: whether pi depends on p_conf.
-    """
-
-    reads_draft: ClassVar[bool]
-    reads_draft_confidence: ClassVar[bool]
-    reads_verifier_confidence: ClassVar[bool]
-
-    def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        """The target distribution at one position.
-
-        Args:
-          q: `[V]` float32, the drafter's distribution.
-          p: `[V]` float32, the verifier's distribution.
-          q_conf: `[V]` float32, the drafter's confidence; may be None where it is not read.
-          p_conf: `[V]` float32, the verifier's confidence; may be None where it is not read.
-
-        Returns:
-          pi: `[V]` float32.
-
-        Raises:
-          ValueError: (at trace time) on other shapes or dtypes, a missing confidence, or a strength
-            that is not one number.
-        """
+from specjax.types import Array, Rule
 
 
 def check_position(

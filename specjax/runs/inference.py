@@ -9,7 +9,6 @@ In the output directory:
 
 import hashlib
 import json
-import math
 import os
 import sys
 import time
@@ -21,8 +20,8 @@ from specjax.checks import check_path
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
 from specjax.runs.output_directory import claim, locked, make_writable, write_atomically
-from specjax.text.decoder import Decoder
-from specjax.text.results import COUNTS
+from specjax.text import Decoder
+from specjax.text.results import COUNTS, finite
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -193,16 +192,15 @@ def _decode(
             progress=progress,
         ):
             tokens += int(row.info.emitted)
-            info: dict[str, Any] = row.info._asdict()
             put(
                 {
                     **_about(examples[ids[row.index]]),
                     "prediction": row.text,
                     "tokens": row.tokens.tolist(),
-                    "log_prob": _finite(info.pop("log_p")),
-                    "log_prob_target": _finite(info.pop("log_target")),
-                    "ended_by": "eos" if row.ended else "length",
-                    "info": {name: value.tolist() for name, value in info.items()},
+                    "log_prob": finite(row.info.log_p),
+                    "log_prob_target": finite(row.info.log_target),
+                    "ended_by": row.ended_by,
+                    "info": row.info.to_dict(),
                 }
             )
     seconds = time.perf_counter() - start
@@ -285,11 +283,6 @@ def _line(record: Record) -> bytes:
     text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
     # Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes JSON's spelling again.
     return text.encode(errors="backslashreplace")
-
-
-def _finite(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 def _first_line(

@@ -1,5 +1,6 @@
 """Models with known distributions, and the exact law of what decoding with them emits."""
 
+from specjax.rules import check_rule
 from specjax.testing.enumeration import (
     Stop,
     emitted_law,
@@ -15,6 +16,7 @@ __all__ = [
     "T5_BASE",
     "Stop",
     "TabularModel",
+    "check_rule",
     "emitted_law",
     "fixed_length",
     "grow_t5",

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Array, Cache, Extended, Params, Prefilled, Updates
+from specjax.types import Array, Cache, CacheUpdates, LanguageModel, Params, Prefilled
 
 
 @dataclasses.dataclass(frozen=True)
-class TabularModel:
+class TabularModel(LanguageModel):
     """Reads its logits from a table indexed by the last `order` tokens; a `LanguageModel`.
 
     The parameters are one array `[(V + 1) ** order, V]`: the index is the context in base V + 1,
@@ -53,15 +53,10 @@ class TabularModel:
         last = jnp.take_along_axis(inputs.astype(jnp.int32), positions[:, None], axis=1)[:, 0]
         return Prefilled(cache.at[:, :width].set(inputs.astype(jnp.int32)), last, positions)
 
-    def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
-        """See `LanguageModel`; the hidden state is the logits."""
-        logits, hidden, updates = self.score(params, cache, tokens, positions)
-        return Extended(logits, hidden, self.write(cache, updates, positions))
-
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
-    ) -> tuple[Array, Array, Updates]:
-        """See `LanguageModel`."""
+    ) -> tuple[Array, Array, CacheUpdates]:
+        """See `LanguageModel`; the hidden state is the logits."""
 
         def row(cache, tokens, position):
             # K entries before the start, then the cache up to `position`, then the block.
@@ -77,7 +72,7 @@ class TabularModel:
         logits = params[index]
         return logits, logits, tokens.astype(jnp.int32)
 
-    def write(self, cache: Cache, updates: Updates, positions: Array) -> Cache:
+    def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
         """See `LanguageModel`."""
         rows, width = updates.shape
         at = positions[:, None] + jnp.arange(width)[None]

@@ -1,19 +1,26 @@
-"""From directories to text: models with their tokenizers, and the decoder over them."""
+"""From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
 from specjax.text.decoder import Decoder
-from specjax.text.models import Pair, TextModel, load_pair, load_text_model
+from specjax.text.engine import Engine, Finished, Request
+from specjax.text.models import Models, Pair, TextModel, load_models, load_pair, load_text_model
 from specjax.text.prompts import BUCKETS, Prompt
-from specjax.text.results import Result, Row, RunInfo
+from specjax.text.results import Result, Row, RowInfo, RunInfo
 
 __all__ = [
     "BUCKETS",
     "Decoder",
+    "Engine",
+    "Finished",
+    "Models",
     "Pair",
     "Prompt",
+    "Request",
     "Result",
     "Row",
+    "RowInfo",
     "RunInfo",
     "TextModel",
+    "load_models",
     "load_pair",
     "load_text_model",
 ]

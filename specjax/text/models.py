@@ -1,9 +1,10 @@
-"""A pair of models with their text: what decoding needs of two directories."""
+"""Models with their tokenizers: what decoding needs of their directories."""
 
 import dataclasses
 import functools
 import hashlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from specjax.checks import check_path
+from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.types import LanguageModel, Params
 
@@ -47,49 +49,98 @@ class TextModel:
                 f"vocabulary {self.model.vocab_size}; give the model's own tokenizer"
             )
 
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """Where its arrays lie on the mesh."""
+        return None if self.mesh is None else Partitioner(self.mesh)
+
     @functools.cached_property
     def prepared(self) -> Params:
         """The parameters laid out for fast decoding (see `specjax.models.Model.prepare`)."""
-        prepare = getattr(self.model, "prepare", None)
-        return self.params if prepare is None else prepare(self.params)
+        return self.model.prepare(self.params)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the model, its tokenizer's vocabulary and marks, and every parameter."""
         words = self.tokenizer
         marks = (words.eos_ids, words.bos_id, words.add_bos, words.add_eos, words.chat_template)
-        config = getattr(self.model, "config", self.model)
-        digest = hashlib.sha256(f"{config}\n{words.fingerprint}\n{marks}".encode())
+        described = f"{self.model.describe()}\n{words.fingerprint}\n{marks}"
+        digest = hashlib.sha256(described.encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-            digest.update(np.ascontiguousarray(leaf).tobytes())
+            digest.update(np.ascontiguousarray(_whole(leaf)).tobytes())
         return digest.hexdigest()[:16]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pair:
-    """A drafter and a verifier of one vocabulary.
+def _whole(array: Any) -> np.ndarray:
+    """An array's values, also where this process holds only a part of them."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+class Models:
+    """Any number of models of one vocabulary, each with its name; `verifier` is the one to follow.
+
+    Args:
+      **named: models by their names, such as `verifier=`, `middle=`, `drafter=`.
 
     Attributes:
+      named: name -> model, in the order given.
+
+    Raises:
+      TypeError: if one is no `TextModel`.
+      ValueError: if none is called verifier, or the vocabularies or meshes differ.
+    """
+
+    def __init__(self, **named: TextModel) -> None:
+        for name, model in named.items():
+            if not isinstance(model, TextModel):
+                raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
+        if "verifier" not in named:
+            raise ValueError(
+                f"one of the models must be called verifier, got {', '.join(named) or 'none'}"
+            )
+        self.named = named
+        for name, model in named.items():
+            _check_vocabularies({name: _words(model), "verifier": _words(self.verifier)})
+            if model.mesh != self.verifier.mesh:
+                raise ValueError(
+                    f"{name} and verifier are spread over different meshes: load both with one "
+                    "mesh="
+                )
+
+    @property
+    def verifier(self) -> TextModel:
+        """The model to follow; its tokenizer and its end-of-sequence tokens are used."""
+        return self.named["verifier"]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={model.name}" for name, model in self.named.items())
+        return f"{type(self).__name__}({shown})"
+
+
+class Pair(Models):
+    """A drafter and a verifier of one vocabulary.
+
+    Args:
       drafter: the small model.
       verifier: the large one; its tokenizer and its end-of-sequence tokens are used.
 
     Raises:
+      TypeError: if one is no `TextModel`.
       ValueError: if their vocabularies or meshes differ.
     """
 
-    drafter: TextModel
-    verifier: TextModel
+    def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
+        super().__init__(drafter=drafter, verifier=verifier)
 
-    def __post_init__(self) -> None:
-        models = (self.drafter, self.verifier)
-        _check_vocabularies(
-            *((m.name, m.tokenizer.fingerprint, m.model.vocab_size) for m in models)
-        )
-        if self.drafter.mesh != self.verifier.mesh:
-            raise ValueError(
-                "drafter and verifier are spread over different meshes: load both with one mesh="
-            )
+    @property
+    def drafter(self) -> TextModel:
+        """The small model."""
+        return self.named["drafter"]
 
 
 def load_text_model(
@@ -150,8 +201,6 @@ def load_pair(
       TypeError: for what is no path or no mesh.
       ValueError: if one path is missing, a directory is unreadable, or the vocabularies differ.
     """
-    from specjax.checkpoints import read_config
-
     if (drafter is None) != (verifier is None):
         missing = "drafter" if drafter is None else "verifier"
         raise ValueError(
@@ -167,23 +216,59 @@ def load_pair(
                     "drafter=DIRECTORY, verifier=DIRECTORY), or --gin.DRAFTER and --gin.VERIFIER "
                     "to a command, each with config.json, safetensors and a tokenizer"
                 )
-    paths = (drafter, verifier)
-    for name, path in zip(("drafter", "verifier"), paths, strict=True):
+    loaded = load_models(
+        drafter=drafter, verifier=verifier, dtype=dtype, mesh=mesh, tokenizer=tokenizer
+    )
+    return Pair(loaded.named["drafter"], loaded.verifier)
+
+
+def load_models(
+    *,
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    tokenizer: PathLike | Tokenizer | None = None,
+    **paths: PathLike,
+) -> Models:
+    """Loads any number of models, and checks that they have one vocabulary.
+
+    Args:
+      dtype: of parameters, activations and caches; by default each checkpoint's own.
+      mesh: spreads the parameters, from `specjax.partitioning.make_mesh`.
+      tokenizer: of all models, for directories without one (T5X's); a tokenizer or its path.
+      **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
+
+    Returns:
+      The models, each under its name.
+
+    Raises:
+      FileNotFoundError: for a missing directory or file.
+      TypeError: for what is no path or no mesh.
+      ValueError: if none is called verifier, a directory is unreadable, or vocabularies differ.
+    """
+    from specjax.checkpoints import read_config
+
+    if "verifier" not in paths:
+        raise ValueError(
+            f"load_models: one path must be called verifier, got {', '.join(paths) or 'none'}"
+        )
+    for name, path in paths.items():
         _check_path(name, path)
     _check_mesh(mesh)
-    words = [_tokenizer(path, tokenizer) for path in paths]
+    words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     # Before any array is read.
-    _check_vocabularies(
-        *(
-            (os.fspath(path), each.fingerprint, read_config(path).vocab_size)
-            for path, each in zip(paths, words, strict=True)
-        )
+    sizes = {
+        name: (os.fspath(path), words[name].fingerprint, read_config(path).vocab_size)
+        for name, path in paths.items()
+    }
+    for name, size in sizes.items():
+        _check_vocabularies({name: size, "verifier": sizes["verifier"]})
+    _tell_special_ids(words)
+    return Models(
+        **{
+            name: load_text_model(path, dtype=dtype, mesh=mesh, tokenizer=words[name])
+            for name, path in paths.items()
+        }
     )
-    loaded = [
-        load_text_model(path, dtype=dtype, mesh=mesh, tokenizer=each)
-        for path, each in zip(paths, words, strict=True)
-    ]
-    return Pair(*loaded)
 
 
 def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokenizer:
@@ -207,18 +292,41 @@ def _check_path(name: str, path: Any) -> None:
 
 def _check_mesh(mesh: Any) -> None:
     if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
-        raise TypeError(f"mesh={mesh!r} is none: make one with specjax.partitioning.make_mesh")
+        raise TypeError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
 
 
-def _check_vocabularies(drafter: tuple[str, str, int], verifier: tuple[str, str, int]) -> None:
-    """Compares (name, tokenizer's fingerprint, vocabulary size) of two models."""
-    if drafter[1:] == verifier[1:]:
+# A model's path, its tokenizer's fingerprint and its vocabulary's size.
+_Words = tuple[str, str, int]
+
+
+def _words(model: TextModel) -> _Words:
+    return model.name, model.tokenizer.fingerprint, model.model.vocab_size
+
+
+def _check_vocabularies(models: dict[str, _Words]) -> None:
+    """Compares two models (or one with itself), by name."""
+    if len({words[1:] for words in models.values()}) == 1:
         return
-    described = [
-        f"{name} has {size} ids (tokens {words})" for name, words, size in (drafter, verifier)
-    ]
-    what = "tokenizers" if drafter[1] != verifier[1] else "vocabulary sizes"
+    (_, first, _), (_, second, _) = models.values()
+    described = [f"{path} has {size} ids (tokens {mark})" for path, mark, size in models.values()]
+    what = "tokenizers" if first != second else "vocabulary sizes"
     raise ValueError(
-        f"drafter and verifier have different {what}: {' but '.join(described)}; both must give "
+        f"{' and '.join(models)} have different {what}: {' but '.join(described)}; both must give "
         "every id the same meaning: choose models of one family"
     )
+
+
+def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
+    """Warns where a model ends or pads texts with other tokens than the verifier."""
+    own = words["verifier"]
+    for name, other in words.items():
+        for what, ours, theirs in (
+            ("ends texts", own.eos_ids, other.eos_ids),
+            ("pads prompts", own.pad_id, other.pad_id),
+        ):
+            if ours != theirs:
+                warnings.warn(
+                    f"the {name} {what} with {theirs}, the verifier with {ours}: the verifier's "
+                    "are used",
+                    stacklevel=4,
+                )

@@ -3,7 +3,6 @@
 Axes: n prompts, B rows of a batch, L length of a bucket.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -12,65 +11,19 @@ import jax
 import numpy as np
 
 from specjax.checks import checked
-from specjax.rules import Rule
-from specjax.sampling import Sampling
+from specjax.text.engine import Request
 from specjax.tokenizers import Tokenizer
+from specjax.types import Rule, Sampling
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 # Between two powers of two one more: no row is padded to more than about half as much again.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # How many times the slots may be filled before all of them run empty once. A resumed run decodes a
-# segment that was begun from its start.
-SEGMENT = 16
+# plan that was begun from its start.
+TURNS = 16
 _MAX_ID = 2**31 - 1
 _MAX_SEED = 2**32 - 1
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Requests:
-    """Everything that is asked of each row.
-
-    Attributes:
-      tokens: n int32 arrays, the prompts.
-      limits: `[n]` int32, how many tokens each may emit.
-      seeds: `[n]` uint32.
-      ids: `[n]` int32, the rows' random streams.
-      sampling: fields `[n]`.
-      rule: each strength one number or `[n]`; None where one model decodes alone.
-    """
-
-    tokens: list[np.ndarray]
-    limits: np.ndarray
-    seeds: np.ndarray
-    ids: np.ndarray
-    sampling: Sampling
-    rule: Rule | None = None
-
-    def rule_of(self, slots: Sequence[int | None]) -> Rule | None:
-        """The rule whose strengths per row are those of the prompts in the slots (None: any)."""
-        places = [place or 0 for place in slots]
-        return jax.tree.map(lambda x: np.asarray(x)[places] if np.ndim(x) else x, self.rule)
-
-
-class Batch(NamedTuple):
-    """Arrays of one batch; rows that only fill up its shape have the limit 0.
-
-    Attributes:
-      inputs: `[B, L]` int32.
-      input_lengths: `[B]` int32.
-      limits: `[B]` int32.
-      seeds: `[B]` uint32.
-      ids: `[B]` int32.
-      sampling: fields `[B]`.
-    """
-
-    inputs: Any
-    input_lengths: Any
-    limits: Any
-    seeds: Any
-    ids: Any
-    sampling: Sampling
 
 
 def as_list(prompts: Any) -> list[Prompt]:
@@ -178,24 +131,22 @@ def requests(
     *,
     seed: Any,
     ids: Any,
-    limits: Any,
-    temperature: Any,
-    top_k: Any,
-    top_p: Any,
-    max_new: int,
+    max_new_tokens: Any,
+    sampling: Mapping[str, Any],
+    draft_limit: Any,
+    max_draft: int,
     rule: Rule | None = None,
-) -> Requests:
+) -> list[Request]:
     """Checks what is asked per call or per row, and gives every row its own.
 
     Args:
-      tokens: the prompts.
+      tokens: the n prompts.
       seed: one or `[n]`.
       ids: `[n]`, or None for the prompts' places.
-      limits: one or `[n]`, at most `max_new`.
-      temperature: one or `[n]`.
-      top_k: one, `[n]` or None.
-      top_p: one, `[n]` or None.
-      max_new: the longest output.
+      max_new_tokens: one or `[n]`.
+      sampling: temperature, top_k and top_p, each one, `[n]` or None.
+      draft_limit: one or `[n]` in 0 .. G, or None.
+      max_draft: G.
       rule: its strengths one or `[n]` each.
 
     Returns:
@@ -206,49 +157,57 @@ def requests(
       ValueError: for a value out of its range, or another number of them than prompts.
     """
     count = len(tokens)
+    limits = _one_or_each("max_new_tokens", max_new_tokens, count)
+    limits = checked("max_new_tokens", limits, low=1, dtype=np.int32)
+    if ids is not None:
+        ids = _whole("ids", _one_or_each("ids", ids, count), _MAX_ID)
+        if not ids.ndim:
+            raise ValueError(f"ids is one number for {count} prompts: give one per prompt, [{ids}]")
+    seeds = _whole("seed", _one_or_each("seed", seed, count), _MAX_SEED)
+    drafts = None
+    if draft_limit is not None:
+        drafts = _one_or_each("draft_limit", draft_limit, count)
+        drafts = checked("draft_limit", drafts, low=0, high=max_draft, dtype=np.int32)
+    given = {k: None if v is None else _one_or_each(k, v, count) for k, v in sampling.items()}
+    settings = Sampling(**given)  # type: ignore[arg-type]
+    strengths = jax.tree_util.tree_leaves_with_path(rule)
+    for path, strength in strengths:
+        _one_or_each(f"{type(rule).__name__}{jax.tree_util.keystr(path)}", strength, count)
 
-    def given(name: str, value: Any) -> Any:
-        try:
-            array = np.asarray(value)
-        except (TypeError, ValueError):  # a key, or lists of several lengths
-            array = np.asarray("")
-        if array.dtype.kind in "US":
-            shown = " ".join(repr(value).split())[:60]
-            raise TypeError(f"{name} must be one number, or one per prompt, got {shown}")
-        if array.shape not in ((), (count,)):
-            raise ValueError(
-                f"{name} has shape {list(array.shape)} for {count} prompts: give one value, or "
-                "one per prompt"
-            )
-        return array
+    def of_row(value: Any, row: int) -> Any:
+        return value if value is None or not np.ndim(value) else value[row]
 
-    def rows(array: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(array, (count,))
-
-    limits = checked("max_new_tokens", given("max_new_tokens", limits), low=1, dtype=np.int32)
-    if limits.max() > max_new:
-        raise ValueError(
-            f"max_new_tokens is {limits.max()} but this Decoder has room for {max_new}: make it "
-            f"with max_new_tokens={limits.max()}"
+    return [
+        Request(
+            tokens=prompt,
+            limit=int(of_row(limits, row)),
+            seed=int(of_row(seeds, row)),
+            stream=row if ids is None else int(ids[row]),
+            sampling=Sampling(*(of_row(getattr(settings, name), row) for name in _SETTINGS)),
+            draft_limit=None if drafts is None else int(of_row(drafts, row)),
+            strengths=None if rule is None else tuple(of_row(x, row) for _, x in strengths),
         )
-    ids = np.arange(count) if ids is None else _whole("ids", given("ids", ids), _MAX_ID)
-    if not ids.ndim:
-        raise ValueError(f"ids is one number for {count} prompts: give one per prompt, [{ids}]")
-    settings = Sampling(
-        given("temperature", temperature),
-        None if top_k is None else given("top_k", top_k),
-        None if top_p is None else given("top_p", top_p),
-    )
-    for path, strength in jax.tree_util.tree_leaves_with_path(rule):
-        given(f"{type(rule).__name__}{jax.tree_util.keystr(path)}", strength)
-    return Requests(
-        tokens=tokens,
-        limits=rows(limits),
-        seeds=rows(_whole("seed", given("seed", seed), _MAX_SEED).astype(np.uint32)),
-        ids=ids.astype(np.int32),
-        sampling=jax.tree.map(rows, settings),
-        rule=rule,
-    )
+        for row, prompt in enumerate(tokens)
+    ]
+
+
+_SETTINGS = ("temperature", "top_k", "top_p")
+
+
+def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # a key, or lists of several lengths
+        array = np.asarray("")
+    if array.dtype.kind in "US":
+        shown = " ".join(repr(value).split())[:60]
+        raise TypeError(f"{name} must be one number, or one per prompt, got {shown}")
+    if array.shape not in ((), (count,)):
+        raise ValueError(
+            f"{name} has shape {list(array.shape)} for {count} prompts: give one value, or one per "
+            "prompt"
+        )
+    return array
 
 
 def _whole(name: str, values: np.ndarray, high: int) -> np.ndarray:
@@ -272,11 +231,11 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     return tuple(lengths.tolist())
 
 
-class Segment(NamedTuple):
+class SlotPlan(NamedTuple):
     """Prompts that pass through one set of slots.
 
     Attributes:
-      members: `[m]`, the prompts, those with the longest input first.
+      members: `[m]`, the places of the prompts, those with the longest input first.
       rows: B, the slots.
       refill: n, how many finished slots are given new prompts at once.
       length: L, the bucket.
@@ -290,22 +249,25 @@ class Segment(NamedTuple):
 
 def plan(
     lengths: Sequence[int], buckets: Sequence[int], batch_size: int, row_multiple: int = 1
-) -> Iterator[Segment]:
-    """Sorts prompts by length and cuts them into segments.
+) -> Iterator[SlotPlan]:
+    """Sorts prompts by length and cuts them into plans.
 
-    It depends on the lengths alone, and a segment on nothing before it, so that a run cut short
-    finds the same segments again and decodes the unfinished ones as before.
+    It depends on the lengths alone, and a plan on nothing before it, so that a run cut short finds
+    the same plans again and decodes the unfinished ones as before.
 
     Args:
       lengths: of the prompts, at most the last bucket.
       buckets: increasing.
-      batch_size: the slots; for fewer prompts the next power of two.
+      batch_size: the slots; for fewer prompts the next power of four: few shapes.
       row_multiple: what the number of rows decoded or taken in together must be a multiple of.
 
     Yields:
-      Segments of at most `SEGMENT * B` prompts. One ends with its bucket, once it fills the slots.
+      Plans of at most `TURNS * B` prompts. One ends with its bucket, once it fills the slots.
     """
-    rows = min(batch_size, 1 << (len(lengths) - 1).bit_length())
+    rows = 1
+    while rows < min(batch_size, len(lengths)):
+        rows *= 4
+    rows = min(rows, batch_size)
     rows += -rows % row_multiple
     refill = max(1, rows // 4)
     refill += -refill % row_multiple
@@ -315,47 +277,6 @@ def plan(
     for end in range(1, len(order) + 1):
         count = end - start
         last = end == len(order)
-        if last or count == SEGMENT * rows or (count >= rows and sizes[end] != sizes[end - 1]):
-            members = order[start:end][::-1]
-            yield Segment(members, rows, refill, int(sizes[end - 1]))
+        if last or count == TURNS * rows or (count >= rows and sizes[end] != sizes[end - 1]):
+            yield SlotPlan(order[start:end][::-1], rows, refill, int(sizes[end - 1]))
             start = end
-
-
-def make_batch(
-    asked: Requests, members: Sequence[int], rows: int, length: int, pad_id: int
-) -> Batch:
-    """The arrays of `members`, padded to `rows` rows of `length` tokens."""
-    inputs = np.full((rows, length), pad_id, np.int32)
-    input_lengths = np.ones(rows, np.int32)
-    for row, member in enumerate(members):
-        prompt = asked.tokens[member]
-        inputs[row, : len(prompt)] = prompt
-        input_lengths[row] = len(prompt)
-
-    def fill(values: np.ndarray) -> np.ndarray:
-        out = np.zeros(rows, values.dtype)
-        out[: len(members)] = values[list(members)]
-        return out
-
-    sampling = jax.tree.map(fill, asked.sampling)
-    return Batch(
-        inputs,
-        input_lengths,
-        fill(asked.limits),
-        fill(asked.seeds),
-        fill(asked.ids),
-        sampling,
-    )
-
-
-def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Puts rows, the leading axis of every array, and caches' heads where the mesh's rules say."""
-    from specjax.models import RaggedCache
-    from specjax.partitioning import batch_shardings, cache_shardings
-
-    def sharding(part: Any) -> Any:
-        rule = cache_shardings if isinstance(part, RaggedCache) else batch_shardings
-        return rule(part, mesh)
-
-    is_cache = lambda part: isinstance(part, RaggedCache)  # noqa: E731
-    return jax.device_put(tree, jax.tree.map(sharding, tree, is_leaf=is_cache))

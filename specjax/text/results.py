@@ -1,16 +1,114 @@
 """What decoding returns: texts, tokens, and the totals of what it took."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from specjax.decoding import DecodeInfo
+from specjax.types import DecodeInfo
 
 # What is summed over rows.
 COUNTS = ("emitted", "verifier_calls", "drafter_calls", "drafted", "accepted")
+
+
+class RowInfo(NamedTuple):
+    """What one row took, or all rows where arrays have a leading axis of rows.
+
+    Attributes:
+      emitted: int32, tokens emitted, an end-of-sequence token included.
+      rounds: int32, steps of the method.
+      calls: model's name -> int32, its passes while the row was unfinished. A pass serves the whole
+        batch. Where one model decodes alone, its passes count as the verifier's.
+      drafted_lengths: `[G + 1]` int32, in how many rounds 0 .. G tokens were drafted.
+      accepted_lengths: `[G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted.
+      token_sum: float32, expected accepted tokens of token verification on these drafts.
+      block_sum: float32, the same of block verification.
+      log_p: float32, log-probability of the output under the verifier, in nats.
+      log_target: float32, the same under the rule's target distribution.
+    """
+
+    emitted: np.ndarray
+    rounds: np.ndarray
+    calls: dict[str, np.ndarray]
+    drafted_lengths: np.ndarray
+    accepted_lengths: np.ndarray
+    token_sum: np.ndarray
+    block_sum: np.ndarray
+    log_p: np.ndarray
+    log_target: np.ndarray
+    token_log_p: np.ndarray | None = None
+    token_log_target: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, info: DecodeInfo, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
+        """What a loop has counted."""
+        names = set(cls._fields) - {"emitted", "rounds"}
+        return cls(emitted, rounds, **{name: getattr(info, name) for name in names})
+
+    @property
+    def verifier_calls(self) -> np.ndarray:
+        """Passes of the verifier."""
+        return self.calls.get("verifier", np.zeros_like(self.emitted))
+
+    @property
+    def drafter_calls(self) -> np.ndarray:
+        """Passes of all other models."""
+        others = [calls for name, calls in self.calls.items() if name != "verifier"]
+        return np.asarray(sum(others, np.zeros_like(self.emitted)))
+
+    @property
+    def drafted(self) -> np.ndarray:
+        """Tokens drafted."""
+        return _total(self.drafted_lengths)
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Drafted tokens accepted; those past an EOS or the limit count too."""
+        return _total(self.accepted_lengths)
+
+    @property
+    def discarded(self) -> np.ndarray:
+        """Drafted tokens that verification rejected."""
+        return self.drafted - self.accepted
+
+    @property
+    def drafted_at(self) -> np.ndarray:
+        """`[G]`, blocks that reached draft position i."""
+        return _reached(self.drafted_lengths)
+
+    @property
+    def accepted_at(self) -> np.ndarray:
+        """`[G]`, blocks accepted up to draft position i."""
+        return _reached(self.accepted_lengths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts of one row as JSON values."""
+        names = (
+            "rounds",
+            "drafter_calls",
+            "verifier_calls",
+            "drafted",
+            "accepted",
+            "emitted",
+            "drafted_at",
+            "accepted_at",
+            "token_sum",
+            "block_sum",
+        )
+        calls = {name: value.tolist() for name, value in self.calls.items()}
+        return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+
+
+def _total(lengths: np.ndarray) -> np.ndarray:
+    return lengths @ np.arange(lengths.shape[-1], dtype=lengths.dtype)
+
+
+def _reached(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths[..., ::-1], axis=-1, dtype=lengths.dtype)[..., -2::-1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,15 +119,52 @@ class Row:
       index: the prompt's place in the input.
       text: the output.
       tokens: `[n]` int32, the output without its end-of-sequence token.
-      ended: whether the model ended it; otherwise its length limit did.
-      info: totals of the row, as NumPy scalars and `[G]` arrays.
+      ended_by: "eos"; "length": its limit; "nan": a model gave NaN, see `error`.
+      info: what it took.
+      seconds: from its entering the batch.
+      log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
+        end-of-sequence token) under the verifier; None unless `log_probs=True` asked for them.
+      log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
+      error: which model gave NaN in which step, or None.
     """
 
     index: int
     text: str
     tokens: np.ndarray  # [n]
-    ended: bool
-    info: DecodeInfo
+    ended_by: str
+    info: RowInfo = dataclasses.field(repr=False)
+    seconds: float = 0.0
+    log_probs: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    error: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended it with an end-of-sequence token."""
+        return self.ended_by == "eos"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON values; a log-probability of minus infinity is None."""
+        made: dict[str, Any] = {
+            "index": self.index,
+            "text": self.text,
+            "tokens": self.tokens.tolist(),
+            "log_prob": finite(self.info.log_p),
+            "log_prob_target": finite(self.info.log_target),
+            "ended_by": self.ended_by,
+            "seconds": self.seconds,
+            "info": self.info.to_dict(),
+        }
+        if self.log_probs is not None and self.log_probs_target is not None:
+            made["log_probs"] = [finite(x) for x in self.log_probs]
+            made["log_probs_target"] = [finite(x) for x in self.log_probs_target]
+        return made if self.error is None else {**made, "error": self.error}
+
+
+def finite(value: Any) -> float | None:
+    """A number for JSON, which has no infinity."""
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -37,11 +172,10 @@ class RunInfo:
     """What decoding took, per row and in all.
 
     Attributes:
-      rows: `DecodeInfo` of NumPy arrays whose leading axis is the prompts, in their order. Where
-        one model decodes alone, its passes count as the verifier's.
+      rows: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
     """
 
-    rows: DecodeInfo
+    rows: RowInfo
 
     def __repr__(self) -> str:
         """Its totals: arrays of all rows would hide them."""
@@ -76,34 +210,71 @@ class RunInfo:
         }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Result:
-    """Outputs in the order of the prompts.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Result(Sequence[Row]):
+    """Outputs in the order of the prompts: a sequence of `Row`s.
 
     Attributes:
-      texts: one per prompt.
-      tokens: int32 arrays without the end-of-sequence token.
-      ended: `[n]` bool, whether the model ended the row (otherwise its length limit did).
-      info: what it took.
+      rows: one per prompt.
+      seconds: of the whole call, compilation included.
     """
 
-    texts: list[str]
-    tokens: list[np.ndarray] = dataclasses.field(repr=False)
-    ended: np.ndarray = dataclasses.field(repr=False)
-    info: RunInfo = dataclasses.field(repr=False)
+    rows: tuple[Row, ...]
+    seconds: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.rows[place]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        """The first texts, and the totals."""
+        shown = [repr(text) for text in self.texts[:3]]
+        more = f", ... {len(self) - 3} more" if len(self) > 3 else ""
+        return f"Result(texts=[{', '.join(shown)}{more}], info={self.info!r})"
+
+    @property
+    def texts(self) -> list[str]:
+        """One per prompt."""
+        return [row.text for row in self.rows]
+
+    @property
+    def tokens(self) -> list[np.ndarray]:
+        """Int32 arrays without the end-of-sequence token."""
+        return [row.tokens for row in self.rows]
+
+    @property
+    def ended_by(self) -> list[str]:
+        """See `Row.ended_by`."""
+        return [row.ended_by for row in self.rows]
+
+    @property
+    def ended(self) -> np.ndarray:
+        """`[n]` bool, whether the model ended the row."""
+        return np.array([row.ended for row in self.rows])
+
+    @property
+    def log_probs(self) -> list[np.ndarray | None]:
+        """See `Row.log_probs`."""
+        return [row.log_probs for row in self.rows]
+
+    @functools.cached_property
+    def info(self) -> RunInfo:
+        """What it took."""
+        return RunInfo(jax.tree.map(lambda *x: np.stack(x), *[row.info for row in self.rows]))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One dict of JSON values per row."""
+        return [row.to_dict() for row in self.rows]
 
 
-def collect(rows: Sequence[Row]) -> Result:
+def collect(rows: Sequence[Row], seconds: float = 0.0) -> Result:
     """Puts rows, each index once, into their order."""
-    rows = sorted(rows, key=lambda row: row.index)
-    columns = zip(*(row.info for row in rows), strict=True)
-    info: Any = map(np.stack, columns)
-    return Result(
-        texts=[row.text for row in rows],
-        tokens=[row.tokens for row in rows],
-        ended=np.array([row.ended for row in rows]),
-        info=RunInfo(DecodeInfo(*info)),
-    )
+    return Result(tuple(sorted(rows, key=lambda row: row.index)), seconds)
 
 
 def _ratio(numerator: Any, denominator: Any) -> float:

@@ -1,10 +1,10 @@
 """Verification: which prefix of a drafted block stands, and which token follows it."""
 
+from specjax.types import Verification
 from specjax.verification.block import Block, block_acceptance_probs
 from specjax.verification.greedy_block import GreedyBlock, GreedyBlockCarry
 from specjax.verification.token import Token, token_acceptance_probs
 from specjax.verification.verify import (
-    Verification,
     accept,
     draw_next,
     expected_accepted,

@@ -11,23 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.sampling import residual_mass
-from specjax.types import Acceptance, Array, DraftTraits
+from specjax.types import Acceptance, Array, Verification
 from specjax.verification.verify import drafted, ratios
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class Block(Verification):
     """Accepts the longest prefix whose own uniform passes; see `Verification`."""
 
     keeps_last_pass: ClassVar[bool] = True
-    has_carry: ClassVar[bool] = False
-
-    def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """Block verification is exact for every draft whose length is a stopping time."""
-
-    def init_carry(self, max_draft: int) -> Any:
-        """No carry."""
-        return ()
 
     def acceptance(
         self,
@@ -51,10 +43,6 @@ class Block:
         thresholds = jnp.where(index == num_drafted, reached, inner)
         thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
         return Acceptance(thresholds, scales, target_probs)
-
-    def next_carry(self, *args: Any) -> Any:
-        """No carry."""
-        return ()
 
 
 def block_acceptance_probs(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.sampling import residual, residual_mass
-from specjax.types import Acceptance, Array, DraftTraits
+from specjax.types import Acceptance, Array, DraftTraits, Verification
 from specjax.verification.verify import drafted, ratios
 
 # A ratio of this size makes R pi - q equal to R pi in float32; larger ones could overflow in sums.
@@ -36,7 +36,7 @@ class GreedyBlockCarry(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GreedyBlock:
+class GreedyBlock(Verification):
     """Accepts the whole block with min(1, R_L), else backs off token by token.
 
     Refused where it is not defined: see `check`, and `Verification`.
@@ -46,12 +46,10 @@ class GreedyBlock:
     has_carry: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """Raises ValueError unless one drafter, at the top level, stops without randomness."""
+        """Raises ValueError unless one drafter stops without randomness."""
         wrong = {
             "a drafter whose distributions depend on more than the prefix": not traits.prefix_only,
             "randomised stops": traits.random_stops,
-            "a draft that stops at EOS": traits.stops_at_eos,
-            "an inner level of a vertical cascade": traits.nested,
         }
         for what, refused in wrong.items():
             if refused:

@@ -4,27 +4,17 @@ Source: Leviathan et al. (arXiv 2211.17192), Algorithm 1; Faster Cascades, Algor
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.types import Acceptance, Array, DraftTraits
+from specjax.types import Acceptance, Array, Verification
 from specjax.verification.verify import drafted, ratios
 
 
 @dataclasses.dataclass(frozen=True)
-class Token:
+class Token(Verification):
     """Accepts x_i with probability min(1, pi_i(x_i) / q_i(x_i)); see `Verification`."""
-
-    keeps_last_pass: ClassVar[bool] = False
-    has_carry: ClassVar[bool] = False
-
-    def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """Token verification is exact for every draft."""
-
-    def init_carry(self, max_draft: int) -> Any:
-        """No carry."""
-        return ()
 
     def acceptance(
         self,
@@ -39,10 +29,6 @@ class Token:
         thresholds = token_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.ones((tokens.size + 1,), jnp.float32)
         return Acceptance(thresholds, scales, target_probs)
-
-    def next_carry(self, *args: Any) -> Any:
-        """No carry."""
-        return ()
 
 
 def token_acceptance_probs(

@@ -1,4 +1,4 @@
-"""What a verification algorithm is, and the draw that all of them share.
+"""How a block is verified: the draw that all algorithms share.
 
 One row at a time: a block x_1 .. x_L of L <= G tokens, drawn from q_1 .. q_L, is judged against the
 target distributions pi_1 .. pi_{L+1}. `draft_probs[i]` and `target_probs[i]` hold q_{i+1} and
@@ -8,56 +8,14 @@ An algorithm states thresholds and scales (`Acceptance`); the same numbers give 
 law of its outcome, and the metrics.
 """
 
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.sampling import draw, num_uniforms, residual, residual_weights
-from specjax.types import Acceptance, Array, DraftTraits, Verified
-
-
-class Verification(Protocol):
-    """A verification algorithm: static, hashable and without arrays of its own.
-
-    Attributes:
-      keeps_last_pass: the number accepted is the last index whose uniform passes its threshold
-        (block verification), not the index before the first failure (token verification).
-      has_carry: whether a round leaves something that alters later rounds' targets. Then the
-        drafter's distribution is needed at the bonus position whatever the rule.
-    """
-
-    keeps_last_pass: ClassVar[bool]
-    has_carry: ClassVar[bool]
-
-    def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """Raises ValueError if the algorithm is not exact for drafts of this kind."""
-
-    def init_carry(self, max_draft: int) -> Any:
-        """The carry before a row's first round."""
-
-    def acceptance(
-        self,
-        tokens: Array,
-        draft_probs: Array,
-        target_probs: Array,
-        num_drafted: Array,
-        carry: Any = (),
-        still_drafting: Array | None = None,
-    ) -> Acceptance:
-        """Thresholds and scales for one block; arguments as in `verify`."""
-
-    def next_carry(
-        self,
-        acceptance: Acceptance,
-        draft_probs: Array,
-        num_drafted: Array,
-        carry: Any,
-        num_accepted: Array,
-        next_token: Array,
-    ) -> Any:
-        """The carry into the next round, once the outcome of `acceptance` is known."""
+from specjax.types import Acceptance, Array, Verification, Verified
 
 
 def verify(

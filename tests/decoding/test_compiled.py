@@ -8,24 +8,27 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules
-from specjax.decoding import autoregressive as _autoregressive
 from specjax.decoding import compilation as _compile
-from specjax.decoding import speculative as _speculative
+from specjax.decoding.loop import jitted_run
 from specjax.models import model_from_config
 from specjax.sampling import Sampling
+from tests.decoding.helpers import alone, begin, pair
+from tests.decoding.policies import AfterTokenOne
 from tests.models.tiny import CONFIGS, random_params
 
 ROWS, PROMPT, NEW = 3, 5, 12
 # A size that no other axis of these networks has.
 LENGTH = 37
+VOCAB = 48
 
 
 def arguments(loop, params):
-    return loop.init(
+    return begin(
+        loop,
         params,
         jnp.ones((ROWS, PROMPT), jnp.int32),
         jnp.full((ROWS,), PROMPT),
-        seed=0,
+        seeds=0,
         ids=jnp.arange(ROWS),
         limits=jnp.full((ROWS,), NEW),
         sampling=Sampling(1.0),
@@ -36,24 +39,27 @@ def arguments(loop, params):
 
 @pytest.fixture(scope="module", params=["t5_v1_1", "gemma2"])
 def programs(request):
-    """Jaxpr, compiled program and cache shapes, for both loops over one family."""
+    """Jaxpr, compiled program and cache shapes, for each method over one family."""
     model = model_from_config(CONFIGS[request.param])
     params = random_params(model)
-    alone = decoding.Autoregressive(model)
-    both = decoding.Speculative(model, drafting.NeuralDrafter(model, 4))
-    pair = (params, (params, ()))
-    stops = jnp.int32(5), jnp.int32(ROWS)
-    run_alone, run_both = _autoregressive.jitted_run(), _speculative.jitted_run()
-    traced = {
-        "alone": run_alone.trace(alone, params, arguments(alone, params), *stops),
-        "both": run_both.trace(both, pair, rules.OPT(0.1), arguments(both, pair), *stops),
+    early = drafting.NeuralDrafter(model, 4, AfterTokenOne())
+    methods = {
+        "alone": decoding.Autoregressive(model),
+        "both": decoding.Speculative(model, drafting.NeuralDrafter(model, 4)),
+        "widths": decoding.Speculative(model, early),
     }
-    caches = jax.tree.leaves(arguments(alone, params).inner.cache._replace(cross=None))
+    traced, states = {}, {}
+    for name, method in methods.items():
+        given = alone(params) if name == "alone" else pair(params, params, rules.OPT(0.1))
+        states[name] = arguments(method, given)
+        stops = jnp.int32(5), jnp.int32(ROWS)
+        traced[name] = jitted_run().trace(method, given, states[name], *stops)
+    caches = jax.tree.leaves(states["alone"].inner.cache._replace(cross=None))
     shapes = {",".join(map(str, x.shape)) for x in caches}
     return {n: (str(t.jaxpr), t.lower().compile().as_text(), shapes) for n, t in traced.items()}
 
 
-@pytest.mark.parametrize("name", ["alone", "both"])
+@pytest.mark.parametrize("name", ["alone", "both", "widths"])
 def test_no_cache_is_copied(programs, name):
     _, text, shapes = programs[name]
     named = "|".join(shapes)
@@ -62,7 +68,7 @@ def test_no_cache_is_copied(programs, name):
     assert not re.findall(rf"= f32\[(?:{named})\]\S* (?:copy|select)\(.*", text)
 
 
-@pytest.mark.parametrize("name", ["alone", "both"])
+@pytest.mark.parametrize("name", ["alone", "both", "widths"])
 def test_no_host_callback_and_one_loop(programs, name):
     jaxpr, text, _ = programs[name]
     assert "callback" not in jaxpr and "callback" not in text
@@ -74,8 +80,8 @@ def test_the_state_is_donated():
     model = model_from_config(CONFIGS["t5_v1_1"])
     params = random_params(model)
     loop = decoding.Autoregressive(model)
-    state = arguments(loop, params)
-    loop.run(params, state, 2)
+    state = arguments(loop, alone(params))
+    loop.run(alone(params), state, 2)
     assert all(x.is_deleted() for x in jax.tree.leaves(state.inner.cache.keys))
     assert np.isfinite(params["decoder"]["decoder_norm"]["scale"]).all()  # the caller keeps these
 
@@ -90,3 +96,15 @@ def test_loops_take_the_options_that_xla_knows(programs, monkeypatch):
     assert known("cpu") is None
     monkeypatch.setattr(_compile, "_CPU_OPTIONS", {"xla_cpu_enable_fast_math": False})
     assert known("cpu") == {"xla_cpu_enable_fast_math": False}
+
+
+def widths_read(program):
+    """How many tokens the passes of a program read: those of its logits, [B, T, V]."""
+    text = program[0] + program[1]
+    return {int(t) for t in re.findall(rf"f32\[{ROWS},(\d+),{VOCAB}\]", text)}
+
+
+def test_the_verifier_reads_the_width_of_the_drafts(programs):
+    # With fixed lengths: one token (draft passes) and the whole block, no width between.
+    assert widths_read(programs["both"]) == {1, 5}
+    assert widths_read(programs["widths"]) >= {1, 2, 4, 5}

@@ -1,7 +1,6 @@
 """Whole sequences through the real loop follow the enumerated law, EOS and limits included."""
 
 import collections
-import dataclasses
 import functools
 import itertools
 
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, verification
+from tests.decoding.helpers import alone, begin, pair
+from tests.decoding.policies import AfterTokenOne
 from tests.tables import RULES, VERIFICATIONS, p_value
 
 V, EOS = 3, 2
@@ -62,10 +63,11 @@ def exact_law(rule, row):
 def sample(loop, rule, copies, *, stop_after=100, seed=0):
     rows = 3 * copies
     args = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (PROMPTS, LENGTHS)]
-    state = loop.init(
-        (PARAMS[0], (PARAMS[1], ())),
+    state = begin(
+        loop,
+        pair(*PARAMS),
         *map(jnp.asarray, args),
-        seed=seed,
+        seeds=seed,
         ids=jnp.arange(rows, dtype=jnp.int32),
         limits=jnp.asarray(np.tile(LIMITS, copies)),
         sampling=sampling.Sampling(np.tile(TEMPERATURES, copies)),
@@ -73,12 +75,12 @@ def sample(loop, rule, copies, *, stop_after=100, seed=0):
         max_length=16,
     )
     while not bool(state.finished.all()):
-        state = loop.run((PARAMS[0], (PARAMS[1], ())), rule, state, stop_after)
+        state = loop.run(pair(*PARAMS, rule), state, stop_after)
     return state
 
 
 def outputs(state):
-    tokens, emitted = np.asarray(state.tokens), np.asarray(state.info.emitted)
+    tokens, emitted = np.asarray(state.tokens), np.asarray(state.lengths)
     return [tuple(row[:n].tolist()) for row, n in zip(tokens, emitted, strict=True)]
 
 
@@ -89,7 +91,7 @@ COPIES = 7000
 def test_the_law_of_whole_sequences(name):
     # G = 3, so that carry-overs nest.
     loop = decoding.Speculative(
-        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], (EOS,)
+        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
     )
     for rule_name, rule in RULES.items():
         texts = outputs(sample(loop, rule, COPIES))
@@ -106,20 +108,21 @@ def test_the_law_of_whole_sequences(name):
 
 
 def test_autoregressive_follows_the_verifier():
-    loop = decoding.Autoregressive(MODEL, (EOS,))
+    loop = decoding.Autoregressive(MODEL, eos_ids=(EOS,))
     copies = 7000
-    state = loop.init(
-        PARAMS[0],
+    state = begin(
+        loop,
+        alone(PARAMS[0]),
         jnp.asarray(np.tile(PROMPTS, (copies, 1))),
         jnp.asarray(np.tile(LENGTHS, copies)),
-        seed=1,
+        seeds=1,
         ids=jnp.arange(3 * copies, dtype=jnp.int32),
         limits=jnp.asarray(np.tile(LIMITS, copies)),
         sampling=sampling.Sampling(np.tile(TEMPERATURES, copies)),
         max_new=4,
         max_length=8,
     )
-    texts = outputs(loop.run(PARAMS[0], state, 100))
+    texts = outputs(loop.run(alone(PARAMS[0]), state, 100))
     for row in range(3):
         seen: dict[tuple[int, ...], int] = {}
         for text in texts[row::3]:
@@ -148,19 +151,20 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
         return {key: float(mass.sum()) for key, mass in joint.items()}
 
     loop = decoding.Speculative(model, drafting.NeuralDrafter(model, 2), VERIFICATIONS[name])
-    params = (tables[0], (tables[1], ()))
-    state = loop.init(
+    params = pair(*tables)
+    state = begin(
+        loop,
         params,
         jnp.zeros((copies, 1), jnp.int32),
         jnp.ones(copies, jnp.int32),
-        seed=5,
+        seeds=5,
         ids=jnp.arange(copies, dtype=jnp.int32),
         limits=jnp.full(copies, length, jnp.int32),
         sampling=sampling.Sampling(),
         max_new=length,
         max_length=8,
     )
-    tokens = np.asarray(loop.run(params, RULES["Lossless"], state, 100).tokens)
+    tokens = np.asarray(loop.run(params, state, 100).tokens)
     seen = collections.Counter(map(tuple, (tokens % 4).tolist()))
     assert p_value(seen, pooled(steps[0]), copies) > 1e-5
     assert p_value(seen, pooled(steps[1]), copies) < 1e-5
@@ -169,7 +173,7 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
 @pytest.mark.parametrize("name", VERIFICATIONS)
 def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
     loop = decoding.Speculative(
-        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], (EOS,)
+        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
     )
     rule = RULES["TokenV3"]
     whole = sample(loop, rule, 8)
@@ -179,18 +183,19 @@ def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
     # Alone, in wider padding, with a longer cache.
     for row in (1, 5, 23):
         kind = row % 3
-        state = loop.init(
-            (PARAMS[0], (PARAMS[1], ())),
+        state = begin(
+            loop,
+            pair(*PARAMS),
             jnp.asarray(np.pad(PROMPTS[kind : kind + 1], ((0, 0), (0, 4)))),
             jnp.asarray(LENGTHS[kind : kind + 1]),
-            seed=0,
+            seeds=0,
             ids=jnp.array([row], jnp.int32),
             limits=jnp.asarray(LIMITS[kind : kind + 1]),
             sampling=sampling.Sampling(TEMPERATURES[kind]),
             max_new=4,
             max_length=21,
         )
-        state = loop.run((PARAMS[0], (PARAMS[1], ())), rule, state, 100)
+        state = loop.run(pair(*PARAMS, rule), state, 100)
         np.testing.assert_array_equal(state.tokens[0], whole.tokens[row])
     assert len({outputs(whole)[i] for i in range(0, 24, 3)}) > 1
     np.testing.assert_array_equal(sample(loop, rule, 8).tokens, whole.tokens)
@@ -198,42 +203,46 @@ def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
 
 
 def test_the_drafter_as_verifier_accepts_everything_and_totals_add_up():
-    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), verification.Block(), ())
-    params = (PARAMS[0], (PARAMS[0], ()))
-    state = loop.init(
+    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), verification.Block())
+    params = pair(PARAMS[0], PARAMS[0])
+    state = begin(
+        loop,
         params,
         jnp.asarray(PROMPTS),
         jnp.asarray(LENGTHS),
-        seed=0,
+        seeds=0,
         ids=jnp.arange(3),
         limits=jnp.array([9, 4, 0]),
         sampling=sampling.Sampling(),
         max_new=9,
         max_length=20,
     )
-    info = loop.run(params, RULES["Lossless"], state, 100).info
-    np.testing.assert_array_equal(info.emitted, [9, 4, 0])
-    np.testing.assert_array_equal(info.rounds, [3, 1, 0])
-    np.testing.assert_array_equal(info.drafted, 3 * info.rounds)
-    np.testing.assert_array_equal(info.accepted, info.drafted)
-    np.testing.assert_array_equal(info.discarded, 0)
-    np.testing.assert_array_equal(info.accepted_at.sum(1), info.accepted)
-    np.testing.assert_array_equal(info.drafter_calls, 4 * info.rounds)
-    np.testing.assert_allclose(info.block_sum, info.accepted, atol=1e-5)
+    state = loop.run(params, state, 100)
+    info = state.info
+    np.testing.assert_array_equal(state.lengths, [9, 4, 0])
+    np.testing.assert_array_equal(state.steps, [3, 1, 0])
+    np.testing.assert_array_equal(info.drafted_lengths[:, 3], state.steps)
+    np.testing.assert_array_equal(info.drafted_lengths, info.accepted_lengths)
+    np.testing.assert_array_equal(info.accepted_lengths.sum(1), state.steps)
+    np.testing.assert_array_equal(info.calls["verifier"], state.steps)
+    np.testing.assert_array_equal(info.calls["drafter"], 4 * state.steps)
+    accepted = info.accepted_lengths @ np.arange(4)
+    np.testing.assert_allclose(info.block_sum, accepted, atol=1e-5)
     np.testing.assert_allclose(info.log_p, info.log_target, atol=1e-5)
 
 
 def test_refilled_slots_decode_as_fresh_rows():
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), eos_ids=(EOS,))
-    params, rule = (PARAMS[0], (PARAMS[1], ())), RULES["Diff"]
+    params, rule = pair(*PARAMS), RULES["Diff"]
 
     def init(ids):
         kinds = [i % 3 for i in ids]
-        return loop.init(
+        return begin(
+            loop,
             params,
             jnp.asarray(PROMPTS[kinds]),
             jnp.asarray(LENGTHS[kinds]),
-            seed=3,
+            seeds=3,
             ids=jnp.array(ids),
             limits=jnp.asarray(LIMITS[kinds]),
             sampling=sampling.Sampling(TEMPERATURES[kinds]),
@@ -241,23 +250,23 @@ def test_refilled_slots_decode_as_fresh_rows():
             max_length=16,
         )
 
-    want = outputs(loop.run(params, rule, init(list(range(8))), 100))
-    state = loop.run(params, rule, init([0, 1, 2, 3]), 100)
+    want = outputs(loop.run(params._replace(rule=rule), init(list(range(8))), 100))
+    state = loop.run(params._replace(rule=rule), init([0, 1, 2, 3]), 100)
     assert outputs(state) == want[:4]
     state = decoding.insert_rows(state, jnp.array([2, 0]), init([6, 5]))
-    got = outputs(loop.run(params, rule, state, 100))
+    got = outputs(loop.run(params._replace(rule=rule), state, 100))
     assert got == [want[5], want[1], want[6], want[3]]
 
 
 def test_a_sweep_compiles_once():
-    from specjax.decoding import speculative as _speculative
+    from specjax.decoding.loop import jitted_run
 
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
     sample(loop, rules.OPT(0.0), 1)
-    before = _speculative.jitted_run()._cache_size()
+    before = jitted_run()._cache_size()
     for alpha in np.linspace(0, 1, 5):
         sample(loop, rules.OPT(alpha), 1)
-    assert _speculative.jitted_run()._cache_size() == before
+    assert jitted_run()._cache_size() == before
 
 
 def test_parts_that_do_not_fit_are_refused():
@@ -268,25 +277,13 @@ def test_parts_that_do_not_fit_are_refused():
         drafting.NeuralDrafter(MODEL, 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class AfterTokenOne(drafting.FixedLength):
-    """Stops a draft after token 1."""
-
-    @property
-    def is_fixed(self):
-        return False
-
-    def step(self, params, state, token, probs, hidden, index):
-        return token == 1, state
-
-
 @pytest.mark.parametrize("name", ["Token", "Block"])
 def test_the_law_with_drafts_that_stop_early(name):
     drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
-    loop = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name], (EOS,))
+    loop = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name], eos_ids=(EOS,))
     for rule_name in ("Lossless", "TokenV2"):
         state = sample(loop, RULES[rule_name], COPIES)
-        assert (np.asarray(state.info.drafted) < 3 * np.asarray(state.info.rounds)).any()
+        assert np.asarray(state.info.drafted_lengths)[:, 1:3].any()
         texts = outputs(state)
         for row in range(3):
             law = exact_law(RULES[rule_name], row)
@@ -309,16 +306,17 @@ def test_each_row_may_have_its_own_strength():
 
 def test_a_finished_row_makes_no_passes():
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), eos_ids=())
-    params = (PARAMS[0], (PARAMS[1], ()))
+    params = pair(*PARAMS)
 
     def calls(limits):
         rows = len(limits)
-        state = loop.init(
-            params, jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), seed=0,
+        state = begin(
+        loop,
+            params, jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), seeds=0,
             ids=jnp.arange(rows), limits=jnp.array(limits), sampling=sampling.Sampling(),
             max_new=20, max_length=32,
         )  # fmt: skip
-        return int(loop.run(params, RULES["Lossless"], state, 100).info.drafter_calls[0])
+        return int(loop.run(params, state, 100).info.drafter_calls[0])
 
     assert calls([20]) == calls([20, 0, 0, 0, 0, 0])
 
@@ -370,9 +368,9 @@ def test_bad_input_is_named_before_any_work(change, message, alone):
             arguments["max_length"], message = 7, "max_length=7 is too small"
     else:
         loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2))
-        params = (PARAMS[0], (PARAMS[1], ()))
+        params = pair(*PARAMS)
     with pytest.raises(ValueError, match=message):
-        loop.init(params, **arguments)
+        begin(loop, params, **arguments)
 
 
 def test_parts_of_a_wrong_kind_are_named():
@@ -380,7 +378,7 @@ def test_parts_of_a_wrong_kind_are_named():
     with pytest.raises(TypeError, match="eos_ids must be a tuple of token ids"):
         decoding.Speculative(MODEL, drafter, eos_ids=[2])
     with pytest.raises(ValueError, match=r"eos_ids must lie in \[0, 2\], got 3"):
-        decoding.Autoregressive(MODEL, (3,))
+        decoding.Autoregressive(MODEL, eos_ids=(3,))
     with pytest.raises(TypeError, match=r"give an instance, Block\(\)"):
         decoding.Speculative(MODEL, drafter, verification.Block)
     with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 2.0"):

@@ -9,7 +9,7 @@ import specjax
 from specjax import rules, verification
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
-from specjax.text.decoder import Result, RunInfo
+from specjax.text import Result, RunInfo
 
 HELP = "tokens per verifier call of each verification, and greedy outputs against the verifier's"
 

@@ -16,10 +16,9 @@ import numpy as np
 import specjax
 from specjax import Sampling, decoding, drafting, rules, testing
 from specjax.data import read_examples
-from specjax.decoding import DecodeState
 from specjax.models import T5
 from specjax.text import prompts as prompts_lib
-from specjax.types import Array, LanguageModel, Params
+from specjax.types import Array, LanguageModel, Method, Params, PromptBatch
 from specjax.verification import Block
 
 
@@ -76,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 # No logit is as large, which XLA cannot know.
 _NEVER = 1e30
+# More steps than any output takes.
+_FOREVER = 2**31 - 1
 # How long the passes of a turn take in all.
 _PASSES_SECONDS = 0.02
 
@@ -119,43 +120,48 @@ class Setup:
     def speculative(self, max_draft: int) -> decoding.Speculative:
         """Lossless block verification with a fixed draft length."""
         drafter = drafting.NeuralDrafter(self.drafter, max_draft)
-        return decoding.Speculative(self.verifier, drafter, Block(), self.eos_ids)
+        return decoding.Speculative(self.verifier, drafter, Block(), eos_ids=self.eos_ids)
 
     def autoregressive(self) -> decoding.Autoregressive:
         """The verifier alone."""
-        return decoding.Autoregressive(self.verifier, self.eos_ids)
+        return decoding.Autoregressive(self.verifier, eos_ids=self.eos_ids)
 
     def batches(self, rows: int) -> list[slice]:
         """The prompts in whole batches of `rows`."""
         return [slice(i, i + rows) for i in range(0, len(self.inputs) - rows + 1, rows)]
 
-    def decode(self, loop: Any, part: slice, temperature: float) -> tuple[float, Totals]:
+    def decode(self, method: Method, part: slice, temperature: float) -> tuple[float, Totals]:
         """Decodes one batch; returns the seconds in the loop (prefill left out), and totals."""
-        alone = isinstance(loop, decoding.Autoregressive)
-        params = self.params[0] if alone else (self.params[0], (self.params[1], ()))
-        longest = 0 if alone else loop.drafter.max_draft
         rows = part.stop - part.start
-        state = loop.init(
-            params,
-            jnp.asarray(self.inputs[part]),
-            jnp.asarray(self.lengths[part]),
-            seed=0,
-            ids=jnp.arange(part.start, part.stop, dtype=jnp.int32),
-            limits=jnp.full((rows,), self.max_new, jnp.int32),
+        params = self.params_of(method)
+        prompts = PromptBatch(
+            inputs=self.inputs[part],
+            input_lengths=self.lengths[part],
+            ids=np.arange(part.start, part.stop, dtype=np.int32),
+            limits=np.full((rows,), self.max_new, np.int32),
             sampling=Sampling(temperature),
-            max_new=self.max_new,
-            max_length=self.inputs.shape[1] + self.max_new + longest + 1,
         )
+        longest = self.inputs.shape[1] + self.max_new + method.max_draft + 1
+        state = method.init(params, prompts, max_new=self.max_new, max_length=longest)
         jax.block_until_ready(state)
         begin = time.perf_counter()
-        info = _finish(loop, params, state).info
+        state = jax.block_until_ready(method.run(params, state, _FOREVER))
         seconds = time.perf_counter() - begin
+        calls = {name: int(calls.max()) for name, calls in state.info.calls.items()}
         return seconds, Totals(
-            emitted=int(info.emitted.sum()),
-            rounds=int(info.rounds.sum()),
-            verifier=int(info.verifier_calls.max()),
-            drafter=int(info.drafter_calls.max()),
+            emitted=int(state.lengths.sum()),
+            rounds=int(state.steps.sum()),
+            verifier=calls["verifier"],
+            drafter=calls.get("drafter", 0),
         )
+
+    def params_of(self, method: Method) -> Params:
+        """The parameters of one of the two methods."""
+        verifier, drafter = self.params
+        if method.max_draft == 0:
+            return decoding.AutoregressiveParams(verifier)
+        small = drafting.NeuralDrafterParams(drafter)
+        return decoding.RoundParams(verifier, small, rules.Lossless())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,33 +201,29 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
     Loops and passes take turns at every batch, and all that each took is summed up: noise that
     lasts longer than a batch disturbs all of them alike.
     """
-    loops = {"alone": setup.autoregressive(), "loop": setup.speculative(max_draft)}
+    methods: dict[str, Method] = {
+        "alone": setup.autoregressive(),
+        "loop": setup.speculative(max_draft),
+    }
     passes = {
         "draft": _passes(setup.drafter, setup.params[1], setup, rows, 1),
         "draft_two": _passes(setup.drafter, setup.params[1], setup, rows, 2),
         "one": _passes(setup.verifier, setup.params[0], setup, rows, 1),
         "block": _passes(setup.verifier, setup.params[0], setup, rows, max_draft + 1),
     }
-    seconds = dict.fromkeys((*loops, *passes), 0.0)
-    totals = dict.fromkeys(loops, Totals())
+    seconds = dict.fromkeys((*methods, *passes), 0.0)
+    totals = dict.fromkeys(methods, Totals())
     batches = setup.batches(rows)
-    for loop in loops.values():
-        setup.decode(loop, batches[0], temperature)  # compiles
+    for method in methods.values():
+        setup.decode(method, batches[0], temperature)  # compiles
     for part in batches * repeats:
-        for name, loop in loops.items():
-            spent, counted = setup.decode(loop, part, temperature)
+        for name, method in methods.items():
+            spent, counted = setup.decode(method, part, temperature)
             seconds[name] += spent
             totals[name] += counted
         for name, call in passes.items():
             seconds[name] += call() / len(batches) / repeats
     return Measured(**seconds, lone_totals=totals["alone"], totals=totals["loop"])
-
-
-def _finish(loop: Any, params: Params, state: DecodeState) -> DecodeState:
-    forever = jnp.iinfo(jnp.int32).max
-    if isinstance(loop, decoding.Autoregressive):
-        return jax.block_until_ready(loop.run(params, state, forever))
-    return jax.block_until_ready(loop.run(params, rules.Lossless(), state, forever))
 
 
 def load(args: argparse.Namespace) -> Setup:

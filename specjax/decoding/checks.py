@@ -1,0 +1,123 @@
+"""Checks, on the host, of what a method is started with."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Array, DecodeState, Method, PromptBatch
+
+# The largest seed and id.
+_WORD = 2**32 - 1
+
+
+def check_prompts(method: Method, prompts: PromptBatch, max_new: int) -> int:
+    """Checks shapes, dtypes and ranges of what a method is started with.
+
+    Args:
+      method: a `LoopMethod`.
+      prompts: what its rows are asked for.
+      max_new: N.
+
+    Returns:
+      The cache positions of the longest prompt.
+
+    Raises:
+      ValueError: naming the argument, its value and what it must be.
+    """
+    if np.ndim(prompts.inputs) != 2:
+        raise ValueError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
+    rows, width = np.shape(prompts.inputs)
+    _check_shapes(prompts, rows)
+    forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
+    last = method.vocab_size - 1
+    spans: list[tuple[str, Any, int, int]] = [
+        ("inputs", prompts.inputs, 0, last),
+        ("input_lengths", prompts.input_lengths, 1, width),
+        ("limits", prompts.limits, 0, max_new),
+        ("draft_limits", prompts.draft_limits, 0, method.max_draft),
+        ("seeds", prompts.seeds, 0, _WORD),
+        ("ids", prompts.ids, 0, _WORD),
+        ("prefix", prompts.prefix, 0, last),
+        ("prefix_lengths", prompts.prefix_lengths, 0, forced),
+    ]
+    for name, value, low, high in spans:
+        if value is not None:
+            _check_span(name, value, low, high)
+    prefixes = np.full((rows,), forced, np.int32)
+    if prompts.prefix_lengths is not None:
+        prefixes = np.asarray(prompts.prefix_lengths)
+    positions: Any = method.prompt_positions(np.asarray(prompts.input_lengths), prefixes)  # type: ignore[attr-defined]
+    return int(np.max(positions, initial=0))
+
+
+def _check_shapes(prompts: PromptBatch, rows: int) -> None:
+    per_row = {"input_lengths": prompts.input_lengths, "ids": prompts.ids, "limits": prompts.limits}
+    if prompts.draft_limits is not None:
+        per_row["draft_limits"] = prompts.draft_limits
+    if prompts.prefix is not None:
+        shape = np.shape(prompts.prefix)
+        if len(shape) != 2 or shape[0] != rows:
+            raise ValueError(f"prefix must be [B, F] = [{rows}, F], got shape {shape}")
+        if prompts.prefix_lengths is not None:
+            per_row["prefix_lengths"] = prompts.prefix_lengths
+    elif prompts.prefix_lengths is not None:
+        raise ValueError("prefix_lengths without prefix: give both, or neither")
+    for name, value in per_row.items():
+        if np.shape(value) != (rows,):
+            raise ValueError(f"{name} must be [B] = [{rows}], got shape {np.shape(value)}")
+    settings = {f"sampling.{n}": getattr(prompts.sampling, n) for n in _SETTINGS}
+    for name, value in {"seeds": prompts.seeds, **settings}.items():
+        if value is not None and np.shape(value) not in ((), (rows,)):
+            raise ValueError(
+                f"{name} must be scalar or [B] = [{rows}], got shape {np.shape(value)}"
+            )
+
+
+_SETTINGS = ("temperature", "top_k", "top_p")
+
+
+def _check_span(name: str, value: Any, low: int, high: int) -> None:
+    array = np.asarray(value)
+    if array.size and array.dtype.kind not in "iuO":  # O: whole numbers past 64 bits
+        raise ValueError(f"{name} must be of an integer dtype, got {array.dtype}")
+    bad = (array < low) | (array > high)
+    if bad.any():
+        where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
+        raise ValueError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
+
+
+def check_strengths(rule: Any, rows: int) -> None:
+    """Raises ValueError unless every strength of a rule is scalar or `[B]`."""
+    for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
+        if jnp.shape(leaf) not in ((), (rows,)):
+            raise ValueError(
+                f"rule{jax.tree_util.keystr(name)} must be scalar or [B] = ({rows},), got shape "
+                f"{jnp.shape(leaf)}"
+            )
+
+
+def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Raises unless `eos_ids` is a tuple of token ids."""
+    if not isinstance(eos_ids, tuple):
+        raise TypeError(f"eos_ids must be a tuple of token ids, got {eos_ids!r}: write (1,)")
+    for eos in eos_ids:
+        if not 0 <= eos < vocab_size:
+            raise ValueError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
+
+
+def check_stops(
+    state: DecodeState, stop_after: int | Array, until_finished: int | Array | None
+) -> tuple[Any, Any]:
+    """When a loop returns, as int32 scalars; all rows must be finished if nothing is said.
+
+    Raises:
+      ValueError: unless both are at least 1: a loop of no steps never ends.
+    """
+    rows = state.finished.shape[0]
+    until_finished = rows if until_finished is None else until_finished
+    for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
+        if int(value) < 1:
+            raise ValueError(f"{name} must be at least 1, got {int(value)}")
+    return np.int32(stop_after), np.int32(until_finished)

@@ -1,0 +1,193 @@
+"""The rows' state: how it begins, how tokens are appended, how slots are refilled.
+
+Axes: B rows, N longest output, G longest block, T tokens of a step.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.compilation import jit_at, placement
+from specjax.types import EOS, LENGTH, NAN, RUNNING, Array, DecodeInfo, DecodeState, PromptBatch
+
+
+def row_keys(seeds: int | Array, ids: Array) -> Array:
+    """One key per row: `fold_in(key(seed), id)`.
+
+    Args:
+      seeds: one, or `[B]` of an integer dtype; in [0, 2^32).
+      ids: `[B]` of an integer dtype, in [0, 2^32).
+
+    Returns:
+      `[B]` keys.
+    """
+
+    def key(seed: Array, row: Array) -> Array:
+        # Whatever JAX's default is: vmapped draws of its other generators depend on each other.
+        return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), row)
+
+    return jax.vmap(key)(jnp.broadcast_to(seeds, jnp.shape(ids)), ids)
+
+
+def step_uniforms(state: DecodeState, count: int) -> Array:
+    """`[B, count]` float32 in [0, 1) for the rows' next step.
+
+    One call of the generator for all that a step draws: several cost more than their numbers.
+    """
+
+    def draw(key: Array, step: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(key, step), (count,), jnp.float32)
+
+    return jax.vmap(draw)(state.keys, state.steps)
+
+
+def initial_state(
+    inner: Any,
+    prompts: PromptBatch,
+    *,
+    max_new: int,
+    max_draft: int,
+    model_names: Sequence[str],
+    token_log_probs: bool,
+) -> DecodeState:
+    """A state with nothing emitted yet; a row with limit 0 is finished at once.
+
+    Args:
+      inner: what the method's step carries.
+      prompts: what the rows are asked for.
+      max_new: N.
+      max_draft: G, 0 without a drafter.
+      model_names: the keys of `DecodeInfo.calls`.
+      token_log_probs: whether log-probabilities are kept token by token.
+    """
+    keys = row_keys(prompts.seeds, prompts.ids)
+    rows = keys.shape[0]
+    counts = jnp.zeros((rows,), jnp.int32)
+    sums = jnp.zeros((rows,), jnp.float32)
+    lengths = jnp.zeros((rows, max_draft + 1), jnp.int32)
+    limits = jnp.copy(prompts.limits.astype(jnp.int32))
+    draft_limits = prompts.draft_limits
+    if draft_limits is None:
+        draft_limits = jnp.full((rows,), max_draft, jnp.int32)
+    by_token = jnp.zeros((rows, max_new), jnp.float32) if token_log_probs else None
+    return DecodeState(
+        tokens=jnp.zeros((rows, max_new), jnp.int32),
+        lengths=counts,
+        limits=limits,
+        draft_limits=jnp.copy(draft_limits.astype(jnp.int32)),
+        ended_by=jnp.where(limits > 0, RUNNING, LENGTH),
+        keys=keys,
+        steps=counts,
+        # Copied: the state is donated, and must not take the caller's arrays along.
+        sampling=jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), prompts.sampling),
+        inner=inner,
+        info=DecodeInfo(
+            calls=dict.fromkeys(model_names, counts),
+            drafted_lengths=lengths,
+            accepted_lengths=lengths,
+            token_sum=sums,
+            block_sum=sums,
+            log_p=sums,
+            log_target=sums,
+            nan_in=counts - 1,
+            token_log_p=by_token,
+            token_log_target=by_token,
+        ),
+    )
+
+
+def append(
+    state: DecodeState, tokens: Array, counts: Array, eos_ids: tuple[int, ...]
+) -> tuple[DecodeState, Array]:
+    """Appends a step's tokens to the rows that are running.
+
+    Args:
+      state: the rows.
+      tokens: `[B, T]` int32.
+      counts: `[B]` int32, how many of them are real.
+      eos_ids: what ends a row; it is kept.
+
+    Returns:
+      The state with `tokens`, `lengths` and `ended_by` moved on, and `[B, T]` bool: which tokens
+      were appended (not those past an EOS or the row's limit).
+    """
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    ends = jnp.zeros(tokens.shape, bool)
+    for eos in eos_ids:
+        ends |= tokens == eos
+    before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
+    kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
+    kept &= index < (state.limits - state.lengths)[:, None]
+    out = put_tokens(state.tokens, tokens, kept, state.lengths)
+    lengths = state.lengths + kept.sum(axis=1, dtype=jnp.int32)
+    reason = jnp.where(lengths >= state.limits, LENGTH, RUNNING)
+    reason = jnp.where((ends & kept).any(axis=1), EOS, reason)
+    ended_by = jnp.where(state.finished, state.ended_by, reason)
+    return state._replace(tokens=out, lengths=lengths, ended_by=ended_by), kept
+
+
+def put_tokens(buffer: Array, values: Array, kept: Array, lengths: Array) -> Array:
+    """Writes `values [B, T]` where `kept [B, T]` at `lengths [B] ..` of `buffer [B, N]`."""
+    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+    # Whatever is not kept is written past the end, where it is dropped.
+    slots = jnp.where(kept, lengths[:, None] + index, buffer.shape[1])
+    put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
+    return jax.vmap(put)(buffer, slots, values)
+
+
+def add_log_probs(
+    info: DecodeInfo, kept: Array, log_p: Array, log_target: Array, lengths: Array
+) -> DecodeInfo:
+    """Adds a step's log-probabilities `[B, T]` of the kept tokens, appended at `lengths` `[B]`."""
+    sums = [jnp.where(kept, x, 0.0).sum(axis=1) for x in (log_p, log_target)]
+    info = info._replace(log_p=info.log_p + sums[0], log_target=info.log_target + sums[1])
+    if info.token_log_p is None or info.token_log_target is None:
+        return info
+    return info._replace(
+        token_log_p=put_tokens(info.token_log_p, log_p, kept, lengths),
+        token_log_target=put_tokens(info.token_log_target, log_target, kept, lengths),
+    )
+
+
+def end_by_nan(state: DecodeState, nan_in: Array) -> DecodeState:
+    """Ends the running rows whose `nan_in [B]` names a source (is not negative)."""
+    ends = (nan_in >= 0) & ~state.finished
+    info = state.info._replace(nan_in=jnp.where(ends, nan_in, state.info.nan_in))
+    return state._replace(ended_by=jnp.where(ends, NAN, state.ended_by), info=info)
+
+
+def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
+    """Puts new rows into the slots of finished ones. The state is donated: use the result.
+
+    Args:
+      state: B rows.
+      rows: `[n]` int32, the slots; each once.
+      new: n rows with the same N, cache length and prompt length.
+
+    Returns:
+      B rows; they lie where they lay.
+    """
+    return _jitted_insert(placement(state))(state, rows, new)
+
+
+@functools.cache
+def _jitted_insert(where: Any) -> Any:
+    def insert(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
+        return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)
+
+    return jit_at(insert, where, donate_argnums=0)
+
+
+def end_row(state: DecodeState, row: int, reason: int) -> DecodeState:
+    """Ends one row with a code of `ENDED_BY`; the state stays the caller's."""
+    ended_by = _jitted_end(placement(state.ended_by))(state.ended_by, np.int32(row), reason)
+    return state._replace(ended_by=ended_by)
+
+
+@functools.cache
+def _jitted_end(where: Any) -> Any:
+    return jit_at(lambda ended_by, row, reason: ended_by.at[row].set(reason), where)

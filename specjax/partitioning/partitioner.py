@@ -1,0 +1,110 @@
+"""Where parameters, caches, states and batches lie: one object decides, from axis names."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from specjax.partitioning.mesh import STANDARD_RULES, AxisRules, partition_spec
+from specjax.types import Axes, LanguageModel, Params, row_axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioner:
+    """Turns logical axis names into shardings on one mesh; static and hashable.
+
+    Attributes:
+      mesh: from `make_mesh`.
+      rules: pairs of a logical axis and a mesh axis, or None to leave it whole; see
+        `partition_spec`.
+
+    Raises:
+      TypeError: if `mesh` is no mesh.
+    """
+
+    mesh: Mesh
+    rules: AxisRules = STANDARD_RULES
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh):
+            raise TypeError(
+                f"mesh must come from specjax.partitioning.make_mesh, got {self.mesh!r}"
+            )
+        object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))
+
+    @property
+    def row_multiple(self) -> int:
+        """What a number of rows must be a multiple of, so that the devices share them evenly."""
+        axis = next((axis for name, axis in self.rules if name == "batch"), None)
+        return 1 if axis is None else self.mesh.shape[axis]
+
+    def shardings(self, shapes: Any, axes: Axes, units: Mapping[str, int] | None = None) -> Any:
+        """Where the arrays of a tree lie.
+
+        Args:
+          shapes: a pytree of arrays or shapes.
+          axes: the same structure, a tuple of logical axis names in the place of each array.
+          units: axis name -> the size of what must not be cut through; 1 by default.
+
+        Returns:
+          A pytree of `NamedSharding` like `shapes`.
+
+        Raises:
+          ValueError: see `partition_spec`.
+        """
+
+        def sharding(leaf: Any, names: Any) -> NamedSharding:
+            spec = partition_spec(leaf.shape, names, self.mesh, self.rules, units)
+            return NamedSharding(self.mesh, spec)
+
+        return jax.tree.map(sharding, shapes, axes)
+
+    def param_shardings(self, model: LanguageModel, params: Params) -> Any:
+        """Where a model's parameters lie; `params` are arrays or shapes.
+
+        Returns:
+          A pytree of `NamedSharding` like `params`.
+
+        Raises:
+          ValueError: see `partition_spec`.
+        """
+        return self.shardings(params, model.param_axes(params), model.axis_units())
+
+    def place(self, tree: Any, shardings: Any) -> Any:
+        """Puts arrays that every process has whole where `shardings` say; each keeps its part."""
+
+        def place(leaf: Any, sharding: Any) -> jax.Array:
+            if isinstance(leaf, jax.Array):
+                return jax.device_put(leaf, sharding)
+            whole = np.asarray(leaf)
+            return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+
+        return jax.tree.map(place, tree, shardings)
+
+    def place_rows(self, tree: Any) -> Any:
+        """Puts arrays whose leading axis is the batch where the rows lie; see `place`."""
+        arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)
+        return self.place(arrays, self.shardings(arrays, row_axes(arrays)))
+
+
+def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of an array that this process holds.
+
+    Args:
+      array: `[B, ...]`, spread over its leading axis or not at all.
+
+    Returns:
+      `[n]` their places, increasing, and `[n, ...]` the rows. On one process: all of them.
+    """
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        whole = np.asarray(array)
+        return np.arange(len(whole)), whole
+    parts: dict[int, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        parts.setdefault(shard.index[0].start or 0, np.asarray(shard.data))
+    starts = sorted(parts)
+    places = [np.arange(start, start + len(parts[start])) for start in starts]
+    return np.concatenate(places), np.concatenate([parts[start] for start in starts])

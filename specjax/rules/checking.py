@@ -1,0 +1,58 @@
+"""Checks of rules that users write."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Rule
+
+_TOLERANCE = 1e-4
+
+
+def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32, own: bool = False) -> None:
+    """Checks on random distributions that a rule gives distributions.
+
+    Args:
+      rule: the rule; of strengths per row only the first is tried.
+      vocab_size: V of the distributions.
+      positions: how many are tried: flat and peaked ones, some with zeros.
+      own: whether rules of `specjax.rules`, which are known to, are checked too.
+
+    Raises:
+      ValueError: naming the rule, where its target is negative, NaN or does not sum to one, or not
+        `[V]` float32.
+    """
+    if type(rule).__module__.startswith("specjax.rules") and not own:
+        return
+    name = type(rule).__name__
+    single: Any = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1)[0], rule)
+    rng = np.random.default_rng(0)
+    scale = np.geomspace(0.1, 10.0, positions)[None, :, None]
+    logits = rng.standard_normal((4, positions, vocab_size)) * scale
+    logits[rng.random(logits.shape) < 0.1] = -np.inf
+    logits[..., 0] = 0.0
+    weights = np.exp(logits)
+    q, p, q_conf, p_conf = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    target = np.asarray(_targets(single, q, p, q_conf, p_conf))
+    if target.shape != q.shape or target.dtype != np.float32:
+        raise ValueError(
+            f"{name} must give one float32 distribution [V] per position, got {target.dtype} of "
+            f"shape {list(target.shape[1:])}"
+        )
+    if not np.all(target >= 0.0):
+        raise ValueError(f"{name} must give no negative probability and no NaN: see its formula")
+    sums = target.sum(axis=1)
+    worst = float(sums[np.argmax(np.abs(sums - 1.0))])
+    if abs(worst - 1.0) > _TOLERANCE:
+        raise ValueError(
+            f"{name} must give distributions that sum to one, got a sum of {worst:.6g}: normalise "
+            "its target"
+        )
+
+
+@functools.partial(jax.jit)
+def _targets(rule: Rule, *distributions: Any) -> Any:
+    return jax.vmap(rule)(*distributions)

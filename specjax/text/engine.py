@@ -1,0 +1,351 @@
+"""The engine: requests enter slots, all slots step together, finished rows leave.
+
+Axes: B slots, n slots filled at once, L prompt length, N longest output.
+"""
+
+import collections
+import dataclasses
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import check_count
+from specjax.decoding import end_row, insert_rows
+from specjax.partitioning import Partitioner, local_rows
+from specjax.text.results import RowInfo
+from specjax.types import (
+    ABORTED,
+    ENDED_BY,
+    NAN,
+    DecodeState,
+    Method,
+    Params,
+    PromptBatch,
+    Sampling,
+)
+
+# Steps between two returns to the host, so that an interrupt is heard.
+STOP_AFTER = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """What is asked of one row.
+
+    Attributes:
+      tokens: `[n]` int32, the prompt.
+      limit: how many tokens it may emit.
+      seed: in 0 .. 2**32 - 1.
+      stream: in 0 .. 2**32 - 1; randomness depends on the seed and this number alone.
+      sampling: fields are scalars; None, or a field that is None: the engine's own.
+      draft_limit: the longest block in 0 .. G; None for G.
+      strengths: the leaves of the rule, scalars; None for the engine's own.
+    """
+
+    tokens: np.ndarray
+    limit: int
+    seed: int = 0
+    stream: int = 0
+    sampling: Sampling | None = None
+    draft_limit: int | None = None
+    strengths: tuple[Any, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Finished:
+    """A row that has left the engine.
+
+    Attributes:
+      id: what `Engine.add` returned.
+      tokens: `[n]` int32, all that it emitted, an end-of-sequence token included.
+      ended_by: "eos", "length" or "nan".
+      info: what it took.
+      seconds: from its entering a slot.
+      error: for a row that ended by NaN, which model gave it and in which step; else None.
+    """
+
+    id: int
+    tokens: np.ndarray
+    ended_by: str
+    info: RowInfo
+    seconds: float
+    error: str | None = None
+
+
+@dataclasses.dataclass
+class _Slot:
+    id: int
+    request: Request
+    since: float
+
+
+class Engine:
+    """Decodes requests that may arrive while others run.
+
+    One engine has one shape: all its programs are compiled once, and shared with other engines of
+    the same method and shape. Which slot a request gets, and beside whom, does not change its text.
+
+    Args:
+      method: the method.
+      params: its parameters; where they have a field `rule`, its strengths are scalars.
+      rows: B, the slots.
+      prompt_length: L, the longest prompt in tokens; all are padded to it.
+      max_new: N, the longest output.
+      refill: n, how many free slots are filled at once; a quarter of the slots by default.
+      sampling: fields are scalars: what requests do not say. A field that is None cannot be asked
+        for: its filter is not compiled in.
+      partitioner: where arrays lie on a mesh; the method's own.
+      pad_id: pads prompts.
+      token_log_probs: whether log-probabilities are kept token by token.
+
+    Raises:
+      ValueError: if a size is no whole number of at least 1, or a mesh does not divide the slots.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        params: Params,
+        *,
+        rows: int,
+        prompt_length: int,
+        max_new: int,
+        refill: int | None = None,
+        sampling: Sampling | None = None,
+        partitioner: Partitioner | None = None,
+        pad_id: int = 0,
+        token_log_probs: bool = False,
+    ) -> None:
+        refill = max(1, rows // 4) if refill is None else refill
+        for name, size in (("rows", rows), ("refill", refill), ("prompt_length", prompt_length)):
+            check_count(name, size, "give a whole number")
+        multiple = 1 if partitioner is None else partitioner.row_multiple
+        for name, size in (("rows", rows), ("refill", refill)):
+            if size % multiple:
+                raise ValueError(
+                    f"{name} must be a multiple of {multiple}, over which the mesh spreads rows, "
+                    f"got {size}"
+                )
+        self._method, self._params = method, params
+        self._rows, self._refill, self._length = rows, refill, prompt_length
+        self._max_new, self._pad_id = max_new, pad_id
+        self._sampling = Sampling() if sampling is None else sampling
+        self._partitioner, self._token_log_probs = partitioner, token_log_probs
+        self._rule = getattr(params, "rule", None)
+        self._max_length = method.cache_length(prompt_length, 0, max_new)
+        self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
+        self._slots: list[_Slot | None] = [None] * rows
+        self._state: DecodeState | None = None
+        self._next_id = 0
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests wait or run."""
+        return len(self._waiting) + self._rows - self._slots.count(None)
+
+    def add(self, request: Request) -> int:
+        """Takes a request, which waits for a free slot.
+
+        Returns:
+          Its id: 0, 1, 2, ... in the order of the calls.
+
+        Raises:
+          ValueError: if it does not fit the engine.
+        """
+        count = len(request.tokens)
+        if not 1 <= count <= self._length:
+            raise ValueError(
+                f"the prompt must have 1 to {self._length} tokens, got {count}: shorten it, or "
+                "make the engine with a larger prompt_length"
+            )
+        if not 1 <= request.limit <= self._max_new:
+            raise ValueError(
+                f"limit must be in 1 .. {self._max_new}, got {request.limit}: make the engine with "
+                "a larger max_new"
+            )
+        for name in ("top_k", "top_p"):
+            asked, own = (getattr(x, name, None) for x in (request.sampling, self._sampling))
+            if asked is not None and own is None:
+                raise ValueError(
+                    f"{name} must be None: this engine is compiled without it; make it with "
+                    f"sampling=Sampling({name}=...)"
+                )
+        self._next_id += 1
+        self._waiting.append((self._next_id - 1, request))
+        return self._next_id - 1
+
+    def abort(self, request_id: int) -> bool:
+        """Drops a request, whether it waits or runs; it will not be among the finished.
+
+        Args:
+          request_id: what `add` returned.
+
+        Returns:
+          Whether it was there.
+        """
+        for waiting in self._waiting:
+            if waiting[0] == request_id:
+                self._waiting.remove(waiting)
+                return True
+        for place, slot in enumerate(self._slots):
+            if slot is not None and slot.id == request_id:
+                assert self._state is not None
+                self._state = end_row(self._state, place, ABORTED)
+                self._slots[place] = None
+                return True
+        return False
+
+    def step(self, *, until_empty: bool = False) -> list[Finished]:
+        """Fills free slots and decodes on, until a row is finished or `STOP_AFTER` steps are done.
+
+        While requests wait, it decodes until `refill` slots are free.
+
+        Args:
+          until_empty: if nothing waits, decode until all rows are finished, not one.
+
+        Returns:
+          The rows that are finished; of several processes each returns its own.
+        """
+        self._fill()
+        free = self._slots.count(None)
+        if self._state is None or free == self._rows:
+            return []
+        wanted = self._rows if until_empty else free + 1
+        wanted = max(self._refill, free + 1) if self._waiting else wanted
+        self._state = self._method.run(self._params_now(), self._state, STOP_AFTER, wanted)
+        return self._drain()
+
+    def _fill(self) -> None:
+        """Gives free slots to waiting requests."""
+        if self._state is None and self._waiting:
+            chosen = self._take(self._rows)
+            self._state = self._init(chosen, self._rows)
+            self._occupy(range(self._rows), chosen)
+        while self._waiting and self._slots.count(None) >= self._refill:
+            assert self._state is not None
+            free = [place for place, slot in enumerate(self._slots) if slot is None]
+            free = free[: self._refill]
+            chosen = self._take(self._refill)
+            new = self._init(chosen, self._refill)
+            self._state = insert_rows(self._state, jnp.asarray(free, jnp.int32), new)
+            self._occupy(free, chosen)
+
+    def _take(self, count: int) -> list[tuple[int, Request]]:
+        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def _occupy(self, places: Iterable[int], chosen: Sequence[tuple[int, Request]]) -> None:
+        now = time.perf_counter()
+        for place, (request_id, request) in zip(places, chosen, strict=False):
+            self._slots[place] = _Slot(request_id, request, now)
+
+    def _init(self, chosen: Sequence[tuple[int, Request]], rows: int) -> DecodeState:
+        """Takes prompts in; rows without one, at the end, are finished from the start."""
+        batch = self._batch([request for _, request in chosen], rows)
+        return self._method.init(
+            self._params,
+            batch,
+            max_new=self._max_new,
+            max_length=self._max_length,
+            token_log_probs=self._token_log_probs,
+        )
+
+    def _batch(self, requests: Sequence[Request], rows: int) -> PromptBatch:
+        inputs = np.full((rows, self._length), self._pad_id, np.int32)
+        lengths = np.ones(rows, np.int32)
+        for row, request in enumerate(requests):
+            lengths[row] = len(request.tokens)
+            inputs[row, : lengths[row]] = request.tokens
+
+        def column(values: Iterable[Any], dtype: Any) -> np.ndarray:
+            filled = np.zeros(rows, dtype)
+            filled[: len(requests)] = list(values)
+            return filled
+
+        def setting(name: str) -> np.ndarray | None:
+            own = getattr(self._sampling, name)
+            if own is None:
+                return None
+            asked = [getattr(r.sampling, name, None) for r in requests]
+            column = np.full(rows, own)
+            column[: len(asked)] = [own if value is None else value for value in asked]
+            return column
+
+        longest = self._method.max_draft
+        return PromptBatch(
+            inputs=inputs,
+            input_lengths=lengths,
+            ids=column((r.stream for r in requests), np.uint32),
+            limits=column((r.limit for r in requests), np.int32),
+            seeds=column((r.seed for r in requests), np.uint32),
+            sampling=Sampling(*map(setting, ("temperature", "top_k", "top_p"))),  # type: ignore[arg-type]
+            draft_limits=column(
+                (longest if r.draft_limit is None else r.draft_limit for r in requests), np.int32
+            ),
+        )
+
+    def _params_now(self) -> Params:
+        """The parameters with the strengths of the requests in the slots."""
+        if self._rule is None:
+            return self._params
+        own, structure = jax.tree.flatten(self._rule)
+        asked = [None if slot is None else slot.request.strengths for slot in self._slots]
+        columns = [
+            np.array([own[i] if row is None else row[i] for row in asked], np.asarray(own[i]).dtype)
+            for i in range(len(own))
+        ]
+        rule = jax.tree.unflatten(structure, columns)
+        if self._partitioner is not None:
+            rule = self._partitioner.place_rows(rule)
+        return self._params._replace(rule=rule)
+
+    def _drain(self) -> list[Finished]:
+        """Takes the finished rows out of their slots."""
+        assert self._state is not None
+        ended_by, places, rows = _read(self._state)
+        local = {int(place): i for i, place in enumerate(places)}
+        done = []
+        now = time.perf_counter()
+        for place, slot in enumerate(self._slots):
+            if slot is None or not ended_by[place]:
+                continue
+            self._slots[place] = None
+            if place in local:
+                done.append(self._finished(slot, local[place], int(ended_by[place]), rows, now))
+        return done
+
+    def _finished(self, slot: _Slot, i: int, code: int, rows: Any, now: float) -> Finished:
+        tokens, lengths, steps, info = rows
+        # Copies: a view would keep the whole batch in memory.
+        values: Any = jax.tree.map(lambda x: np.array(x[i]), info)
+        own = RowInfo.of(values, np.array(lengths[i]), np.array(steps[i]))
+        error = None
+        if code == NAN:
+            source = self._method.nan_sources[int(values.nan_in)]
+            error = f"{source} gave NaN in step {int(steps[i])}"
+        output = np.array(tokens[i, : lengths[i]])
+        return Finished(slot.id, output, ENDED_BY[code], own, now - slot.since, error)
+
+
+def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, Any]:
+    """What the host needs, in one go: all rows' `ended_by`, and the local rows with their places.
+
+    On an accelerator each array read by itself is a round trip.
+    """
+    wanted = (state.tokens, state.lengths, state.steps, state.info)
+    if state.ended_by.is_fully_addressable:
+        ended_by, rows = jax.device_get((state.ended_by, wanted))
+        return ended_by, np.arange(len(ended_by)), rows
+    everywhere = jax.NamedSharding(state.ended_by.sharding.mesh, jax.P())  # type: ignore[attr-defined]
+    ended_by = np.asarray(_copy_to(everywhere)(state.ended_by))
+    places, _ = local_rows(state.ended_by)
+    return ended_by, places, jax.tree.map(lambda x: local_rows(x)[1], wanted)
+
+
+@functools.cache
+def _copy_to(sharding: Any) -> Any:
+    return jax.jit(jnp.copy, out_shardings=sharding)

@@ -1,0 +1,271 @@
+"""What a drafter is, and what decides when its draft ends.
+
+Axes: B rows, G longest block, V vocabulary, D drafter's width, T committed tokens.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from specjax.types.language_model import Array, Axes, Params, row_axes
+from specjax.types.sampling import Sampling
+
+
+class DraftBlock(NamedTuple):
+    """A drafted block for each row, padded to G tokens.
+
+    Attributes:
+      tokens: `[B, G]` int32; past `num_drafted` anything.
+      probs: `[B, G + 1, V]` float32; row i is what `tokens[:, i]` was drawn from. The row at
+        `num_drafted`, the bonus position, is filled in only where it is asked for.
+      confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
+      num_drafted: `[B]` int32, at most the row's limit.
+      calls: model's name -> int32 scalar, how many passes of it made the block.
+    """
+
+    tokens: Array  # [B, G]
+    probs: Array  # [B, G + 1, V]
+    confidences: Array | None  # [B, G + 1, V]
+    num_drafted: Array  # [B]
+    calls: dict[str, Array]
+
+
+class Bonus(NamedTuple):
+    """What a drafter says of the position after its block.
+
+    Attributes:
+      probs: `[B, V]` float32, the distribution there.
+      confidences: `[B, V]` float32, its confidence, or None.
+      calls: model's name -> int32 scalar, how many passes it took.
+    """
+
+    probs: Array  # [B, V]
+    confidences: Array | None  # [B, V]
+    calls: dict[str, Array]
+
+
+class DraftTraits(NamedTuple):
+    """What a verification algorithm may have to know of the way blocks are drafted.
+
+    Attributes:
+      prefix_only: each draft distribution depends on the tokens before it alone, and on one drafter
+        (no horizontal cascade, no statistics gathered from earlier rounds).
+      random_stops: whether the decision to stop a draft uses randomness of its own.
+      fixed_length: every block is as long as its row's limit allows.
+    """
+
+    prefix_only: bool = True
+    random_stops: bool = False
+    fixed_length: bool = True
+
+
+class Drafter(Protocol):
+    """Proposes blocks of tokens; static and hashable, arrays in `params` and the state.
+
+    A drafter of your own derives from this class; what has a default may be left out.
+
+    A drafter is told what was committed, and may lag: a row that drafts nothing for some rounds is
+    still committed to, and the drafter reads those tokens when the row drafts again.
+
+    Attributes:
+      max_draft: G, the longest block.
+      vocab_size: V.
+      num_uniforms: how many uniforms a row's block takes; 0 by default.
+      has_confidence: whether there is a confidence distribution (a statistical drafter has none);
+        False by default.
+      traits: what verification algorithms may have to know; `DraftTraits()` by default.
+      model_names: the names of its models, under which their passes are counted; none by default.
+    """
+
+    # For the type checker alone: a field of a dataclass may take their places.
+    if TYPE_CHECKING:
+
+        @property
+        def max_draft(self) -> int:
+            """G."""
+
+        @property
+        def vocab_size(self) -> int:
+            """V."""
+
+        @property
+        def num_uniforms(self) -> int:
+            """See above."""
+            return 0
+
+        @property
+        def has_confidence(self) -> bool:
+            """See above."""
+            return False
+
+        @property
+        def traits(self) -> DraftTraits:
+            """See above."""
+            return DraftTraits()
+
+        @property
+        def model_names(self) -> tuple[str, ...]:
+            """See above."""
+            return ()
+
+    else:
+        num_uniforms = 0
+        has_confidence = False
+        traits = DraftTraits()
+        model_names = ()
+
+    def describe(self) -> Any:
+        """What determines its drafts besides its parameters, as JSON values."""
+        return repr(self)
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """Counts the cache positions of each prompt; see `LanguageModel.prompt_positions`."""
+        return 0 * input_lengths
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Any:
+        """Takes prompts in (see `LanguageModel.prefill`); returns the drafter's state."""
+
+    def propose(
+        self,
+        params: Params,
+        state: Any,
+        tokens: Array,
+        limits: Array,
+        uniforms: Array,
+        sampling: Sampling,
+        active: Array,
+        *,
+        with_confidence: bool,
+    ) -> tuple[DraftBlock, Any]:
+        """Drafts one block for each row.
+
+        Args:
+          params: the drafter's parameters.
+          state: its state.
+          tokens: `[B]` int32, each row's last committed token.
+          limits: `[B]` int32 in 0 .. G, the longest block of each row this round.
+          uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
+          sampling: fields `[B]`; the block's probabilities are what tokens are drawn from.
+          active: `[B]` bool, the rows that draft or may be asked for a bonus; others need nothing,
+            and no pass is made for them alone.
+          with_confidence: whether the rule reads confidences (static).
+
+        Returns:
+          The block and the new state.
+        """
+
+    def bonus(
+        self,
+        params: Params,
+        state: Any,
+        tokens: Array,
+        block: DraftBlock,
+        sampling: Sampling,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, Any]:
+        """Says what follows each row's last drafted token (its last committed one if none is).
+
+        Args:
+          params: the drafter's parameters.
+          state: its state after `propose`.
+          tokens: `[B]` int32, each row's last committed token, as given to `propose`.
+          block: what `propose` returned.
+          sampling: fields `[B]`.
+          with_confidence: whether the rule reads confidences (static).
+
+        Returns:
+          The distributions, and the state, which then lacks nothing if the block is accepted.
+        """
+
+    def commit(self, state: Any, tokens: Array, counts: Array) -> Any:
+        """Takes note of what was committed; whatever else was drafted is rolled back.
+
+        Args:
+          state: its state after `propose` or `bonus`.
+          tokens: `[B, T]` int32; the first `counts[b]` of row b are committed. They may be fewer
+            than were accepted, and need not be the drafter's own.
+          counts: `[B]` int32; 0 leaves a row where it was before the round.
+
+        Returns:
+          The state for the next round.
+        """
+        return state
+
+    def state_axes(self, state: Any) -> Axes:
+        """The logical axis names of the state; by default only the rows are spread."""
+        return row_axes(state)
+
+
+class Stopping(Protocol):
+    """Decides when a row's draft ends; static and hashable, arrays in `params` and the state.
+
+    A policy of your own derives from this class and defines `step`.
+
+    The decision after token i may look at the tokens up to i and what was known with them, never
+    at a later one: then verification stays exact. The token just drawn is always kept.
+
+    Attributes:
+      is_random: whether it uses randomness of its own; False by default.
+      is_fixed: whether it never stops a draft before its longest length; False by default.
+      reads_confidence: whether `step` reads the confidence distributions, which are None otherwise;
+        False by default.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def is_random(self) -> bool:
+            """See above."""
+            return False
+
+        @property
+        def is_fixed(self) -> bool:
+            """See above."""
+            return False
+
+        @property
+        def reads_confidence(self) -> bool:
+            """See above."""
+            return False
+
+    else:
+        is_random = False
+        is_fixed = False
+        reads_confidence = False
+
+    def init(self, rows: int) -> Any:
+        """The state before a draft's first token; the leading axis of its arrays is the batch."""
+        return ()
+
+    def step(
+        self,
+        params: Params,
+        state: Any,
+        token: Array,
+        probs: Array,
+        confidences: Array | None,
+        hidden: Array,
+        index: Array,
+    ) -> tuple[Array, Any]:
+        """Says whether each row's draft ends with the token just drawn.
+
+        Args:
+          params: the policy's own parameters.
+          state: its state.
+          token: `[B]` int32, the token just drawn.
+          probs: `[B, V]` float32, what it was drawn from: one-hot at temperature 0.
+          confidences: `[B, V]` float32, the drafter's softmax at temperature 1, unfiltered; None
+            unless `reads_confidence`.
+          hidden: `[B, D]`, the drafter's last hidden state of the token before it.
+          index: int32 scalar, how many tokens were drafted before it.
+
+        Returns:
+          `[B]` bool, and the new state.
+        """

@@ -1,0 +1,151 @@
+"""What decoding asks of a language model.
+
+Axes: B rows, P prompt length, F prefix length, T tokens in one extend, S cache length, D width,
+V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+
+Array = jax.Array
+Params = Any  # a pytree of arrays
+Cache = Any  # a pytree of arrays whose leading axis is the batch
+CacheUpdates = Any  # a pytree of arrays: what one block adds to a cache
+Axes = Any  # a pytree like another one, a tuple of logical axis names in the place of each array
+
+
+class Prefilled(NamedTuple):
+    """A prompt taken in: a cache, and the first token to extend with.
+
+    Attributes:
+      cache: the model's cache, with all of the prompt but `tokens` in it.
+      tokens: `[B]` int32, the last token of each prompt (or the start token); not in the cache.
+      positions: `[B]` int32, the cache position at which `tokens` belongs.
+    """
+
+    cache: Cache
+    tokens: Array  # [B]
+    positions: Array  # [B]
+
+
+class Extended(NamedTuple):
+    """What a model says of a block of tokens.
+
+    Attributes:
+      logits: `[B, T, V]` float32; `logits[b, t]` predicts the token after `tokens[b, t]`.
+      hidden: `[B, T, D]`, the last hidden states (before the output projection).
+      cache: the cache, with the block's entries at `positions[b] .. positions[b] + T - 1`.
+    """
+
+    logits: Array  # [B, T, V]
+    hidden: Array  # [B, T, D]
+    cache: Cache
+
+
+def row_axes(tree: Any) -> Axes:
+    """Names the leading axis of every array "batch", and no other axis.
+
+    Args:
+      tree: a pytree of arrays or shapes.
+
+    Returns:
+      The same structure with a tuple of names for each array; None leaves an axis whole.
+    """
+    return jax.tree.map(lambda x: ("batch", *(None,) * (x.ndim - 1))[: x.ndim], tree)
+
+
+class LanguageModel(Protocol):
+    """A causal next-token model whose rows advance, and roll back, independently.
+
+    A model of your own derives from this class and defines `vocab_size`, `prompt_positions`,
+    `prefill`, `score` and `write`; the rest has a default.
+
+    Rolling back is a smaller `positions[b]` in the next call: entries are overwritten, never added
+    to, and position k is seen only by queries at positions >= k. Writes past the cache's end are
+    dropped. Instances are static and hashable; all arrays travel in `params` and `cache`.
+
+    Attributes:
+      vocab_size: V, the size of the last axis of the logits.
+    """
+
+    # For the type checker alone: a field of a dataclass may take its place.
+    if TYPE_CHECKING:
+
+        @property
+        def vocab_size(self) -> int:
+            """V, the size of the last axis of the logits."""
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """Counts the cache positions of each prompt, its last token included.
+
+        Args:
+          input_lengths: `[B]`, or one number.
+          prefix_lengths: `[B]`, or one number.
+
+        Returns:
+          The same shape; the first generated token has this position.
+        """
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Prefilled:
+        """Takes prompts in.
+
+        Args:
+          params: the model's parameters.
+          inputs: `[B, P]` int32 prompts, padded on the right.
+          input_lengths: `[B]` int32, how many of each row's inputs are real (>= 1).
+          max_length: S, the number of positions the cache must hold (static).
+          prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models).
+          prefix_lengths: `[B]` int32.
+
+        Returns:
+          A `Prefilled`.
+        """
+
+    def score(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, CacheUpdates]:
+        """Reads `tokens [B, T]` at `positions[b] ..` and leaves the cache alone.
+
+        Returns:
+          logits `[B, T, V]` float32, hidden `[B, T, D]`, and the updates for `write`. The updates
+          have T in one axis of each array that depends on it. Being free of the cache they may
+          cross a `lax.switch` between several T without copying it.
+        """
+
+    def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
+        """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
+
+    def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
+        """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache."""
+        logits, hidden, updates = self.score(params, cache, tokens, positions)
+        return Extended(logits, hidden, self.write(cache, updates, positions))
+
+    def prepare(self, params: Params) -> Params:
+        """Lays the parameters out for fast decoding; by default they stay as they are."""
+        return params
+
+    def describe(self) -> str:
+        """What the model is, for fingerprints: two equal ones compute the same from `params`."""
+        return repr(self)
+
+    def param_axes(self, params: Params) -> Axes:
+        """The logical axis names of the parameters; by default every device holds all of them."""
+        return jax.tree.map(lambda x: (None,) * x.ndim, params)
+
+    def cache_axes(self, cache: Cache) -> Axes:
+        """The logical axis names of a cache; by default only the rows are spread."""
+        return row_axes(cache)
+
+    def axis_units(self) -> Mapping[str, int]:
+        """Logical axis -> the size of what a mesh must not cut through; 1 where it is not named."""
+        return {}

@@ -1,0 +1,189 @@
+"""What a decoding method is: prompts in, tokens out, for rows that advance independently.
+
+Axes: B rows, P prompt length, F prefix length, N longest output, G longest draft block.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+from specjax.types.language_model import Array, Params
+from specjax.types.sampling import Sampling
+
+# Why a row ended: the codes in `DecodeState.ended_by`, and their names.
+RUNNING, EOS, LENGTH, NAN, ABORTED = range(5)
+ENDED_BY = ("running", "eos", "length", "nan", "aborted")
+
+
+class PromptBatch(NamedTuple):
+    """What a method is started with; the leading axis of every array is the batch.
+
+    Attributes:
+      inputs: `[B, P]` int32 prompts, padded on the right.
+      input_lengths: `[B]` int32, at least 1.
+      ids: `[B]` int32; a row's random stream depends on the seed and its id alone.
+      limits: `[B]` int32, how many tokens each row may emit.
+      seeds: one, or `[B]` of an integer dtype, in 0 .. 2**32 - 1.
+      sampling: fields scalar or `[B]`.
+      draft_limits: `[B]` int32 in 0 .. G, the longest block of each row, or None for G. A row with
+        limit 0 emits one token per round.
+      prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models), or None.
+      prefix_lengths: `[B]` int32, or None for F in each row.
+    """
+
+    inputs: Any  # [B, P]
+    input_lengths: Any  # [B]
+    ids: Any  # [B]
+    limits: Any  # [B]
+    seeds: Any = 0  # [] or [B]
+    sampling: Sampling = Sampling()
+    draft_limits: Any = None  # [B]
+    prefix: Any = None  # [B, F]
+    prefix_lengths: Any = None  # [B]
+
+
+class DecodeInfo(NamedTuple):
+    """What decoding took, per row since its start: written by the loop, never read by it.
+
+    Attributes:
+      calls: model's name -> `[B]` int32, its passes while the row was unfinished. A pass serves the
+        whole batch, so rows beside this one can add passes of the drafter.
+      drafted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G tokens were drafted.
+      accepted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted;
+        those past an EOS or the limit count too.
+      token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
+      block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never less.
+      log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats; -inf
+        if a rule emitted a token that the verifier could not.
+      log_target: `[B]` float32, the same under the target distributions.
+      nan_in: `[B]` int32, for a row that ended by NaN the index into `Method.nan_sources` of what
+        gave it; else -1.
+      token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for.
+      token_log_target: `[B, N]` float32, `log_target` token by token, or None likewise.
+    """
+
+    calls: dict[str, Array]
+    drafted_lengths: Array  # [B, G + 1]
+    accepted_lengths: Array  # [B, G + 1]
+    token_sum: Array  # [B]
+    block_sum: Array  # [B]
+    log_p: Array  # [B]
+    log_target: Array  # [B]
+    nan_in: Array  # [B]
+    token_log_p: Array | None = None  # [B, N]
+    token_log_target: Array | None = None  # [B, N]
+
+
+class DecodeState(NamedTuple):
+    """The rows between two calls of `run`; the leading axis of every array is the batch.
+
+    Attributes:
+      tokens: `[B, N]` int32, the output; zero past `lengths`.
+      lengths: `[B]` int32, how many tokens were emitted.
+      limits: `[B]` int32, how many tokens each row may emit; at most N.
+      draft_limits: `[B]` int32 in 0 .. G, the longest block of each row. It may be replaced between
+        two calls by whatever looks at committed tokens only.
+      ended_by: `[B]` int32, a code of `ENDED_BY`. A row that is not running stays frozen.
+      keys: `[B]` keys, one stream per row.
+      steps: `[B]` int32, the row's steps so far: its counter of random numbers.
+      sampling: fields `[B]`.
+      inner: what the method's step carries.
+      info: what it took.
+    """
+
+    tokens: Array  # [B, N]
+    lengths: Array  # [B]
+    limits: Array  # [B]
+    draft_limits: Array  # [B]
+    ended_by: Array  # [B]
+    keys: Array  # [B]
+    steps: Array  # [B]
+    sampling: Sampling
+    inner: Any
+    info: DecodeInfo
+
+    @property
+    def finished(self) -> Array:
+        """`[B]` bool, the rows that emit nothing more."""
+        return self.ended_by != RUNNING
+
+
+class Method(Protocol):
+    """A decoding method: static and hashable; all arrays travel in `params` and the state.
+
+    `specjax.decoding.LoopMethod` has everything but a prefill and a step.
+
+    Its parameters are one pytree with named fields, such as `verifier`, `drafter` and `rule`. Where
+    there is a field `rule`, its strengths are scalar or `[B]`.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    def max_draft(self) -> int:
+        """G, 0 without a drafter."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The keys of `DecodeInfo.calls`; the first is the model whose tokens are committed."""
+
+    @property
+    def nan_sources(self) -> tuple[str, ...]:
+        """What may give NaN; see `DecodeInfo.nan_in`."""
+
+    def check_rule(self, rule: Any) -> None:
+        """Raises TypeError or ValueError if the method does not decode under this rule."""
+
+    def cache_length(self, prompt_length: int, prefix_length: int, max_new: int) -> int:
+        """S, the cache positions that such prompts and an output of `max_new` tokens take."""
+
+    def init(
+        self,
+        params: Params,
+        prompts: PromptBatch,
+        *,
+        max_new: int,
+        max_length: int | None = None,
+        token_log_probs: bool = False,
+    ) -> DecodeState:
+        """Takes prompts in.
+
+        Args:
+          params: the method's parameters.
+          prompts: B prompts.
+          max_new: N, the longest output (static).
+          max_length: S, cache positions (static); by default what `cache_length` says.
+          token_log_probs: whether `DecodeInfo` holds log-probabilities token by token.
+
+        Returns:
+          A state for `run`.
+
+        Raises:
+          ValueError: naming the argument that is of a wrong shape or out of range.
+        """
+
+    def run(
+        self,
+        params: Params,
+        state: DecodeState,
+        stop_after: int | Array,
+        until_finished: int | Array | None = None,
+    ) -> DecodeState:
+        """Decodes on. The state is donated: use the result.
+
+        Args:
+          params: the method's parameters.
+          state: from `init`, `run` or `specjax.decoding.insert_rows`.
+          stop_after: for at most so many steps.
+          until_finished: return once so many rows are finished, those that were before included;
+            all by default. Both are traced.
+
+        Returns:
+          The state; the rows are finished, or the steps are done.
+
+        Raises:
+          ValueError: for parameters that do not fit the batch, or a stop below 1.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """What determines the outputs besides the parameters, as JSON values."""

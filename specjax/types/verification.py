@@ -1,0 +1,88 @@
+"""What a verification algorithm is, and what it says of a block.
+
+Axes: G longest block, V vocabulary.
+"""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from specjax.types.drafting import DraftTraits
+from specjax.types.language_model import Array
+
+
+class Acceptance(NamedTuple):
+    """How a verification algorithm judges one drafted block.
+
+    Attributes:
+      thresholds: `[G]` float32; uniform i (independent ones) passes iff it is below thresholds[i].
+        Zero past the block's length.
+      scales: `[G + 1]` float32; the token after i accepted ones is drawn from
+        norm((scales[i] * targets[i] - draft_probs[i])_+), or from targets[i] if i is the length.
+      targets: `[G + 1, V]` float32; the target distributions after carry-over.
+      detail: what the algorithm itself needs for its next carry.
+    """
+
+    thresholds: Array  # [G]
+    scales: Array  # [G + 1]
+    targets: Array  # [G + 1, V]
+    detail: Any = ()
+
+
+class Verified(NamedTuple):
+    """The outcome of verifying one row's block.
+
+    Attributes:
+      num_accepted: int32 scalar in 0 .. num_drafted: how many drafted tokens stand.
+      next_token: int32 scalar: the token that follows them.
+      carry: what the algorithm takes into the row's next round (an empty pytree for most).
+    """
+
+    num_accepted: Array
+    next_token: Array
+    carry: Any
+
+
+class Verification(Protocol):
+    """A verification algorithm: static, hashable and without arrays of its own.
+
+    An algorithm of your own derives from this class and defines `acceptance`.
+
+    Attributes:
+      keeps_last_pass: the number accepted is the last index whose uniform passes its threshold
+        (block verification), not the index before the first failure (token verification).
+      has_carry: whether a round leaves something that alters later rounds' targets. Then the
+        drafter's distribution is needed at the bonus position whatever the rule.
+    """
+
+    keeps_last_pass: ClassVar[bool] = False
+    has_carry: ClassVar[bool] = False
+
+    def acceptance(
+        self,
+        tokens: Array,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+        carry: Any = (),
+        still_drafting: Array | None = None,
+    ) -> Acceptance:
+        """Thresholds and scales for one block; arguments as in `specjax.verification.verify`."""
+
+    def check(self, max_draft: int, traits: DraftTraits) -> None:
+        """Raises ValueError if the algorithm is not exact for drafts of this kind."""
+        return None
+
+    def init_carry(self, max_draft: int) -> Any:
+        """The carry before a row's first round."""
+        return ()
+
+    def next_carry(
+        self,
+        acceptance: Acceptance,
+        draft_probs: Array,
+        num_drafted: Array,
+        carry: Any,
+        num_accepted: Array,
+        next_token: Array,
+    ) -> Any:
+        """The carry into the next round, once the outcome of `acceptance` is known."""
+        return ()

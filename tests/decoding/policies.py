@@ -1,0 +1,13 @@
+"""Stopping policies for tests."""
+
+import dataclasses
+
+from specjax.types import Stopping
+
+
+@dataclasses.dataclass(frozen=True)
+class AfterTokenOne(Stopping):
+    """Stops a draft after token 1."""
+
+    def step(self, params, state, token, probs, confidences, hidden, index):
+        return token == 1, state
