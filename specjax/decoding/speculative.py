@@ -115,6 +115,18 @@ class Speculative(LoopMethod):
         self.check_rule(params.rule)
         check_strengths(params.rule, state.ended_by.shape[0])
 
+    def init(self, params: RoundParams, prompts: PromptBatch, **sizes: Any) -> DecodeState:
+        """See `Method`."""
+        asked = prompts.draft_limits
+        limits = np.asarray(self.max_draft if asked is None else asked)
+        if self.verification.has_carry and np.any(limits < self.max_draft):
+            raise ValueError(
+                f"draft_limits must be None or {self.max_draft} in every row, got "
+                f"{limits.tolist()}: {type(self.verification).__name__} needs drafts of a fixed "
+                "length"
+            )
+        return super().init(params, prompts, **sizes)
+
     def describe(self) -> dict[str, Any]:
         """See `Method`."""
         return {

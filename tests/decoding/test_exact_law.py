@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, verification
+from tests.decoding import helpers
 from tests.decoding.helpers import alone, begin, pair
 from tests.decoding.policies import AfterTokenOne
 from tests.tables import RULES, VERIFICATIONS, p_value
@@ -296,6 +297,16 @@ def test_greedy_block_refuses_drafts_that_stop_early():
         decoding.Speculative(MODEL, drafter, verification.GreedyBlock())
 
 
+def test_greedy_block_refuses_draft_limits():
+    loop = decoding.Speculative(
+        MODEL, drafting.NeuralDrafter(MODEL, 3), verification.GreedyBlock(), eos_ids=(EOS,)
+    )
+    start = functools.partial(begin, loop, pair(*PARAMS), PROMPTS, LENGTHS, ids=np.arange(3))
+    with pytest.raises(ValueError, match=r"draft_limits must be None or 3 .* GreedyBlock"):
+        start(limits=LIMITS, max_new=4, draft_limits=np.array([3, 0, 3]))
+    start(limits=LIMITS, max_new=4, draft_limits=np.array([3, 3, 3]))
+
+
 def test_each_row_may_have_its_own_strength():
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), eos_ids=(EOS,))
     mixed = sample(loop, rules.TokenV3([-10.0, 1.0, 0.5]), 1)
@@ -316,25 +327,28 @@ def test_a_finished_row_makes_no_passes():
             ids=jnp.arange(rows), limits=jnp.array(limits), sampling=sampling.Sampling(),
             max_new=20, max_length=32,
         )  # fmt: skip
-        return int(loop.run(params, state, 100).info.drafter_calls[0])
+        return int(loop.run(params, state, 100).info.calls["drafter"][0])
 
     assert calls([20]) == calls([20, 0, 0, 0, 0, 0])
 
 
 BAD = [
-    ({"max_length": 9}, "max_length=9 is too small: the longest prompt takes 3 positions"),
+    ({"max_length": 9}, "max_length must be at least 10, got 9: the longest prompt takes 3 pos"),
     ({"input_lengths": [1, 2, 4]}, r"input_lengths must lie in \[1, 3\], got 4 in row 2"),
     ({"input_lengths": [0, 2, 3]}, r"input_lengths must lie in \[1, 3\], got 0 in row 0"),
     ({"inputs": [[0, 0, 0], [1, 7, 0], [0, 1, 1]]}, r"inputs must lie in \[0, 2\], got 7 in row 1"),
     ({"limits": [4, 5, 4]}, r"limits must lie in \[0, 4\], got 5 in row 1"),
+    ({"draft_limits": [0, 1, 3]}, r"draft_limits must lie in \[0, (0|2)\], got [13] in row [12]"),
+    ({"draft_limits": [0, -1, 0]}, r"draft_limits must lie in \[0, [02]\], got -1 in row 1"),
+    ({"draft_limits": [0]}, r"draft_limits must be \[B\] = \[3\], got shape \(1,\)"),
     ({"limits": [4]}, r"limits must be \[B\] = \[3\], got shape \(1,\)"),
     ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \[3\], got shape \(4,\)"),
-    ({"seed": [1]}, r"seed must be scalar or \[B\] = \[3\], got shape \(1,\)"),
-    ({"seed": [1, 2]}, r"seed must be scalar or \[B\] = \[3\], got shape \(2,\)"),
-    ({"seed": 2**40}, r"seed must lie in \[0, 4294967295\], got 1099511627776"),
+    ({"seeds": [1]}, r"seeds must be scalar or \[B\] = \[3\], got shape \(1,\)"),
+    ({"seeds": [1, 2]}, r"seeds must be scalar or \[B\] = \[3\], got shape \(2,\)"),
+    ({"seeds": 2**40}, r"seeds must lie in \[0, 4294967295\], got 1099511627776"),
     ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \[3\]"),
     ({"inputs": PROMPTS * 1.0}, "inputs must be of an integer dtype, got float64"),
-    ({"seed": 0.5}, "seed must be of an integer dtype, got float64"),
+    ({"seeds": 0.5}, "seeds must be of an integer dtype, got float64"),
     ({"prefix": [[0, 1], [0, -4], [0, 0]]}, r"prefix must lie in \[0, 2\], got -4 in row 1"),
     ({"prefix": [[0, 1], [0, 0], [3, 0]]}, r"prefix must lie in \[0, 2\], got 3 in row 2"),
     ({"prefix": [[0, 1]]}, r"prefix must be \[B, F\] = \[3, F\], got shape \(1, 2\)"),
@@ -356,16 +370,16 @@ BAD = [
 @pytest.mark.parametrize("alone", [True, False])
 def test_bad_input_is_named_before_any_work(change, message, alone):
     arguments = {
-        "inputs": PROMPTS, "input_lengths": LENGTHS, "seed": 0, "ids": [0, 1, 2],
+        "inputs": PROMPTS, "input_lengths": LENGTHS, "seeds": 0, "ids": [0, 1, 2],
         "limits": LIMITS, "sampling": 1.0, "max_new": 4, "max_length": 16,
     } | change  # fmt: skip
     arguments["sampling"] = sampling.Sampling(arguments["sampling"])
-    for name in arguments.keys() - {"seed", "sampling", "max_new", "max_length"}:
+    for name in arguments.keys() - {"seeds", "sampling", "max_new", "max_length"}:
         arguments[name] = np.asarray(arguments[name])
     if alone:
-        loop, params = decoding.Autoregressive(MODEL), PARAMS[0]
+        loop, params = decoding.Autoregressive(MODEL), helpers.alone(PARAMS[0])
         if "max_length" in change:
-            arguments["max_length"], message = 7, "max_length=7 is too small"
+            arguments["max_length"], message = 7, "max_length must be at least 8, got 7"
     else:
         loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2))
         params = pair(*PARAMS)
@@ -379,12 +393,12 @@ def test_parts_of_a_wrong_kind_are_named():
         decoding.Speculative(MODEL, drafter, eos_ids=[2])
     with pytest.raises(ValueError, match=r"eos_ids must lie in \[0, 2\], got 3"):
         decoding.Autoregressive(MODEL, eos_ids=(3,))
-    with pytest.raises(TypeError, match=r"give an instance, Block\(\)"):
+    with pytest.raises(TypeError, match=r"verification must be an instance, got the class Block"):
         decoding.Speculative(MODEL, drafter, verification.Block)
     with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 2.0"):
         drafting.NeuralDrafter(MODEL, 2.0)
     loop = decoding.Speculative(MODEL, drafter)
-    with pytest.raises(TypeError, match="rule is the class OPT"):
+    with pytest.raises(TypeError, match="rule must be an instance, got the class OPT"):
         sample(loop, rules.OPT, 1)
     with pytest.raises(ValueError, match=r"rule.alpha must be scalar or \[B\]"):
         sample(loop, rules.OPT([0.1, 0.2]), 1)

@@ -1,7 +1,6 @@
 """Logits on a mesh equal those of one device, and the arrays really are split."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -10,10 +9,9 @@ from jax.sharding import PartitionSpec as P
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.partitioning import (
     STANDARD_RULES,
-    batch_shardings,
-    cache_shardings,
+    Partitioner,
+    local_rows,
     make_mesh,
-    param_shardings,
     partition_spec,
 )
 from tests.models.tiny import QUICK, error, quick_jit, random_params
@@ -57,12 +55,12 @@ def alone(request):
 def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
     name, model, params, expected, logits = alone
     mesh = make_mesh(*shape)
-    params = jax.device_put(params, param_shardings(model, mesh))
-    cache_at = cache_shardings(jax.eval_shape(lambda: expected.cache), mesh)
-    inputs, lengths, tokens = jax.device_put(
-        (INPUTS, LENGTHS, TOKENS), batch_shardings((INPUTS, LENGTHS, TOKENS), mesh)
-    )
-    rows = batch_shardings(lengths, mesh)
+    partitioner = Partitioner(mesh)
+    params = jax.device_put(params, partitioner.param_shardings(model, params))
+    shapes = jax.eval_shape(lambda: expected.cache)
+    cache_at = partitioner.shardings(shapes, model.cache_axes(shapes))
+    inputs, lengths, tokens = partitioner.place_rows((INPUTS, LENGTHS, TOKENS))
+    rows = lengths.sharding
     prefill = quick_jit(
         model.prefill,
         static_argnums=3,
@@ -105,7 +103,7 @@ def model_kv_heads(model):
 def test_one_device_is_invisible(alone):
     _, model, params, prefilled, logits = alone
     mesh = make_mesh(1, 1)
-    params = jax.device_put(params, param_shardings(model, mesh))
+    params = jax.device_put(params, Partitioner(mesh).param_shardings(model, params))
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
     extend = quick_jit(model.extend)
     placed = jax.device_put((prefilled.cache, TOKENS, prefilled.positions), jax.devices()[0])
@@ -138,12 +136,26 @@ def test_rules_are_read_in_order():
     assert partition_spec((8,), ("embed",), mesh, fixed) == P(None)
 
 
-def test_scalars_are_replicated():
-    mesh = make_mesh(8)
-    tree = {"step": jnp.zeros(()), "tokens": jnp.zeros((8, 3))}
-    shardings = batch_shardings(tree, mesh)
-    assert shardings["step"].spec == P()
-    assert shardings["tokens"].spec == P("data")
+def test_rows_are_spread_and_scalars_are_not():
+    partitioner = Partitioner(make_mesh(8))
+    assert partitioner.row_multiple == 8
+    placed = partitioner.place_rows({"step": np.zeros(()), "tokens": np.arange(24).reshape(8, 3)})
+    assert placed["step"].sharding.spec == P()
+    assert placed["tokens"].sharding.spec == P("data", None)
+    places, rows = local_rows(placed["tokens"])
+    np.testing.assert_array_equal(places, np.arange(8))
+    np.testing.assert_array_equal(rows, np.arange(24).reshape(8, 3))
+    with pytest.raises(TypeError, match="mesh must come from .*make_mesh, got 4"):
+        Partitioner(4)
+
+
+@pytest.mark.parametrize("ways", [2, 4, 8, 16])
+def test_draws_gather_no_vocabulary(ways):
+    """T5's vocabulary in nodes of 64 would be 502 of them, which four devices cannot share."""
+    from specjax.sampling import _width
+
+    for vocab in (32_128, 32_000, 128_256, 256_000, 262_144):
+        assert (vocab // _width(vocab)) % ways == 0 and vocab % _width(vocab) == 0
 
 
 @pytest.mark.parametrize(

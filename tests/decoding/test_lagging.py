@@ -1,0 +1,157 @@
+"""Drafters that lag, and draft limits by row and by round: exact, and caught up."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, sampling
+from specjax.types import PromptBatch
+from tests.decoding import test_exact_law as whole
+from tests.decoding.helpers import pair
+from tests.models.tiny import tiny
+from tests.tables import RULES, VERIFICATIONS, p_value
+
+
+def _start(method, params, copies, **options):
+    rows = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (whole.PROMPTS, whole.LENGTHS)]
+    prompts = PromptBatch(
+        *rows,
+        ids=np.arange(3 * copies),
+        limits=np.tile(whole.LIMITS, copies),
+        sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, copies)),
+        **options,
+    )
+    return method.init(params, prompts, max_new=4)
+
+
+def _check(state, rule, copies):
+    texts = whole.outputs(state)
+    for row in range(3):
+        law = whole.exact_law(rule, row)
+        assert p_value(collections.Counter(texts[row::3]), law, copies) > 1e-5, row
+
+
+@pytest.mark.parametrize("name", ["Token", "Block"])
+@pytest.mark.parametrize("rule_name", ["Lossless", "TokenV2"])
+def test_the_law_with_limits_that_differ_by_row_and_by_round(name, rule_name):
+    copies, rule = 4000, RULES[rule_name]
+    drafter = drafting.NeuralDrafter(whole.MODEL, 3)
+    method = decoding.Speculative(
+        whole.MODEL, drafter, VERIFICATIONS[name], eos_ids=(whole.EOS,), widths=(1, 2, 4)
+    )
+    params = pair(*whole.PARAMS, rule)
+    state = _start(method, params, copies, draft_limits=np.tile([0, 2, 3], copies))
+    while not bool(state.finished.all()):
+        state = method.run(params, state, 1)
+        # What is committed may decide: after token 1 nothing is drafted, else by length.
+        last = jnp.take_along_axis(state.tokens, jnp.maximum(state.lengths - 1, 0)[:, None], axis=1)
+        limits = jnp.where(last[:, 0] == 1, 0, (3 * state.lengths + 2) % 4)
+        state = state._replace(draft_limits=limits)
+    drafted = np.asarray(state.info.drafted_lengths).sum(axis=0)
+    assert np.all(drafted > 0), "every length from 0 to 3 is drafted"
+    _check(state, rule, copies)
+
+
+def test_a_wrong_choice_of_limits_is_seen():
+    """The control: a limit that looks at the token that is drafted next is biased."""
+    copies, rule = 4000, RULES["Lossless"]
+
+    class Peeking(drafting.NeuralDrafter):
+        def propose(self, params, state, tokens, limits, *rest, **options):
+            block, state = super().propose(params, state, tokens, limits, *rest, **options)
+            # Drops a drafted token because of its value.
+            kept = jnp.where(block.tokens[:, 0] == 1, 0, block.num_drafted)
+            return block._replace(num_drafted=kept), state
+
+    method = decoding.Speculative(
+        whole.MODEL, Peeking(whole.MODEL, 3), VERIFICATIONS["Token"], eos_ids=(whole.EOS,)
+    )
+    params = pair(*whole.PARAMS, rule)
+    state = method.run(params, _start(method, params, copies), 100)
+    with pytest.raises(AssertionError):
+        _check(state, rule, copies)
+
+
+@pytest.mark.parametrize("family", ["t5_v1_1", "llama"])
+def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
+    """Greedy, the drafter being the verifier: every draft token must be accepted."""
+    model, params = tiny(family)[:2]
+    method = decoding.Speculative(model, drafting.NeuralDrafter(model, 3))
+    given = pair(params, params)
+    rng = np.random.default_rng(0)
+    prompts = PromptBatch(
+        inputs=rng.integers(3, 40, (3, 5)).astype(np.int32),
+        input_lengths=np.array([5, 2, 4], np.int32),
+        ids=np.arange(3),
+        limits=np.full(3, 24),
+        sampling=sampling.Sampling(0.0),
+        draft_limits=np.array([0, 0, 3]),
+    )
+    state = method.init(given, prompts, max_new=24)
+    # Rows 0 and 1 lag by seven tokens, more than one pass of the drafter reads; by then row 2 ends.
+    state = method.run(given, state, 7)
+    np.testing.assert_array_equal(state.lengths[:2], [7, 7])
+    # Row 1 goes on lagging.
+    state = state._replace(draft_limits=jnp.array([3, 0, 3]))
+    state = method.run(given, state, 2)
+    np.testing.assert_array_equal(state.lengths[:2], [15, 9])
+    state = state._replace(draft_limits=jnp.array([3, 3, 3]))
+    state = method.run(given, state, 100)
+    lengths = np.arange(4)
+    drafted, accepted = (np.asarray(x) @ lengths for x in state.info[1:3])
+    np.testing.assert_array_equal(drafted, accepted)
+    assert drafted.min() > 0
+    plain = method.init(given, prompts._replace(draft_limits=None), max_new=24)
+    plain = method.run(given, plain, 100)
+    np.testing.assert_array_equal(plain.tokens, state.tokens)
+
+
+def test_an_overshoot_is_cut_back():
+    """A round of which fewer tokens are committed leaves a state like one that emitted no more."""
+    model = whole.MODEL
+    one = decoding.Round(model, drafting.NeuralDrafter(model, 3), VERIFICATIONS["Block"])
+    params = pair(whole.PARAMS[0], whole.PARAMS[0])
+    inputs = jnp.asarray(whole.PROMPTS)
+    state = one.prefill(params, inputs, jnp.asarray(whole.LENGTHS), 16)
+    settings = sampling.Sampling(jnp.zeros(3))
+    active, limits = jnp.ones(3, bool), jnp.full(3, 3)
+
+    def round_(state, keep):
+        uniforms = jnp.full((3, one.num_uniforms), 0.5, jnp.float32)
+        outcome, new, seen = one(params, settings, state, uniforms, active, limits)
+        counts = jnp.minimum(outcome.counts, keep)
+        return one.commit(state, new, outcome.tokens, counts), outcome, seen
+
+    def emitted(keeps):
+        now, out = state, []
+        for keep in keeps:
+            now, outcome, seen = round_(now, keep)
+            np.testing.assert_array_equal(seen.accepted, 3)
+            out.append(np.asarray(outcome.tokens)[:, :keep])
+        return np.concatenate(out, axis=1)
+
+    np.testing.assert_array_equal(emitted([4, 4]), emitted([1, 2, 3, 2]))
+    # The target distributions are those of the tokens emitted.
+    _, outcome, _ = round_(state, 4)
+    chosen = jnp.take_along_axis(outcome.probs, outcome.tokens[..., None], axis=-1)
+    np.testing.assert_array_equal(chosen[..., 0], 1.0)
+
+
+def test_what_a_round_says_of_its_tokens_is_the_target():
+    model = whole.MODEL
+    one = decoding.Round(model, drafting.NeuralDrafter(model, 2), VERIFICATIONS["Token"])
+    for name in ("Lossless", "OPT"):
+        params = pair(*whole.PARAMS, RULES[name])
+        state = one.prefill(params, jnp.asarray(whole.PROMPTS), jnp.asarray(whole.LENGTHS), 16)
+        uniforms = jax.random.uniform(jax.random.key(0), (3, one.num_uniforms))
+        settings = sampling.Sampling(jnp.ones(3))
+        outcome, _, seen = one(params, settings, state, uniforms, jnp.ones(3, bool), jnp.full(3, 2))
+        chosen = jnp.take_along_axis(outcome.probs, outcome.tokens[..., None], axis=-1)[..., 0]
+        real = np.arange(3)[None] < np.asarray(outcome.counts)[:, None]
+        np.testing.assert_allclose(
+            np.log(np.asarray(chosen))[real], np.asarray(seen.log_target)[real], rtol=1e-5
+        )
+        np.testing.assert_allclose(np.asarray(outcome.probs).sum(-1)[real], 1.0, rtol=1e-5)
