@@ -7,7 +7,8 @@ from specjax.decoding.autoregressive import (
 )
 from specjax.decoding.compilation import step_options
 from specjax.decoding.loop import LoopMethod
-from specjax.decoding.round import Round, RoundInfo, RoundOutcome, RoundParams, RoundState
+from specjax.decoding.outcome import RoundInfo, RoundOutcome, RoundParams, RoundState
+from specjax.decoding.round import Round
 from specjax.decoding.speculative import Speculative
 from specjax.decoding.state import (
     add_log_probs,

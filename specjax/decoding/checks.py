@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Array, DecodeState, Method, PromptBatch
+from specjax.checks import check_part
+from specjax.types import (
+    Array,
+    DecodeState,
+    Drafter,
+    LanguageModel,
+    Method,
+    PromptBatch,
+    Rule,
+    Verification,
+)
 
 # The largest seed and id.
 _WORD = 2**32 - 1
@@ -86,6 +96,50 @@ def _check_span(name: str, value: Any, low: int, high: int) -> None:
     if bad.any():
         where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
         raise ValueError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
+
+
+def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verification) -> None:
+    """Raises TypeError or ValueError unless the parts of a round fit together."""
+    check_part("drafter", drafter, ("propose", "bonus", "commit"), "NeuralDrafter(...)")
+    check_part(
+        "verification",
+        verification,
+        ("acceptance", "has_carry", "keeps_last_pass"),
+        "verification.Block()",
+    )
+    if verifier.vocab_size != drafter.vocab_size:
+        raise ValueError(
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
+            f"{verifier.vocab_size}: they must be one"
+        )
+    traits = drafter.traits
+    verification.check(drafter.max_draft, traits)
+    if verification.has_carry and not traits.fixed_length:
+        # Its carry-overs would need each earlier block's stopping state; see `still_drafting`.
+        raise ValueError(
+            f"{type(verification).__name__} needs drafts of a fixed length here: use "
+            "Block or Token verification with adaptive stopping"
+        )
+
+
+def check_rule(rule: Rule, drafter: Drafter) -> None:
+    """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
+    check_part(
+        "rule",
+        rule,
+        ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence"),
+        "rules.OPT(alpha=0.2)",
+    )
+    if any(leaf is rule for leaf in jax.tree.leaves(rule)):
+        raise TypeError(
+            f"rule must be a pytree, got {type(rule).__name__}: decorate the class with "
+            "specjax.types.traced_dataclass"
+        )
+    if rule.reads_draft_confidence and not drafter.has_confidence:
+        raise ValueError(
+            f"{type(rule).__name__} reads the drafter's confidence, but "
+            f"{type(drafter).__name__} has none: choose another rule"
+        )
 
 
 def check_strengths(rule: Any, rows: int) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from specjax.decoding.checks import check_strengths
 from specjax.decoding.loop import LoopMethod
-from specjax.decoding.round import Round, RoundInfo, RoundParams, RoundState
+from specjax.decoding.outcome import RoundInfo, RoundParams, RoundState
+from specjax.decoding.round import Round
 from specjax.decoding.state import add_log_probs, append, end_by_nan, step_uniforms
 from specjax.types import (
     Array,
@@ -158,13 +159,13 @@ class Speculative(LoopMethod):
 def _add(info: DecodeInfo, seen: RoundInfo, active: Array) -> DecodeInfo:
     """Adds one round to the totals of the active rows."""
     once = active.astype(jnp.int32)
-    real = active.astype(jnp.float32)
+    real = active & (seen.nan_in < 0)
     length = jnp.arange(info.drafted_lengths.shape[1])[None]
     hits = [(length == n[:, None]) & active[:, None] for n in (seen.drafted, seen.accepted)]
     return info._replace(
         calls={name: info.calls[name] + once * seen.calls[name] for name in info.calls},
         drafted_lengths=info.drafted_lengths + hits[0].astype(jnp.int32),
         accepted_lengths=info.accepted_lengths + hits[1].astype(jnp.int32),
-        token_sum=info.token_sum + real * seen.token_sum,
-        block_sum=info.block_sum + real * seen.block_sum,
+        token_sum=info.token_sum + jnp.where(real, seen.token_sum, 0.0),
+        block_sum=info.block_sum + jnp.where(real, seen.block_sum, 0.0),
     )

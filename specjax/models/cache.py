@@ -21,6 +21,8 @@ Array = jax.Array
 
 # Where the positions are, not counting the rows.
 KEY_AXIS, VALUE_AXIS = 1, 2
+# Past the end of any cache.
+_NOWHERE = 1 << 30
 
 
 class CacheEntries(NamedTuple):
@@ -29,9 +31,9 @@ class CacheEntries(NamedTuple):
     Attributes:
       keys: L arrays `[B, K, T, D]`.
       values: L arrays `[B, K, D, T]`.
-      computed: `[B]` bool, true when the block's last hidden states are there (and not all NaN). It
-        makes a write depend on every read of the cache it is to replace: without it XLA cannot
-        order the two and copies the whole cache at every step.
+      computed: `[B, T]` bool, true when a token's last hidden state is there (and no NaN). It makes
+        a write depend on every read of the cache it is to replace: without it XLA cannot order the
+        two and copies the whole cache at every step.
     """
 
     keys: tuple[Array, ...]
@@ -105,7 +107,8 @@ def write(cache: RaggedCache, updates: CacheEntries, positions: Array) -> Ragged
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
 
     What falls outside `0 .. S - 1` is dropped: `dynamic_update_slice` would clamp the start and
-    destroy live entries. Nothing is written of a row whose block came out as NaN in all its tokens.
+    destroy live entries. Nothing is written of a token that came out as NaN: where it pads a
+    prompt, its entries would poison what attends to the others.
 
     Args:
       cache: the cache.
@@ -116,23 +119,20 @@ def write(cache: RaggedCache, updates: CacheEntries, positions: Array) -> Ragged
       The cache with the block in it.
     """
     # In 8 bits or unsigned, sums and differences of positions would wrap around.
-    positions = jnp.where(updates.computed, positions.astype(jnp.int32), cache.max_length)
+    index = jnp.arange(updates.computed.shape[1], dtype=jnp.int32)[None]
+    place = positions.astype(jnp.int32)[:, None] + index
+    place = jnp.where(updates.computed, place, _NOWHERE + index)
 
-    def write_row(axis: int, row: Array, block: Array, position: Array) -> Array:
-        slots = position + jnp.arange(block.shape[axis], dtype=jnp.int32)
+    def write_row(axis: int, row: Array, block: Array, slots: Array) -> Array:
         index = (slice(None),) * axis + (slots,)
         return row.at[index].set(
-            block,
-            mode="drop",
-            unique_indices=True,
-            indices_are_sorted=True,
-            wrap_negative_indices=False,
+            block, mode="drop", unique_indices=True, wrap_negative_indices=False
         )
 
     def write_layers(axis: int, layers: tuple[Array, ...], blocks: tuple[Array, ...]) -> Any:
         write_rows = jax.vmap(functools.partial(write_row, axis))
         return tuple(
-            write_rows(entries, block.astype(entries.dtype), positions)
+            write_rows(entries, block.astype(entries.dtype), place)
             for entries, block in zip(layers, blocks, strict=True)
         )
 

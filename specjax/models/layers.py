@@ -364,6 +364,5 @@ class Memory(NamedTuple):
 
 def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:
     """What a block adds to a cache, once its `hidden [B, T, E]` are computed."""
-    # One padded token may be NaN: it must not keep the others out of the cache.
-    computed = jnp.any(~jnp.any(jnp.isnan(hidden), axis=2), axis=1)
+    computed = ~jnp.any(jnp.isnan(hidden), axis=2)
     return CacheEntries(tuple(keys), tuple(values), computed)

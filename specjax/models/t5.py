@@ -396,6 +396,3 @@ class T5(Model):
             cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         return Prefilled(cache, last, positions)
-
-
-__all__ = ["T5", "T5Network"]

@@ -8,23 +8,22 @@ Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 """
 
 import time
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
 from specjax.checks import checked
 from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble
-from specjax.text.engine import Engine, Finished, Request
+from specjax.text.engine import Engine, Request
 from specjax.text.models import Models, TextModel
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.results import Result, Row, collect
+from specjax.text.rows import finished_rows, to_row
 from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
 
 
@@ -342,73 +341,17 @@ class Decoder:
         multiple = 1 if partitioner is None else partitioner.row_multiple
         lengths = [len(request.tokens) for request in requests]
         plans = prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple)
-        with tqdm.tqdm(
-            total=len(requests),
-            initial=len(done),
-            desc="decoding",
-            unit="row",
-            disable=None if progress is None else not progress,
-            delay=2.0,
-        ) as bar:
-            for plan in plans:
-                if all(int(member) in done for member in plan.members):
-                    continue
-                for row in self._decode(requests, rule, plan, log_probs=log_probs, eager=eager):
-                    if row.index not in done:
-                        bar.update()
-                        yield row
-
-    def _decode(
-        self,
-        requests: list[Request],
-        rule: Rule | None,
-        plan: SlotPlan,
-        *,
-        log_probs: bool,
-        eager: bool,
-    ) -> Iterator[Row]:
-        """Decodes what passes through one set of slots, and yields rows as they finish."""
-        first = requests[int(plan.members[0])]
-        assert first.sampling is not None
         # Requests carry their own strengths: here the engine needs the rule's structure alone.
-        shape = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], rule)
-        engine = self._engine(
-            shape,
-            first.sampling,
-            rows=plan.rows,
-            refill=plan.refill,
-            prompt_length=plan.length,
-            token_log_probs=log_probs,
-        )
-        for member in plan.members:
-            engine.add(requests[int(member)])
-        while engine.unfinished:
-            for finished in engine.step(until_empty=not eager):
-                yield self._row(int(plan.members[finished.id]), finished)
+        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], rule)
 
-    def _row(self, index: int, finished: Finished) -> Row:
-        if finished.error is not None:
-            warnings.warn(
-                f"row {index}: {finished.error}; its text ends there: look at the weights",
-                stacklevel=2,
-            )
-        info, tokens = finished.info, finished.tokens
-        count = len(tokens)
-        by_token = [
-            None if x is None else x[:count] for x in (info.token_log_p, info.token_log_target)
-        ]
-        output = tokens[:-1] if finished.ended_by == "eos" else tokens
-        return Row(
-            index=index,
-            text=self.tokenizer.decode(output.tolist()),
-            tokens=output,
-            ended_by=finished.ended_by,
-            info=info._replace(token_log_p=None, token_log_target=None),
-            seconds=finished.seconds,
-            log_probs=by_token[0],
-            log_probs_target=by_token[1],
-            error=finished.error,
-        )
+        def make_engine(plan: SlotPlan) -> Engine:
+            sampling = requests[int(plan.members[0])].sampling
+            assert sampling is not None
+            sizes = {"rows": plan.rows, "refill": plan.refill, "prompt_length": plan.length}
+            return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
+
+        done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
+        return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -163,10 +163,17 @@ class Engine:
                 f"the prompt must have 1 to {self._length} tokens, got {count}: shorten it, or "
                 "make the engine with a larger prompt_length"
             )
-        if not 1 <= request.limit <= self._max_new:
+        spans = {"limit": (1, self._max_new), "draft_limit": (0, self._method.max_draft)}
+        spans |= dict.fromkeys(("seed", "stream"), (0, 2**32 - 1))
+        for name, (low, high) in spans.items():
+            value = getattr(request, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name} must be in {low} .. {high}, got {value}")
+        needed = len(jax.tree.leaves(self._rule))
+        if request.strengths is not None and len(request.strengths) != needed:
             raise ValueError(
-                f"limit must be in 1 .. {self._max_new}, got {request.limit}: make the engine with "
-                "a larger max_new"
+                f"strengths must have {needed} value{'s' * (needed != 1)}, one for each of the "
+                f"rule, got {len(request.strengths)}"
             )
         for name in ("top_k", "top_p"):
             asked, own = (getattr(x, name, None) for x in (request.sampling, self._sampling))

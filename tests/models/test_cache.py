@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import RaggedCache, Updates
+from specjax.models.cache import CacheEntries, RaggedCache
 from tests.models.tiny import CONFIGS, QUICK, error, tiny
 
 B, K, S, D, T = 7, 2, 6, 3, 4
@@ -19,7 +19,7 @@ def _cache_and_updates():
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     cache = RaggedCache((draw(B, K, S, D),) * 2, (draw(B, K, D, S),) * 2)
-    updates = Updates((draw(B, K, T, D),) * 2, (draw(B, K, D, T),) * 2, jnp.ones(B, bool))
+    updates = CacheEntries((draw(B, K, T, D),) * 2, (draw(B, K, D, T),) * 2, jnp.ones((B, T), bool))
     return cache, updates
 
 
@@ -66,12 +66,37 @@ def test_a_clamping_write_is_seen():
     assert _is_right(clamps, np.clip(POSITIONS, 0, 2))
 
 
-def test_rows_that_came_out_as_nan_are_not_written():
+def test_tokens_that_came_out_as_nan_are_not_written():
     cache, updates = _cache_and_updates()
-    computed = jnp.arange(B) != 1
-    out = cache_lib.write(cache, updates._replace(computed=computed), POSITIONS)
-    np.testing.assert_array_equal(out.keys[0][1], cache.keys[0][1])
-    assert np.any(out.keys[0][0] != cache.keys[0][0])
+    positions = np.array(POSITIONS) * 0 + 1
+    before = cache_lib.write(cache, updates, positions)
+    bad = np.ones(updates.computed.shape, bool)
+    bad[1, 1] = False
+    out = cache_lib.write(cache, updates._replace(computed=jnp.asarray(bad)), positions)
+    for axis, (now, whole, old) in (
+        (1, (out.keys[0], before.keys[0], cache.keys[0])),
+        (2, (out.values[0], before.values[0], cache.values[0])),
+    ):
+        now, whole, old = (np.moveaxis(np.asarray(x), axis + 1, 1) for x in (now, whole, old))
+        np.testing.assert_array_equal(now[1, 2], old[1, 2])  # the token at 1 + 1
+        assert np.any(whole[1, 2] != old[1, 2])
+        now[1, 2] = whole[1, 2]
+        np.testing.assert_array_equal(now, whole)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_nan_in_the_padding_does_not_void_the_prompt(name):
+    t = tiny(name)
+    inputs = np.array([[5, 6, 7, 3, 3], [5, 6, 7, 8, 9]], np.int32)
+    lengths = np.array([3, 5], np.int32)
+    table = t.params["token_embedder"]["embedding"].at[3].set(jnp.nan)
+    params = {**t.params, "token_embedder": {**t.params["token_embedder"], "embedding": table}}
+    out = []
+    for given in (t.params, params):
+        cache, tokens, positions = t.prefill(given, inputs, lengths, 8)
+        logits = t.extend(t.params, cache, tokens[:, None], positions).logits
+        out.append(np.asarray(logits))
+    np.testing.assert_array_equal(*out)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -145,12 +170,12 @@ def test_a_loop_copies_no_cache(rows, length):
     assert _copies(switch_loop, cache, tokens, positions) == 0
 
     def unordered(cache, tokens, positions):
-        """Without the dependence that `Updates.computed` makes, the layers are copied."""
+        """Without the dependence that `CacheEntries.computed` makes, the layers are copied."""
 
         def body(_, state):
             cache, tokens, positions = state
             _, _, updates = t.model.score(params, cache, tokens, positions)
-            updates = updates._replace(computed=jnp.ones(rows, bool))
+            updates = updates._replace(computed=jnp.ones(tokens.shape, bool))
             return t.model.write(cache, updates, positions), tokens, positions + 1
 
         return jax.lax.fori_loop(0, 5, body, (cache, tokens, positions))

@@ -50,7 +50,7 @@ def test_init_makes_what_abstract_params_says(name):
     for path, leaf in _flat(model.abstract_params()).items():
         made = _flat(params)[path]
         assert (made.shape, made.dtype) == (leaf.shape, leaf.dtype)
-    axes = _flat(model.logical_axes())
+    axes = _flat(model.param_axes(model.abstract_params()))
     assert {k: len(v) for k, v in axes.items()} == {k: v.ndim for k, v in _flat(params).items()}
     # Logits of about unit scale, so that training starts near log V.
     t = tiny(name)
@@ -71,7 +71,7 @@ def test_t5_has_the_tree_and_the_axes_of_t5x():
     assert shapes == {line[0]: line[1] for line in _lines("t5_unscanned_params.txt")}
     axes = {
         f"{path}_axes": f"AxisMetadata(names={names})"
-        for path, names in _flat(model.logical_axes()).items()
+        for path, names in _flat(model.param_axes(model.abstract_params())).items()
     }
     assert axes == dict(_lines("t5_unscanned_axes.txt"))
 

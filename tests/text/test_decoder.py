@@ -9,8 +9,8 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
-from specjax.text import decoder as api
 from specjax.text import models as _pair
+from specjax.text import rows as rows_lib
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 
@@ -536,7 +536,7 @@ def test_progress_counts_every_row_once(decoder, monkeypatch):
         def __exit__(self, *_):
             self.closed = True
 
-    monkeypatch.setattr(api.tqdm, "tqdm", Bar)
+    monkeypatch.setattr(rows_lib.tqdm, "tqdm", Bar)
     decoder(PROMPTS, progress=True)
     decoder(PROMPTS, progress=False)
     decoder(PROMPTS)

@@ -301,8 +301,6 @@ def test_stops_of_another_shape_are_refused():
     [
         DraftTraits(prefix_only=False),
         DraftTraits(random_stops=True),
-        DraftTraits(stops_at_eos=True),
-        DraftTraits(nested=True),
     ],
     ids=str,
 )

@@ -1,0 +1,126 @@
+"""What a round reads, carries, emits and reports.
+
+Axes: B rows, G longest block, V vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.types import Acceptance, Array, Cache, DraftBlock, Params, Rule
+from specjax.verification import block_acceptance_probs, token_acceptance_probs
+
+
+class RoundParams(NamedTuple):
+    """What a round reads besides its state.
+
+    Attributes:
+      verifier: the verifier's parameters.
+      drafter: the drafter's; a neural drafter's are `drafting.NeuralDrafterParams`.
+      rule: the rule, its strengths scalar or `[B]`.
+    """
+
+    verifier: Params
+    drafter: Params
+    rule: Rule
+
+
+class RoundState(NamedTuple):
+    """What one round leaves to the next, per row.
+
+    Attributes:
+      tokens: `[B]` int32, the last committed token; not in the verifier's cache yet.
+      positions: `[B]` int32, where it belongs there.
+      cache: the verifier's.
+      drafter: the drafter's state.
+      carry: the verification's carry.
+    """
+
+    tokens: Array  # [B]
+    positions: Array  # [B]
+    cache: Cache
+    drafter: Any
+    carry: Any
+
+
+class RoundInfo(NamedTuple):
+    """What happened in one round, per row.
+
+    Attributes:
+      drafted: `[B]` int32.
+      accepted: `[B]` int32.
+      calls: model's name -> int32 scalar, its passes; each serves the whole batch.
+      token_sum: `[B]` float32, sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft.
+      block_sum: `[B]` float32, sum_i P_i on the same draft; never less.
+      log_p: `[B, G + 1]` float32, natural logarithms of the emitted tokens' p (-inf possible).
+      log_target: `[B, G + 1]` float32, of their pi.
+      nan_in: `[B]` int32, the index into `Round.nan_sources` of what gave NaN; -1 for nothing.
+    """
+
+    drafted: Array  # [B]
+    accepted: Array  # [B]
+    calls: dict[str, Array]
+    token_sum: Array  # [B]
+    block_sum: Array  # [B]
+    log_p: Array  # [B, G + 1]
+    log_target: Array  # [B, G + 1]
+    nan_in: Array  # [B]
+
+
+class RoundOutcome(NamedTuple):
+    """What a round emits.
+
+    Attributes:
+      tokens: `[B, G + 1]` int32: the accepted tokens, then one more; the rest is padding.
+      counts: `[B]` int32, how many of them are real (at least 1).
+      probs: `[B, G + 1, V]` float32, the target distribution that each of them follows. So a block
+        that a round has emitted can be the draft of a round above, with `probs` as its q.
+    """
+
+    tokens: Array  # [B, G + 1]
+    counts: Array  # [B]
+    probs: Array  # [B, G + 1, V]
+
+
+def report(block: DraftBlock, p: Array, acceptance: Acceptance, outcome: RoundOutcome) -> RoundInfo:
+    """What happened, but for the passes."""
+    accepted = outcome.counts - 1
+    log_p, log_target = (_log_at(x, outcome.tokens) for x in (p, outcome.probs))
+    position = jnp.arange(p.shape[1])[None]
+    # Any NaN among the logits makes all probabilities NaN.
+    bad = (
+        jnp.isnan(p[..., 0]) & (position <= block.num_drafted[:, None]),
+        jnp.isnan(block.probs[..., 0]) & (position < block.num_drafted[:, None]),
+        jnp.isnan(log_target) & (position < outcome.counts[:, None]),
+    )
+    in_verifier, in_drafter, in_rule = (x.any(axis=1) for x in bad)
+    nan_in = jnp.where(in_verifier, 0, jnp.where(in_drafter, 1, jnp.where(in_rule, 2, -1)))
+    return RoundInfo(
+        drafted=block.num_drafted,
+        accepted=accepted,
+        calls={},
+        token_sum=_sum_of_products(block, acceptance.targets),
+        block_sum=jax.vmap(block_acceptance_probs)(
+            block.tokens, block.probs, acceptance.targets, block.num_drafted
+        ).sum(axis=1),
+        log_p=log_p,
+        log_target=log_target,
+        nan_in=nan_in,
+    )
+
+
+def emitted(tokens: Array, accepted: Array, next_token: Array) -> Array:
+    """The accepted tokens of `tokens [B, G]`, then the next one; `[B, G + 1]`."""
+    index = jnp.arange(tokens.shape[1] + 1)[None]
+    padded = jnp.pad(tokens, ((0, 0), (0, 1)))
+    return jnp.where(index == accepted[:, None], next_token[:, None], padded)
+
+
+def _log_at(probs: Array, tokens: Array) -> Array:
+    return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
+
+
+def _sum_of_products(block: DraftBlock, targets: Array) -> Array:
+    ratios = jax.vmap(token_acceptance_probs)(block.tokens, block.probs, targets, block.num_drafted)
+    return jnp.cumprod(ratios, axis=1).sum(axis=1)

@@ -1,0 +1,82 @@
+"""Many requests through engines of few shapes, and finished rows as text."""
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import tqdm
+
+from specjax.text.engine import Engine, Finished, Request
+from specjax.text.prompts import SlotPlan
+from specjax.text.results import Row
+from specjax.tokenizers import Tokenizer
+
+
+def finished_rows(
+    make_engine: Callable[[SlotPlan], Engine],
+    requests: Sequence[Request],
+    plans: Iterable[SlotPlan],
+    done: Collection[int],
+    progress: bool | None,
+    *,
+    eager: bool,
+) -> Iterator[tuple[int, Finished]]:
+    """Decodes plan after plan.
+
+    Args:
+      make_engine: makes the engine of a plan.
+      requests: what is asked of each row.
+      plans: which rows share slots.
+      done: rows that are not wanted. They are decoded beside the others of their plan, so that
+        these come out as without it; a plan of which nothing is wanted is left out.
+      progress: whether to show a progress bar; None: on a terminal, after two seconds.
+      eager: whether rows are yielded as they finish, not once all slots have.
+
+    Yields:
+      (place of the request, its row).
+    """
+    disable = None if progress is None else not progress
+    with tqdm.tqdm(
+        total=len(requests),
+        initial=len(done),
+        desc="decoding",
+        unit="row",
+        disable=disable,
+        delay=2.0,
+    ) as bar:
+        for plan in plans:
+            members = [int(member) for member in plan.members]
+            if all(member in done for member in members):
+                continue
+            engine = make_engine(plan)
+            for member in members:
+                engine.add(requests[member])
+            while engine.unfinished:
+                for finished in engine.step(until_empty=not eager):
+                    if members[finished.id] not in done:
+                        bar.update()
+                        yield members[finished.id], finished
+
+
+def to_row(tokenizer: Tokenizer, index: int, finished: Finished) -> Row:
+    """A finished row as text; warns if it ended by NaN."""
+    if finished.error is not None:
+        warnings.warn(
+            f"row {index}: {finished.error}; its text ends there: look at the weights",
+            stacklevel=2,
+        )
+    info, tokens = finished.info, finished.tokens
+    log_p, log_target = (
+        None if x is None else x[: len(tokens)] for x in (info.token_log_p, info.token_log_target)
+    )
+    output = tokens[:-1] if finished.ended_by == "eos" else tokens
+    return Row(
+        index=index,
+        text=tokenizer.decode(output.tolist()),
+        tokens=output,
+        ended_by=finished.ended_by,
+        info=info._replace(token_log_p=None, token_log_target=None),
+        seconds=finished.seconds,
+        log_probs=log_p,
+        log_probs_target=log_target,
+        error=finished.error,
+    )

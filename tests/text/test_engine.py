@@ -1,0 +1,107 @@
+"""Requests that arrive while others run, leave, and are dropped."""
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax import rules
+from tests import tiny_pair
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+    return specjax.Decoder(
+        pair, rule=rules.OPT(0.1), max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16,)
+    )
+
+
+def _request(decoder, text, stream, **options):
+    return specjax.Request(decoder.encode(text), limit=12, seed=5, stream=stream, **options)
+
+
+TEXTS = [f"prompt {i}" for i in range(11)]
+
+
+@pytest.fixture(scope="module")
+def expected(decoder):
+    return decoder(TEXTS, seed=5)
+
+
+def _check(finished, expected, texts=TEXTS):
+    for row in finished:
+        want = expected[row.id]
+        tokens = row.tokens[:-1] if row.ended_by == "eos" else row.tokens
+        np.testing.assert_array_equal(tokens, want.tokens)
+        assert row.ended_by == want.ended_by and row.seconds > 0.0
+
+
+def test_requests_may_arrive_while_others_run(decoder, expected):
+    engine = decoder.engine(prompt_length=16, rows=4, refill=1)
+    assert engine.step() == [] and engine.unfinished == 0
+    waiting, finished = list(range(11)), []
+    while waiting or engine.unfinished:
+        # Two more between any two steps.
+        for _ in range(min(2, len(waiting))):
+            place = waiting.pop(0)
+            assert engine.add(_request(decoder, TEXTS[place], place)) == place
+        finished += engine.step()
+    assert sorted(row.id for row in finished) == list(range(11))
+    _check(finished, expected)
+
+
+def test_a_request_can_be_dropped(decoder, expected):
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    for place in range(6):
+        engine.add(_request(decoder, TEXTS[place], place))
+    finished = engine.step()
+    running = {0, 1, 2} - {row.id for row in finished}
+    dropped = {max(running), 5}  # one runs, one waits
+    assert all(engine.abort(request) for request in dropped)
+    assert not any(engine.abort(request) for request in [*dropped, 99])
+    while engine.unfinished:
+        finished += engine.step()
+    assert {row.id for row in finished} == set(range(6)) - dropped
+    _check(finished, expected)
+
+
+def test_settings_are_each_requests_own(decoder):
+    engine = decoder.engine(prompt_length=16, rows=2)
+    strengths = (np.float32(-9.0),)
+    cold = specjax.Sampling(0.0)
+    engine.add(_request(decoder, "a", 0, strengths=strengths, draft_limit=0))
+    engine.add(_request(decoder, "b", 1, sampling=cold))
+    rows = {}
+    while engine.unfinished:
+        rows |= {row.id: row for row in engine.step(until_empty=True)}
+    want = decoder(["a", "b"], seed=5, rule=rules.OPT([-9.0, 0.1]), temperature=[1.0, 0.0],
+                   draft_limit=[0, 3])  # fmt: skip
+    _check(rows.values(), want)
+    assert not rows[0].info.drafted
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": np.zeros(17, np.int32)}, "prompt must have 1 to 16 tokens, got 17: shorten it"),
+        ({"tokens": np.zeros(0, np.int32)}, "prompt must have 1 to 16 tokens, got 0"),
+        ({"limit": 13}, "limit must be in 1 .. 12, got 13"),
+        ({"sampling": specjax.Sampling(1.0, top_k=3)}, "top_k must be None: this engine is comp"),
+        ({"draft_limit": 4}, "draft_limit must be in 0 .. 3, got 4"),
+        ({"seed": -1}, r"seed must be in 0 .. 4294967295, got -1"),
+        ({"strengths": ()}, "strengths must have 1 value, one for each of the rule, got 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
+    engine = decoder.engine(prompt_length=16)
+    request = {"tokens": np.zeros(3, np.int32), "limit": 5} | change
+    with pytest.raises(ValueError, match=message):
+        engine.add(specjax.Request(**request))
+    assert engine.unfinished == 0
+
+
+def test_an_engine_takes_one_value_of_each_setting(decoder):
+    with pytest.raises(ValueError, match="an engine takes one value of each setting"):
+        decoder.engine(prompt_length=16, rule=rules.OPT([0.1, 0.2]))
+    with pytest.raises(ValueError, match="rows must be a whole number of at least 1, got 0"):
+        decoder.engine(prompt_length=16, rows=0)
