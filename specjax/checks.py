@@ -1,5 +1,6 @@
 """What a user's value must be; checked where it comes in, and said in one voice."""
 
+import importlib
 import os
 from typing import Any
 
@@ -11,6 +12,29 @@ def check_path(path: Any, what: str = "") -> None:
     """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in its message."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{what}{path!r} must be a path; one of digits alone needs quotes")
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports a library that one of specjax's extras brings.
+
+    Args:
+      module: its name, such as "sacrebleu".
+      extra: the extra, such as "eval".
+
+    Returns:
+      The module.
+
+    Raises:
+      ImportError: it cannot be imported; one line with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module
+        reason = "is not installed" if absent else f"cannot be imported ({error})"
+        raise ImportError(
+            f"{module} {reason}; install it with: pip install 'specjax[{extra}]'", name=module
+        ) from None
 
 
 def checked(
