@@ -107,18 +107,18 @@ def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path
 
 def test_a_run_leaves_a_record_of_how_it_was_started(paths, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, TEXTS[:3])
-    argv = arguments(paths, "input.txt", "out", method="opt", ALPHA=0.3)
+    write(tmp_path, TEXTS)
+    argv = arguments(paths, "input.txt", "out", SEED=3)
     assert main(argv) == 0
     told = capsys.readouterr()
-    assert f"3 predictions are in {tmp_path}/out/predictions.jsonl" in told.err
+    assert f"{len(TEXTS)} predictions are in {tmp_path}/out/predictions.jsonl" in told.err
     assert f"totals in {tmp_path}/out/metrics.json" in told.err
     assert len(told.out.splitlines()) == 1
     config = (tmp_path / "out/config.gin").read_text()
-    assert "OPT.alpha = %ALPHA" in config and "ALPHA = 0.3" in config
+    assert "infer.seed = %SEED" in config and "\nSEED = 3\n" in config
     (run,) = map(json.loads, (tmp_path / "out/runs.jsonl").read_text().splitlines())
     assert run["command"].startswith("specjax infer --gin_file=")
-    assert run["command"].endswith("--gin.ALPHA=0.3")
+    assert run["command"].endswith("--gin.SEED=3")
     assert run["working_directory"] == str(tmp_path)
     assert run["paths"] == {
         "source": str(tmp_path / "input.txt"), "output_dir": str(tmp_path / "out")
@@ -148,7 +148,8 @@ def test_the_shipped_recipe_is_read_in_any_directory(paths, done, tmp_path, monk
 def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
     source = write(tmp_path, TEXTS[:5])
     # A length that no other test decodes, so that something is compiled.
-    assert main(arguments(paths, source, tmp_path / "out", MAX_NEW_TOKENS=13)) == 0
+    settings = {"method": "verifier_alone", "MAX_NEW_TOKENS": 13}
+    assert main(arguments(paths, source, tmp_path / "out", **settings)) == 0
     found = json.loads((tmp_path / "out/metrics.json").read_text())
     own, emitted = found["this_process"], found["emitted"]
     assert 0 < own["compile_seconds"] < own["seconds"]
@@ -156,7 +157,7 @@ def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
     without = emitted / (own["seconds"] - own["compile_seconds"])
     assert own["tokens_per_second_without_compilation"] == pytest.approx(without)
     # The second run of the same shapes compiles nothing large.
-    assert main(arguments(paths, source, tmp_path / "again", MAX_NEW_TOKENS=13)) == 0
+    assert main(arguments(paths, source, tmp_path / "again", **settings)) == 0
     again = json.loads((tmp_path / "again/metrics.json").read_text())["this_process"]
     assert again["compile_seconds"] < own["compile_seconds"] / 4
 
@@ -362,7 +363,10 @@ def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path,
     for damaged in (b"", b"{", b"[]", b"{}"):
         config.write_bytes(damaged)
         assert main(arguments(paths, source, tmp_path)) == 2
-        assert "infer_config.json is damaged or not a run's" in capsys.readouterr().err
+        assert (
+            "infer_config.json is damaged, or not the configuration of a run"
+            in capsys.readouterr().err
+        )
     config.unlink()
     assert main(arguments(paths, source, tmp_path)) == 2
     assert "no infer_config.json that says which run wrote it" in capsys.readouterr().err
