@@ -143,7 +143,7 @@ def configure(
         used = {name for text in texts for line in text for name in _REFERENCE.findall(line)}
         used.update(name for binding in bindings for name in _REFERENCE.findall(binding))
         for binding in bindings:
-            _override(binding, {*defined, *used})
+            _override(binding, set(defined), used)
         _refuse_unused(defined, used)
         _refuse_missing(defined)
         gin.finalize()
@@ -229,17 +229,19 @@ def _texts(
         yield from _texts(file.includes, folders)
 
 
-def _override(binding: str, names: set[str]) -> None:
+def _override(binding: str, defined: set[str], used: set[str]) -> None:
     """Binds `NAME=value`, a name that exists to what gin reads from the value, or to its text."""
     name, equals, value = (part.strip() for part in binding.partition("="))
     if not equals:
         raise ValueError(f"--gin.{binding}: must have the form --gin.NAME=value")
-    if "." not in name and name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
+    if "." not in name and name not in defined | used:
+        near = difflib.get_close_matches(name, defined, n=1)
+        undefined = ", ".join(sorted(used - defined))
         raise ValueError(
             f"--gin.{name}: no such name; "
             + (f"did you mean {near[0]}? " if near else "")
-            + f"The gin files define {', '.join(sorted(names)) or 'none'}"
+            + f"The gin files define {', '.join(sorted(defined)) or 'none'}"
+            + (f"; they use {undefined}: add the file that defines these" if undefined else "")
         )
     try:
         gin.parse_config(f"{name} = {value}")

@@ -114,8 +114,8 @@ def claim(path: Path, configuration: Mapping[str, Any]) -> None:
             theirs["fingerprint"]
         except (ValueError, LookupError, TypeError):
             raise ValueError(
-                f"{path} is damaged, or not the configuration of a run; choose another output_dir, or "
-                "empty this one"
+                f"{path} is damaged, or not the configuration of a run; choose another "
+                "output_dir, or empty this one"
             ) from None
         if theirs["fingerprint"] != ours["fingerprint"]:
             raise ValueError(

@@ -190,6 +190,11 @@ def test_a_method_without_the_run_it_belongs_to_is_told():
         gin_config.configure(["methods/opt.gin"], ["VERIFICATION=@Block()"])
     assert "--gin.MAX_DRAFT=..." in str(error.value)
     assert "\n" not in str(error.value)
+    with pytest.raises(
+        ValueError, match=r"INPUT: no such name; The gin files define ALPHA; "
+    ) as error:
+        gin_config.configure(["methods/opt.gin"], ["INPUT=a.txt"])
+    assert "they use MAX_DRAFT, VERIFICATION: add the file that defines" in str(error.value)
 
 
 def test_options_are_spelt_as_in_t5x(files, capsys):
