@@ -295,6 +295,7 @@ def _not_found(error: OSError) -> OSError:
     if not match:
         return OSError(_one_line(error))
     name, folders, includer, line = match.groups()
+    folders = folders.replace("'', ", "")  # the working directory
     where = f"{includer}:{line}: include {name!r}" if includer else f"--gin_file={name}"
     return FileNotFoundError(
         f"{where}: no such file, neither here nor in {folders}; give its full path, or its folder "

@@ -229,7 +229,7 @@ def test_the_operative_configuration_can_be_read_again(files, tmp_path):
 
 def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"^--gin_file=absent\.gin: no such file, neither here nor in "
+        FileNotFoundError, match=r"^--gin_file=absent\.gin: no such file, neither here nor in \['/"
     ):
         gin_config.configure(["absent.gin"], [])
     broken = tmp_path / "broken.gin"
