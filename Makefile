@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 .PHONY: demo test lint types unit format clean
 
-demo: $(VENV)/.base
+demo: $(VENV)/.eval
 	$(BIN)/specjax demo
 
 test: lint types unit
@@ -26,13 +26,13 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/.base: pyproject.toml constraints.txt
+$(VENV)/.eval: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specjax needs Python 3.11 or later")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[eval]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.base
+$(VENV)/.test: $(VENV)/.eval
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[test]'
 	touch $@
 

@@ -1,6 +1,7 @@
 """Speculative decoding and model cascades in JAX: exact, fast, and freely combined."""
 
 from specjax import decoding, drafting, rules, sampling, verification
+from specjax.runs.compilation_cache import enable_compilation_cache
 from specjax.sampling import Sampling
 from specjax.text import (
     Decoder,
@@ -26,6 +27,7 @@ __all__ = [
     "TextModel",
     "decoding",
     "drafting",
+    "enable_compilation_cache",
     "load_models",
     "load_pair",
     "load_text_model",

@@ -1,5 +1,6 @@
 """What a user's value must be; checked where it comes in, and said in one voice."""
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,29 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
     if missing:
         lacks = f" (it has no {missing[0]})" if len(missing) < len(needed) else ""
         raise TypeError(f"{name} must be one such as {example}, got {value!r}{lacks}")
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports a library that one of specjax's extras brings.
+
+    Args:
+      module: its name, such as "sacrebleu".
+      extra: the extra, such as "eval".
+
+    Returns:
+      The module.
+
+    Raises:
+      ImportError: it cannot be imported; one line with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module
+        reason = "is not installed" if absent else f"cannot be imported ({error})"
+        raise ImportError(
+            f"{module} {reason}; install it with: pip install 'specjax[{extra}]'", name=module
+        ) from None
 
 
 def checked(

@@ -1,11 +1,14 @@
 """Traced dataclasses and the checks of users' values."""
 
+import json
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checks import checked
+from specjax.checks import checked, require
 from specjax.types import traced_dataclass
 
 
@@ -78,3 +81,20 @@ def test_a_number_beyond_its_dtype_is_refused_as_it_was_given(bad):
 def test_other_shapes_are_refused(bad):
     with pytest.raises(ValueError, match="alpha must be a number or one number per row"):
         checked("alpha", bad)
+
+
+def test_a_library_of_an_extra_is_imported_or_named(monkeypatch):
+    assert require("json", "eval") is json
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(ImportError) as error:
+        require("sacrebleu", "eval")
+    assert str(error.value) == (
+        "sacrebleu is not installed; install it with: pip install 'specjax[eval]'"
+    )
+
+
+def test_a_library_that_is_installed_but_broken_is_told_apart(tmp_path, monkeypatch):
+    (tmp_path / "broken_library.py").write_text("import a_library_that_is_absent\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"broken_library cannot be imported \(No module named"):
+        require("broken_library", "eval")

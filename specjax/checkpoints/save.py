@@ -188,14 +188,15 @@ def check_free(path: Path) -> None:
 
     Raises:
       FileExistsError: where it is a file, or a directory with something in it.
-      FileNotFoundError: where the directory around it does not exist.
+      NotADirectoryError: where one of its parents is a file. Missing parents are made in time.
     """
     if path.is_dir() and any(path.iterdir()):
         raise FileExistsError(f"{path}: not empty; give a new directory or empty it first")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path}: a file; give a new directory")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{path.absolute().parent}: no such directory; make it first")
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{existing}: a file; give a path that does not go through it")
 
 
 @contextlib.contextmanager
@@ -210,7 +211,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
       FileExistsError: where `path` is a file, or a directory with something in it.
-      FileNotFoundError: where the directory around it does not exist.
+      NotADirectoryError: where one of its parents is a file.
     """
     path = path.absolute()
     check_free(path)
@@ -220,6 +221,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{stem}-{platform.node()}-{os.getpid()}" if alone else stem)
     first = jax.process_index() == 0
     if first:
+        path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path.parent, f"{stem}-{platform.node()}-")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()

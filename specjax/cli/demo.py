@@ -1,4 +1,4 @@
-"""`specjax demo`: the built-in pair on its own sample captions, method by method."""
+"""`specjax demo`: decodes sample captions with the built-in pair, method by method."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 import specjax
 from specjax import rules, verification
+from specjax.checks import require
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
 from specjax.data.files import read_lines
@@ -33,23 +34,32 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, the texts, and where the results go."""
-    parser.add_argument("--drafter", help="directory; the built-in pair by default")
-    parser.add_argument("--verifier", help="directory; the built-in pair by default")
-    parser.add_argument("--samples", help="TSV of source and reference with a header line")
+    parser.add_argument("--drafter", help="its directory; the built-in one by default")
+    parser.add_argument("--verifier", help="its directory; the built-in one by default")
+    parser.add_argument(
+        "--samples",
+        help="a TSV file of sources and references below a header line; the built-in by default",
+    )
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")
     parser.add_argument(
         "--repeats",
         type=int,
         default=3,
-        help="seeds: median speed, mean BLEU",
+        help="how many seeds: the table has the median speed and the mean BLEU",
     )
-    parser.add_argument("--output", default="demo_output", help="directory of results and plot")
-    parser.add_argument("--show", type=int, default=3, help="translations to show side by side")
+    parser.add_argument(
+        "--output", default="demo_output", help="the directory of the results and the plot"
+    )
+    parser.add_argument(
+        "--show", type=int, default=3, help="how many translations to show side by side"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Decodes the samples with every method, prints the table, writes results and plot."""
+    for module in ("sacrebleu", "matplotlib"):
+        require(module, "eval")
     samples = Path(args.samples) if args.samples else BUILT_IN / "samples.tsv"
     sources, references = _read(samples)
     check_positive(args, "max_draft", "rows", "repeats")
@@ -116,8 +126,7 @@ def _measure(
     repeats: int,
 ) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
     """One line of the table per method, and its texts."""
-    import sacrebleu
-
+    sacrebleu = require("sacrebleu", "eval")
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     outputs: dict[str, list[specjax.Result]] = {name: [] for name in methods}
     for seed in range(repeats):
@@ -165,18 +174,17 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
         pairs.append(line.split("\t"))
         if len(pairs[-1]) != 2:
             found = len(pairs[-1])
-            raise ValueError(f"{path}:{number}: needs a source and a reference, has {found}")
+            raise ValueError(
+                f"{path}:{number}: needs 2 columns, a source and a reference, got {found}"
+            )
     if not pairs:
-        raise ValueError(f"{path}: no samples under the header {header!r}")
+        raise ValueError(f"{path} has no samples below its header {header!r}; add some")
     return [source for source, _ in pairs], [reference for _, reference in pairs]
 
 
 def _write(output: Path, results: list[dict[str, Any]]) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    require("matplotlib", "eval").use("Agg")
+    pyplot = require("matplotlib.pyplot", "eval")
     table, plot = output / "results.json", output / "quality_latency.png"
     table.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")

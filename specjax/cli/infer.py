@@ -1,7 +1,9 @@
-"""`specjax infer --gin_file=FILE --gin.NAME=value`: decodes a file of prompts."""
+"""`specjax infer --gin.NAME=value`: decodes a file of prompts."""
 
 import argparse
+import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specjax.cli import gin_config
@@ -9,10 +11,12 @@ from specjax.cli import gin_config
 if TYPE_CHECKING:
     from specjax import text
 
+DEFAULT_FILE = "runs/infer.gin"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    gin_config.add_arguments(parser)
+    gin_config.add_arguments(parser, DEFAULT_FILE)
 
 
 def register() -> None:
@@ -36,13 +40,19 @@ def register() -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decodes as the gin files say, and prints the metrics as one line of JSON."""
-    from specjax.runs import environment, inference
+    from specjax.runs import inference
 
-    environment.enable_cache()
     register()
-    gin_config.configure(args.gin_file, args.gin_binding)
-    print(json.dumps(gin_config.call(inference.infer)))
+    gin_config.configure_from(args)
+    on_start = functools.partial(_record, command=args.command_line)
+    print(json.dumps(gin_config.call(inference.infer, on_start=on_start)))
     return 0
+
+
+def _record(directory: Path, *, command: list[str], paths: dict[str, str]) -> None:
+    from specjax.runs.record import record_run
+
+    record_run(directory, command=command, config=gin_config.operative_config(), paths=paths)
 
 
 def verifier_alone(pair: "text.Pair") -> "text.TextModel":

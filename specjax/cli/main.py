@@ -1,7 +1,7 @@
 """The `specjax` command: `specjax COMMAND ...`.
 
 A command is a module with `add_arguments(parser)` and `run(args) -> int`. It is imported only when
-it is called, so that `specjax --help` starts at once.
+it is called. `args.command_line` holds the words of the whole command.
 """
 
 import argparse
@@ -10,11 +10,16 @@ import os
 import sys
 from collections.abc import Sequence
 
+import jax
+
+from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
+from specjax.runs.environment import specjax_version
+
 # name -> (module, what it does)
 COMMANDS = {
     "bench": (
         "specjax.cli.bench",
-        "measure one part of specjax; prints a table and, last, one line of JSON",
+        "measure a pair of models; print a table and, as the last line, JSON",
     ),
     "convert": (
         "specjax.cli.convert",
@@ -22,7 +27,7 @@ COMMANDS = {
     ),
     "demo": (
         "specjax.cli.demo",
-        "the built-in pair on its sample captions: methods side by side, a table and a plot",
+        "decode sample captions with the built-in pair, method by method; print a table",
     ),
     "infer": (
         "specjax.cli.infer",
@@ -30,9 +35,19 @@ COMMANDS = {
     ),
     "train": (
         "specjax.cli.train",
-        "train or fine-tune a T5 from aligned text, TSV, JSONL or a seqio task (resumable)",
+        "train or fine-tune a model from aligned text, TSV, JSONL or a seqio task (resumable)",
     ),
 }
+# A program that is compiled once is not worth keeping.
+_WITHOUT_CACHE = ("convert",)
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults that say something; keeps line breaks in the text below the options."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default is None or action.default is False or action.default == []
+        return action.help if silent else super()._get_help_string(action)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,33 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input (told on stderr in one line; a traceback as well if
+      The exit status: 0 done, 2 bad input (one line on stderr says what; a traceback as well if
       SPECJAX_TRACEBACK is set), 130 interrupted.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    name = argv[0] if argv and argv[0] in COMMANDS else None
-    parser = argparse.ArgumentParser(
-        prog="specjax", description="Speculative decoding and model cascades in JAX"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command, (module_name, what) in COMMANDS.items():
-        sub = commands.add_parser(
-            command,
-            help=what,
-            description=what,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
-        if name == command:
-            module = importlib.import_module(module_name)
-            module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
-    # --gin.NAME=value cannot be declared to argparse, for NAME is open.
-    short = "--gin."
-    argv = [f"--gin_binding={a.removeprefix(short)}" if a.startswith(short) else a for a in argv]
-    args = parser.parse_args(argv)
+    args = _parse(argv)
+    args.command_line = ["specjax", *argv]
+    announcement = ""
+    if args.command not in _WITHOUT_CACHE:
+        # The one place where the command changes JAX's global settings.
+        directory = enable_compilation_cache()
+        kept = f"; later runs read the programs from {directory}" if directory else ""
+        announcement = f"specjax: compiling, which takes a while{kept}"
     try:
-        return args.run(args)
-    except (ValueError, OSError) as error:
+        with count_compilations(announcement):
+            return args.run(args)
+    except (ValueError, OSError, ImportError) as error:
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
         print(f"specjax {args.command}: {error}", file=sys.stderr)
@@ -76,6 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"specjax {args.command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    name = argv[0] if argv and argv[0] in COMMANDS else None
+    parser = argparse.ArgumentParser(
+        prog="specjax", description="Speculative decoding and model cascades in JAX"
+    )
+    version = f"specjax {specjax_version() or '(not installed)'}, jax {jax.__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, (module_name, what) in COMMANDS.items():
+        sub = commands.add_parser(
+            command, help=what, description=what, formatter_class=_HelpFormatter
+        )
+        if name == command:
+            module = importlib.import_module(module_name)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    # --gin.NAME=value cannot be declared to argparse, because NAME is open.
+    short = "--gin."
+    return parser.parse_args(
+        [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in argv]
+    )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains as the gin files say, and prints the result as one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import data, models, training
-    from specjax.runs import environment
 
-    environment.enable_cache()
     gin_config.register(
         data.read_aligned,
         data.read_examples,
@@ -29,6 +27,6 @@ def run(args: argparse.Namespace) -> int:
         training.Objective,
         train=training.run_recipe,
     )
-    gin_config.configure(args.gin_file, args.gin_binding)
+    gin_config.configure_from(args)
     print(json.dumps(gin_config.call(training.run_recipe)))
     return 0

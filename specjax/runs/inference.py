@@ -5,6 +5,8 @@ In the output directory:
     infer_config.json   what determines the outputs, and its fingerprint
     predictions.jsonl   one object per input, appended as rows finish, put in order at the end
     metrics.json        totals over all rows, at the end
+
+The command adds `config.gin` and `runs.jsonl` (see `specjax.runs.record`).
 """
 
 import hashlib
@@ -19,9 +21,10 @@ from typing import Any
 from specjax.checks import check_path
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
+from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.output_directory import claim, locked, make_writable, write_atomically
 from specjax.text import Decoder
-from specjax.text.results import COUNTS, finite
+from specjax.text.results import COUNTS, Row, finite
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -43,6 +46,7 @@ def infer(
     chat: bool = False,
     seed: int = 0,
     progress: bool | None = None,
+    on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Decodes every input of a source, and continues where an earlier run was stopped.
 
@@ -50,93 +54,112 @@ def infer(
     `targets_field` is given), `prediction`, `tokens` (without the end-of-sequence token),
     `log_prob` (natural logarithm of the emitted tokens' probability under the verifier) and
     `log_prob_target` (under the rule's distribution), both null where minus infinity, `ended_by`
-    ("eos" or "length"), and `info` (the counts of `specjax.decoding.DecodeInfo`). An input that
-    cannot be decoded (it is empty, or longer than the decoder's last bucket) does not keep the
-    others: it is told on stderr before they are decoded, and its line has a null `prediction`, and
-    `error`.
+    ("eos", "length" or "nan"), and `info` (the counts of `specjax.decoding.DecodeInfo`). An input that
+    cannot be decoded (it is empty, or longer than the decoder's last bucket) does not stop the
+    others: a message on stderr names it before they are decoded, and its line has a null
+    `prediction`, and `error`.
 
     A row's random stream is its `id`'s. Batches are formed from the whole input, whatever is done
     already, so that a run stopped at any moment and continued gives the same lines.
 
     Args:
-      make_decoder: called once the input and the output directory are found good.
+      make_decoder: called once the input and the output directory have been checked.
       source: see `specjax.data.read_examples`.
       output_dir: a directory, new or of a run of the same configuration and input.
       format: see `read_examples`.
       inputs_field: see `read_examples`.
-      targets_field: see `read_examples`; a reference is carried over, not used.
+      targets_field: see `read_examples`; a reference is copied into the predictions, not used.
       split: see `read_examples`.
       chat: whether each input is a user's message, for the model's chat template.
       seed: of the run.
       progress: see `Decoder.__call__`.
+      on_start: called as `on_start(directory, paths={"source": ...})` when everything has been
+        checked and the directory is this run's, before decoding; `record_run` fits.
 
     Returns:
-      What is in `metrics.json`.
+      What is in `metrics.json`: totals over all rows and, in `this_process`, the rows that this
+      call decoded, its seconds, those of them spent on compilation, and tokens per second with and
+      without these.
 
     Raises:
       FileNotFoundError: there is no such source.
-      OSError: the output directory cannot be written, or another process is at work in it.
-      TypeError: `source` or `output_dir` is no path, or another argument of a wrong type.
-      ValueError: an empty, unreadable or faulty source, one of which no input can be decoded, or an
-        output directory of another run.
+      OSError: the output directory cannot be written, or another process works in it.
+      TypeError: `source` or `output_dir` is not a path, or another argument has a wrong type.
+      ValueError: the source is empty, unreadable or faulty, or none of its inputs can be decoded,
+        or the output directory holds another run.
     """
     check_path(source, "source=")
     if not isinstance(chat, bool):
         raise TypeError(f"chat={chat!r} must be True or False")
     source = os.path.expanduser(source)
     directory = make_writable(output_dir)
-    examples = list(
-        read_examples(
-            source,
-            format=format,
-            inputs_field=inputs_field,
-            targets_field=targets_field,
-            split=split,
-        )
-    )
-    first_line = _first_line(source, format, inputs_field, targets_field)
+    fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
+    examples = list(read_examples(source, format=format, split=split, **fields))
+    first_line = _first_line(source, format, **fields)
     names = [f"{source}:{first_line + example.id}" for example in examples]
+    path = directory / PREDICTIONS_NAME
     with locked(directory):
         decoder = make_decoder()
         prompts, failed = _encode(decoder, examples, names, chat)
         # Its checks, before anything is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
-        path = directory / PREDICTIONS_NAME
-        if path.exists() and not (directory / CONFIG_NAME).exists():
-            raise ValueError(
-                f"{path} is there, but no {CONFIG_NAME} that tells of which run; choose another "
-                "output_dir, or move the file away"
-            )
-        # The tokens as well as the texts: vocabularies that are alike may cut texts differently.
-        texts = [(e.inputs, e.targets) for e in examples]
-        tokens = [prompt.tolist() for prompt in prompts.values()]
-        claim(
-            directory / CONFIG_NAME,
-            {
-                **decoder.describe(),
-                "seed": seed,
-                "chat": chat,
-                "rows": len(examples),
-                "input": _hash(texts),
-                "tokens": _hash(tokens),
-            },
-        )
+        _claim(directory, decoder, examples, prompts, {"seed": seed, "chat": chat})
         done = _resume(path, examples, failed)
-        if failed:
-            first = next(iter(failed.values()))
-            more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-            print(
-                f"specjax: {len(failed)} of {len(examples)} inputs cannot be decoded: {first}{more}"
-                f"; {path} says so of each",
-                file=sys.stderr,
-            )
+        if on_start is not None:
+            named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
+            on_start(directory, paths={"source": named})
+        _tell_failed(failed, len(examples), path)
         fresh = _decode(decoder, examples, prompts, failed, done, path, seed, progress)
         records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
         assert len(records) == len(examples)
         write_atomically(path, b"".join(map(_line, records)))
         metrics = {**_metrics(records), "this_process": fresh}
         write_atomically(directory / METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
+    print(
+        f"specjax: {len(records)} predictions are in {path}, totals in {directory / METRICS_NAME}",
+        file=sys.stderr,
+    )
     return metrics
+
+
+def _claim(
+    directory: Path,
+    decoder: Decoder,
+    examples: list[Example],
+    prompts: Mapping[int, Any],
+    settings: Mapping[str, Any],
+) -> None:
+    """Makes the directory this run's, or checks that it is."""
+    path = directory / PREDICTIONS_NAME
+    if path.exists() and not (directory / CONFIG_NAME).exists():
+        raise ValueError(
+            f"{path} exists, but no {CONFIG_NAME} that says which run wrote it; choose another "
+            "output_dir, or move the file away"
+        )
+    # The tokens as well as the texts: vocabularies that are alike may cut texts differently.
+    texts = [(e.inputs, e.targets) for e in examples]
+    tokens = [prompt.tolist() for prompt in prompts.values()]
+    claim(
+        directory / CONFIG_NAME,
+        {
+            **decoder.describe(),
+            **settings,
+            "rows": len(examples),
+            "input": _hash(texts),
+            "tokens": _hash(tokens),
+        },
+    )
+
+
+def _tell_failed(failed: Mapping[int, str], rows: int, path: Path) -> None:
+    if failed:
+        first = next(iter(failed.values()))
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        print(
+            f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; {path} "
+            "gives the reason for each",
+            file=sys.stderr,
+        )
 
 
 def _encode(
@@ -175,7 +198,7 @@ def _decode(
     start = time.perf_counter()
     tokens = 0
     # Unbuffered: a line goes to the system in one piece, and survives the death of this process.
-    with path.open("ab", buffering=0) as file:
+    with path.open("ab", buffering=0) as file, count_compilations() as compilations:
 
         def put(record: Record) -> None:
             records[record["id"]] = record
@@ -192,24 +215,29 @@ def _decode(
             progress=progress,
         ):
             tokens += int(row.info.emitted)
-            put(
-                {
-                    **_about(examples[ids[row.index]]),
-                    "prediction": row.text,
-                    "tokens": row.tokens.tolist(),
-                    "log_prob": finite(row.info.log_p),
-                    "log_prob_target": finite(row.info.log_target),
-                    "ended_by": row.ended_by,
-                    "info": row.info.to_dict(),
-                }
-            )
+            put(_record(examples[ids[row.index]], row))
     seconds = time.perf_counter() - start
     return {
         "records": records,
         "rows": len(records),
-        "seconds": seconds,  # with what was compiled
+        "seconds": seconds,
+        "compile_seconds": compilations.seconds,
         "tokens_per_second": tokens / seconds,
+        "tokens_per_second_without_compilation": tokens / (seconds - compilations.seconds),
     }
+
+
+def _record(example: Example, row: Row) -> Record:
+    record = {
+        **_about(example),
+        "prediction": row.text,
+        "tokens": row.tokens.tolist(),
+        "log_prob": finite(row.info.log_p),
+        "log_prob_target": finite(row.info.log_target),
+        "ended_by": row.ended_by,
+        "info": row.info.to_dict(),
+    }
+    return record if row.error is None else {**record, "nan": row.error}
 
 
 def _about(example: Example) -> Record:
@@ -244,8 +272,8 @@ def _write(file: Any, line: bytes, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     raise OSError(
-        f"{path} cannot be written on ({reason}); what is finished stays: make room, and run the "
-        "same again"
+        f"{path} cannot be written any further ({reason}); the finished rows stay: make room, and "
+        "run the same command again"
     )
 
 
@@ -266,8 +294,8 @@ def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> d
             ours = False
         if not ours:
             raise ValueError(
-                f"{path}:{number}: no row of this run, or there twice; delete the line, and run "
-                "again"
+                f"{path}:{number}: the line is not a row of this run, or is a second one of the "
+                "same input; delete it, and run the same command again"
             )
         records[i] = record
     if len(whole) < len(data):

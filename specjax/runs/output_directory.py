@@ -32,7 +32,9 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        raise OSError(f"{path} cannot be written ({error.strerror}); see to the disk") from None
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}); free some space or mend the disk"
+        ) from None
 
 
 def make_writable(path: str | os.PathLike[str]) -> Path:
@@ -46,7 +48,7 @@ def make_writable(path: str | os.PathLike[str]) -> Path:
 
     Raises:
       OSError: it cannot be made or written.
-      TypeError: `path` is no path.
+      TypeError: `path` is not a path.
       ValueError: `path` is empty.
     """
     check_path(path, "output_dir=")
@@ -54,7 +56,7 @@ def make_writable(path: str | os.PathLike[str]) -> Path:
         raise ValueError("output_dir is empty; name a directory")
     directory = Path(path).expanduser().absolute()  # no shell expands --name=~/directory
     if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"output_dir={directory} is a file; choose another")
+        raise NotADirectoryError(f"output_dir={directory} is a file; choose a directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # An attempt is the only true test: root passes every permission check.
@@ -112,7 +114,8 @@ def claim(path: Path, configuration: Mapping[str, Any]) -> None:
             theirs["fingerprint"]
         except (ValueError, LookupError, TypeError):
             raise ValueError(
-                f"{path} is damaged or not a run's; choose another output_dir, or empty this one"
+                f"{path} is damaged, or not the configuration of a run; choose another "
+                "output_dir, or empty this one"
             ) from None
         if theirs["fingerprint"] != ours["fingerprint"]:
             raise ValueError(

@@ -126,8 +126,10 @@ def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == [running, "out"]
     shutil.rmtree(tmp_path / running)
     assert_same(load_model(out).params, params)
-    one_line(lambda: save_model(tmp_path / "a" / "b", config, params), "no such directory")
     (tmp_path / "file").touch()
+    one_line(
+        lambda: save_model(tmp_path / "file" / "b", config, params), "file: a file; give a path"
+    )
     one_line(lambda: save_model(tmp_path / "file", config, params), "a file")
 
 

@@ -94,6 +94,11 @@ def test_a_format_is_refused_before_the_arrays_are_read(tmp_path, capsys, monkey
     assert read_config(tmp_path / "llama") == LLAMA
 
 
+def test_parent_directories_are_made(source, tmp_path):
+    assert _convert(source, tmp_path / "a" / "b" / "hf", "--to", "hf") == 0
+    assert _bits(tmp_path / "a" / "b" / "hf") == _bits(source)
+
+
 def test_refusals_are_one_line(source, tmp_path, capsys):
     def told(*args):
         assert _convert(*args) == 2
@@ -105,7 +110,9 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
     before = sorted(tmp_path.iterdir())
     assert "no such directory" in told(tmp_path / "absent", tmp_path / "x", "--to", "hf")
     assert "not empty" in told(source, source, "--to", "hf")
-    assert "no such directory" in told(source, tmp_path / "a" / "b", "--to", "hf")
+    assert "spiece.model: a file; give" in told(
+        source, source / "spiece.model" / "a" / "b", "--to", "hf"
+    )
     save_model(tmp_path / "llama", LLAMA, _params(LLAMA), format="hf")
     assert "T5 alone, not Llama" in told(tmp_path / "llama", tmp_path / "x", "--to", "t5x")
     (tmp_path / "llama" / "model.safetensors").write_bytes(b"cut")

@@ -1,9 +1,11 @@
 """The demo runs on any pair, and writes what it prints."""
 
 import json
+import sys
 
 import pytest
 
+import specjax
 from specjax.cli.main import main
 from tests import tiny_pair
 
@@ -49,18 +51,32 @@ def test_bad_input_is_one_line(arguments, capsys, change, message):
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("module", ["sacrebleu", "matplotlib"])
+def test_a_missing_library_is_named_before_the_models_load(
+    arguments, tmp_path, capsys, monkeypatch, module
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: pytest.fail("models were loaded"))
+    assert main([*arguments, f"--output={tmp_path}"]) == 2
+    assert capsys.readouterr().err == (
+        f"specjax demo: {module} is not installed; install it with: pip install 'specjax[eval]'\n"
+    )
+
+
 def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
     samples = tmp_path / "bad.tsv"
     samples.write_text("en\tde\na\tb\nc\n", encoding="utf-8")
     assert main([*arguments, f"--samples={samples}"]) == 2
-    assert f"{samples}:3: needs a source and a reference, has 1" in capsys.readouterr().err
+    assert (
+        f"{samples}:3: needs 2 columns, a source and a reference, got 1" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("written", "message"),
     [
         (b"", "is empty; it must hold at least one line"),
-        (b"en\tde\n", "no samples under the header"),
+        (b"en\tde\n", "has no samples below its header"),
         (b"en\tde\na\t\xff\n", ":2: byte 0xff at column 3 is not UTF-8"),
     ],
 )

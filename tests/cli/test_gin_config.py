@@ -1,10 +1,13 @@
+import argparse
 import dataclasses
+import re
 from pathlib import Path
 
+import gin
 import pytest
 
 from specjax.checks import checked
-from specjax.cli import gin_config, main
+from specjax.cli import gin_config, infer, main
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
 
@@ -61,7 +64,7 @@ def test_values_come_from_files_includes_and_overrides(files):
     assert call(files, "NAME=vw") == (Wheel(2.0), "vw", 2)
 
 
-@pytest.mark.parametrize("value", ["/data/multi 30k", "a.b-c", "C:\\x", "it's", ""])
+@pytest.mark.parametrize("value", ["/data/multi 30k", "a.b-c", "C:\\x", "it's", "", "(1", "5 a"])
 def test_paths_need_no_quotes(files, value):
     assert call(files, f"NAME={value}")[1] == value
 
@@ -77,7 +80,10 @@ def test_literals_are_parsed(files, text, value):
     ("bindings", "message"),
     [
         ([], "required but not given: NAME; add --gin.NAME=..."),
-        (["NAM=x"], "--gin.NAM: no such name; did you mean NAME? The gin files define SIZE, NAME"),
+        (
+            ["NAM=x"],
+            "--gin.NAM: no such name; did you mean NAME? The gin files define DOORS, N",
+        ),
         (["NAME"], "--gin.NAME: must have the form --gin.NAME=value"),
         (["NAME=x", "vehicle.dors=1"], "doesn't have a parameter named 'dors'"),
         (["NAME=x", "boat.sail=1"], "No configurable matching 'boat'"),
@@ -136,17 +142,95 @@ SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
 
 
+def read(file):
+    text = (CONFIGS / file).read_text()
+    yield text
+    for included in re.findall(r"^include '(.*)'", text, re.M):
+        yield from read(included)
+
+
 @pytest.mark.parametrize("shipped", SHIPPED, ids=" ".join)
 def test_shipped_files_define_no_name_in_vain(shipped):
-    references, names = gin_config._References(), {}
-    for file in shipped:
-        names |= gin_config._names(CONFIGS / file, [str(CONFIGS)], references)
+    text = "\n".join(text for file in shipped for text in read(file))
+    names = set(re.findall(r"^(\w+) *=", text, re.M))
     assert "OUTPUT_DIR" in names
-    assert names.keys() <= references.used
+    assert names <= set(re.findall(r"%(\w+)", text))
+
+
+@pytest.fixture
+def fresh_search_paths(monkeypatch):
+    """What gin was told before is forgotten, as in a new process."""
+    monkeypatch.setattr(gin.config, "_LOCATION_PREFIXES", [""])
+
+
+@pytest.mark.usefixtures("fresh_search_paths")
+def test_files_are_found_in_search_paths_before_the_package(files):
+    root = Path(files[0]).parents[1]
+    gin_config.configure(["runs/car.gin"], ["NAME=vw"], [str(root)])
+    assert gin_config.call(car) == (Wheel(2.0), "vw", 2)
+    # A folder of one's own comes before the package.
+    (root / "runs" / "infer.gin").write_text("vehicle.name = 'own'\nvehicle.wheel = None\n")
+    gin_config.configure(["runs/infer.gin"], [], [str(root)])
+    assert gin_config.call(car) == (None, "own", 4)
+
+
+@pytest.mark.usefixtures("fresh_search_paths")
+def test_the_packages_recipes_are_found_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    infer.register()
+    gin_config.configure(["runs/infer.gin", "methods/opt.gin"], ["INPUT=a", "OUTPUT_DIR=b"])
+    assert gin.query_parameter("OUTPUT_DIR/macro.value") == "b"
+    assert gin.query_parameter("ALPHA/macro.value") == 0.2
+
+
+@pytest.mark.usefixtures("fresh_search_paths")
+def test_a_method_without_the_run_it_belongs_to_is_told():
+    infer.register()
+    with pytest.raises(ValueError, match=r"use %MAX_DRAFT, but none defines it; add") as error:
+        gin_config.configure(["methods/opt.gin"], ["VERIFICATION=@Block()"])
+    assert "--gin.MAX_DRAFT=..." in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(
+        ValueError, match=r"INPUT: no such name; The gin files define ALPHA; "
+    ) as error:
+        gin_config.configure(["methods/opt.gin"], ["INPUT=a.txt"])
+    assert "they use MAX_DRAFT, VERIFICATION: add the file that defines" in str(error.value)
+
+
+def test_options_are_spelt_as_in_t5x(files, capsys):
+    parser = argparse.ArgumentParser()
+    gin_config.add_arguments(parser)
+    root = str(Path(files[0]).parents[1])
+    args = parser.parse_args(
+        [
+            "--gin_file=runs/car.gin",
+            f"--gin_search_paths=/tmp,{root}",
+            "--gin_bindings=NAME = 'vw'",
+            "--gin_bindings=DOORS = 7",
+        ]
+    )
+    gin_config.configure_from(args)
+    assert gin_config.call(car) == (Wheel(2.0), "vw", 7)
+    with pytest.raises(FileNotFoundError, match="--gin_search_paths: /absent is not a folder"):
+        gin_config.configure_from(
+            parser.parse_args(["--gin_file=a.gin", "--gin_search_paths=/absent"])
+        )
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+    assert "--gin_file" in capsys.readouterr().err
+
+
+def test_the_operative_configuration_can_be_read_again(files, tmp_path):
+    call(files, "NAME=it's", "DOORS=3")
+    saved = tmp_path / "config.gin"
+    saved.write_text(gin_config.operative_config())
+    assert call([str(saved)]) == (Wheel(2.0), "it's", 3)
 
 
 def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"--gin_file=absent\.gin: no such file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^--gin_file=absent\.gin: no such file, neither here nor in \['/"
+    ):
         gin_config.configure(["absent.gin"], [])
     broken = tmp_path / "broken.gin"
     broken.write_text("NAME = = 3\n")
@@ -157,8 +241,12 @@ def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
     with pytest.raises(ValueError, match="no_such_module.* name its folder in PYTHONPATH"):
         gin_config.configure([str(broken)], [])
     broken.write_text("include 'nowhere.gin'\n")
-    with pytest.raises(FileNotFoundError, match=r"broken\.gin: include 'nowhere\.gin' is not"):
+    with pytest.raises(
+        FileNotFoundError, match=r"broken\.gin:1: include 'nowhere\.gin': no such file"
+    ) as error:
         gin_config.configure([str(broken)], [])
+    assert str(tmp_path) in str(error.value) and "--gin_search_paths" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_an_argument_without_a_value_is_told(tmp_path):

@@ -100,8 +100,83 @@ def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path
     assert main(arguments(paths, source, tmp_path)) == 0
     assert (tmp_path / "predictions.jsonl").read_bytes() == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock", "infer_config.json", "metrics.json", "predictions.jsonl"
+        ".lock", "config.gin", "infer_config.json", "metrics.json", "predictions.jsonl",
+        "runs.jsonl",
     ]  # fmt: skip
+
+
+def test_a_run_leaves_a_record_of_how_it_was_started(paths, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, TEXTS)
+    argv = arguments(paths, "input.txt", "out", SEED=3)
+    assert main(argv) == 0
+    told = capsys.readouterr()
+    assert f"{len(TEXTS)} predictions are in {tmp_path}/out/predictions.jsonl" in told.err
+    assert f"totals in {tmp_path}/out/metrics.json" in told.err
+    assert len(told.out.splitlines()) == 1
+    config = (tmp_path / "out/config.gin").read_text()
+    assert "infer.seed = %SEED" in config and "\nSEED = 3\n" in config
+    (run,) = map(json.loads, (tmp_path / "out/runs.jsonl").read_text().splitlines())
+    assert run["command"].startswith("specjax infer --gin_file=")
+    assert run["command"].endswith("--gin.SEED=3")
+    assert run["working_directory"] == str(tmp_path)
+    assert run["paths"] == {
+        "source": str(tmp_path / "input.txt"), "output_dir": str(tmp_path / "out")
+    }  # fmt: skip
+    assert {"specjax", "jax", "jaxlib"} <= run["versions"].keys()
+    # The saved configuration alone continues the run, whose record then tells of both processes.
+    assert main(["infer", f"--gin_file={tmp_path}/out/config.gin"]) == 0
+    assert len((tmp_path / "out/runs.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "out/config.gin").read_text() == config
+
+
+def test_the_shipped_recipe_is_read_in_any_directory(paths, done, tmp_path, monkeypatch):
+    """Without `--gin_file`, and with recipes named as they are in the package."""
+    source, output = done
+    monkeypatch.chdir(tmp_path)
+    for name, files in (("a", []), ("b", ["--gin_file=runs/infer.gin"])):
+        options = [
+            option
+            for option in arguments(paths, source, name)
+            if not option.startswith("--gin_file")
+        ]
+        assert main([*options, *files]) == 0
+        name = f"{name}/predictions.jsonl"
+        assert (tmp_path / name).read_bytes() == (output / "predictions.jsonl").read_bytes()
+
+
+def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
+    source = write(tmp_path, TEXTS[:5])
+    # A length that no other test decodes, so that something is compiled.
+    settings = {"method": "verifier_alone", "MAX_NEW_TOKENS": 13}
+    assert main(arguments(paths, source, tmp_path / "out", **settings)) == 0
+    found = json.loads((tmp_path / "out/metrics.json").read_text())
+    own, emitted = found["this_process"], found["emitted"]
+    assert 0 < own["compile_seconds"] < own["seconds"]
+    assert own["tokens_per_second"] == pytest.approx(emitted / own["seconds"])
+    without = emitted / (own["seconds"] - own["compile_seconds"])
+    assert own["tokens_per_second_without_compilation"] == pytest.approx(without)
+    # The second run of the same shapes compiles nothing large.
+    assert main(arguments(paths, source, tmp_path / "again", **settings)) == 0
+    again = json.loads((tmp_path / "again/metrics.json").read_text())["this_process"]
+    assert again["compile_seconds"] < own["compile_seconds"] / 4
+
+
+def test_help_lists_the_names_and_methods(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["infer", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    text = (CONFIGS / "runs/infer.gin").read_text()
+    names = [line.split(" = ")[0] for line in text.splitlines() if line[:1].isupper()]
+    names = [name for name in names if name.isupper()]
+    assert {"INPUT", "MAX_DRAFT", "CHAT"} <= set(names)
+    for name in names:
+        # A comment and a default each.
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert len(line.split()) > 3 and line.endswith(("(required)", ")"))
+    assert any("INPUT " in line and line.endswith("(required)") for line in lines)
+    assert any("MAX_DRAFT " in line and line.endswith("(default: 5)") for line in lines)
+    assert any("lossless, lossy, lossy_tuned" in line for line in lines)
 
 
 def test_a_finished_run_stays_as_it_is(paths, done):
@@ -277,7 +352,7 @@ def test_a_foreign_line_is_refused(paths, done, tmp_path, capsys, line):
     copy_of(output, tmp_path, own + (own if line is None else line))
     assert main(arguments(paths, source, tmp_path)) == 2
     message = capsys.readouterr().err
-    assert "predictions.jsonl:2: no row of this run" in message
+    assert "predictions.jsonl:2: the line is not a row of this run" in message
     assert message.count("\n") == 1
 
 
@@ -288,10 +363,13 @@ def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path,
     for damaged in (b"", b"{", b"[]", b"{}"):
         config.write_bytes(damaged)
         assert main(arguments(paths, source, tmp_path)) == 2
-        assert "infer_config.json is damaged or not a run's" in capsys.readouterr().err
+        assert (
+            "infer_config.json is damaged, or not the configuration of a run"
+            in capsys.readouterr().err
+        )
     config.unlink()
     assert main(arguments(paths, source, tmp_path)) == 2
-    assert "no infer_config.json that tells of which run" in capsys.readouterr().err
+    assert "no infer_config.json that says which run wrote it" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "predictions.jsonl"]
 
 
@@ -341,7 +419,7 @@ def test_a_full_disk_is_told_and_the_run_continues_once_there_is_room(
     )
     assert main(arguments(paths, source, tmp_path)) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "predictions.jsonl cannot be written on (no space left)" in message
+    assert "predictions.jsonl cannot be written any further (no space left)" in message
     assert (tmp_path / "predictions.jsonl").stat().st_size == room
     monkeypatch.setattr(inference, "_write", write_line)
     assert main(arguments(paths, source, tmp_path)) == 0

@@ -40,7 +40,7 @@ def test_directories_are_made_with_their_parents_and_home_is_expanded(tmp_path, 
 
 def test_what_is_no_directory_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"file is a file; choose another"):
+    with pytest.raises(OSError, match=r"file is a file; choose a directory"):
         output_directory.make_writable(tmp_path / "file")
     with pytest.raises(OSError, match=r"file/in cannot be written \(Not a directory\)"):
         output_directory.make_writable(tmp_path / "file" / "in")
@@ -60,7 +60,9 @@ def test_a_claim_is_the_first_ones(tmp_path):
         output_directory.claim(path, {"a": (1, 2), "b": {"c": 1}, "d": 0})
     for damaged in (b"", b"{", b"[]", b"{}", b"\xff"):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"config\.json is damaged or not a run's"):
+        with pytest.raises(
+            ValueError, match=r"config\.json is damaged, or not the configuration of a run"
+        ):
             output_directory.claim(path, {"a": 1})
         assert path.read_bytes() == damaged
 

@@ -1,7 +1,8 @@
-"""`specjax bench NAME`: measurements, each a ratio inside one run.
+"""`specjax bench NAME`: measurements of a pair of models, each a ratio inside one run.
 
 A benchmark is a module with `HELP`, `add_arguments(parser)` and `run(args) -> Report`. `bench`
-prints its table, then, as the last line, all its figures as one line of JSON.
+prints its table and, as the last line, all its figures as JSON. What measures specjax's parts
+by themselves is in the checkout's `benchmarks/`.
 """
 
 import argparse
@@ -11,12 +12,9 @@ from specjax.cli.bench.report import Report
 
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
-    "layouts": "specjax.cli.bench.layouts",
     "loop": "specjax.cli.bench.loop",
-    "models": "specjax.cli.bench.models",
     "peers": "specjax.cli.bench.peers",
     "speedup": "specjax.cli.bench.speedup",
-    "verification": "specjax.cli.bench.verification",
 }
 
 
@@ -38,6 +36,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the chosen benchmark and prints its report."""
     report: Report = args.bench(args)
-    print(report.table())
-    print(report.json_line(args.benchmark))
+    report.show(args.benchmark)
     return 0

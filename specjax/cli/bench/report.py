@@ -40,6 +40,11 @@ class Report:
         lines += [f"{key}: {_cell(value)}" for key, value in self.summary.items()]
         return "\n".join([*lines, *self.notes])
 
+    def show(self, name: str) -> None:
+        """Prints the table, then all figures on one line of JSON."""
+        print(self.table())
+        print(self.json_line(name))
+
     def json_line(self, name: str) -> str:
         """All figures on one line of JSON, with the machine they were measured on."""
         machine = {

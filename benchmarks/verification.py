@@ -2,13 +2,15 @@
 
 import argparse
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks import command
 from specjax import rules, verification
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report, time_interleaved
@@ -186,3 +188,12 @@ def _named(option: str, known, name: str):
             return item
     choices = ", ".join(item.__name__ for item in known)
     raise ValueError(f"{option} {name} is unknown: choose among {choices}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,13 +6,15 @@ and for a tied output projection a transposed copy (`Model.prepare`).
 
 import argparse
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import command
 from specjax.cli.bench.report import Report, time_interleaved
 
 HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits either way round"
@@ -134,3 +136,12 @@ def _stacked(x: jax.Array, layers: Layer) -> jax.Array:
         return _separate_layer(y, layer), None
 
     return jax.lax.scan(body, x, layers)[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

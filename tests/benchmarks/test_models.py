@@ -1,4 +1,4 @@
-"""`specjax bench models` and `specjax bench layouts` measure what they say; no time is asserted."""
+"""The benchmarks of networks and layouts measure what they say; no time is asserted."""
 
 import json
 import sys
@@ -6,15 +6,14 @@ import sys
 import numpy as np
 import pytest
 
-from specjax.cli.bench import layouts, models
-from specjax.cli.main import main
+from benchmarks import layouts, models
 from specjax.models import T5
 
-TINY = ["bench", "models", "--models", "tiny", "--steps", "2", "--repeats", "1"]
+TINY = ["--models", "tiny", "--steps", "2", "--repeats", "1"]
 
 
 def _rows(capsys, *options):
-    assert main([*TINY, *options]) == 0
+    assert models.main([*TINY, *options]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
 
 
@@ -40,7 +39,7 @@ def test_each_block_is_compared_with_a_read_and_with_transformers(capsys):
 
 def test_without_transformers_it_says_so(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main([*TINY, "--tokens", "2"]) == 0
+    assert models.main([*TINY, "--tokens", "2"]) == 0
     out = capsys.readouterr().out
     assert "transformers and torch are not installed: no comparison" in out
     assert [r["what"] for r in json.loads(out.splitlines()[-1])["rows"]] == ["extend", "plain read"]
@@ -62,7 +61,7 @@ def test_other_logits_than_the_peers_stop_it(capsys, monkeypatch):
     extend = T5.extend
     monkeypatch.setattr(models, "_random_params", spoilt)
     with pytest.raises(RuntimeError, match="transformers' logits differ from ours by"):
-        main([*TINY, "--tokens", "1"])
+        models.main([*TINY, "--tokens", "1"])
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,8 @@ def test_other_logits_than_the_peers_stop_it(capsys, monkeypatch):
     ],
 )
 def test_impossible_sizes_are_named(capsys, options, message):
-    assert main([*TINY, *options]) == 2
-    assert capsys.readouterr().err == f"specjax bench: {message}\n"
+    assert models.main([*TINY, *options]) == 2
+    assert capsys.readouterr().err == f"benchmarks.models: {message}\n"
 
 
 def test_all_layouts_compute_the_same():
@@ -98,11 +97,11 @@ def test_all_layouts_compute_the_same():
 def test_layouts_prints_a_row_for_each(capsys):
     sizes = ["--embed-dim", "8", "--joined-kv", "8", "--mlp-dim", "8", "--layers", "2"]
     more = ["--vocab", "16", "--tokens", "1", "2", "--repeats", "1"]
-    assert main(["bench", "layouts", *sizes, *more]) == 0
+    assert layouts.main([*sizes, *more]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert len(rows) == 12
     assert len({(row["layout"], row["tokens"]) for row in rows}) == 12
-    assert main(["bench", "layouts", "--layers", "0"]) == 2
+    assert layouts.main(["--layers", "0"]) == 2
     assert "--layers must be at least 1" in capsys.readouterr().err
 
 

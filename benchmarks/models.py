@@ -3,7 +3,8 @@
 import argparse
 import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from benchmarks import command
 from specjax import decoding
 from specjax.checkpoints import hf_names
 from specjax.checkpoints.hf_config import config_to_hf
@@ -262,3 +264,12 @@ def _peer_loops(
         f"{' and '.join(map(str, counts))} threads; its first logits differ from ours by "
         f"{difference:.0e} of their largest"
     )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from specjax.cli.main import main
+from benchmarks.verification import main
 
 SMALL = ["--rows", "1", "2", "--drafts", "2", "--vocabs", "32", "--repeats", "1"]
 
 
 def test_table_and_json(capsys):
-    assert main(["bench", "verification", *SMALL, "--rules", "OPT", "Mentored"]) == 0
+    assert main([*SMALL, "--rules", "OPT", "Mentored"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     figures = json.loads(last)
     assert len(figures["rows"]) == 2 * 2 * 2 and all(r["ratio"] > 0 for r in figures["rows"])
@@ -27,6 +27,6 @@ def test_table_and_json(capsys):
     ],
 )
 def test_bad_input_is_one_line(capsys, args, message):
-    assert main(["bench", "verification", *SMALL, *args]) == 2
+    assert main([*SMALL, *args]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -1,0 +1,43 @@
+"""Runs a benchmark as a program: `python -m benchmarks.NAME`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specjax.cli.bench.report import Report
+
+
+def main(
+    file: str,
+    about: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], Report],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parses the arguments, measures, and prints a table and, as the last line, JSON.
+
+    Args:
+      file: the benchmark's `__file__`, after which it is named.
+      about: one line for `--help`.
+      add_arguments: adds the benchmark's arguments.
+      run: measures.
+      argv: the arguments; the process's own by default.
+
+    Returns:
+      The exit status: 0 done, 2 bad input (one line on stderr says what).
+    """
+    name = Path(file).stem
+    parser = argparse.ArgumentParser(
+        prog=f"benchmarks.{name}",
+        description=about,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_arguments(parser)
+    try:
+        report = run(parser.parse_args(argv))
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.{name}: {error}", file=sys.stderr)
+        return 2
+    report.show(name)
+    return 0

@@ -1,0 +1,96 @@
+"""What all commands have in common: versions, errors in one line, the cache of programs."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from specjax.cli import main
+
+
+class Command:
+    """A command that raises what it is told to."""
+
+    error: Exception | None = None
+
+    @staticmethod
+    def add_arguments(parser):
+        parser.add_argument("--size", type=int, default=3, help="how large")
+        parser.add_argument("--name", help="how called")
+
+    @classmethod
+    def run(cls, args):
+        cls.args = args
+        if cls.error:
+            raise cls.error
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def command(monkeypatch):
+    monkeypatch.setattr(main, "COMMANDS", {"drive": ("drive", "drives")})
+    monkeypatch.setitem(sys.modules, "drive", Command)
+    monkeypatch.setattr(Command, "error", None)
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["--version"])
+    told = capsys.readouterr().out
+    assert told.startswith("specjax ") and told.endswith(f", jax {jax.__version__}\n")
+
+
+def test_help_shows_defaults_that_say_something(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["drive", "--help"])
+    told = capsys.readouterr().out
+    assert "how large (default: 3)" in told and "how called\n" in told
+
+
+def test_a_command_knows_its_own_words():
+    assert main.main(["drive", "--size", "4"]) == 0
+    assert Command.args.command_line == ["specjax", "drive", "--size", "4"]
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError])
+def test_bad_input_is_one_line_and_a_traceback_on_request(monkeypatch, capsys, kind):
+    monkeypatch.setattr(Command, "error", kind("a thing is wrong"))
+    assert main.main(["drive"]) == 2
+    assert capsys.readouterr().err == "specjax drive: a thing is wrong\n"
+    monkeypatch.setenv("SPECJAX_TRACEBACK", "1")
+    with pytest.raises(kind):
+        main.main(["drive"])
+
+
+def test_a_fault_of_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(Command, "error", RuntimeError("a fault"))
+    with pytest.raises(RuntimeError, match="a fault"):
+        main.main(["drive"])
+
+
+CHILD = """
+import sys, jax
+from specjax.cli import main
+class Command:
+    add_arguments = staticmethod(lambda parser: None)
+    @staticmethod
+    def run(args):
+        jax.jit(lambda x: x + 1)(1.0), jax.jit(lambda x: x + 2)(1.0)
+        return 0
+main.COMMANDS = {"drive": ("drive", ""), "convert": ("drive", "")}
+sys.modules["drive"] = Command
+assert main.main(["convert"]) == 0 and jax.config.jax_compilation_cache_dir is None
+assert main.main(["drive"]) == 0 and jax.config.jax_compilation_cache_dir is not None
+"""
+
+
+def test_commands_keep_programs_and_tell_of_compiling_once(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+    for told in ([f"later runs read the programs from {tmp_path}/specjax/programs"], []):
+        child = [sys.executable, "-c", CHILD]
+        out = subprocess.run(child, env=environment, capture_output=True, text=True, check=True)
+        lines = [line for line in out.stderr.splitlines() if "later runs" in line]
+        assert [line.split("; ")[1] for line in lines] == told, out.stderr
