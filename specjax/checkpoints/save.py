@@ -92,6 +92,8 @@ def save_model(
                 dtype=disk_dtype,
                 max_position_embeddings=longest,
             )
+            if isinstance(config, T5Config):
+                keep_sentinels(directory, config.vocab_size)
         elif format == "t5x":
             assert isinstance(config, T5Config)
             written, arrays = t5x_config.as_t5x(config, flat)

@@ -32,7 +32,6 @@ class SentencePieceTokenizer(Tokenizer):
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{file}: no SentencePiece model ({error}); copy it again") from None
         settings = TokenizerSettings(directory)
-        size = self._sp.GetPieceSize()
         is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
         self._ids, self._special = self._tokens_by_name(settings, is_t5)
         self._texts = {i: text for text, i in self._ids.items()}
