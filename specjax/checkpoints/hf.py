@@ -170,22 +170,52 @@ def open_hf(
         head and embedding is not None and same_values(reader.read(LM_HEAD), reader.read(embedding))
     )
     if isinstance(config, T5Config):
-        said_untied = values.get("tie_word_embeddings") is False
-        untied = (head and not copied) or (not head and said_untied)
-        if untied and values.get("scale_decoder_outputs"):
-            raise ValueError(
-                f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but "
-                f"{LM_HEAD} differs from shared.weight; set it to false if the head is untied"
-            )
+        untied = _t5_is_untied(values, path, head, copied)
         config = config.replace(
             tie_embeddings=not untied, scale_tied_logits=untied or config.scale_tied_logits
         )
-    elif config.tie_embeddings and head and not copied:
+    elif config.tie_embeddings and head and embedding is not None and not copied:
         raise ValueError(
             f"{path}: tie_word_embeddings is true, but {LM_HEAD} differs from the embedding; "
             "set it to false if the head is untied"
         )
     return reader, config, hf_config.DEFAULT_IDS[type(config)]
+
+
+def _t5_is_untied(values: Mapping[str, Any], path: Path, head: bool, copied: bool) -> bool:
+    """Whether a T5 has a head of its own.
+
+    Args:
+      values: of config.json.
+      path: of config.json, for messages.
+      head: whether the checkpoint has a head.
+      copied: whether it equals the embedding.
+
+    Raises:
+      ValueError: where transformers would scale the logits of an untied head.
+    """
+    said_untied = values.get("tie_word_embeddings") is False
+    scales = values.get("scale_decoder_outputs")
+    if copied or not (head or said_untied):
+        return False
+    if scales and not head:
+        raise ValueError(
+            f"{path}: tie_word_embeddings is false and {LM_HEAD} is absent, but "
+            "scale_decoder_outputs is true, which belongs to a tied head; set tie_word_embeddings "
+            "to true if the head is tied"
+        )
+    if scales:
+        raise ValueError(
+            f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but {LM_HEAD} "
+            "differs from shared.weight; set it to false if the head is untied"
+        )
+    if scales is None and not said_untied:
+        raise ValueError(
+            f"{path}: {LM_HEAD} differs from shared.weight, but tie_word_embeddings is not false, "
+            "so transformers 4 ties the head and transformers 5 scales its logits; set "
+            "tie_word_embeddings to false if the head is untied, as in T5 v1.1 and FLAN-T5"
+        )
+    return True
 
 
 def _embedding(reader: SafetensorsReader, family: type[ModelConfig]) -> str | None:

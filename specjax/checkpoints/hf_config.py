@@ -112,6 +112,11 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
             f"{path}: architectures={architectures} is not {ARCHITECTURES[model_type][0]}, the "
             f"one this package runs for model_type {model_type!r}"
         )
+    if values.get("quantization_config"):
+        raise ValueError(
+            f"{path}: quantization_config is set, but quantised checkpoints are not read; use the "
+            "float32 or bfloat16 one, or delete the field if the arrays are not quantised"
+        )
     fields = _Fields(values, path)
     build = {"t5": _t5, "llama": _llama, "gemma2": _gemma2}[model_type]
     for name in ("tie_word_embeddings", "scale_decoder_outputs"):
@@ -196,7 +201,9 @@ def _gemma2(f: _Fields) -> Gemma2Config:
         **sizes,
         norm_eps=f.positive("rms_norm_eps", 1e-6),
         rope_theta=theta,
-        sliding_window=f.whole("sliding_window", 4096),
+        sliding_window=(
+            f.whole("sliding_window") if "sliding_window" in f.values else 4096  # null is no window
+        ),
         # null means no cap, an absent key the default.
         attn_logit_softcap=_cap(f, "attn_logit_softcapping", 50.0),
         final_logit_softcap=_cap(f, "final_logit_softcapping", 30.0),
@@ -224,16 +231,27 @@ def _decoder_sizes(f: _Fields) -> dict[str, Any]:
 
 
 def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` (5.x) or `rope_theta` and `rope_scaling` (4.x)."""
-    parameters = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
-    if not isinstance(parameters, dict):
-        raise ValueError(f"{f.path}: rope parameters {parameters!r} must be an object")
+    """Base and scaling, from `rope_parameters` (5.x) or `rope_theta` and `rope_scaling` (4.x).
+
+    Where a file has both, 4.x and 5.x take `rope_scaling`.
+    """
+    found = {name: f.values.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
+    for name, value in found.items():
+        if not isinstance(value, dict):
+            raise ValueError(f"{f.path}: {name}={value!r} must be an object")
+    parameters = found["rope_scaling"] or found["rope_parameters"]
     if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
         raise ValueError(
             f"{f.path}: rope parameters of their own for {', '.join(nested)} are not supported"
         )
     rope = _Fields(parameters, f.path)
     theta = float(rope.positive("rope_theta", f.positive("rope_theta", 10_000.0)))
+    other = found["rope_parameters"].get("rope_theta")
+    if other is not None and other != theta:
+        raise ValueError(
+            f"{f.path}: rope_parameters has rope_theta={other!r}, but rope_scaling, which goes "
+            f"before it, makes it {theta!r}; remove one of the two fields"
+        )
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     for fields in (rope, f):
         fields.refuse("partial_rotary_factor", (1, 1.0), 1.0)
@@ -243,11 +261,18 @@ def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
         raise ValueError(
             f"{f.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
         )
+    longest = "original_max_position_embeddings"
+    outer = f.values.get(longest)
+    if outer is not None and outer != parameters.get(longest):
+        raise ValueError(
+            f"{f.path}: {longest}={outer!r} differs from {parameters.get(longest)!r} in the rope "
+            "parameters; keep the one that the model was trained with"
+        )
     return theta, Llama3RopeScaling(
         factor=float(rope.positive("factor")),
         low_freq_factor=float(rope.positive("low_freq_factor")),
         high_freq_factor=float(rope.positive("high_freq_factor")),
-        original_max_position=rope.whole("original_max_position_embeddings"),
+        original_max_position=rope.whole(longest),
     )
 
 
@@ -276,6 +301,7 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
     if isinstance(config, T5Config):
         return {**common, **_t5_to_hf(config)}
     assert isinstance(config, LlamaConfig | Gemma2Config)
+    _check_readable(config)
     decoder: dict[str, Any] = {
         "hidden_size": config.embed_dim,
         "intermediate_size": config.mlp_dim,
@@ -297,7 +323,7 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
             "sliding_window": config.sliding_window,
             "attn_logit_softcapping": config.attn_logit_softcap,
             "final_logit_softcapping": config.final_logit_softcap,
-            "query_pre_attn_scalar": _whole(config.query_pre_attn_scalar),
+            "query_pre_attn_scalar": int(config.query_pre_attn_scalar),
             "max_position_embeddings": 8192,
         }
     else:
@@ -326,9 +352,18 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
     return {**common, **decoder}
 
 
-def _whole(value: float) -> float:
-    """An int where nothing is lost: 5.x insists on one."""
-    return int(value) if float(value).is_integer() else value
+def _check_readable(config: LlamaConfig | Gemma2Config) -> None:
+    """Raises for what transformers 5 refuses to read, though 4.x may."""
+    if config.embed_dim % config.num_heads:
+        raise ValueError(
+            f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
+    if isinstance(config, Gemma2Config) and not config.query_pre_attn_scalar.is_integer():
+        raise ValueError(
+            f"query_pre_attn_scalar={config.query_pre_attn_scalar} must be a whole number for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
 
 
 def _t5_to_hf(config: T5Config) -> dict[str, Any]:

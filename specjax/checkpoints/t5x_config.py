@@ -35,22 +35,62 @@ _SIZES = {
     "logits_via_embedding": "tie_embeddings",
 }
 
+# Fields that T5X's own T5Config lacks; networks made from it may have them.
+_RELATIVE = {"num_buckets": "relpos_buckets", "max_distance": "relpos_max_distance"}
 
-def infer_config(specs: Mapping[str, ArraySpec], path: Path) -> T5Config:
-    """Reads a configuration off the shapes of the arrays.
+# What T5X's T5 computes, whatever its configuration.
+BUCKETS = 32
+MAX_DISTANCE = 128
 
-    Sizes that many arrays show are decided by the majority, so that one array of a wrong shape is
-    reported as such.
+
+def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = None) -> T5Config:
+    """Reads a configuration off the shapes of the arrays, and from a gin file what they lack.
 
     Args:
       specs: the arrays by unscanned name.
       path: of the checkpoint, for messages.
+      gin: a T5X gin file, if there is one.
 
     Returns:
-      The configuration, with T5 v1.1's activations or v1.0's.
+      The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
 
     Raises:
-      ValueError: if these are no T5's arrays.
+      FileNotFoundError: where there is no such gin file.
+      ValueError: if these are no T5's arrays, if they do not tell enough, or if the gin file says
+        something else than they do.
+    """
+    fields = {} if gin is None else read_t5_fields(gin)
+    sizes = _sizes(specs, path)
+    distance = _max_distance(fields, sizes["relpos_buckets"], path, gin)
+    try:
+        found = T5Config(**sizes, relpos_max_distance=distance)
+        return found if gin is None else _with_fields(found, fields, gin)
+    except ValueError as error:
+        prefix = "" if gin is not None and str(error).startswith(str(gin)) else f"{gin or path}: "
+        raise ValueError(f"{prefix}{error}") from None
+
+
+def _max_distance(fields: Mapping[str, Any], buckets: int, path: Path, gin: Path | None) -> int:
+    """The largest relative distance, which no array tells."""
+    stated = fields.get("max_distance")
+    if stated is None and buckets != BUCKETS:
+        raise ValueError(
+            f"{path}: its relative position biases have {buckets} buckets, where T5X's T5 has "
+            f"{BUCKETS}, so its largest distance is not known; give `config` (--config): a JSON "
+            "file, or a gin file that binds T5Config.max_distance"
+        )
+    if stated is None:
+        return MAX_DISTANCE
+    if isinstance(stated, bool) or not isinstance(stated, int):
+        raise ValueError(f"{gin}: T5Config.max_distance = {stated!r} must be a whole number")
+    return stated
+
+
+def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
+    """What the shapes tell, by field of `T5Config`.
+
+    Sizes that many arrays show are decided by the majority, so that one array of a wrong shape is
+    reported as such.
     """
     votes: dict[str, Counter[int]] = {}
 
@@ -97,19 +137,19 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path) -> T5Config:
             "(query kernels)"
         )
     single = any(name.endswith("/mlp/wi/kernel") for name in specs)
-    return T5Config(
-        vocab_size=best["vocab"],
-        embed_dim=best["embed"],
-        num_heads=best["heads"],
-        head_dim=best["joined"] // best["heads"],
-        mlp_dim=best["mlp"],
-        num_encoder_layers=layers["encoder"],
-        num_decoder_layers=layers["decoder"],
-        mlp_activations=("relu",) if single else ("gelu", "linear"),
-        relpos_buckets=best["buckets"],
-        relpos_per_layer="encoder/relpos_bias/rel_embedding" not in specs,
-        tie_embeddings="decoder/logits_dense/kernel" not in specs,
-    )
+    return {
+        "vocab_size": best["vocab"],
+        "embed_dim": best["embed"],
+        "num_heads": best["heads"],
+        "head_dim": best["joined"] // best["heads"],
+        "mlp_dim": best["mlp"],
+        "num_encoder_layers": layers["encoder"],
+        "num_decoder_layers": layers["decoder"],
+        "mlp_activations": ("relu",) if single else ("gelu", "linear"),
+        "relpos_buckets": best["buckets"],
+        "relpos_per_layer": "encoder/relpos_bias/rel_embedding" not in specs,
+        "tie_embeddings": "decoder/logits_dense/kernel" not in specs,
+    }
 
 
 def find_gin(directory: Path) -> Path | None:
@@ -121,22 +161,9 @@ def find_gin(directory: Path) -> Path | None:
     return None
 
 
-def apply_gin(config: T5Config, gin: Path) -> T5Config:
-    """Takes what only a gin file says, and holds the rest against the arrays.
-
-    Args:
-      config: from `infer_config`.
-      gin: a T5X gin file.
-
-    Returns:
-      The configuration with the file's activations and dropout rate.
-
-    Raises:
-      FileNotFoundError: where there is no such file.
-      ValueError: where file and arrays disagree.
-    """
-    fields = read_t5_fields(gin)
-    for theirs, ours in _SIZES.items():
+def _with_fields(config: T5Config, fields: Mapping[str, Any], gin: Path) -> T5Config:
+    """Takes what only a gin file says, and holds the rest against the arrays."""
+    for theirs, ours in {**_SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
         if theirs in fields and fields[theirs] != value:
             raise ValueError(
@@ -159,10 +186,7 @@ def apply_gin(config: T5Config, gin: Path) -> T5Config:
             )
     if isinstance(fields.get("dropout_rate"), int | float):
         changes["dropout_rate"] = float(fields["dropout_rate"])
-    try:
-        return dataclasses.replace(config, **changes)
-    except ValueError as error:
-        raise ValueError(f"{gin}: {error}") from None
+    return dataclasses.replace(config, **changes)
 
 
 def read_t5_fields(gin: Path) -> dict[str, Any]:
@@ -180,7 +204,8 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: where there is no such file.
-      ValueError: where it is no gin, or `mlp_activations` is bound to what cannot be read here.
+      ValueError: where it is no gin, or binds the activations or relative positions to what cannot
+        be read here.
     """
     try:
         text = gin.read_text(encoding="utf-8")
@@ -203,6 +228,12 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
             name = f"{block}.{name}"
         if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
             fields[field[1]] = value
+        elif re.fullmatch(r"(?:.*[./])?RelativePositionBiases\.(num_buckets|max_distance)", name):
+            raise ValueError(
+                f"{gin}: {name} = {' '.join(value)} has no effect where the network passes its "
+                "own, as T5X's T5 does; bind T5Config.num_buckets and T5Config.max_distance to "
+                "what the checkpoint was trained with, or give a JSON file"
+            )
         elif "." not in name:
             macros[name] = value
     values = {}
@@ -210,11 +241,17 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         try:
             values[name] = ast.literal_eval(" ".join(_expanded(value, macros)))
         except (ValueError, SyntaxError, RecursionError):  # a @function, another file's %macro
-            if name == "mlp_activations":
+            if name in ("mlp_activations", *_RELATIVE):
+                example = "('gelu', 'linear')" if name == "mlp_activations" else "128"
                 raise ValueError(
-                    f"{gin}: T5Config.mlp_activations = {' '.join(value)} cannot be read from this "
-                    "file alone; bind it to names, as in ('gelu', 'linear')"
+                    f"{gin}: T5Config.{name} = {' '.join(value)} cannot be read from this file "
+                    f"alone; bind it to a value, such as {example}"
                 ) from None
+        if re.search("bucket|distance", name) and name not in _RELATIVE:
+            raise ValueError(
+                f"{gin}: T5Config.{name} is not a field that specjax knows; give a JSON file with "
+                "relpos_buckets and relpos_max_distance"
+            )
     return values
 
 

@@ -178,8 +178,10 @@ def test_bad_arguments(tmp_path):
     one_line(lambda: save_model(tmp_path / "x", config, params, dtype="int8"), "dtype='int8'")
     one_line(lambda: save_model(tmp_path / "x", config, params, dtype="float64"), "'float64'")
     one_line(lambda: load_model(tmp_path, dtype="float64"), "dtype='float64'", "bfloat16")
-    one_line(lambda: load_model(None), "path=None", error=TypeError)
-    one_line(lambda: load_model(tmp_path, config=[1]), "config=[1]", error=TypeError)
+    one_line(lambda: load_model(None), "`path` must be", "got None", error=TypeError)
+    one_line(
+        lambda: load_model(tmp_path, config=[1]), "`config` must be", "got [1]", error=TypeError
+    )
     wrong = CONFIGS["llama_tied"]
     one_line(lambda: save_model(tmp_path / "x", wrong, params), "decoder/logits_dense/kernel")
     wrong = config.replace(mlp_dim=24)
@@ -211,7 +213,7 @@ def test_damaged_directories_of_ours(tmp_path):
         ("vocab_size", 48.5, "whole number"),
         ("num_layers", True, "whole number"),
         ("norm_eps", "x", "a number"),
-        ("tie_embeddings", 1, "true or false"),
+        ("tie_embeddings", 1, "True or False"),
     ):
         edit_json(settings, config={**json.loads(whole)["config"], field: value})
         told(settings, f"{field}={value!r} must be", part)
