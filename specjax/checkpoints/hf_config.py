@@ -1,11 +1,11 @@
 """`config.json` of Hugging Face transformers, as 4.x and as 5.x write it, to and from ours."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specjax.checkpoints.config_fields import ConfigFields
 from specjax.models import Gemma2Config, LlamaConfig, T5Config
 from specjax.models.config import Llama3RopeScaling, ModelConfig
 from specjax.tokenizers.model_files import SpecialIds
@@ -34,55 +34,6 @@ _T5_ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "gated-relu": ("relu", "linear"),
     "gated-silu": ("silu", "linear"),
 }
-
-
-class _Fields:
-    """The values of one config.json, with errors that name the file and the field."""
-
-    def __init__(self, values: dict[str, Any], path: Path) -> None:
-        self.values, self.path = values, path
-
-    def number(self, name: str, *default: float | None) -> Any:
-        value = self.values.get(name)
-        if value is None and default:
-            return default[0]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.path}: {name}={value!r} must be a number")
-        if not math.isfinite(value):
-            raise ValueError(f"{self.path}: {name}={value!r} must be finite")
-        return value
-
-    def positive(self, name: str, *default: float | None) -> Any:
-        value = self.number(name, *default)
-        if value is not None and value <= 0:
-            raise ValueError(f"{self.path}: {name}={value!r} must be above 0")
-        return value
-
-    def whole(self, name: str, *default: int, least: int = 1) -> int:
-        value = self.number(name, *default)
-        if not float(value).is_integer() or value < least:
-            raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
-        return int(value)
-
-    def check_token(self, name: str, rows: int) -> None:
-        """Raises where an id, or one of several, is none of the embedding's rows."""
-        value = self.values.get(name)
-        for token in value if isinstance(value, list) else [value]:
-            # What is no id at all, whoever reads the ids tells.
-            if isinstance(token, int) and token >= rows:
-                raise ValueError(
-                    f"{self.path}: {name}={value!r} must be below vocab_size={rows}; correct it"
-                )
-
-    def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
-        """Raises unless the field, or its default, is one this package computes."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        if value not in allowed:
-            raise ValueError(
-                f"{self.path}: {name}={value!r} is not supported, only "
-                f"{' or '.join(repr(a) for a in allowed)}"
-            )
 
 
 def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
@@ -117,7 +68,7 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
             f"{path}: quantization_config is set, but quantised checkpoints are not read; use the "
             "float32 or bfloat16 one, or delete the field if the arrays are not quantised"
         )
-    fields = _Fields(values, path)
+    fields = ConfigFields(values, path)
     build = {"t5": _t5, "llama": _llama, "gemma2": _gemma2}[model_type]
     for name in ("tie_word_embeddings", "scale_decoder_outputs"):
         if not isinstance(value := values.get(name), bool | None):
@@ -131,7 +82,7 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
         raise ValueError(f"{prefix}{error}") from None
 
 
-def _t5(f: _Fields) -> T5Config:
+def _t5(f: ConfigFields) -> T5Config:
     f.refuse("feed_forward_proj", tuple(_T5_ACTIVATIONS), "relu")
     buckets = f.whole("relative_attention_num_buckets", 32, least=4)
     # Half of a decoder's buckets hold one distance each, and the others begin after these.
@@ -166,7 +117,7 @@ def t5_scales_outputs(values: dict[str, Any]) -> bool:
     return values.get("tie_word_embeddings") is not False if scales is None else bool(scales)
 
 
-def _llama(f: _Fields) -> LlamaConfig:
+def _llama(f: ConfigFields) -> LlamaConfig:
     f.refuse("hidden_act", ("silu", "swish"), "silu")
     f.refuse("attention_bias", (False,), False)
     f.refuse("mlp_bias", (False,), False)
@@ -180,7 +131,7 @@ def _llama(f: _Fields) -> LlamaConfig:
     )
 
 
-def _gemma2(f: _Fields) -> Gemma2Config:
+def _gemma2(f: ConfigFields) -> Gemma2Config:
     name = "hidden_activation" if f.values.get("hidden_activation") else "hidden_act"
     f.refuse(name, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     f.refuse("attention_bias", (False,), False)
@@ -212,12 +163,12 @@ def _gemma2(f: _Fields) -> Gemma2Config:
     )
 
 
-def _cap(f: _Fields, name: str, default: float) -> float | None:
+def _cap(f: ConfigFields, name: str, default: float) -> float | None:
     value = f.positive(name, None) if name in f.values else default
     return None if value is None else float(value)
 
 
-def _decoder_sizes(f: _Fields) -> dict[str, Any]:
+def _decoder_sizes(f: ConfigFields) -> dict[str, Any]:
     heads = f.whole("num_attention_heads")
     return {
         "vocab_size": f.whole("vocab_size"),
@@ -230,7 +181,7 @@ def _decoder_sizes(f: _Fields) -> dict[str, Any]:
     }
 
 
-def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
+def _rope(f: ConfigFields) -> tuple[float, Llama3RopeScaling | None]:
     """Base and scaling, from `rope_parameters` (5.x) or `rope_theta` and `rope_scaling` (4.x).
 
     Where a file has both, 4.x and 5.x take `rope_scaling`.
@@ -244,7 +195,7 @@ def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
         raise ValueError(
             f"{f.path}: rope parameters of their own for {', '.join(nested)} are not supported"
         )
-    rope = _Fields(parameters, f.path)
+    rope = ConfigFields(parameters, f.path)
     theta = float(rope.positive("rope_theta", f.positive("rope_theta", 10_000.0)))
     other = found["rope_parameters"].get("rope_theta")
     if other is not None and other != theta:
@@ -301,6 +252,10 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
     if isinstance(config, T5Config):
         return {**common, **_t5_to_hf(config)}
     assert isinstance(config, LlamaConfig | Gemma2Config)
+    return {**common, **_decoder_only_to_hf(config)}
+
+
+def _decoder_only_to_hf(config: LlamaConfig | Gemma2Config) -> dict[str, Any]:
     _check_readable(config)
     decoder: dict[str, Any] = {
         "hidden_size": config.embed_dim,
@@ -344,12 +299,11 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
             "mlp_bias": False,
             "max_position_embeddings": max_position,
         }
-    decoder |= {
+    return decoder | {
         "rope_theta": config.rope_theta,
         "rope_scaling": None if rope["rope_type"] == "default" else rope,
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},
     }
-    return {**common, **decoder}
 
 
 def _check_readable(config: LlamaConfig | Gemma2Config) -> None:
