@@ -52,7 +52,7 @@ class ConfigFields:
                 )
 
     def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
-        """Raises unless the field, or its default, is one this package computes."""
+        """Raises unless the field, or its default, has one of the allowed values."""
         value = self.values.get(name)
         value = default if value is None else value
         if value not in allowed:

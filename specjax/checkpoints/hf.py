@@ -65,7 +65,7 @@ class SafetensorsReader:
                 pass
         except safetensors.SafetensorError as error:
             raise ValueError(
-                f"{path}: cut short or damaged ({error}); download or copy it again"
+                f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -75,8 +75,8 @@ class SafetensorsReader:
                 continue
             if name in self._places:
                 raise ValueError(
-                    f"{path}: holds {name}, and so does {self._places[name][0].name}; download "
-                    "the whole checkpoint"
+                    f"{path} holds {name}, and so does {self._places[name][0].name}; download the "
+                    "whole checkpoint again"
                 )
             dtype = _DTYPES.get(entry["dtype"], np.dtype(np.uint8))
             self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype, entry["dtype"])
@@ -104,22 +104,24 @@ def _files(directory: Path) -> list[Path]:
     if not index.is_file():
         torch = sorted(p.name for p in directory.glob("*.bin"))
         hint = (
-            f"it has {torch[0]}: save it again with transformers' save_pretrained"
+            f"save its {torch[0]} again with transformers' save_pretrained"
             if torch
             else "download the whole checkpoint"
         )
-        raise FileNotFoundError(f"{directory}: no {SINGLE} and no {INDEX}; {hint}")
+        raise FileNotFoundError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index}: no weight_map; download the file again")
+        raise ValueError(f"{index} has no weight_map; download the file again")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name:
-            raise ValueError(f"{index}: {name!r} is not the name of a file beside it")
+            raise ValueError(
+                f"{index}: {name!r} must be the name of a file beside it; download the file again"
+            )
         if not (directory / name).is_file():
             arrays = sum(value == name for value in weight_map.values())
             raise FileNotFoundError(
-                f"{directory / name}: missing, though {INDEX} places {arrays} arrays in it; "
+                f"{directory / name} is missing, though {INDEX} places {arrays} arrays in it; "
                 "download the whole checkpoint"
             )
     return [directory / name for name in names]
@@ -134,7 +136,7 @@ def _check_index(directory: Path, places: Mapping[str, str]) -> None:
         if places.get(name) != shard:
             where = f"is in {places[name]}" if name in places else "is in none of the shards"
             raise ValueError(
-                f"{index}: places {name} in {shard}, but it {where}; download the whole checkpoint"
+                f"{index} places {name} in {shard}, but it {where}; download the whole checkpoint"
             )
 
 
@@ -161,7 +163,9 @@ def open_hf(
     if config is not None:
         return SafetensorsReader(directory), config, hf_config.DEFAULT_IDS[type(config)]
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: missing; copy it beside the safetensors, or give config=")
+        raise FileNotFoundError(
+            f"{path} is missing; copy it beside the safetensors, or give `config`"
+        )
     values = read_json(path)
     config = hf_config.config_from_hf(values, path)
     reader = SafetensorsReader(directory)

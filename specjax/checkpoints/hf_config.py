@@ -39,7 +39,7 @@ _T5_ACTIVATIONS: dict[str, tuple[str, ...]] = {
 def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
     """Reads a `config.json`.
 
-    T5's head is taken to be tied, for the arrays decide that (see `hf.open_hf`).
+    A T5's head is returned as tied: the arrays decide that later (see `hf.open_hf`).
 
     Args:
       values: the JSON object.
@@ -54,14 +54,14 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
     model_type = values.get("model_type")
     known = ", ".join(ARCHITECTURES)
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise ValueError(f"{path}: model_type={model_type!r} is not one of {known}")
+        raise ValueError(f"{path}: model_type={model_type!r} must be one of {known}")
     architectures = values.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise ValueError(f"{path}: architectures={architectures!r} must be a list of names")
     if architectures and not set(architectures) & set(ARCHITECTURES[model_type]):
         raise ValueError(
-            f"{path}: architectures={architectures} is not {ARCHITECTURES[model_type][0]}, the "
-            f"one this package runs for model_type {model_type!r}"
+            f"{path}: architectures={architectures} must name {ARCHITECTURES[model_type][0]}, "
+            f"which is what specjax runs for model_type {model_type!r}"
         )
     if values.get("quantization_config"):
         raise ValueError(
@@ -111,7 +111,7 @@ def _t5(f: ConfigFields) -> T5Config:
 def t5_scales_outputs(values: dict[str, Any]) -> bool:
     """Whether a T5's config multiplies the decoder's output by d_model ** -0.5.
 
-    transformers 5 records it; 4.x, and the configs it wrote, scale when the head is tied.
+    transformers 5 records it. 4.x does not, and scales if the head is tied.
     """
     scales = values.get("scale_decoder_outputs")
     return values.get("tie_word_embeddings") is not False if scales is None else bool(scales)
@@ -142,8 +142,8 @@ def _gemma2(f: ConfigFields) -> Gemma2Config:
     ]
     if f.values.get("layer_types") not in (None, alternating):
         raise ValueError(
-            f"{f.path}: layer_types={f.values['layer_types']} is not Gemma 2's alternation of "
-            "sliding_attention and full_attention"
+            f"{f.path}: layer_types={f.values['layer_types']} must alternate between "
+            "sliding_attention and full_attention, as in Gemma 2"
         )
     theta, scaling = _rope(f)
     if scaling is not None:
@@ -193,7 +193,8 @@ def _rope(f: ConfigFields) -> tuple[float, Llama3RopeScaling | None]:
     parameters = found["rope_scaling"] or found["rope_parameters"]
     if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
         raise ValueError(
-            f"{f.path}: rope parameters of their own for {', '.join(nested)} are not supported"
+            f"{f.path}: rope parameters for {', '.join(nested)} alone are not supported, only one "
+            "set for all layers"
         )
     rope = ConfigFields(parameters, f.path)
     theta = float(rope.positive("rope_theta", f.positive("rope_theta", 10_000.0)))
@@ -228,7 +229,7 @@ def _rope(f: ConfigFields) -> tuple[float, Llama3RopeScaling | None]:
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
-    """Writes a `config.json` that both transformers 4.x and 5.x read aright.
+    """Makes a `config.json` that transformers 4.x and 5.x read alike.
 
     Args:
       config: the model's configuration.
@@ -323,15 +324,15 @@ def _check_readable(config: LlamaConfig | Gemma2Config) -> None:
 def _t5_to_hf(config: T5Config) -> dict[str, Any]:
     if config.relpos_per_layer:
         raise ValueError(
-            "relpos_per_layer: transformers' T5 has one relative position bias per stack, this "
-            "model one per layer; convert it to orbax"
+            "this model has a relative position bias per layer (relpos_per_layer), but "
+            "transformers' T5 has one per stack; convert it to orbax"
         )
     names = {ours: theirs for theirs, ours in reversed(_T5_ACTIVATIONS.items())}
     activation = names.get(config.mlp_activations)
     if activation is None:
         raise ValueError(
-            f"mlp_activations={config.mlp_activations}: transformers' T5 has no such MLP, only "
-            f"{', '.join(str(a) for a in names)}"
+            f"mlp_activations={config.mlp_activations} is no MLP of transformers' T5, which has "
+            f"{', '.join(str(a) for a in names)}; convert it to orbax"
         )
     # Scaling belongs to a tied head alone. 4.x takes "tied" for both; see hf.write_hf.
     scales = config.tie_embeddings and config.scale_tied_logits

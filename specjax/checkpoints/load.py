@@ -137,7 +137,7 @@ def load_model(
         arrays and the remedy in one line.
     """
     if mesh is not None and shardings is not None:
-        raise ValueError("give either mesh or shardings, not both")
+        raise ValueError("`mesh` and `shardings` were both given; give one of them")
     asked = {
         name: float_dtype(value, name)
         for name, value in (("dtype", dtype), ("param_dtype", param_dtype))
@@ -147,8 +147,8 @@ def load_model(
     ids, rows = opened.ids, opened.config.vocab_size
     if any(eos >= rows for eos in ids.eos):
         raise ValueError(
-            f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}, or no "
-            "text would end there; correct generation_config.json"
+            f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}; correct "
+            f"{GENERATION_FILE}"
         )
     shapes = {
         name: tuple(leaf.shape)
@@ -198,7 +198,7 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
 
 
 def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
-    """Recognises a checkpoint and settles its configuration and special ids."""
+    """Opens a checkpoint and decides its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"`path` must be a directory's path, got {path!r}")
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
@@ -230,7 +230,9 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
-        raise ValueError(f"{path}: a file; give the directory it is in, {path.absolute().parent}")
+        raise ValueError(
+            f"{path} is a file; give the directory that holds it, {path.absolute().parent}"
+        )
     explicit = config if isinstance(config, ModelConfig) else None
     if (path / SPECJAX_FILE).is_file():
         _no_gin(path, config)
@@ -242,8 +244,9 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     checkpoint = _t5x_directory(path)
     if checkpoint is None:
         raise ValueError(
-            f"{path}: no checkpoint is in it: no config.json with safetensors (Hugging Face), no "
-            f"checkpoint_<step> or file 'checkpoint' (T5X), no {SPECJAX_FILE} (specjax)"
+            f"{path} holds no checkpoint: no config.json with safetensors (Hugging Face), no "
+            f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
+            "the path"
         )
     return _open_t5x(checkpoint, config)
 
@@ -263,7 +266,7 @@ def _t5x_directory(path: Path) -> Path | None:
     found = list(t5x.steps(path).values())
     if found and not _has_t5x(found[-1]):
         raise ValueError(
-            f"{found[-1]}: neither a file 'checkpoint' nor Orbax's state/_METADATA in it; copy the "
+            f"{found[-1]} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the "
             "whole checkpoint"
         )
     return found[-1] if found else None
@@ -283,8 +286,8 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened
     if isinstance(config, ModelConfig):
         if not isinstance(config, T5Config):
             raise ValueError(
-                f"{directory}: a {type(config).__name__} for a T5X checkpoint, which holds a T5; "
-                "give a T5Config"
+                f"`config` must be a T5Config for the T5X checkpoint {directory}, got a "
+                f"{type(config).__name__}"
             )
         found = config
         if not found.relpos_per_layer:
@@ -303,8 +306,8 @@ def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     values = read_json(file)
     if values.get("version", VERSION) != VERSION:
         raise ValueError(
-            f"{file}: version={values['version']!r}, but this specjax reads version {VERSION}; "
-            "take the specjax that wrote it"
+            f"{file}: version={values['version']!r} must be {VERSION} for this specjax to read it; "
+            "use the specjax that wrote it"
         )
     found = _own_config(values.get("config") or {}, file)
     reader = orbax.OrbaxReader(path / orbax.PARAMS)
@@ -330,7 +333,7 @@ def _own_config(values: Any, file: Path) -> ModelConfig:
 
 
 def _pieces(opened: _Opened, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Piece]:
-    """Where each parameter comes from, once every array is accounted for."""
+    """Where each parameter comes from; raises where an array is missing or unknown."""
     if isinstance(opened.reader, hf.SafetensorsReader):
         return hf.hf_pieces(opened.reader, opened.config, shapes)
     specs = opened.specs or opened.reader.specs
@@ -358,5 +361,7 @@ def _shardings(
         return dict.fromkeys(shapes, shardings)
     flat = flatten(shardings)
     if differing := sorted(set(flat) ^ set(shapes)):
-        raise ValueError(f"shardings: not a tree like the parameters; see {condense(differing)}")
+        raise ValueError(
+            f"`shardings` must be a tree like the parameters; they differ in {condense(differing)}"
+        )
     return flat

@@ -127,14 +127,15 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
     ]
     if lacking or not layers["decoder"] or not layers["encoder"]:
         raise ValueError(
-            f"{path}: no T5's parameters (no {', '.join(lacking) or 'encoder or decoder layers'}); "
-            "of T5X's networks only the encoder-decoder T5 can be loaded"
+            f"{path} does not hold a T5's parameters: it lacks "
+            f"{', '.join(lacking) or 'encoder or decoder layers'}; of T5X's networks only the "
+            "encoder-decoder T5 can be loaded"
         )
     best = {name: counter.most_common(1)[0][0] for name, counter in votes.items()}
     if best["joined"] % best["heads"]:
         raise ValueError(
-            f"{path}: {best['heads']} heads (relpos_bias) do not divide {best['joined']} "
-            "(query kernels)"
+            f"{path}: the width of the query kernels, {best['joined']}, must be a multiple of the "
+            f"{best['heads']} heads of relpos_bias; copy the whole checkpoint"
         )
     single = any(name.endswith("/mlp/wi/kernel") for name in specs)
     return {
@@ -182,7 +183,8 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any], gin: Path) -> T5Co
         if len(named) != len(config.mlp_activations):
             raise ValueError(
                 f"{gin}: T5Config.mlp_activations = {fields['mlp_activations']!r}, but the "
-                f"checkpoint's MLPs have {len(config.mlp_activations)} input projections"
+                f"checkpoint's MLPs have {len(config.mlp_activations)} input projections; give the "
+                "gin file this checkpoint was trained with"
             )
     if isinstance(fields.get("dropout_rate"), int | float):
         changes["dropout_rate"] = float(fields["dropout_rate"])
@@ -212,7 +214,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{gin}: no such gin file") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{gin}: not a gin file (no UTF-8 text)") from None
+        raise ValueError(f"{gin} is not a gin file: it is not UTF-8 text") from None
     macros: dict[str, list[str]] = {}
     fields: dict[str, list[str]] = {}
     block = ""
@@ -268,7 +270,7 @@ def _logical_lines(gin: Path, text: str) -> Iterator[tuple[bool, list[str]]]:
                 line = []
     except (tokenize.TokenError, SyntaxError) as error:
         raise ValueError(
-            f"{gin}: not readable as gin ({error.args[0]}); correct the file"
+            f"{gin} is not readable as gin ({error.args[0]}); correct the file"
         ) from None
 
 
@@ -321,7 +323,7 @@ def gin_text(config: T5Config) -> str:
 
 
 def check_writable(config: T5Config) -> None:
-    """Asserts that T5X's T5 computes this configuration; it fixes what it has no field for.
+    """Asserts that T5X's T5, which has no field for some values, computes this configuration.
 
     Args:
       config: the configuration.
@@ -331,18 +333,18 @@ def check_writable(config: T5Config) -> None:
     """
     fixed = {
         "norm_eps": 1e-6,
-        "relpos_buckets": 32,
-        "relpos_max_distance": 128,
+        "relpos_buckets": BUCKETS,
+        "relpos_max_distance": MAX_DISTANCE,
         "decoder_start_token": 0,
     }
     if config.relpos_per_layer:
         raise ValueError(
-            "relpos_per_layer: T5X's minimal T5 has one relative position bias per stack, this "
-            "model one per layer; convert it to orbax"
+            "this model has a relative position bias per layer (relpos_per_layer), but T5X's "
+            "minimal T5 has one per stack; convert it to orbax"
         )
     for name, value in fixed.items():
         if getattr(config, name) != value:
             raise ValueError(
-                f"{name}={getattr(config, name)}: T5X's T5 always has {value}, so this model "
-                "cannot be a T5X checkpoint; convert it to hf or orbax"
+                f"{name}={getattr(config, name)} must be {value} for a T5X checkpoint, as it is in "
+                "every T5 of T5X; convert it to hf or orbax"
             )

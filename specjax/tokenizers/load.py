@@ -1,8 +1,8 @@
 """Tokenizers behind one small interface: SentencePiece, bytes, and `tokenizer.json`.
 
-No TensorFlow and no transformers. The ids are those of transformers' tokenizers, but where these
-depart from the file they come from: of a Llama SentencePiece model transformers 5 drops the first
-of the spaces that begin a text, and here SentencePiece itself decides, which keeps them.
+No TensorFlow and no transformers. The ids are those of transformers' tokenizers, with these
+exceptions, in which SentencePiece itself decides: transformers 5 drops the first of the spaces that
+begin a text of a Llama model, and splits a text at user-defined pieces that no file names.
 """
 
 import json
@@ -54,8 +54,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if (path / HF_FILE).is_file():
         return HuggingFaceTokenizer(path / HF_FILE, path)
     raise FileNotFoundError(
-        f"{path}: no tokenizer in it: none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy "
-        "one beside the model, or give its path"
+        f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy one "
+        "beside the model, or give its path"
     )
 
 

@@ -92,8 +92,8 @@ class TokenizerSettings:
         ends = self.ids.eos or (() if eos is None else (eos,))
         if not ends:
             raise ValueError(
-                f"{file}: no end-of-sequence token; name eos_token_id in generation_config.json "
-                "beside it"
+                f"{file} names no end-of-sequence token; put eos_token_id into "
+                "generation_config.json beside it"
             )
         pad = self.ids.pad if self.ids.pad is not None else pad
         return ends, ends[0] if pad is None else pad

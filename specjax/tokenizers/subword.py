@@ -30,7 +30,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"{file}: no SentencePiece model ({error}); copy it again") from None
+            raise ValueError(f"{file} is no SentencePiece model ({error}); copy it again") from None
         settings = TokenizerSettings(directory)
         is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
         self._ids, self._special = self._tokens_by_name(settings, is_t5)
@@ -132,7 +132,7 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
-            raise ValueError(f"{file}: no readable tokenizer ({error}); copy it again") from None
+            raise ValueError(f"{file} is no readable tokenizer ({error}); copy it again") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = TokenizerSettings(directory)

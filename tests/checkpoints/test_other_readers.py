@@ -167,3 +167,12 @@ def test_other_vocabularies_get_no_sentinels(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 3}')
     keep_sentinels(tmp_path, 2304)
     assert (tmp_path / "tokenizer_config.json").read_text() == '{"extra_ids": 3}'
+
+
+def test_what_the_model_card_says_of_transformers_cache():
+    """Its decoder is deeper than its encoder. Where this fails, the card's remark can go."""
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(PAIR / "verifier")).float()
+    inputs = torch.tensor([[9, 23, 776, 4, 415, 3, 1]])
+    with pytest.raises(IndexError):
+        model.generate(inputs, max_new_tokens=2)
+    assert model.generate(inputs, max_new_tokens=2, use_cache=False).shape == (1, 3)
