@@ -442,7 +442,7 @@ def test_damaged_checkpoints(tmp_path):
         told("token_embedder/embedding", part)
     target = {"decoder": {"layers_0": {"mlp": {"wi": {"kernel": np.ones((2, 2), np.float32)}}}}}
     (directory / "checkpoint").write_bytes(pack({"version": 3, "optimizer": {"target": target}}))
-    told("no T5's parameters", "token_embedder/embedding")
+    told("does not hold a T5's parameters", "token_embedder/embedding")
     (directory / "checkpoint").write_bytes(packed)
     load_model(tmp_path / "out")
     # One chunk cut short; then no metadata; then no arrays at all.
