@@ -92,29 +92,11 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
     Sizes that many arrays show are decided by the majority, so that one array of a wrong shape is
     reported as such.
     """
-    votes: dict[str, Counter[int]] = {}
-
-    def vote(name: str, value: int) -> None:
-        votes.setdefault(name, Counter())[value] += 1
-
     layers = {"encoder": 0, "decoder": 0}
-    for name, spec in specs.items():
-        shape = spec.shape
+    for name in specs:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
             layers[match[1]] = max(layers[match[1]], int(match[2]) + 1)
-        if len(shape) != 2:
-            continue
-        if name == "token_embedder/embedding":
-            vote("vocab", shape[0])
-            vote("embed", shape[1])
-        elif name.endswith("/rel_embedding"):
-            vote("heads", shape[0])
-            vote("buckets", shape[1])
-        elif re.search(r"/(query|key|value)/kernel$", name):
-            vote("embed", shape[0])
-            vote("joined", shape[1])
-        elif re.search(r"/mlp/wi(_\d)?/kernel$", name):
-            vote("mlp", shape[1])
+    votes = _votes(specs)
     lacking = [
         what
         for key, what in (
@@ -151,6 +133,27 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
         "relpos_per_layer": "encoder/relpos_bias/rel_embedding" not in specs,
         "tie_embeddings": "decoder/logits_dense/kernel" not in specs,
     }
+
+
+# The sizes that the two axes of an array show, by its name.
+_SHOWN = {
+    r"token_embedder/embedding": ("vocab", "embed"),
+    r".*/rel_embedding": ("heads", "buckets"),
+    r".*/(query|key|value)/kernel": ("embed", "joined"),
+    r".*/mlp/wi(_\d)?/kernel": (None, "mlp"),
+}
+
+
+def _votes(specs: Mapping[str, ArraySpec]) -> dict[str, Counter[int]]:
+    """By size, how many arrays show which value."""
+    votes: dict[str, Counter[int]] = {}
+    for name, spec in specs.items():
+        for pattern, shown in _SHOWN.items():
+            if len(spec.shape) == 2 and re.fullmatch(pattern, name):
+                for size, value in zip(shown, spec.shape, strict=True):
+                    if size is not None:
+                        votes.setdefault(size, Counter())[value] += 1
+    return votes
 
 
 def find_gin(directory: Path) -> Path | None:
@@ -217,25 +220,11 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         raise ValueError(f"{gin} is not a gin file: it is not UTF-8 text") from None
     macros: dict[str, list[str]] = {}
     fields: dict[str, list[str]] = {}
-    block = ""
-    for indented, tokens in _logical_lines(gin, text):
-        if not indented:
-            block = ""
-        if "=" not in tokens:
-            block = "".join(tokens[:-1]) if tokens[-1] == ":" else ""
-            continue
-        equals = tokens.index("=")
-        name, value = "".join(tokens[:equals]), tokens[equals + 1 :]
-        if block:
-            name = f"{block}.{name}"
+    for name, value in _bindings(gin, text):
         if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
             fields[field[1]] = value
         elif re.fullmatch(r"(?:.*[./])?RelativePositionBiases\.(num_buckets|max_distance)", name):
-            raise ValueError(
-                f"{gin}: {name} = {' '.join(value)} has no effect where the network passes its "
-                "own, as T5X's T5 does; bind T5Config.num_buckets and T5Config.max_distance to "
-                "what the checkpoint was trained with, or give a JSON file"
-            )
+            _check_stock(gin, name, value)
         elif "." not in name:
             macros[name] = value
     values = {}
@@ -255,6 +244,31 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
                 "relpos_buckets and relpos_max_distance"
             )
     return values
+
+
+def _check_stock(gin: Path, name: str, value: list[str]) -> None:
+    """Refuses a binding that only some networks obey, unless it is what T5X's T5 has."""
+    stock = BUCKETS if name.endswith("num_buckets") else MAX_DISTANCE
+    if value != [str(stock)]:
+        raise ValueError(
+            f"{gin}: {name} = {' '.join(value)} has no effect where the network passes its own, as "
+            "T5X's T5 does; bind T5Config.num_buckets and T5Config.max_distance to what the "
+            "checkpoint was trained with, or give a JSON file"
+        )
+
+
+def _bindings(gin: Path, text: str) -> Iterator[tuple[str, list[str]]]:
+    """The names that a gin file binds, with the tokens of their values, blocks spelt out."""
+    block = ""
+    for indented, tokens in _logical_lines(gin, text):
+        if not indented:
+            block = ""
+        if "=" not in tokens:
+            block = "".join(tokens[:-1]) if tokens[-1] == ":" else ""
+            continue
+        equals = tokens.index("=")
+        name = "".join(tokens[:equals])
+        yield f"{block}.{name}" if block else name, tokens[equals + 1 :]
 
 
 def _logical_lines(gin: Path, text: str) -> Iterator[tuple[bool, list[str]]]:

@@ -391,6 +391,8 @@ def test_other_relative_positions_must_be_told(tmp_path):
     told("network.T5Config.max_distance = %ELSEWHERE", "cannot be read from this file", "128")
     told("network.T5Config.far_distance = 40", "far_distance is not a field", "JSON")
     told("layers.RelativePositionBiases.max_distance = 40", "has no effect", "JSON")
+    gin.write_text(stock + "layers.RelativePositionBiases:\n  max_distance = 128\n")
+    assert load_model(tmp_path / "32").config == V1_1
 
 
 def test_every_difference_is_named_in_one_line(tmp_path):
