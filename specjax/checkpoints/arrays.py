@@ -77,7 +77,7 @@ class Mismatch:
     )
 
     def raise_if_any(self, path: Path, remedy: str) -> None:
-        """Tells of every difference in one line.
+        """Raises an error that names every difference in one line.
 
         Args:
           path: the checkpoint.
@@ -151,7 +151,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
-    """A dtype that parameters may have.
+    """Checks a dtype for parameters.
 
     Args:
       value: a dtype, or its name.
@@ -168,7 +168,7 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
     except TypeError:
         dtype = None
     if dtype is None or dtype.name not in FLOATS:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(FLOATS)}")
+        raise ValueError(f"`{name}` must be one of {', '.join(FLOATS)}, got {value!r}")
     return dtype
 
 
@@ -186,13 +186,13 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     if quantised:
         spec = specs[quantised[0]]
         raise ValueError(
-            f"{path}: {condense(quantised)} of dtype {spec.label or spec.dtype}: quantised "
+            f"{path}: {condense(quantised)} has dtype {spec.label or spec.dtype}, but quantised "
             "checkpoints are not read; use the float32 or bfloat16 one"
         )
 
 
 def own_dtype(specs: Iterable[ArraySpec]) -> np.dtype:
-    """The dtype in which a checkpoint's parameters lose nothing.
+    """The dtype that holds a checkpoint's parameters without loss.
 
     Args:
       specs: of the arrays that are parameters.

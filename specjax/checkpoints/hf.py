@@ -65,7 +65,7 @@ class SafetensorsReader:
                 pass
         except safetensors.SafetensorError as error:
             raise ValueError(
-                f"{path}: cut short or damaged ({error}); download or copy it again"
+                f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -75,8 +75,8 @@ class SafetensorsReader:
                 continue
             if name in self._places:
                 raise ValueError(
-                    f"{path}: holds {name}, and so does {self._places[name][0].name}; download "
-                    "the whole checkpoint"
+                    f"{path} holds {name}, and so does {self._places[name][0].name}; download the "
+                    "whole checkpoint again"
                 )
             dtype = _DTYPES.get(entry["dtype"], np.dtype(np.uint8))
             self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype, entry["dtype"])
@@ -104,22 +104,24 @@ def _files(directory: Path) -> list[Path]:
     if not index.is_file():
         torch = sorted(p.name for p in directory.glob("*.bin"))
         hint = (
-            f"it has {torch[0]}: save it again with transformers' save_pretrained"
+            f"save its {torch[0]} again with transformers' save_pretrained"
             if torch
             else "download the whole checkpoint"
         )
-        raise FileNotFoundError(f"{directory}: no {SINGLE} and no {INDEX}; {hint}")
+        raise FileNotFoundError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index}: no weight_map; download the file again")
+        raise ValueError(f"{index} has no weight_map; download the file again")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name:
-            raise ValueError(f"{index}: {name!r} is not the name of a file beside it")
+            raise ValueError(
+                f"{index}: {name!r} must be the name of a file beside it; download the file again"
+            )
         if not (directory / name).is_file():
             arrays = sum(value == name for value in weight_map.values())
             raise FileNotFoundError(
-                f"{directory / name}: missing, though {INDEX} places {arrays} arrays in it; "
+                f"{directory / name} is missing, though {INDEX} places {arrays} arrays in it; "
                 "download the whole checkpoint"
             )
     return [directory / name for name in names]
@@ -134,7 +136,7 @@ def _check_index(directory: Path, places: Mapping[str, str]) -> None:
         if places.get(name) != shard:
             where = f"is in {places[name]}" if name in places else "is in none of the shards"
             raise ValueError(
-                f"{index}: places {name} in {shard}, but it {where}; download the whole checkpoint"
+                f"{index} places {name} in {shard}, but it {where}; download the whole checkpoint"
             )
 
 
@@ -161,7 +163,9 @@ def open_hf(
     if config is not None:
         return SafetensorsReader(directory), config, hf_config.DEFAULT_IDS[type(config)]
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: missing; copy it beside the safetensors, or give config=")
+        raise FileNotFoundError(
+            f"{path} is missing; copy it beside the safetensors, or give `config`"
+        )
     values = read_json(path)
     config = hf_config.config_from_hf(values, path)
     reader = SafetensorsReader(directory)
@@ -170,22 +174,52 @@ def open_hf(
         head and embedding is not None and same_values(reader.read(LM_HEAD), reader.read(embedding))
     )
     if isinstance(config, T5Config):
-        said_untied = values.get("tie_word_embeddings") is False
-        untied = (head and not copied) or (not head and said_untied)
-        if untied and values.get("scale_decoder_outputs"):
-            raise ValueError(
-                f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but "
-                f"{LM_HEAD} differs from shared.weight; set it to false if the head is untied"
-            )
+        untied = _t5_is_untied(values, path, head, copied)
         config = config.replace(
             tie_embeddings=not untied, scale_tied_logits=untied or config.scale_tied_logits
         )
-    elif config.tie_embeddings and head and not copied:
+    elif config.tie_embeddings and head and embedding is not None and not copied:
         raise ValueError(
             f"{path}: tie_word_embeddings is true, but {LM_HEAD} differs from the embedding; "
             "set it to false if the head is untied"
         )
     return reader, config, hf_config.DEFAULT_IDS[type(config)]
+
+
+def _t5_is_untied(values: Mapping[str, Any], path: Path, head: bool, copied: bool) -> bool:
+    """Whether a T5 has a head of its own.
+
+    Args:
+      values: of config.json.
+      path: of config.json, for messages.
+      head: whether the checkpoint has a head.
+      copied: whether it equals the embedding.
+
+    Raises:
+      ValueError: where transformers would scale the logits of an untied head.
+    """
+    said_untied = values.get("tie_word_embeddings") is False
+    scales = values.get("scale_decoder_outputs")
+    if copied or not (head or said_untied):
+        return False
+    if scales and not head:
+        raise ValueError(
+            f"{path}: tie_word_embeddings is false and {LM_HEAD} is absent, but "
+            "scale_decoder_outputs is true, which belongs to a tied head; set tie_word_embeddings "
+            "to true if the head is tied"
+        )
+    if scales:
+        raise ValueError(
+            f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but {LM_HEAD} "
+            "differs from shared.weight; set it to false if the head is untied"
+        )
+    if scales is None and not said_untied:
+        raise ValueError(
+            f"{path}: {LM_HEAD} differs from shared.weight, but tie_word_embeddings is not false, "
+            "so transformers 4 ties the head and transformers 5 scales its logits; set "
+            "tie_word_embeddings to false if the head is untied, as in T5 v1.1 and FLAN-T5"
+        )
+    return True
 
 
 def _embedding(reader: SafetensorsReader, family: type[ModelConfig]) -> str | None:

@@ -1,11 +1,11 @@
 """`config.json` of Hugging Face transformers, as 4.x and as 5.x write it, to and from ours."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specjax.checkpoints.config_fields import ConfigFields
 from specjax.models import Gemma2Config, LlamaConfig, T5Config
 from specjax.models.config import Llama3RopeScaling, ModelConfig
 from specjax.tokenizers.model_files import SpecialIds
@@ -36,59 +36,10 @@ _T5_ACTIVATIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-class _Fields:
-    """The values of one config.json, with errors that name the file and the field."""
-
-    def __init__(self, values: dict[str, Any], path: Path) -> None:
-        self.values, self.path = values, path
-
-    def number(self, name: str, *default: float | None) -> Any:
-        value = self.values.get(name)
-        if value is None and default:
-            return default[0]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.path}: {name}={value!r} must be a number")
-        if not math.isfinite(value):
-            raise ValueError(f"{self.path}: {name}={value!r} must be finite")
-        return value
-
-    def positive(self, name: str, *default: float | None) -> Any:
-        value = self.number(name, *default)
-        if value is not None and value <= 0:
-            raise ValueError(f"{self.path}: {name}={value!r} must be above 0")
-        return value
-
-    def whole(self, name: str, *default: int, least: int = 1) -> int:
-        value = self.number(name, *default)
-        if not float(value).is_integer() or value < least:
-            raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
-        return int(value)
-
-    def check_token(self, name: str, rows: int) -> None:
-        """Raises where an id, or one of several, is none of the embedding's rows."""
-        value = self.values.get(name)
-        for token in value if isinstance(value, list) else [value]:
-            # What is no id at all, whoever reads the ids tells.
-            if isinstance(token, int) and token >= rows:
-                raise ValueError(
-                    f"{self.path}: {name}={value!r} must be below vocab_size={rows}; correct it"
-                )
-
-    def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
-        """Raises unless the field, or its default, is one this package computes."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        if value not in allowed:
-            raise ValueError(
-                f"{self.path}: {name}={value!r} is not supported, only "
-                f"{' or '.join(repr(a) for a in allowed)}"
-            )
-
-
 def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
     """Reads a `config.json`.
 
-    T5's head is taken to be tied, for the arrays decide that (see `hf.open_hf`).
+    A T5's head is returned as tied: the arrays decide that later (see `hf.open_hf`).
 
     Args:
       values: the JSON object.
@@ -103,16 +54,21 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
     model_type = values.get("model_type")
     known = ", ".join(ARCHITECTURES)
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise ValueError(f"{path}: model_type={model_type!r} is not one of {known}")
+        raise ValueError(f"{path}: model_type={model_type!r} must be one of {known}")
     architectures = values.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise ValueError(f"{path}: architectures={architectures!r} must be a list of names")
     if architectures and not set(architectures) & set(ARCHITECTURES[model_type]):
         raise ValueError(
-            f"{path}: architectures={architectures} is not {ARCHITECTURES[model_type][0]}, the "
-            f"one this package runs for model_type {model_type!r}"
+            f"{path}: architectures={architectures} must name {ARCHITECTURES[model_type][0]}, "
+            f"which is what specjax runs for model_type {model_type!r}"
         )
-    fields = _Fields(values, path)
+    if values.get("quantization_config"):
+        raise ValueError(
+            f"{path}: quantization_config is set, but quantised checkpoints are not read; use the "
+            "float32 or bfloat16 one, or delete the field if the arrays are not quantised"
+        )
+    fields = ConfigFields(values, path)
     build = {"t5": _t5, "llama": _llama, "gemma2": _gemma2}[model_type]
     for name in ("tie_word_embeddings", "scale_decoder_outputs"):
         if not isinstance(value := values.get(name), bool | None):
@@ -126,7 +82,7 @@ def config_from_hf(values: dict[str, Any], path: Path) -> ModelConfig:
         raise ValueError(f"{prefix}{error}") from None
 
 
-def _t5(f: _Fields) -> T5Config:
+def _t5(f: ConfigFields) -> T5Config:
     f.refuse("feed_forward_proj", tuple(_T5_ACTIVATIONS), "relu")
     buckets = f.whole("relative_attention_num_buckets", 32, least=4)
     # Half of a decoder's buckets hold one distance each, and the others begin after these.
@@ -155,13 +111,13 @@ def _t5(f: _Fields) -> T5Config:
 def t5_scales_outputs(values: dict[str, Any]) -> bool:
     """Whether a T5's config multiplies the decoder's output by d_model ** -0.5.
 
-    transformers 5 records it; 4.x, and the configs it wrote, scale when the head is tied.
+    transformers 5 records it. 4.x does not, and scales if the head is tied.
     """
     scales = values.get("scale_decoder_outputs")
     return values.get("tie_word_embeddings") is not False if scales is None else bool(scales)
 
 
-def _llama(f: _Fields) -> LlamaConfig:
+def _llama(f: ConfigFields) -> LlamaConfig:
     f.refuse("hidden_act", ("silu", "swish"), "silu")
     f.refuse("attention_bias", (False,), False)
     f.refuse("mlp_bias", (False,), False)
@@ -175,7 +131,7 @@ def _llama(f: _Fields) -> LlamaConfig:
     )
 
 
-def _gemma2(f: _Fields) -> Gemma2Config:
+def _gemma2(f: ConfigFields) -> Gemma2Config:
     name = "hidden_activation" if f.values.get("hidden_activation") else "hidden_act"
     f.refuse(name, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     f.refuse("attention_bias", (False,), False)
@@ -186,8 +142,8 @@ def _gemma2(f: _Fields) -> Gemma2Config:
     ]
     if f.values.get("layer_types") not in (None, alternating):
         raise ValueError(
-            f"{f.path}: layer_types={f.values['layer_types']} is not Gemma 2's alternation of "
-            "sliding_attention and full_attention"
+            f"{f.path}: layer_types={f.values['layer_types']} must alternate between "
+            "sliding_attention and full_attention, as in Gemma 2"
         )
     theta, scaling = _rope(f)
     if scaling is not None:
@@ -196,7 +152,9 @@ def _gemma2(f: _Fields) -> Gemma2Config:
         **sizes,
         norm_eps=f.positive("rms_norm_eps", 1e-6),
         rope_theta=theta,
-        sliding_window=f.whole("sliding_window", 4096),
+        sliding_window=(
+            f.whole("sliding_window") if "sliding_window" in f.values else 4096  # null is no window
+        ),
         # null means no cap, an absent key the default.
         attn_logit_softcap=_cap(f, "attn_logit_softcapping", 50.0),
         final_logit_softcap=_cap(f, "final_logit_softcapping", 30.0),
@@ -205,12 +163,12 @@ def _gemma2(f: _Fields) -> Gemma2Config:
     )
 
 
-def _cap(f: _Fields, name: str, default: float) -> float | None:
+def _cap(f: ConfigFields, name: str, default: float) -> float | None:
     value = f.positive(name, None) if name in f.values else default
     return None if value is None else float(value)
 
 
-def _decoder_sizes(f: _Fields) -> dict[str, Any]:
+def _decoder_sizes(f: ConfigFields) -> dict[str, Any]:
     heads = f.whole("num_attention_heads")
     return {
         "vocab_size": f.whole("vocab_size"),
@@ -223,17 +181,29 @@ def _decoder_sizes(f: _Fields) -> dict[str, Any]:
     }
 
 
-def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` (5.x) or `rope_theta` and `rope_scaling` (4.x)."""
-    parameters = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
-    if not isinstance(parameters, dict):
-        raise ValueError(f"{f.path}: rope parameters {parameters!r} must be an object")
+def _rope(f: ConfigFields) -> tuple[float, Llama3RopeScaling | None]:
+    """Base and scaling, from `rope_parameters` (5.x) or `rope_theta` and `rope_scaling` (4.x).
+
+    Where a file has both, 4.x and 5.x take `rope_scaling`.
+    """
+    found = {name: f.values.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
+    for name, value in found.items():
+        if not isinstance(value, dict):
+            raise ValueError(f"{f.path}: {name}={value!r} must be an object")
+    parameters = found["rope_scaling"] or found["rope_parameters"]
     if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
         raise ValueError(
-            f"{f.path}: rope parameters of their own for {', '.join(nested)} are not supported"
+            f"{f.path}: rope parameters for {', '.join(nested)} alone are not supported, only one "
+            "set for all layers"
         )
-    rope = _Fields(parameters, f.path)
+    rope = ConfigFields(parameters, f.path)
     theta = float(rope.positive("rope_theta", f.positive("rope_theta", 10_000.0)))
+    other = found["rope_parameters"].get("rope_theta")
+    if other is not None and other != theta:
+        raise ValueError(
+            f"{f.path}: rope_parameters has rope_theta={other!r}, but rope_scaling, which goes "
+            f"before it, makes it {theta!r}; remove one of the two fields"
+        )
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     for fields in (rope, f):
         fields.refuse("partial_rotary_factor", (1, 1.0), 1.0)
@@ -243,16 +213,23 @@ def _rope(f: _Fields) -> tuple[float, Llama3RopeScaling | None]:
         raise ValueError(
             f"{f.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
         )
+    longest = "original_max_position_embeddings"
+    outer = f.values.get(longest)
+    if outer is not None and outer != parameters.get(longest):
+        raise ValueError(
+            f"{f.path}: {longest}={outer!r} differs from {parameters.get(longest)!r} in the rope "
+            "parameters; keep the one that the model was trained with"
+        )
     return theta, Llama3RopeScaling(
         factor=float(rope.positive("factor")),
         low_freq_factor=float(rope.positive("low_freq_factor")),
         high_freq_factor=float(rope.positive("high_freq_factor")),
-        original_max_position=rope.whole("original_max_position_embeddings"),
+        original_max_position=rope.whole(longest),
     )
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
-    """Writes a `config.json` that both transformers 4.x and 5.x read aright.
+    """Makes a `config.json` that transformers 4.x and 5.x read alike.
 
     Args:
       config: the model's configuration.
@@ -276,6 +253,11 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
     if isinstance(config, T5Config):
         return {**common, **_t5_to_hf(config)}
     assert isinstance(config, LlamaConfig | Gemma2Config)
+    return {**common, **_decoder_only_to_hf(config)}
+
+
+def _decoder_only_to_hf(config: LlamaConfig | Gemma2Config) -> dict[str, Any]:
+    _check_readable(config)
     decoder: dict[str, Any] = {
         "hidden_size": config.embed_dim,
         "intermediate_size": config.mlp_dim,
@@ -297,7 +279,7 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
             "sliding_window": config.sliding_window,
             "attn_logit_softcapping": config.attn_logit_softcap,
             "final_logit_softcapping": config.final_logit_softcap,
-            "query_pre_attn_scalar": _whole(config.query_pre_attn_scalar),
+            "query_pre_attn_scalar": int(config.query_pre_attn_scalar),
             "max_position_embeddings": 8192,
         }
     else:
@@ -318,31 +300,39 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
             "mlp_bias": False,
             "max_position_embeddings": max_position,
         }
-    decoder |= {
+    return decoder | {
         "rope_theta": config.rope_theta,
         "rope_scaling": None if rope["rope_type"] == "default" else rope,
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},
     }
-    return {**common, **decoder}
 
 
-def _whole(value: float) -> float:
-    """An int where nothing is lost: 5.x insists on one."""
-    return int(value) if float(value).is_integer() else value
+def _check_readable(config: LlamaConfig | Gemma2Config) -> None:
+    """Raises for what transformers 5 refuses to read, though 4.x may."""
+    if config.embed_dim % config.num_heads:
+        raise ValueError(
+            f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
+    if isinstance(config, Gemma2Config) and not config.query_pre_attn_scalar.is_integer():
+        raise ValueError(
+            f"query_pre_attn_scalar={config.query_pre_attn_scalar} must be a whole number for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
 
 
 def _t5_to_hf(config: T5Config) -> dict[str, Any]:
     if config.relpos_per_layer:
         raise ValueError(
-            "relpos_per_layer: transformers' T5 has one relative position bias per stack, this "
-            "model one per layer; convert it to orbax"
+            "this model has a relative position bias per layer (relpos_per_layer), but "
+            "transformers' T5 has one per stack; convert it to orbax"
         )
     names = {ours: theirs for theirs, ours in reversed(_T5_ACTIVATIONS.items())}
     activation = names.get(config.mlp_activations)
     if activation is None:
         raise ValueError(
-            f"mlp_activations={config.mlp_activations}: transformers' T5 has no such MLP, only "
-            f"{', '.join(str(a) for a in names)}"
+            f"mlp_activations={config.mlp_activations} is no MLP of transformers' T5, which has "
+            f"{', '.join(str(a) for a in names)}; convert it to orbax"
         )
     # Scaling belongs to a tied head alone. 4.x takes "tied" for both; see hf.write_hf.
     scales = config.tie_embeddings and config.scale_tied_logits

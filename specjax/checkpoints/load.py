@@ -25,8 +25,9 @@ from specjax.checkpoints.arrays import (
     own_dtype,
 )
 from specjax.models import Model, T5Config, config_from_dict, model_from_config
-from specjax.models.config import FAMILIES, ModelConfig
+from specjax.models.config import ModelConfig
 from specjax.tokenizers.model_files import (
+    GENERATION_FILE,
     SPECJAX_FILE,
     SpecialIds,
     read_json,
@@ -106,9 +107,11 @@ def load_model(
     with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (the latest is
     taken), unscanned, scanned or Orbax; and a directory that `save_model` wrote.
 
-    A T5X checkpoint holds no configuration. Its arrays tell all but the MLP's activations, which
-    are taken from T5X's `config.gin` in the model directory if it is there, and else are T5
-    v1.1's gated gelu (relu where the MLP has a single input projection).
+    A T5X checkpoint holds no configuration. Its arrays tell all but the MLP's activations and the
+    largest relative distance. T5X's `config.gin` in the model directory names the activations;
+    without it they are T5 v1.1's gated gelu (relu where the MLP has a single input projection).
+    T5X's T5 has 32 buckets of relative positions up to a distance of 128; a checkpoint with other
+    buckets is refused unless the gin file or `config` names its distance.
 
     The host's peak of anonymous memory is the parameters in their dtype, plus about one array.
 
@@ -121,7 +124,8 @@ def load_model(
       mesh: spreads the parameters over a mesh, which `specjax.partitioning.make_mesh` makes.
       rules: logical axis rules for `mesh`.
       shardings: instead of `mesh`: one sharding for all, or a tree of them like the parameters.
-      config: a configuration, or the path of a T5X gin file; instead of what the directory says.
+      config: a configuration, the path of a JSON file of one (see
+        `specjax.models.config_to_dict`), or of a T5X gin file; instead of what the directory says.
 
     Returns:
       The loaded model.
@@ -133,22 +137,18 @@ def load_model(
         arrays and the remedy in one line.
     """
     if mesh is not None and shardings is not None:
-        raise ValueError("give either mesh or shardings, not both")
+        raise ValueError("`mesh` and `shardings` were both given; give one of them")
     asked = {
         name: float_dtype(value, name)
         for name, value in (("dtype", dtype), ("param_dtype", param_dtype))
         if value is not None
     }
     opened = _open(path, config)
-    ids = special_ids(opened.path)
-    if opened.format == "t5x":
-        ids = ids.or_else(special_ids(opened.path.parent))
-    ids = ids.or_else(opened.ids)
-    rows = opened.config.vocab_size
+    ids, rows = opened.ids, opened.config.vocab_size
     if any(eos >= rows for eos in ids.eos):
         raise ValueError(
-            f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}, or no "
-            "text would end there; correct generation_config.json"
+            f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}; correct "
+            f"{GENERATION_FILE}"
         )
     shapes = {
         name: tuple(leaf.shape)
@@ -198,16 +198,41 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
 
 
 def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
-    """Recognises a checkpoint and settles its configuration."""
+    """Opens a checkpoint and decides its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path={path!r} must be a directory's path")
+        raise TypeError(f"`path` must be a directory's path, got {path!r}")
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
-        raise TypeError(f"config={config!r} must be a configuration or the path of a gin file")
-    path = Path(path)
+        raise TypeError(
+            f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"
+        )
+    if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
+        config = _config_from_file(Path(config))
+    opened = _recognise(Path(path), config)
+    ids = special_ids(opened.path)
+    if opened.format == "t5x":
+        ids = ids.or_else(special_ids(opened.path.parent))
+    found = opened.config
+    if (
+        isinstance(found, T5Config)
+        and not isinstance(config, ModelConfig)
+        and ids.decoder_start not in (None, found.decoder_start_token)
+    ):
+        # As transformers does, what generation_config.json says goes before config.json.
+        try:
+            found = found.replace(decoder_start_token=ids.decoder_start)
+        except ValueError as error:
+            raise ValueError(f"{opened.path}: {error}; correct {GENERATION_FILE}") from None
+    return dataclasses.replace(opened, config=found, ids=ids.or_else(opened.ids))
+
+
+def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
+    """Tells which kind of checkpoint a directory holds, and opens it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
-        raise ValueError(f"{path}: a file; give the directory it is in, {path.absolute().parent}")
+        raise ValueError(
+            f"{path} is a file; give the directory that holds it, {path.absolute().parent}"
+        )
     explicit = config if isinstance(config, ModelConfig) else None
     if (path / SPECJAX_FILE).is_file():
         _no_gin(path, config)
@@ -219,8 +244,9 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
     checkpoint = _t5x_directory(path)
     if checkpoint is None:
         raise ValueError(
-            f"{path}: no checkpoint is in it: no config.json with safetensors (Hugging Face), no "
-            f"checkpoint_<step> or file 'checkpoint' (T5X), no {SPECJAX_FILE} (specjax)"
+            f"{path} holds no checkpoint: no config.json with safetensors (Hugging Face), no "
+            f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
+            "the path"
         )
     return _open_t5x(checkpoint, config)
 
@@ -228,8 +254,8 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
 def _no_gin(path: Path, config: Any) -> None:
     if config is not None and not isinstance(config, ModelConfig):
         raise ValueError(
-            f"config={os.fspath(config)!r}: a gin file goes with a T5X checkpoint, and {path} is "
-            "none"
+            f"`config` is the gin file {os.fspath(config)}, which only a T5X checkpoint takes, and "
+            f"{path} is not one; leave it out, or give a JSON file"
         )
 
 
@@ -240,7 +266,7 @@ def _t5x_directory(path: Path) -> Path | None:
     found = list(t5x.steps(path).values())
     if found and not _has_t5x(found[-1]):
         raise ValueError(
-            f"{found[-1]}: neither a file 'checkpoint' nor Orbax's state/_METADATA in it; copy the "
+            f"{found[-1]} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the "
             "whole checkpoint"
         )
     return found[-1] if found else None
@@ -260,18 +286,16 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened
     if isinstance(config, ModelConfig):
         if not isinstance(config, T5Config):
             raise ValueError(
-                f"{directory}: a {type(config).__name__} for a T5X checkpoint, which holds a T5; "
-                "give a T5Config"
+                f"`config` must be a T5Config for the T5X checkpoint {directory}, got a "
+                f"{type(config).__name__}"
             )
         found = config
         if not found.relpos_per_layer:
             tree.share_biases()
     else:
         tree.share_biases()
-        found = t5x_config.infer_config(tree.specs, directory)
         gin = t5x_config.find_gin(directory) if config is None else Path(config)
-        if gin is not None:
-            found = t5x_config.apply_gin(found, gin)
+        found = t5x_config.infer_config(tree.specs, directory, gin)
     ids = hf_config.DEFAULT_IDS[T5Config]
     step = t5x.step_of(directory)
     return _Opened(reader, found, directory, "t5x", ids, tree.pieces, tree.specs, step)
@@ -282,13 +306,10 @@ def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     values = read_json(file)
     if values.get("version", VERSION) != VERSION:
         raise ValueError(
-            f"{file}: version={values['version']!r}, but this specjax reads version {VERSION}; "
-            "take the specjax that wrote it"
+            f"{file}: version={values['version']!r} must be {VERSION} for this specjax to read it; "
+            "use the specjax that wrote it"
         )
-    try:
-        found = _own_config(values.get("config") or {})
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from None
+    found = _own_config(values.get("config") or {}, file)
     reader = orbax.OrbaxReader(path / orbax.PARAMS)
     found = config or found
     return _Opened(
@@ -296,31 +317,23 @@ def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     )
 
 
-_KINDS: dict[Any, tuple[Any, str]] = {
-    int: (int, "a whole number"),
-    float: (int | float, "a number"),
-    float | None: (int | float | None, "a number or null"),
-    bool: (bool, "true or false"),
-}
+def _config_from_file(path: Path) -> ModelConfig:
+    """Reads a configuration from a JSON file that holds what `config_to_dict` returns."""
+    return _own_config(read_json(path), path)
 
 
-def _own_config(values: Any) -> ModelConfig:
-    """`config_from_dict`, once every number is one: JSON may hold anything."""
+def _own_config(values: Any, file: Path) -> ModelConfig:
+    """`config_from_dict`, with errors that name the file."""
     if not isinstance(values, dict):
-        raise ValueError(f"config={values!r} must be an object")
-    family = FAMILIES.get(str(values.get("family")))
-    for field in dataclasses.fields(family) if family else ():
-        value = values.get(field.name)
-        if field.name not in values or field.type not in _KINDS:
-            continue
-        kind, what = _KINDS[field.type]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{field.name}={value!r} must be {what}")
-    return config_from_dict(values)
+        raise ValueError(f"{file}: config={values!r} must be an object")
+    try:
+        return config_from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _pieces(opened: _Opened, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Piece]:
-    """Where each parameter comes from, once every array is accounted for."""
+    """Where each parameter comes from; raises where an array is missing or unknown."""
     if isinstance(opened.reader, hf.SafetensorsReader):
         return hf.hf_pieces(opened.reader, opened.config, shapes)
     specs = opened.specs or opened.reader.specs
@@ -350,5 +363,7 @@ def _shardings(
         return dict.fromkeys(shapes, shardings)
     flat = flatten(shardings)
     if differing := sorted(set(flat) ^ set(shapes)):
-        raise ValueError(f"shardings: not a tree like the parameters; see {condense(differing)}")
+        raise ValueError(
+            f"`shardings` must be a tree like the parameters; they differ in {condense(differing)}"
+        )
     return flat

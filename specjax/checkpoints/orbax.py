@@ -38,7 +38,7 @@ class OrbaxReader:
         self.directory = directory.absolute()
         self._prefix = f"{prefix}/" if prefix else ""
         if not is_orbax(directory):
-            raise FileNotFoundError(f"{directory}: no Orbax arrays there; copy all of it")
+            raise FileNotFoundError(f"{directory} holds no Orbax arrays; copy the whole directory")
         _check_ocdbt(self.directory)
         with _quiet():
             self._checkpointer = ocp.PyTreeCheckpointer()
@@ -52,11 +52,12 @@ class OrbaxReader:
             if name.startswith(self._prefix) and getattr(leaf, "shape", None) is not None
         }
         if not self.specs:
-            where = f"under {prefix!r} " if prefix else ""
-            raise ValueError(f"{directory}: no arrays {where}in it; give another checkpoint")
+            where = f" under {prefix!r}" if prefix else ""
+            raise ValueError(f"{directory} holds no arrays{where}; give another checkpoint")
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `Reader`. One call of Orbax each: several at once hold all their buffers at once."""
+        """See `Reader`."""
+        # One call of Orbax per array: one call for all would hold all their buffers at once.
         for name in names:
             yield name, self._read(name)
 
@@ -75,8 +76,7 @@ class OrbaxReader:
 def _check_ocdbt(directory: Path) -> None:
     """Asserts that the key-value store can be listed and every array's description be read.
 
-    Orbax reads the descriptions at once, and where one fails leaves the others to an event loop
-    that is closed: each prints a traceback of its own.
+    Orbax reads all descriptions concurrently. If one fails, the others print a traceback each.
     """
     if not (directory / "manifest.ocdbt").is_file():
         return
@@ -91,12 +91,12 @@ def _check_ocdbt(directory: Path) -> None:
 
 def _damaged(directory: Path, error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0][:160]
-    return f"{directory}: cut short or damaged ({type(error).__name__}: {first}); copy it again"
+    return f"{directory} is cut short or damaged ({type(error).__name__}: {first}); copy it again"
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Orbax's notes on T5X's directories, which lack files that newer ones have."""
+    """Silences Orbax, which warns that T5X's directories lack files that newer ones have."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

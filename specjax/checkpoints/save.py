@@ -45,8 +45,8 @@ def save_model(
 ) -> Path:
     """Writes a checkpoint that `load_model` reads back.
 
-    It is written beside `path` and renamed at the end: whoever is killed midway leaves `path` as
-    it was. In a program of several processes, each must call it, and only "orbax" can be written.
+    It is written beside `path` and renamed at the end, so a killed program leaves `path` as it
+    was. In a program of several processes, each must call it, and only "orbax" can be written.
 
     Args:
       path: a directory that does not exist, or is empty.
@@ -72,9 +72,11 @@ def save_model(
     """
     config = model if isinstance(model, ModelConfig) else model.config
     if format not in FORMATS:
-        raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+        raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
     if format != "orbax" and jax.process_count() > 1:
-        raise ValueError(f"format={format!r} is written by a single process; use 'orbax' here")
+        raise ValueError(
+            f"`format` must be 'orbax' in a program of several processes, got {format!r}"
+        )
     flat = _checked(config, params)
     check_format(config, format)
     disk_dtype = _disk_dtype(flat, dtype)
@@ -92,6 +94,8 @@ def save_model(
                 dtype=disk_dtype,
                 max_position_embeddings=longest,
             )
+            if isinstance(config, T5Config):
+                keep_sentinels(directory, config.vocab_size)
         elif format == "t5x":
             assert isinstance(config, T5Config)
             written, arrays = t5x_config.as_t5x(config, flat)
@@ -145,7 +149,9 @@ def check_format(config: ModelConfig, format: str) -> None:
     if format == "t5x":
         if not isinstance(config, T5Config):
             family = type(config).__name__.removesuffix("Config")
-            raise ValueError(f"T5X's format holds T5 alone, not {family}: use hf or orbax")
+            raise ValueError(
+                f"T5X's format holds T5 alone, not {family}; convert it to hf or orbax"
+            )
         t5x_config.check_writable(config)
     if format == "hf":
         hf_config.config_to_hf(config, SpecialIds(), np.dtype(np.float32))
@@ -163,8 +169,8 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
     ]
     if wrong:
         raise ValueError(
-            f"params: not the parameters of this {type(config).__name__}; {', '.join(wrong[:3])} "
-            "missing, unknown or of another shape"
+            f"`params` must be the parameters of this {type(config).__name__}; missing, unknown or "
+            f"of another shape: {', '.join(wrong[:3])}"
         )
     return {name: flat[name] for name in shapes}
 
@@ -191,12 +197,12 @@ def check_free(path: Path) -> None:
       NotADirectoryError: where one of its parents is a file. Missing parents are made in time.
     """
     if path.is_dir() and any(path.iterdir()):
-        raise FileExistsError(f"{path}: not empty; give a new directory or empty it first")
+        raise FileExistsError(f"{path} is not empty; give a new directory or empty it first")
     if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path}: a file; give a new directory")
+        raise FileExistsError(f"{path} is a file; give a new directory")
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     if not existing.is_dir():
-        raise NotADirectoryError(f"{existing}: a file; give a path that does not go through it")
+        raise NotADirectoryError(f"{existing} is a file; give a path that does not go through it")
 
 
 @contextlib.contextmanager
@@ -241,7 +247,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(directory: Path, prefix: str) -> None:
-    """Removes what killed programs of this host left; of another host nobody can tell."""
+    """Removes what killed programs of this host left; of other hosts it cannot be known."""
     for left in directory.iterdir():
         pid = left.name.removeprefix(prefix)
         if left.name != pid and pid.isdecimal() and not _runs(int(pid)):

@@ -59,7 +59,7 @@ class T5XReader:
         path = directory / "checkpoint"
         leaves = _flatten(_read_target(path))
         if not leaves:
-            raise ValueError(f"{path}: holds no parameters; give another checkpoint")
+            raise ValueError(f"{path} holds no parameters; give another checkpoint")
         folders = {
             name: self._folder(path, name, leaf)
             for name, leaf in leaves.items()
@@ -83,12 +83,14 @@ class T5XReader:
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
         """Where the zarr array of one spec lies."""
         if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
-            raise ValueError(f"{path}: {name} is neither an array nor a TensorStore spec")
+            raise ValueError(
+                f"{path}: {name} is neither an array nor a TensorStore spec; copy the file again"
+            )
         kvstore = leaf["kvstore"]
         if kvstore.get("driver") not in ("file", "gfile", "gcs") or leaf["driver"] != "zarr":
             raise ValueError(
-                f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}, not by "
-                "zarr on file, gfile or gcs"
+                f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}; only "
+                "zarr on file, gfile or gcs can be read"
             )
         # TensorStore before 0.1.14 kept the path outside of the kvstore.
         inside = PurePosixPath(kvstore.get("path") or leaf.get("path") or f"target.{name}")
@@ -118,7 +120,9 @@ def _open(folder: Path) -> ts.TensorStore:
     try:
         return ts.open(spec, read=True).result()
     except ValueError as error:
-        raise ValueError(f"{folder}: not a readable zarr array ({_brief(error)})") from None
+        raise ValueError(
+            f"{folder} is not a readable zarr array ({_brief(error)}); copy it again"
+        ) from None
 
 
 def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
@@ -154,19 +158,22 @@ def _read_target(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such file") from None
     if packed.startswith(b"model_checkpoint_path"):
         raise ValueError(
-            f"{path}: a TensorFlow checkpoint of Mesh TensorFlow's T5; convert it with T5X's "
+            f"{path} is a TensorFlow checkpoint of Mesh TensorFlow's T5; convert it with T5X's "
             "convert_tf_checkpoint first"
         )
     try:
         contents = flax.serialization.msgpack_restore(packed)
     except Exception as error:  # msgpack and flax raise a dozen kinds
         raise ValueError(
-            f"{path}: cut short or damaged ({type(error).__name__}: {_brief(error)}); copy it again"
+            f"{path} is cut short or damaged ({type(error).__name__}: {_brief(error)}); copy it "
+            "again"
         ) from None
     optimizer = contents.get("optimizer") if isinstance(contents, dict) else None
     target = optimizer.get("target") if isinstance(optimizer, dict) else None
     if not isinstance(target, dict):
-        raise ValueError(f"{path}: no T5X checkpoint (no optimizer/target in it)")
+        raise ValueError(
+            f"{path} is no T5X checkpoint: it has no optimizer/target; give another one"
+        )
     return target
 
 

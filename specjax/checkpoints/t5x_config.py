@@ -35,46 +35,68 @@ _SIZES = {
     "logits_via_embedding": "tie_embeddings",
 }
 
+# Fields that T5X's own T5Config lacks; networks made from it may have them.
+_RELATIVE = {"num_buckets": "relpos_buckets", "max_distance": "relpos_max_distance"}
 
-def infer_config(specs: Mapping[str, ArraySpec], path: Path) -> T5Config:
-    """Reads a configuration off the shapes of the arrays.
+# What T5X's T5 computes, whatever its configuration.
+BUCKETS = 32
+MAX_DISTANCE = 128
 
-    Sizes that many arrays show are decided by the majority, so that one array of a wrong shape is
-    reported as such.
+
+def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = None) -> T5Config:
+    """Reads a configuration off the shapes of the arrays, and from a gin file what they lack.
 
     Args:
       specs: the arrays by unscanned name.
       path: of the checkpoint, for messages.
+      gin: a T5X gin file, if there is one.
 
     Returns:
-      The configuration, with T5 v1.1's activations or v1.0's.
+      The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
 
     Raises:
-      ValueError: if these are no T5's arrays.
+      FileNotFoundError: where there is no such gin file.
+      ValueError: if these are no T5's arrays, if they do not tell enough, or if the gin file says
+        something else than they do.
     """
-    votes: dict[str, Counter[int]] = {}
+    fields = {} if gin is None else read_t5_fields(gin)
+    sizes = _sizes(specs, path)
+    distance = _max_distance(fields, sizes["relpos_buckets"], path, gin)
+    try:
+        found = T5Config(**sizes, relpos_max_distance=distance)
+        return found if gin is None else _with_fields(found, fields, gin)
+    except ValueError as error:
+        prefix = "" if gin is not None and str(error).startswith(str(gin)) else f"{gin or path}: "
+        raise ValueError(f"{prefix}{error}") from None
 
-    def vote(name: str, value: int) -> None:
-        votes.setdefault(name, Counter())[value] += 1
 
+def _max_distance(fields: Mapping[str, Any], buckets: int, path: Path, gin: Path | None) -> int:
+    """The largest relative distance, which no array tells."""
+    stated = fields.get("max_distance")
+    if stated is None and buckets != BUCKETS:
+        raise ValueError(
+            f"{path}: its relative position biases have {buckets} buckets, where T5X's T5 has "
+            f"{BUCKETS}, so its largest distance is not known; give `config` (--config): a JSON "
+            "file, or a gin file that binds T5Config.max_distance"
+        )
+    if stated is None:
+        return MAX_DISTANCE
+    if isinstance(stated, bool) or not isinstance(stated, int):
+        raise ValueError(f"{gin}: T5Config.max_distance = {stated!r} must be a whole number")
+    return stated
+
+
+def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
+    """What the shapes tell, by field of `T5Config`.
+
+    Sizes that many arrays show are decided by the majority, so that one array of a wrong shape is
+    reported as such.
+    """
     layers = {"encoder": 0, "decoder": 0}
-    for name, spec in specs.items():
-        shape = spec.shape
+    for name in specs:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
             layers[match[1]] = max(layers[match[1]], int(match[2]) + 1)
-        if len(shape) != 2:
-            continue
-        if name == "token_embedder/embedding":
-            vote("vocab", shape[0])
-            vote("embed", shape[1])
-        elif name.endswith("/rel_embedding"):
-            vote("heads", shape[0])
-            vote("buckets", shape[1])
-        elif re.search(r"/(query|key|value)/kernel$", name):
-            vote("embed", shape[0])
-            vote("joined", shape[1])
-        elif re.search(r"/mlp/wi(_\d)?/kernel$", name):
-            vote("mlp", shape[1])
+    votes = _votes(specs)
     lacking = [
         what
         for key, what in (
@@ -87,29 +109,51 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path) -> T5Config:
     ]
     if lacking or not layers["decoder"] or not layers["encoder"]:
         raise ValueError(
-            f"{path}: no T5's parameters (no {', '.join(lacking) or 'encoder or decoder layers'}); "
-            "of T5X's networks only the encoder-decoder T5 can be loaded"
+            f"{path} does not hold a T5's parameters: it lacks "
+            f"{', '.join(lacking) or 'encoder or decoder layers'}; of T5X's networks only the "
+            "encoder-decoder T5 can be loaded"
         )
     best = {name: counter.most_common(1)[0][0] for name, counter in votes.items()}
     if best["joined"] % best["heads"]:
         raise ValueError(
-            f"{path}: {best['heads']} heads (relpos_bias) do not divide {best['joined']} "
-            "(query kernels)"
+            f"{path}: the width of the query kernels, {best['joined']}, must be a multiple of the "
+            f"{best['heads']} heads of relpos_bias; copy the whole checkpoint"
         )
     single = any(name.endswith("/mlp/wi/kernel") for name in specs)
-    return T5Config(
-        vocab_size=best["vocab"],
-        embed_dim=best["embed"],
-        num_heads=best["heads"],
-        head_dim=best["joined"] // best["heads"],
-        mlp_dim=best["mlp"],
-        num_encoder_layers=layers["encoder"],
-        num_decoder_layers=layers["decoder"],
-        mlp_activations=("relu",) if single else ("gelu", "linear"),
-        relpos_buckets=best["buckets"],
-        relpos_per_layer="encoder/relpos_bias/rel_embedding" not in specs,
-        tie_embeddings="decoder/logits_dense/kernel" not in specs,
-    )
+    return {
+        "vocab_size": best["vocab"],
+        "embed_dim": best["embed"],
+        "num_heads": best["heads"],
+        "head_dim": best["joined"] // best["heads"],
+        "mlp_dim": best["mlp"],
+        "num_encoder_layers": layers["encoder"],
+        "num_decoder_layers": layers["decoder"],
+        "mlp_activations": ("relu",) if single else ("gelu", "linear"),
+        "relpos_buckets": best["buckets"],
+        "relpos_per_layer": "encoder/relpos_bias/rel_embedding" not in specs,
+        "tie_embeddings": "decoder/logits_dense/kernel" not in specs,
+    }
+
+
+# The sizes that the two axes of an array show, by its name.
+_SHOWN = {
+    r"token_embedder/embedding": ("vocab", "embed"),
+    r".*/rel_embedding": ("heads", "buckets"),
+    r".*/(query|key|value)/kernel": ("embed", "joined"),
+    r".*/mlp/wi(_\d)?/kernel": (None, "mlp"),
+}
+
+
+def _votes(specs: Mapping[str, ArraySpec]) -> dict[str, Counter[int]]:
+    """By size, how many arrays show which value."""
+    votes: dict[str, Counter[int]] = {}
+    for name, spec in specs.items():
+        for pattern, shown in _SHOWN.items():
+            if len(spec.shape) == 2 and re.fullmatch(pattern, name):
+                for size, value in zip(shown, spec.shape, strict=True):
+                    if size is not None:
+                        votes.setdefault(size, Counter())[value] += 1
+    return votes
 
 
 def find_gin(directory: Path) -> Path | None:
@@ -121,22 +165,9 @@ def find_gin(directory: Path) -> Path | None:
     return None
 
 
-def apply_gin(config: T5Config, gin: Path) -> T5Config:
-    """Takes what only a gin file says, and holds the rest against the arrays.
-
-    Args:
-      config: from `infer_config`.
-      gin: a T5X gin file.
-
-    Returns:
-      The configuration with the file's activations and dropout rate.
-
-    Raises:
-      FileNotFoundError: where there is no such file.
-      ValueError: where file and arrays disagree.
-    """
-    fields = read_t5_fields(gin)
-    for theirs, ours in _SIZES.items():
+def _with_fields(config: T5Config, fields: Mapping[str, Any], gin: Path) -> T5Config:
+    """Takes what only a gin file says, and holds the rest against the arrays."""
+    for theirs, ours in {**_SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
         if theirs in fields and fields[theirs] != value:
             raise ValueError(
@@ -155,14 +186,12 @@ def apply_gin(config: T5Config, gin: Path) -> T5Config:
         if len(named) != len(config.mlp_activations):
             raise ValueError(
                 f"{gin}: T5Config.mlp_activations = {fields['mlp_activations']!r}, but the "
-                f"checkpoint's MLPs have {len(config.mlp_activations)} input projections"
+                f"checkpoint's MLPs have {len(config.mlp_activations)} input projections; give the "
+                "gin file this checkpoint was trained with"
             )
     if isinstance(fields.get("dropout_rate"), int | float):
         changes["dropout_rate"] = float(fields["dropout_rate"])
-    try:
-        return dataclasses.replace(config, **changes)
-    except ValueError as error:
-        raise ValueError(f"{gin}: {error}") from None
+    return dataclasses.replace(config, **changes)
 
 
 def read_t5_fields(gin: Path) -> dict[str, Any]:
@@ -180,16 +209,56 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: where there is no such file.
-      ValueError: where it is no gin, or `mlp_activations` is bound to what cannot be read here.
+      ValueError: where it is no gin, or binds the activations or relative positions to what cannot
+        be read here.
     """
     try:
         text = gin.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileNotFoundError(f"{gin}: no such gin file") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{gin}: not a gin file (no UTF-8 text)") from None
+        raise ValueError(f"{gin} is not a gin file: it is not UTF-8 text") from None
     macros: dict[str, list[str]] = {}
     fields: dict[str, list[str]] = {}
+    for name, value in _bindings(gin, text):
+        if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
+            fields[field[1]] = value
+        elif re.fullmatch(r"(?:.*[./])?RelativePositionBiases\.(num_buckets|max_distance)", name):
+            _check_stock(gin, name, value)
+        elif "." not in name:
+            macros[name] = value
+    values = {}
+    for name, value in fields.items():
+        try:
+            values[name] = ast.literal_eval(" ".join(_expanded(value, macros)))
+        except (ValueError, SyntaxError, RecursionError):  # a @function, another file's %macro
+            if name in ("mlp_activations", *_RELATIVE):
+                example = "('gelu', 'linear')" if name == "mlp_activations" else "128"
+                raise ValueError(
+                    f"{gin}: T5Config.{name} = {' '.join(value)} cannot be read from this file "
+                    f"alone; bind it to a value, such as {example}"
+                ) from None
+        if re.search("bucket|distance", name) and name not in _RELATIVE:
+            raise ValueError(
+                f"{gin}: T5Config.{name} is not a field that specjax knows; give a JSON file with "
+                "relpos_buckets and relpos_max_distance"
+            )
+    return values
+
+
+def _check_stock(gin: Path, name: str, value: list[str]) -> None:
+    """Refuses a binding that only some networks obey, unless it is what T5X's T5 has."""
+    stock = BUCKETS if name.endswith("num_buckets") else MAX_DISTANCE
+    if value != [str(stock)]:
+        raise ValueError(
+            f"{gin}: {name} = {' '.join(value)} has no effect where the network passes its own, as "
+            "T5X's T5 does; bind T5Config.num_buckets and T5Config.max_distance to what the "
+            "checkpoint was trained with, or give a JSON file"
+        )
+
+
+def _bindings(gin: Path, text: str) -> Iterator[tuple[str, list[str]]]:
+    """The names that a gin file binds, with the tokens of their values, blocks spelt out."""
     block = ""
     for indented, tokens in _logical_lines(gin, text):
         if not indented:
@@ -198,24 +267,8 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
             block = "".join(tokens[:-1]) if tokens[-1] == ":" else ""
             continue
         equals = tokens.index("=")
-        name, value = "".join(tokens[:equals]), tokens[equals + 1 :]
-        if block:
-            name = f"{block}.{name}"
-        if field := re.fullmatch(r"(?:.*[./])?T5Config\.(\w+)", name):
-            fields[field[1]] = value
-        elif "." not in name:
-            macros[name] = value
-    values = {}
-    for name, value in fields.items():
-        try:
-            values[name] = ast.literal_eval(" ".join(_expanded(value, macros)))
-        except (ValueError, SyntaxError, RecursionError):  # a @function, another file's %macro
-            if name == "mlp_activations":
-                raise ValueError(
-                    f"{gin}: T5Config.mlp_activations = {' '.join(value)} cannot be read from this "
-                    "file alone; bind it to names, as in ('gelu', 'linear')"
-                ) from None
-    return values
+        name = "".join(tokens[:equals])
+        yield f"{block}.{name}" if block else name, tokens[equals + 1 :]
 
 
 def _logical_lines(gin: Path, text: str) -> Iterator[tuple[bool, list[str]]]:
@@ -231,7 +284,7 @@ def _logical_lines(gin: Path, text: str) -> Iterator[tuple[bool, list[str]]]:
                 line = []
     except (tokenize.TokenError, SyntaxError) as error:
         raise ValueError(
-            f"{gin}: not readable as gin ({error.args[0]}); correct the file"
+            f"{gin} is not readable as gin ({error.args[0]}); correct the file"
         ) from None
 
 
@@ -284,7 +337,7 @@ def gin_text(config: T5Config) -> str:
 
 
 def check_writable(config: T5Config) -> None:
-    """Asserts that T5X's T5 computes this configuration; it fixes what it has no field for.
+    """Asserts that T5X's T5, which has no field for some values, computes this configuration.
 
     Args:
       config: the configuration.
@@ -294,18 +347,18 @@ def check_writable(config: T5Config) -> None:
     """
     fixed = {
         "norm_eps": 1e-6,
-        "relpos_buckets": 32,
-        "relpos_max_distance": 128,
+        "relpos_buckets": BUCKETS,
+        "relpos_max_distance": MAX_DISTANCE,
         "decoder_start_token": 0,
     }
     if config.relpos_per_layer:
         raise ValueError(
-            "relpos_per_layer: T5X's minimal T5 has one relative position bias per stack, this "
-            "model one per layer; convert it to orbax"
+            "this model has a relative position bias per layer (relpos_per_layer), but T5X's "
+            "minimal T5 has one per stack; convert it to orbax"
         )
     for name, value in fixed.items():
         if getattr(config, name) != value:
             raise ValueError(
-                f"{name}={getattr(config, name)}: T5X's T5 always has {value}, so this model "
-                "cannot be a T5X checkpoint; convert it to hf or orbax"
+                f"{name}={getattr(config, name)} must be {value} for a T5X checkpoint, as it is in "
+                "every T5 of T5X; convert it to hf or orbax"
             )

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the arrays written (default: the checkpoint's own)",
     )
     parser.add_argument(
-        "--config", type=Path, help="a T5X gin file, where SRC is a T5X checkpoint without one"
+        "--config",
+        type=Path,
+        help="what SRC does not say of the model: a JSON file of a configuration (as "
+        "specjax.models.config_to_dict gives it), or a gin file of T5X",
     )
 
 

@@ -74,9 +74,7 @@ class ModelConfig:
                 f"{name}: num_heads={self.num_heads} must be a multiple of num_kv_heads={kv_heads}"
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
-            raise ValueError(
-                f"{name}: head_dim={self.head_dim} must be even: rotary positions turn pairs"
-            )
+            raise ValueError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """The same configuration with some fields changed.
@@ -94,14 +92,14 @@ class ModelConfig:
         fields = [f.name for f in dataclasses.fields(self)]
         if unknown := sorted(set(changes) - set(fields)):
             raise ValueError(
-                f"{type(self).__name__} has no field {', '.join(unknown)}: "
-                f"its fields are {', '.join(fields)}"
+                f"{type(self).__name__} has no field {', '.join(unknown)}; its fields are "
+                f"{', '.join(fields)}"
             )
         return dataclasses.replace(self, **changes)
 
 
 def _float_dtype(name: str, value: Any) -> Any:
-    remedy = "is not a floating dtype: use float32 or bfloat16"
+    remedy = "must be a floating dtype, such as float32 or bfloat16"
     try:
         dtype = jnp.dtype(value)
     except TypeError:
@@ -112,7 +110,7 @@ def _float_dtype(name: str, value: Any) -> Any:
 
 
 def _fix_types(config: Any) -> None:
-    """Makes each number of a configuration the type that it is declared as, or raises."""
+    """Turns each number of a configuration into its declared type, or raises."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         told = f"{type(config).__name__}: {field.name}={value!r}"
@@ -177,14 +175,15 @@ class T5Config(ModelConfig):
         super().__post_init__()
         if isinstance(self.mlp_activations, str):
             raise TypeError(
-                f"mlp_activations={self.mlp_activations!r} must be a tuple of names: "
-                f"write ({self.mlp_activations!r},)"
+                f"mlp_activations={self.mlp_activations!r} must be a tuple of names; write "
+                f"({self.mlp_activations!r},)"
             )
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
         if unknown or not self.mlp_activations:
             raise ValueError(
-                f"mlp_activations={self.mlp_activations}: each must be one of {ACTIVATIONS}"
+                f"mlp_activations={self.mlp_activations} must be names out of "
+                f"{', '.join(ACTIVATIONS)}"
             )
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
@@ -326,7 +325,7 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
     values = dict(values)
     family = values.pop("family", None)
     if family not in FAMILIES:
-        raise ValueError(f"family={family!r} is not one of {', '.join(FAMILIES)}")
+        raise ValueError(f"family={family!r} must be one of {', '.join(FAMILIES)}")
     cls = FAMILIES[family]
     fields = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(fields))

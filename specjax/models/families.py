@@ -27,7 +27,7 @@ def model_from_config(config: ModelConfig) -> Model:
     """
     if type(config) not in MODELS:
         raise TypeError(
-            f"{type(config).__name__} is no configuration of a model: "
-            f"use one of {', '.join(cls.__name__ for cls in MODELS)}"
+            f"`config` must be one of {', '.join(cls.__name__ for cls in MODELS)}, got a "
+            f"{type(config).__name__}"
         )
     return MODELS[type(config)](config)

@@ -76,5 +76,5 @@ def preset(name: str, **changes: Any) -> ModelConfig:
       ValueError: for an unknown name or field, or a value out of its range.
     """
     if name not in PRESETS:
-        raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+        raise ValueError(f"`name` must be one of {', '.join(PRESETS)}, got {name!r}")
     return PRESETS[name].replace(**changes)

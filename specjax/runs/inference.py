@@ -54,10 +54,10 @@ def infer(
     `targets_field` is given), `prediction`, `tokens` (without the end-of-sequence token),
     `log_prob` (natural logarithm of the emitted tokens' probability under the verifier) and
     `log_prob_target` (under the rule's distribution), both null where minus infinity, `ended_by`
-    ("eos", "length" or "nan"), and `info` (the counts of `specjax.decoding.DecodeInfo`). An input that
-    cannot be decoded (it is empty, or longer than the decoder's last bucket) does not stop the
-    others: a message on stderr names it before they are decoded, and its line has a null
-    `prediction`, and `error`.
+    ("eos", "length" or "nan", and then `nan` says which model gave it in which step), and `info`
+    (the counts of `specjax.text.RowInfo`). An input that cannot be decoded (it is empty, or longer
+    than the decoder's last bucket) does not stop the others: a message on stderr names it before
+    they are decoded, and its line has a null `prediction`, and `error`.
 
     A row's random stream is its `id`'s. Batches are formed from the whole input, whatever is done
     already, so that a run stopped at any moment and continued gives the same lines.

@@ -38,7 +38,7 @@ def read_chat_template(directory: Path) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template}
         if "default" not in named:
             raise ValueError(
-                f"{config}: chat templates {', '.join(map(str, named))}, none of them called "
+                f"{config}: none of its chat templates ({', '.join(map(str, named))}) is called "
                 "'default'; rename the one to use"
             )
         template = named["default"]
@@ -69,13 +69,13 @@ def render_chat(
       ValueError: for a faulty template, or messages that it refuses.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-        raise ValueError(f"chat messages {messages!r} must be a list of objects")
+        raise ValueError(f"chat messages must be a list of objects, got {messages!r}")
     messages = list(messages)
     for message in messages:
         if not isinstance(message, Mapping):
             raise ValueError(
-                f"chat message {message!r} must be an object, such as "
-                '{"role": "user", "content": "..."}'
+                'a chat message must be an object, such as {"role": "user", "content": "..."}, '
+                f"got {message!r}"
             )
     try:
         return _compiled(template).render(
@@ -85,7 +85,7 @@ def render_chat(
         )
     except Exception as error:  # a template may do anything to the messages
         told = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"chat template: {told}") from None
+        raise ValueError(f"the chat template refuses the messages, or is faulty: {told}") from None
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,8 +1,8 @@
 """Tokenizers behind one small interface: SentencePiece, bytes, and `tokenizer.json`.
 
-No TensorFlow and no transformers. The ids are those of transformers' tokenizers, but where these
-depart from the file they come from: of a Llama SentencePiece model transformers 5 drops the first
-of the spaces that begin a text, and here SentencePiece itself decides, which keeps them.
+No TensorFlow and no transformers. The ids are those of transformers' tokenizers, with these
+exceptions, in which SentencePiece itself decides: transformers 5 drops the first of the spaces that
+begin a text of a Llama model, and splits a text at user-defined pieces that no file names.
 """
 
 import json
@@ -54,32 +54,42 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if (path / HF_FILE).is_file():
         return HuggingFaceTokenizer(path / HF_FILE, path)
     raise FileNotFoundError(
-        f"{path}: no tokenizer in it: none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy "
-        "one beside the model, or give its path"
+        f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy one "
+        "beside the model, or give its path"
     )
 
 
 def keep_sentinels(directory: Path, rows: int) -> None:
-    """Notes in `tokenizer_config.json` how many sentinels a T5's SentencePiece model has.
+    """Writes into `tokenizer_config.json` what transformers would else assume.
 
-    Elsewhere the embedding's rows in `config.json` tell; T5X's directories have none.
+    Of a T5's SentencePiece model, how many sentinels (`<extra_id_0>`, ...) follow its pieces:
+    transformers adds 100 unasked, for which the embedding may have no rows. Of a lone
+    `tokenizer.json`, that it holds all tokens. What the file says already stays.
 
     Args:
-      directory: holds the copied tokenizer files.
-      rows: of the embedding.
+      directory: holds the copied tokenizer files, if there are any.
+      rows: of the embedding; 0 for a SentencePiece model without sentinels.
     """
-    model = next((directory / n for n in SENTENCEPIECE_FILES if (directory / n).is_file()), None)
     file = directory / "tokenizer_config.json"
     config = read_json_if_there(file)
-    if model is None or "extra_ids" in config or "<extra_id_" in json.dumps(config):
+    if "extra_ids" in config or "<extra_id_" in json.dumps(config):
         return
+    model = next((directory / n for n in SENTENCEPIECE_FILES if (directory / n).is_file()), None)
     try:
-        pieces = SentencePieceTokenizer(model).vocab_size
+        if model is not None:
+            tokenizer: Tokenizer = SentencePieceTokenizer(model)
+            is_t5 = TokenizerSettings(directory).is_t5
+            if is_t5 or (is_t5 is None and tokenizer.bos_id is None):
+                config.setdefault("tokenizer_class", "T5Tokenizer")
+                config["extra_ids"] = implied_sentinels(rows, tokenizer.vocab_size)
+        elif (directory / HF_FILE).is_file() and "tokenizer_class" not in config:
+            # The class that takes tokenizer.json as it is.
+            tokenizer = HuggingFaceTokenizer(directory / HF_FILE, directory)
+            config |= {**tokenizer.special_tokens, "tokenizer_class": "PreTrainedTokenizerFast"}
     except ValueError:
-        return  # damaged before: whoever loads it is told
-    config.setdefault("tokenizer_class", "T5Tokenizer")
-    config["extra_ids"] = implied_sentinels(rows, pieces)
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        return  # Damaged before: whoever loads it is told.
+    if config != read_json_if_there(file):
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 __all__ = [

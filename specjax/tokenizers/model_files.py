@@ -41,9 +41,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); restore the file") from None
+        raise ValueError(f"{path} is not readable as JSON ({error}); restore the file") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: a {type(value).__name__} where a JSON object belongs")
+        raise ValueError(
+            f"{path} must hold a JSON object, got a {type(value).__name__}; restore the file"
+        )
     return value
 
 
@@ -106,7 +108,7 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
 
     def checked(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{source}: {name}={value!r} must be a token id (or a list of them)")
+            raise ValueError(f"{source}: {name}={value!r} must be a token id")
         return value
 
     def single(name: str) -> int | None:

@@ -15,6 +15,9 @@ _FILES = (
     SPECJAX_FILE,
 )
 
+_SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+
 
 class TokenizerSettings:
     """What the files around a vocabulary say."""
@@ -57,6 +60,21 @@ class TokenizerSettings:
                 return value
         return None
 
+    def named_special(self) -> dict[str, dict[str, bool]]:
+        """The texts named as special tokens, each with its flags (`lstrip` and the like)."""
+        named: dict[str, dict[str, bool]] = {}
+        for file in ("special_tokens_map.json", "tokenizer_config.json"):
+            values = self.files.get(file, {})
+            entries = [values.get(f"{name}_token") for name in _SPECIAL]
+            for name in ("additional_special_tokens", "extra_special_tokens"):
+                more = values.get(name) or []
+                entries += list(more.values()) if isinstance(more, dict) else list(more)
+            for entry in entries:
+                flags = entry if isinstance(entry, dict) else {"content": entry}
+                if isinstance(text := flags.get("content"), str) and text:
+                    named[text] = {name: bool(flags[name]) for name in _FLAGS if name in flags}
+        return named
+
     def id_of(self, name: str, vocabulary: Mapping[str, int], default: int) -> int | None:
         """A special token's id: the named text's, else the default (negative for none)."""
         found = vocabulary.get(self.text(name) or "")
@@ -74,8 +92,8 @@ class TokenizerSettings:
         ends = self.ids.eos or (() if eos is None else (eos,))
         if not ends:
             raise ValueError(
-                f"{file}: no end-of-sequence token; name eos_token_id in generation_config.json "
-                "beside it"
+                f"{file} names no end-of-sequence token; put eos_token_id into "
+                "generation_config.json beside it"
             )
         pad = self.ids.pad if self.ids.pad is not None else pad
         return ends, ends[0] if pad is None else pad
@@ -100,15 +118,24 @@ class TokenizerSettings:
 
 def added_tokens(
     settings: TokenizerSettings, size: int, is_t5: bool
-) -> dict[str, tuple[int, bool]]:
-    """Texts that the directory adds to a SentencePiece model: (id, whether special)."""
-    added: dict[str, tuple[int, bool]] = {}
+) -> dict[str, tuple[int, bool | None]]:
+    """Texts that a directory adds to a SentencePiece model.
+
+    Args:
+      settings: of the directory.
+      size: pieces of the model.
+      is_t5: whether sentinels follow the pieces where no file lists them.
+
+    Returns:
+      By text, the id and whether the token is special; None where the file does not say.
+    """
+    added: dict[str, tuple[int, bool | None]] = {}
     # transformers 5 names them there alone.
     beside = settings.directory and read_json_if_there(settings.directory / "tokenizer.json")
     for entry in (beside or {}).get("added_tokens") or ():
         added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
     for text, token_id in settings.files.get("added_tokens.json", {}).items():
-        added.setdefault(text, (int(token_id), False))
+        added.setdefault(text, (int(token_id), None))
     for token_id, entry in settings.config.get("added_tokens_decoder", {}).items():
         added[entry["content"]] = (int(token_id), bool(entry.get("special")))
     if is_t5 and not any(text.startswith("<extra_id_") for text in added):

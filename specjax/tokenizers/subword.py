@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.tokenizers.settings import TokenizerSettings, added_tokens
 from specjax.tokenizers.tokenizer import Tokenizer, runs
@@ -29,27 +30,19 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"{file}: no SentencePiece model ({error}); copy it again") from None
+            raise ValueError(f"{file} is no SentencePiece model ({error}); copy it again") from None
         settings = TokenizerSettings(directory)
-        size = self._sp.GetPieceSize()
         is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
-        self._added = added_tokens(settings, size, is_t5)
-        # A control piece is no text to SentencePiece, but spelt out it means its id.
-        spelt = {
-            self._sp.IdToPiece(i): i
-            for i in range(size)
-            if self._sp.IsControl(i) or self._sp.IsUnknown(i)
-        }
-        self._special = {*spelt.values(), *(i for i, s in self._added.values() if s)}
-        self._ids = {**spelt, **{text: i for text, (i, _) in self._added.items()}}
+        self._ids, self._special = self._tokens_by_name(settings, is_t5)
         self._texts = {i: text for text, i in self._ids.items()}
         self._splitter = _splitter(self._ids)
-        self._later = self._sp
-        if not is_t5 and not settings.config.get("legacy") and self._sp.Normalize("a") != "a":
-            # After a special token without the space that begins a text. Appended fields win in
-            # protobuf: normalizer_spec (3) { add_dummy_prefix (3) = false }.
-            proto = self._sp.serialized_model_proto() + b"\x1a\x02\x18\x00"
-            self._later = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        self._dummy_prefix = self._sp.Normalize("a") != "a"
+        self._later = self._exact = self._sp
+        if not is_t5 and not settings.config.get("legacy") and self._dummy_prefix:
+            # After a special token no space is put before the text.
+            self._later = _with_normalizer(self._sp, _NO_DUMMY_PREFIX)
+        if self._dummy_prefix or self._sp.Normalize(" a") not in (" a", "▁a"):
+            self._exact = _with_normalizer(self._sp, _NO_DUMMY_PREFIX + _KEEP_SPACES)
         self._own_eos = settings.id_of("eos_token", self._ids, self._sp.eos_id())
         self.bos_id = settings.id_of("bos_token", self._ids, self._sp.bos_id())
         pad = settings.id_of("pad_token", self._ids, self._sp.pad_id())
@@ -58,6 +51,29 @@ class SentencePieceTokenizer(Tokenizer):
         self.add_eos = settings.flag("add_eos_token", is_t5)
         self.chat_template = settings.chat_template
         self.special_tokens = settings.texts(self, self._own_eos, self._sp.unk_id())
+
+    def _tokens_by_name(
+        self, settings: TokenizerSettings, is_t5: bool
+    ) -> tuple[dict[str, int], set[int]]:
+        """The tokens that a text may spell out, by their text, and the ids of special ones."""
+        size = self._sp.GetPieceSize()
+        added = added_tokens(settings, size, is_t5)
+        # A control piece is no text to SentencePiece, but spelt out it means its id.
+        ids = {
+            self._sp.IdToPiece(i): i
+            for i in range(size)
+            if self._sp.IsControl(i) or self._sp.IsUnknown(i)
+        }
+        special = {*ids.values(), *(i for i, is_special in added.values() if is_special)}
+        ids |= {text: i for text, (i, _) in added.items()}
+        for text in settings.named_special():
+            piece = self._sp.PieceToId(text)
+            if text not in ids and not self._sp.IsUnknown(piece):
+                ids[text] = piece
+            # Where a file says outright that a token is not special, transformers believes it.
+            if text in ids and added.get(text, (0, None))[1] is not False:
+                special.add(ids[text])
+        return ids, special
 
     @property
     def vocab_size(self) -> int:
@@ -89,13 +105,11 @@ class SentencePieceTokenizer(Tokenizer):
         for spelt, run in runs(ids, lambda i: i in self._texts or self.token(i) is None):
             if spelt:
                 text += "".join(self._texts.get(i, "") for i in run)
-                continue
-            part = self._sp.DecodeIds(run)
-            # SentencePiece takes the first space of each run for its own.
-            if text and self._sp.IdToPiece(run[0]).startswith("▁") and not part.startswith(" "):
-                part = " " + part
-            text += part
-        return text
+            else:
+                text += self._exact.DecodeIds(run)
+        # Only the space that encoding put before the text goes, as in transformers.
+        begins = self._dummy_prefix and ids and ids[0] not in self._texts
+        return text.removeprefix(" ") if begins else text
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -118,11 +132,20 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
-            raise ValueError(f"{file}: no readable tokenizer ({error}); copy it again") from None
+            raise ValueError(f"{file} is no readable tokenizer ({error}); copy it again") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = TokenizerSettings(directory)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        # What tokenizer.json itself lists as added is special or not as it says there.
+        listed = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        self._tokenizer.add_special_tokens(
+            [
+                tokenizers.AddedToken(text, special=True, **flags)
+                for text, flags in settings.named_special().items()
+                if text in vocabulary and text not in listed
+            ]
+        )
         self._vocab_size = max(vocabulary.values(), default=-1) + 1
         self._own_eos = settings.id_of("eos_token", vocabulary, -1)
         self.bos_id = settings.id_of("bos_token", vocabulary, -1)
@@ -156,6 +179,20 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+# Fields of a SentencePiece model's normalizer_spec, as protobuf writes them.
+_NO_DUMMY_PREFIX = b"\x18\x00"  # add_dummy_prefix (3) = false
+_KEEP_SPACES = b"\x20\x00"  # remove_extra_whitespaces (4) = false
+
+
+def _with_normalizer(processor: Any, fields: bytes) -> Any:
+    """A SentencePiece processor with some fields of its normalizer_spec set otherwise."""
+    import sentencepiece
+
+    # Of a field that a protobuf message holds twice, the later one wins; normalizer_spec is (3).
+    proto = processor.serialized_model_proto() + b"\x1a" + bytes([len(fields)]) + fields
+    return sentencepiece.SentencePieceProcessor(model_proto=proto)
 
 
 def _splitter(texts: Mapping[str, int]) -> re.Pattern[str]:

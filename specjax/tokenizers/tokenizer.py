@@ -116,8 +116,8 @@ class Tokenizer(abc.ABC):
         """
         if self.chat_template is None:
             raise ValueError(
-                "this tokenizer has no chat template: give plain prompts, or a directory with "
-                "chat_template.jinja"
+                "this tokenizer has no chat template; give plain prompts, or put "
+                "chat_template.jinja into the model's directory"
             )
         return render_chat(
             self.chat_template,
@@ -150,7 +150,7 @@ class ByteTokenizer(Tokenizer):
 
     def __init__(self, extra_ids: int = 0) -> None:
         if extra_ids < 0:
-            raise ValueError(f"extra_ids={extra_ids} must be at least 0")
+            raise ValueError(f"`extra_ids` must be at least 0, got {extra_ids}")
         self.eos_ids, self.pad_id, self.add_eos, self._own_eos = (1,), 0, True, 1
         self._vocab_size = self.OFFSET + 256 + extra_ids
 

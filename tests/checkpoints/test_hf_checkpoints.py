@@ -169,17 +169,18 @@ def test_t5_head_is_decided_by_the_arrays(saved, copy):
     assert (tied.tie_embeddings, tied.scale_tied_logits) == (True, False)
     v1_0 = saved("t5_v1_0")[2].config
     assert (v1_0.tie_embeddings, v1_0.scale_tied_logits) == (True, True)
-    # As 4.x writes it, and as a config that records nothing.
+    # As 4.x writes it.
     untied = copy("t5_v1_1_untied")
-    for flags in ({"tie_word_embeddings": False}, {"tie_word_embeddings": True}, {}):
-        edit_json(
-            untied / "config.json",
-            scale_decoder_outputs=...,
-            **{"tie_word_embeddings": ..., **flags},
-        )
-        again = load_model(untied)
-        assert not again.config.tie_embeddings
-        _assert_close(logits(again.model, again.params), theirs)
+    edit_json(untied / "config.json", scale_decoder_outputs=..., tie_word_embeddings=False)
+    again = load_model(untied)
+    assert not again.config.tie_embeddings
+    _assert_close(logits(again.model, again.params), theirs)
+    # Where nothing says that it is untied, transformers 5 scales its logits; we refuse it.
+    for flag in (True, ...):
+        edit_json(untied / "config.json", scale_decoder_outputs=..., tie_word_embeddings=flag)
+        model = transformers.T5ForConditionalGeneration.from_pretrained(str(untied)).eval()
+        _assert_close(_their_logits(model, loaded.config) * 4, theirs)  # sqrt(d_model)
+        one_line(lambda: load_model(untied), "lm_head.weight differs", "tie_word_embeddings to fal")
     # A tied head in 4.x: no lm_head.weight, no scale_decoder_outputs.
     tied_dir = copy("t5_v1_0")
     edit_json(tied_dir / "config.json", scale_decoder_outputs=..., tie_word_embeddings=True)
@@ -189,7 +190,11 @@ def test_t5_head_is_decided_by_the_arrays(saved, copy):
     edit_json(tied_dir / "config.json", tie_word_embeddings=False)
     one_line(lambda: load_model(tied_dir), "1 array missing: lm_head.weight")
     edit_json(untied / "config.json", scale_decoder_outputs=True)
-    one_line(lambda: load_model(untied), "config.json", "scale_decoder_outputs")
+    one_line(lambda: load_model(untied), "config.json", "scale_decoder_outputs", "differs from")
+    # Both flags at odds, and no head: it cannot differ.
+    edit_json(tied_dir / "config.json", scale_decoder_outputs=True)
+    told = one_line(lambda: load_model(tied_dir), "lm_head.weight is absent", "to true if the head")
+    assert "differs" not in told
 
 
 def test_rope_parameters_of_4_and_5(saved, copy):
@@ -213,6 +218,90 @@ def test_rope_parameters_of_4_and_5(saved, copy):
     assert (plain.config.rope_theta, plain.config.rope_scaling) == (1000.0, None)
     edit_json(directory / "config.json", rope_scaling={"type": "yarn", "factor": 2.0})
     one_line(lambda: load_model(directory), "rope_type='yarn'", "'llama3'")
+
+
+def test_rope_parameters_and_rope_scaling_in_one_file(saved, copy):
+    """transformers takes `rope_scaling`; a base that it would leave out is refused."""
+    loaded = saved("llama3")[2]
+    directory = copy("llama3")
+    scaling = {**LLAMA3, "factor": 4.0}
+    no_base = {k: v for k, v in scaling.items() if k != "rope_theta"}
+    plain = {"rope_type": "default", "rope_theta": 1000.0}
+    for fields in (
+        {"rope_parameters": plain, "rope_scaling": scaling},
+        {"rope_parameters": LLAMA3, "rope_scaling": scaling},
+        {"rope_parameters": plain, "rope_scaling": no_base, "rope_theta": 1000.0},
+        {"rope_parameters": LLAMA3, "rope_scaling": {}},
+    ):
+        edit_json(directory / "config.json", **{"rope_theta": ..., **fields})
+        again = load_model(directory)
+        factor = 4.0 if fields["rope_scaling"] else 8.0
+        assert again.config.rope_scaling.factor == factor
+        assert again.config.rope_theta == 1000.0
+        model = transformers.LlamaForCausalLM.from_pretrained(
+            str(directory), attn_implementation="eager"
+        )
+        _assert_close(logits(again.model, again.params), _their_logits(model.eval(), loaded.config))
+    edit_json(directory / "config.json", rope_parameters=plain, rope_scaling=no_base)
+    one_line(
+        lambda: load_model(directory),
+        directory / "config.json",
+        "rope_parameters has rope_theta=1000.0",
+        "rope_scaling, which goes before it, makes it 10000.0",
+    )
+    edit_json(directory / "config.json", rope_parameters=[1])
+    one_line(lambda: load_model(directory), "rope_parameters=[1] must be an object")
+    edit_json(
+        directory / "config.json",
+        rope_parameters=LLAMA3,
+        rope_scaling=...,
+        original_max_position_embeddings=32,
+    )
+    one_line(lambda: load_model(directory), "original_max_position_embeddings=32 differs from 64")
+
+
+def test_generation_config_says_what_the_decoder_reads_first(saved, copy):
+    directory = copy("t5_v1_0")
+    model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory))
+    edit_json(directory / "config.json", decoder_start_token_id=3)
+    edit_json(directory / "generation_config.json", decoder_start_token_id=7)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory))
+    first = int(model.generate(torch.tensor([[4, 5]]), max_new_tokens=1)[0, 0])
+    loaded = load_model(directory)
+    assert loaded.config.decoder_start_token == loaded.special_ids.decoder_start == first == 7
+    # The arrays with a configuration of one's own: that one decides.
+    given = loaded.config.replace(decoder_start_token=5)
+    assert load_model(directory, config=given).config.decoder_start_token == 5
+    edit_json(directory / "generation_config.json", decoder_start_token_id=...)
+    assert load_model(directory).config.decoder_start_token == 3
+    edit_json(directory / "generation_config.json", decoder_start_token_id=48)
+    one_line(
+        lambda: load_model(directory), directory, "generation_config.json", "decoder_start_token=48"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        ("llama", {"embed_dim": 18}, {"hidden_size": 18}),
+        ("gemma2", {"embed_dim": 18}, {"hidden_size": 18}),
+        ("gemma2", {"query_pre_attn_scalar": 7.5}, {"query_pre_attn_scalar": 7.5}),
+    ],
+)
+def test_what_transformers_5_refuses_to_read_is_not_written(name, ours, theirs, tmp_path):
+    kind = {"llama": transformers.LlamaConfig, "gemma2": transformers.Gemma2Config}[name]
+    with pytest.raises(Exception, match="multiple of the number|query_pre_attn_scalar"):
+        kind(**{**DECODER_SIZES, **theirs})
+    config = CONFIGS[name].replace(**ours)
+    params = random_params(config)
+    (field, value), *_ = ours.items()
+    one_line(
+        lambda: save_model(tmp_path / "hf", config, params, format="hf"),
+        f"{field}={value} must be",
+        "transformers 5",
+        "convert it to orbax",
+    )
+    assert save_model(tmp_path / "orbax", config, params)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -269,8 +358,10 @@ def test_dtypes(saved, tmp_path):
             for k, v in flatten(loaded.params).items()
         }
         assert_same(again.params, expected)
-    one_line(lambda: load_model(directory, dtype="int8"), "dtype='int8'", "float32")
-    one_line(lambda: load_model(directory, param_dtype="int4"), "param_dtype='int4'")
+    one_line(
+        lambda: load_model(directory, dtype="int8"), "`dtype` must be", "float32", "got 'int8'"
+    )
+    one_line(lambda: load_model(directory, param_dtype="int4"), "`param_dtype` must be", "'int4'")
 
 
 def test_sharded_files_with_an_index(tmp_path):
@@ -385,7 +476,7 @@ def test_dropped_arrays_do_not_decide_the_dtype(tmp_path):
         arrays["model.norm.weight"] = np.ones(16, np.int64)
 
     _rewrite(tmp_path / "out", quantise)
-    one_line(lambda: load_model(tmp_path / "out"), "model.norm.weight of dtype I64: quantised")
+    one_line(lambda: load_model(tmp_path / "out"), "model.norm.weight has dtype I64, but quantised")
 
 
 def test_every_difference_is_named_in_one_line(copy):
@@ -432,6 +523,10 @@ def test_another_architecture(copy, saved):
     told("rope_theta=0 must be above 0", rope_theta=0, rope_parameters={"rope_theta": 0})
     told("eos_token_id=[2, 48] must be below vocab_size=48", eos_token_id=[2, 48])
     told("num_kv_heads=3", num_key_value_heads=3)
+    told("quantization_config is set", quantization_config={"quant_method": "fp8"})
+    path.write_text(original)
+    edit_json(path, quantization_config=None)
+    assert load_model(directory).params
     path.write_text(original)
     edit_json(path, model_type="gemma2", architectures=["Gemma2ForCausalLM"], hidden_act=...)
     one_line(lambda: load_model(directory), "post_feedforward_layernorm")
@@ -459,6 +554,8 @@ def test_another_architecture(copy, saved):
     gemma = copy("gemma2")
     edit_json(gemma / "config.json", layer_types=["full_attention"] * 2)
     one_line(lambda: load_model(gemma), "layer_types")
+    edit_json(gemma / "config.json", layer_types=..., sliding_window=None)
+    one_line(lambda: load_model(gemma), "sliding_window=None must be a number")
 
 
 def test_damaged_files(copy, tmp_path):
@@ -472,7 +569,7 @@ def test_damaged_files(copy, tmp_path):
     safetensors.numpy.save_file(arrays, file)
     one_line(lambda: load_model(directory), "quantised")
     file.unlink()
-    one_line(lambda: load_model(directory), directory, "no model.safetensors")
+    one_line(lambda: load_model(directory), directory, "neither model.safetensors nor")
     (directory / "pytorch_model.bin").touch()
     one_line(lambda: load_model(directory), "pytorch_model.bin", "save_pretrained")
     one_line(lambda: load_model(tmp_path / "absent"), "absent: no such directory")

@@ -69,7 +69,8 @@ def test_loads_straight_into_a_sharding(name, format, tmp_path):
     assert_same(again.params, params)
     one_line(lambda: load_model(tmp_path / "out", shardings={"x": everywhere}), "shardings")
     one_line(
-        lambda: load_model(tmp_path / "out", mesh=mesh, shardings=everywhere), "mesh or shardings"
+        lambda: load_model(tmp_path / "out", mesh=mesh, shardings=everywhere),
+        "`mesh` and `shardings` were both given",
     )
 
 
@@ -128,7 +129,7 @@ def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypat
     assert_same(load_model(out).params, params)
     (tmp_path / "file").touch()
     one_line(
-        lambda: save_model(tmp_path / "file" / "b", config, params), "file: a file; give a path"
+        lambda: save_model(tmp_path / "file" / "b", config, params), "file is a file; give a path"
     )
     one_line(lambda: save_model(tmp_path / "file", config, params), "a file")
 
@@ -177,11 +178,13 @@ def test_the_new_directory_appears_at_once(tmp_path):
 def test_bad_arguments(tmp_path):
     config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
     one_line(lambda: save_model(tmp_path / "x", config, params, format="torch"), "hf, t5x, orbax")
-    one_line(lambda: save_model(tmp_path / "x", config, params, dtype="int8"), "dtype='int8'")
+    one_line(lambda: save_model(tmp_path / "x", config, params, dtype="int8"), "got 'int8'")
     one_line(lambda: save_model(tmp_path / "x", config, params, dtype="float64"), "'float64'")
-    one_line(lambda: load_model(tmp_path, dtype="float64"), "dtype='float64'", "bfloat16")
-    one_line(lambda: load_model(None), "path=None", error=TypeError)
-    one_line(lambda: load_model(tmp_path, config=[1]), "config=[1]", error=TypeError)
+    one_line(lambda: load_model(tmp_path, dtype="float64"), "got 'float64'", "bfloat16")
+    one_line(lambda: load_model(None), "`path` must be", "got None", error=TypeError)
+    one_line(
+        lambda: load_model(tmp_path, config=[1]), "`config` must be", "got [1]", error=TypeError
+    )
     wrong = CONFIGS["llama_tied"]
     one_line(lambda: save_model(tmp_path / "x", wrong, params), "decoder/logits_dense/kernel")
     wrong = config.replace(mlp_dim=24)
@@ -213,14 +216,14 @@ def test_damaged_directories_of_ours(tmp_path):
         ("vocab_size", 48.5, "whole number"),
         ("num_layers", True, "whole number"),
         ("norm_eps", "x", "a number"),
-        ("tie_embeddings", 1, "true or false"),
+        ("tie_embeddings", 1, "True or False"),
     ):
         edit_json(settings, config={**json.loads(whole)["config"], field: value})
         told(settings, f"{field}={value!r} must be", part)
     edit_json(settings, config=[1])
     told(settings, "config=[1] must be an object")
     edit_json(settings, version=99)
-    told(settings, "version=99", "version 1")
+    told(settings, "version=99 must be 1")
     settings.write_text(whole)
     for file in (out / "params").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:20])

@@ -21,10 +21,10 @@ from checkpoint_helpers import (
 )
 
 from specjax.checkpoints import load_model, save_model
-from specjax.checkpoints.arrays import unflatten
-from specjax.checkpoints.t5x import steps
-from specjax.checkpoints.t5x_config import read_t5_fields
-from specjax.models import T5Config, model_from_config
+from specjax.checkpoints.arrays import flatten, unflatten
+from specjax.checkpoints.t5x import steps, write_t5x
+from specjax.checkpoints.t5x_config import gin_text, read_t5_fields
+from specjax.models import T5Config, config_to_dict, model_from_config
 
 V1_0, V1_1 = CONFIGS["t5_v1_0"], CONFIGS["t5_v1_1"]
 
@@ -346,6 +346,55 @@ def test_an_absent_chunk_is_no_zeros(separator, tmp_path):
     assert f"target.token_embedder.embedding/1{separator}0" in told
 
 
+def test_other_relative_positions_must_be_told(tmp_path):
+    """The arrays show the number of buckets, but not from which distance they are shared."""
+    config = V1_1.replace(relpos_buckets=16, relpos_max_distance=40)
+    params = random_params(config)
+    write_t5x(tmp_path, flatten(params), step=1, dtype=np.dtype(np.float32))
+    expected = logits(model_from_config(config), params)
+    one_line(
+        lambda: load_model(tmp_path),
+        tmp_path / "checkpoint_1",
+        "have 16 buckets",
+        "T5X's T5 has 32",
+        "`config` (--config)",
+        "T5Config.max_distance",
+    )
+    (tmp_path / "config.gin").write_text(gin_text(V1_1) + "network.T5Config.num_buckets = 16\n")
+    one_line(lambda: load_model(tmp_path), "have 16 buckets")
+    (tmp_path / "config.gin").write_text(
+        gin_text(V1_1) + "network.T5Config.max_distance = %FAR\nFAR = 40\n"
+    )
+    (tmp_path / "config.json").unlink(missing_ok=True)
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(config_to_dict(config)))
+    for explicit in (None, config, given, tmp_path / "config.gin"):
+        loaded = load_model(tmp_path, config=explicit)
+        assert loaded.config == config
+        np.testing.assert_array_equal(logits(loaded.model, loaded.params), expected)
+    # 32 buckets, but another distance: only the gin file or the user knows.
+    wide = V1_1.replace(relpos_max_distance=40)
+    params = random_params(wide)
+    save_model(tmp_path / "32", V1_1, params, format="t5x")
+    gin = tmp_path / "32" / "config.gin"
+    stock = gin.read_text()
+    gin.write_text(stock + "network.T5Config.max_distance = 40\n")
+    assert load_model(tmp_path / "32").config == wide
+
+    def told(text, *parts):
+        gin.write_text(stock + text)
+        one_line(lambda: load_model(tmp_path / "32"), gin, *parts)
+
+    told("network.T5Config.num_buckets = 16", "T5Config.num_buckets = 16", "have 32")
+    told("network.T5Config.max_distance = 40.5", "T5Config.max_distance = 40.5 must be a whole")
+    told("network.T5Config.max_distance = 3", "relpos_max_distance=3 must be more than half")
+    told("network.T5Config.max_distance = %ELSEWHERE", "cannot be read from this file", "128")
+    told("network.T5Config.far_distance = 40", "far_distance is not a field", "JSON")
+    told("layers.RelativePositionBiases.max_distance = 40", "has no effect", "JSON")
+    gin.write_text(stock + "layers.RelativePositionBiases:\n  max_distance = 128\n")
+    assert load_model(tmp_path / "32").config == V1_1
+
+
 def test_every_difference_is_named_in_one_line(tmp_path):
     params = bits(random_params(V1_1))
     written = HandWritten(tmp_path)
@@ -384,7 +433,10 @@ def test_damaged_checkpoints(tmp_path):
     stored = {"driver": "zarr", "kvstore": {"driver": "file", "path": "../../etc/"}}
     for leaf, part in (
         (stored, "outside of the checkpoint"),
-        ({"driver": "n5", "kvstore": {"driver": "file"}}, "not by zarr"),
+        (
+            {"driver": "n5", "kvstore": {"driver": "file"}},
+            "only zarr on file, gfile or gcs can be read",
+        ),
         ("text", "neither an array"),
     ):
         optimizer = {"target": {"token_embedder": {"embedding": leaf}}}
@@ -392,7 +444,7 @@ def test_damaged_checkpoints(tmp_path):
         told("token_embedder/embedding", part)
     target = {"decoder": {"layers_0": {"mlp": {"wi": {"kernel": np.ones((2, 2), np.float32)}}}}}
     (directory / "checkpoint").write_bytes(pack({"version": 3, "optimizer": {"target": target}}))
-    told("no T5's parameters", "token_embedder/embedding")
+    told("does not hold a T5's parameters", "token_embedder/embedding")
     (directory / "checkpoint").write_bytes(packed)
     load_model(tmp_path / "out")
     # One chunk cut short; then no metadata; then no arrays at all.

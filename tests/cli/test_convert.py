@@ -14,8 +14,9 @@ import safetensors.numpy
 
 from specjax.checkpoints import load_model, read_config, save_model
 from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.t5x import write_t5x
 from specjax.cli.main import main
-from specjax.models import LlamaConfig, T5Config, model_from_config
+from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 
@@ -110,7 +111,7 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
     before = sorted(tmp_path.iterdir())
     assert "no such directory" in told(tmp_path / "absent", tmp_path / "x", "--to", "hf")
     assert "not empty" in told(source, source, "--to", "hf")
-    assert "spiece.model: a file; give" in told(
+    assert "spiece.model is a file; give" in told(
         source, source / "spiece.model" / "a" / "b", "--to", "hf"
     )
     save_model(tmp_path / "llama", LLAMA, _params(LLAMA), format="hf")
@@ -151,6 +152,33 @@ def test_gin_file(source, tmp_path):
     gin.write_text("network.T5Config.mlp_activations = ('silu', 'linear')")
     assert _convert(source, tmp_path / "out", "--to", "hf", "--config", gin) == 0
     assert load_model(tmp_path / "out").config.mlp_activations == ("silu", "linear")
+
+
+def test_a_configuration_as_json(tmp_path, capsys):
+    """What T5X's arrays do not tell, our own JSON does; it reaches config.json."""
+    config = T5_V1_1.replace(relpos_buckets=16, relpos_max_distance=40)
+    params = _params(config)
+    (tmp_path / "t5x").mkdir()
+    write_t5x(tmp_path / "t5x", flatten(params), step=3, dtype=np.dtype("float32"))
+    assert _convert(tmp_path / "t5x", tmp_path / "x", "--to", "hf") == 2
+    assert "16 buckets" in capsys.readouterr().err
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(config_to_dict(config)))
+    assert _convert(tmp_path / "t5x", tmp_path / "hf", "--to", "hf", "--config", given) == 0
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert written["relative_attention_num_buckets"] == 16
+    assert written["relative_attention_max_distance"] == 40
+    assert load_model(tmp_path / "hf").config == config
+    # It serves every format.
+    assert _convert(tmp_path / "hf", tmp_path / "ours", "--to", "orbax", "--config", given) == 0
+    assert load_model(tmp_path / "ours").config == config
+    for text, part in (("{}", "family=None"), ("[]", "JSON object"), ("{", "not readable as JSON")):
+        given.write_text(text)
+        assert _convert(tmp_path / "t5x", tmp_path / "y", "--to", "hf", "--config", given) == 2
+        error = capsys.readouterr().err
+        assert str(given) in error
+        assert part in error
+        assert error.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

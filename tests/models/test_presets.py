@@ -35,5 +35,5 @@ def test_a_preset_can_be_changed():
 
 
 def test_an_unknown_preset_is_named():
-    with pytest.raises(ValueError, match=r"preset 't5_huge' is not one of t5_v1_1_small, "):
+    with pytest.raises(ValueError, match=r"`name` must be one of t5_v1_1_small, .* got 't5_huge'"):
         preset("t5_huge")

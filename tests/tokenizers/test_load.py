@@ -1,7 +1,9 @@
 """Tokenizers against SentencePiece, the tokenizers package and transformers, on tiny models."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 import sentencepiece as spm
 
@@ -72,6 +74,7 @@ def t5_dir(tmp_path_factory):
         eos_id=1,
         unk_id=2,
         bos_id=-1,
+        user_defined_symbols=["<mark>"],
     )
     _write(directory, "config.json", {"model_type": "t5", "vocab_size": 512})
     _write(directory, "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"})
@@ -96,6 +99,7 @@ def llama_dir(tmp_path_factory):
         bos_id=1,
         eos_id=2,
         pad_id=-1,
+        user_defined_symbols=["<mark>"],
         **_BPE,
     )
     _write(directory, "config.json", {"model_type": "llama"})
@@ -169,6 +173,80 @@ def test_tokenizer_json_agrees_with_transformers(llama_dir, tmp_path):
     assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (1, (2,), len(theirs))
     # The same vocabulary in either form, but another one from another model.
     assert ours.fingerprint == load_tokenizer(llama_dir).fingerprint
+
+
+def test_special_tokens_that_only_tokenizer_config_names(t5_dir, llama_dir, gemma_dir, tmp_path):
+    """transformers leaves them out of a decoded text, and so do we."""
+    from transformers import AutoTokenizer, LlamaTokenizer
+
+    t5, llama, json_only = (tmp_path / name for name in ("t5", "llama", "json_only"))
+    shutil.copytree(t5_dir, t5)
+    shutil.copytree(llama_dir, llama)
+    LlamaTokenizer.from_pretrained(str(llama_dir)).save_pretrained(str(json_only))
+    (json_only / "tokenizer.model").unlink(missing_ok=True)
+    _write(json_only, "config.json", {"model_type": "llama", "eos_token_id": 2})
+    as_saved = json.loads((json_only / "tokenizer.json").read_text())
+    silent = [token for token in as_saved["added_tokens"] if token["content"] != "<mark>"]
+    _write(json_only, "tokenizer.json", {**as_saved, "added_tokens": silent})
+    for directory in (t5, llama, json_only):
+        plain = load_tokenizer(directory).encode("a fox", add_special_tokens=False)
+        assert load_tokenizer(directory).token(3) == "<mark>"
+        config = json.loads((directory / "tokenizer_config.json").read_text())
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            settings = {**config, "additional_special_tokens": None, "extra_special_tokens": None}
+            extra = {"extra_ids": 0} if directory == t5 else {}
+            _write(directory, "tokenizer_config.json", {**settings, **extra, key: ["<mark>"]})
+            ours, theirs = load_tokenizer(directory), AutoTokenizer.from_pretrained(str(directory))
+            for ids in ([3, *plain], [*plain, 3, *plain], [*plain, 3]):
+                for skip in (True, False):
+                    expected = theirs.decode(ids, skip_special_tokens=skip)
+                    assert ours.decode(ids, skip_special_tokens=skip) == expected, (ids, skip)
+                assert "<mark>" not in ours.decode(ids)
+            assert ours.encode("a <mark>fox") == theirs.encode("a <mark>fox")
+    # A token that tokenizer.json lists as not special stays so, though it is named.
+    _write(json_only, "tokenizer.json", as_saved)
+    ours, theirs = load_tokenizer(json_only), AutoTokenizer.from_pretrained(str(json_only))
+    assert ours.decode([3]) == theirs.decode([3], skip_special_tokens=True) == "<mark>"
+    # added_tokens.json does not say whether its tokens are special.
+    new = load_tokenizer(llama).vocab_size
+    _write(llama, "added_tokens.json", {"<new>": new})
+    assert load_tokenizer(llama).decode([new]) == "<new>"
+    edited = {**json.loads((llama / "tokenizer_config.json").read_text()), "pad_token": "<new>"}
+    _write(llama, "tokenizer_config.json", edited)
+    assert load_tokenizer(llama).decode([new]) == ""
+    # A piece of Gemma's own that is named in special_tokens_map.json, as 4.x writes it.
+    gemma = tmp_path / "gemma"
+    shutil.copytree(gemma_dir, gemma)
+    turn = load_tokenizer(gemma).encode("<start_of_turn>")[-1]
+    assert load_tokenizer(gemma).decode([turn]) == "<start_of_turn>"
+    named = [{"content": "<start_of_turn>", "lstrip": False}, "<not in the vocabulary>"]
+    _write(gemma, "special_tokens_map.json", {"additional_special_tokens": named})
+    again = load_tokenizer(gemma)
+    assert again.decode([turn]) == ""
+    assert again.vocab_size == load_tokenizer(gemma_dir).vocab_size
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_any_ids_decode_as_in_transformers(family, t5_dir, llama_dir):
+    """Only the first token's space goes: the one after a skipped `<unk>` stays."""
+    from transformers import LlamaTokenizer, T5Tokenizer
+
+    directory, kind = {"t5": (t5_dir, T5Tokenizer), "llama": (llama_dir, LlamaTokenizer)}[family]
+    ours, theirs = load_tokenizer(directory), kind.from_pretrained(str(directory))
+    unknown = theirs.unk_token_id
+    fox = theirs.encode("the fox", add_special_tokens=False)
+    space = theirs.convert_tokens_to_ids("▁")
+    if family == "t5":
+        assert ours.decode([space, unknown, *fox]) == " the fox"
+    rng = np.random.default_rng(0)
+    cases = [[unknown, *fox], [space, unknown, *fox], [space, *fox], [*fox, unknown]]
+    # Bytes that are no UTF-8 are left to SentencePiece, see below.
+    drawn = [i for i in range(len(theirs)) if not ours.token(i).startswith("<0x")]
+    cases += [rng.choice(drawn, rng.integers(1, 8)).tolist() for _ in range(300)]
+    for ids in cases:
+        for skip in (True, False):
+            expected = theirs.decode(ids, skip_special_tokens=skip)
+            assert ours.decode(ids, skip_special_tokens=skip) == expected, (ids, skip)
 
 
 def test_leading_spaces_of_llama_are_sentencepieces(llama_dir):
@@ -297,14 +375,14 @@ def test_chat_template_sources(t5_dir, tmp_path):
     with pytest.raises(ValueError, match="chat template"):  # the sandbox forbids it
         load_tokenizer(tmp_path).render_chat(CHAT)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content + 1 // 0 }}")
-    with pytest.raises(ValueError, match="chat template: .*zero"):
+    with pytest.raises(ValueError, match="chat template .*zero"):
         load_tokenizer(tmp_path).render_chat(CHAT)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content + '' }}")
     for messages, told in (
-        ([{"role": "user", "content": None}], "chat template: .*NoneType"),
-        (["hi"], "chat message 'hi' must be an object"),
-        ("hi", "chat messages 'hi' must be a list"),
-        (None, "chat messages None must be a list"),
+        ([{"role": "user", "content": None}], "chat template .*NoneType"),
+        (["hi"], "a chat message must be an object, .* got 'hi'"),
+        ("hi", "chat messages must be a list of objects, got 'hi'"),
+        (None, "chat messages must be a list of objects, got None"),
         ({"role": "user"}, "must be a list"),
     ):
         with pytest.raises(ValueError, match=told):
@@ -370,7 +448,7 @@ def test_bad_input_is_told_in_one_line(t5_dir, tmp_path):
         return str(caught.value)
 
     assert "no such file or directory" in message(tmp_path / "absent")
-    assert "no tokenizer in it" in message(tmp_path)
+    assert "has no tokenizer" in message(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     assert "no readable tokenizer" in message(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")

@@ -34,5 +34,5 @@ def test_bytes_without_meaning_are_defined():
     assert bytes_.encode("\ud800") == [66, 1]  # a lone surrogate is no text: "?"
     with pytest.raises(ValueError, match="-1 is negative"):
         bytes_.decode([100, -1])
-    with pytest.raises(ValueError, match="extra_ids=-1"):
+    with pytest.raises(ValueError, match="`extra_ids` must be at least 0, got -1"):
         ByteTokenizer(extra_ids=-1)
