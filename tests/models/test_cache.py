@@ -77,7 +77,7 @@ def test_tokens_that_came_out_as_nan_are_not_written():
         (1, (out.keys[0], before.keys[0], cache.keys[0])),
         (2, (out.values[0], before.values[0], cache.values[0])),
     ):
-        now, whole, old = (np.moveaxis(np.asarray(x), axis + 1, 1) for x in (now, whole, old))
+        now, whole, old = (np.moveaxis(np.array(x), axis + 1, 1) for x in (now, whole, old))
         np.testing.assert_array_equal(now[1, 2], old[1, 2])  # the token at 1 + 1
         assert np.any(whole[1, 2] != old[1, 2])
         now[1, 2] = whole[1, 2]
