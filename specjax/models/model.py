@@ -235,6 +235,22 @@ def check_positions(cache: RaggedCache, positions: Array) -> None:
     _check_per_row("positions", positions, cache.keys[0].shape[0])
 
 
+def repeat_first(inputs: Array, lengths: Array) -> Array:
+    """Puts each row's first token in the place of its padding.
+
+    Padding is masked, but not where its embedding is NaN: a product of zero and NaN is NaN.
+
+    Args:
+      inputs: `[B, P]`.
+      lengths: `[B]`, how many of each row are real.
+
+    Returns:
+      `[B, P]` int32.
+    """
+    real = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
+    return jnp.where(real, inputs, inputs[:, :1]).astype(jnp.int32)
+
+
 def prefix_or_empty(
     inputs: Array, prefix: Array | None, prefix_lengths: Array | None
 ) -> tuple[Array, Array]:
