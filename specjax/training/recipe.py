@@ -55,7 +55,7 @@ class Recipe:
       vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
         default that of `init_from` or `teacher`; without these a SentencePiece vocabulary of
         `model.vocab_size` pieces is trained on the training data.
-      vocabulary_type: of a trained one, "unigram" or "bpe".
+      vocabulary_type: of a trained one, "unigram" or "bpe"; see `train_vocabulary`.
       teacher: a model's directory to distil from, with the same vocabulary; the objective's
         `distillation_weight`, `teacher_samples` or both say how.
       teacher_samples: targets drawn from the teacher for each input, added to the references.
@@ -72,7 +72,7 @@ class Recipe:
     model: ModelConfig | None = None
     init_from: PathLike | None = None
     vocabulary: PathLike | None = None
-    vocabulary_type: str = "unigram"
+    vocabulary_type: str | None = None
     teacher: PathLike | None = None
     teacher_samples: int = 0
     objective: Objective = dataclasses.field(default_factory=Objective)
@@ -93,10 +93,10 @@ class Recipe:
             raise TypeError(f"`model` must be a configuration of a network, got {self.model!r}")
         for name, choices in (
             ("export_dtype", ("float32", "bfloat16", "float16")),
-            ("vocabulary_type", VOCABULARY_TYPES),
+            ("vocabulary_type", (*VOCABULARY_TYPES, None)),
         ):
             if getattr(self, name) not in choices:
-                told = f"one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                told = f"one of {', '.join(filter(None, choices))}, got {getattr(self, name)!r}"
                 raise ValueError(f"`{name}` must be {told}")
         samples = checked("teacher_samples", self.teacher_samples, low=0, dtype=np.int32)
         object.__setattr__(self, "teacher_samples", int(samples))

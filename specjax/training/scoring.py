@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.checks import checked
@@ -113,7 +114,7 @@ class Scorer:
         """Decodes and scores.
 
         Args:
-          params: on one device.
+          params: the network's parameters.
 
         Returns:
           `<name>_<metric>` for each metric, 0 to 100, and `<name>_cut`, the number of outputs that
@@ -124,6 +125,8 @@ class Scorer:
         texts = [""] * len(self._references)
         cut = 0
         if self._inputs:
+            # One place, whatever devices the parameters come from: no second program for them.
+            params = jax.device_put(params, jax.devices()[0])
             decoder = Decoder(
                 TextModel(self._model, params, self._tokenizer),
                 temperature=0.0,

@@ -26,11 +26,14 @@ class _Kind:
 
     Attributes:
       file: the model's name in a Hugging Face directory.
+      types: of SentencePiece models that transformers reads there, the usual one first: it takes
+        every Llama's and Gemma's for BPE.
       options: of SentencePiece's trainer.
       settings: of `tokenizer_config.json`.
     """
 
     file: str
+    types: tuple[str, ...]
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
 
@@ -45,9 +48,15 @@ _VERBATIM = {
 _MARKS = {"add_bos_token": True, "add_eos_token": False, "legacy": False}
 _KINDS = MappingProxyType(
     {
-        "t5": _Kind("spiece.model", {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}, {}),
+        "t5": _Kind(
+            "spiece.model",
+            VOCABULARY_TYPES,
+            {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+            {},
+        ),
         "llama": _Kind(
             "tokenizer.model",
+            ("bpe",),
             {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, **_VERBATIM},
             {
                 "tokenizer_class": "LlamaTokenizer",
@@ -59,6 +68,7 @@ _KINDS = MappingProxyType(
         ),
         "gemma2": _Kind(
             "tokenizer.model",
+            ("bpe",),
             {
                 "pad_id": 0,
                 "eos_id": 1,
@@ -86,7 +96,7 @@ def train_vocabulary(
     texts: Iterable[str],
     *,
     vocab_size: int,
-    model_type: str = "unigram",
+    model_type: str | None = None,
     family: str = "t5",
 ) -> bytes:
     """Trains a SentencePiece model with the special tokens of a family.
@@ -98,7 +108,8 @@ def train_vocabulary(
     Args:
       texts: the training text, inputs and targets.
       vocab_size: pieces, special tokens included; fewer if the texts do not yield as many.
-      model_type: "unigram" or "bpe".
+      model_type: "unigram" or "bpe"; by default unigram for T5 and BPE for the others, which
+        transformers always reads as BPE.
       family: "t5", "llama" or "gemma2".
 
     Returns:
@@ -109,9 +120,12 @@ def train_vocabulary(
 
     Source: Kudo and Richardson 2018.
     """
-    if model_type not in VOCABULARY_TYPES:
-        known = ", ".join(VOCABULARY_TYPES)
-        raise ValueError(f"`vocabulary_type` must be one of {known}, got {model_type!r}")
+    kind = _KINDS[family]
+    model_type = kind.types[0] if model_type is None else model_type
+    if model_type not in kind.types:
+        raise ValueError(
+            f"`vocabulary_type` of a {family} must be {' or '.join(kind.types)}, got {model_type!r}"
+        )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -123,7 +137,7 @@ def train_vocabulary(
             num_threads=1,
             hard_vocab_limit=False,
             minloglevel=2,
-            **_KINDS[family].options,
+            **kind.options,
         )
     except RuntimeError as error:
         raise ValueError(
@@ -139,7 +153,7 @@ def provide_vocabulary(
     texts: Iterable[str],
     *,
     vocab_size: int,
-    model_type: str,
+    model_type: str | None,
     begun: bool,
     family: str = "t5",
 ) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from specjax.data import Batching, Example, TokenPairs, tokenize_pairs
 from specjax.models import T5Config
+from specjax.tokenizers import Tokenizer
 from specjax.training import (
     AdamW,
     InverseSqrt,
@@ -34,6 +35,21 @@ BATCHING = Batching(tokens_per_batch=256, bucket_lengths=(8,))
 
 def encode(text: str) -> list[int]:
     return [int(word) for word in text.split()]
+
+
+class Numbers(Tokenizer):
+    """Each word is the number of its id."""
+
+    eos_ids, pad_id, add_eos, vocab_size, _own_eos = (EOS,), 0, True, 12, EOS
+
+    def token(self, token_id):
+        return str(token_id)
+
+    def _encode(self, text):
+        return encode(text)
+
+    def _decode(self, ids, skip_special_tokens):
+        return " ".join(map(str, ids))
 
 
 def copies(count: int, seed: int = 0, longest: int = 5) -> list[Example]:
