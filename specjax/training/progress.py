@@ -3,9 +3,12 @@
 import sys
 import time
 
+import jax
+import numpy as np
 import tqdm
 
 from specjax.training.optimizer import Schedule
+from specjax.training.step import StepMetrics
 
 # Seconds between two readings of the loss: each waits for the device.
 ON_TERMINAL = 2.0
@@ -68,6 +71,52 @@ class Progress:
     def close(self) -> None:
         """Takes the bar away."""
         self._bar.close()
+
+
+class Window:
+    """The steps since the last line of the log; read from the device once, at its end."""
+
+    def __init__(self) -> None:
+        self._open()
+
+    def _open(self) -> None:
+        self._metrics: list[StepMetrics] = []
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        self._start, self._first_timed = time.monotonic(), len(self._metrics)
+
+    def add(self, metrics: StepMetrics) -> None:
+        """Takes in what one step tells, without reading it."""
+        self._metrics.append(metrics)
+
+    def forget_compilation(self) -> None:
+        """Leaves what has been done so far, a first step, out of the rates."""
+        jax.block_until_ready(self._metrics)
+        self._restart_clock()
+
+    def latest(self) -> tuple[float, float | None]:
+        """The loss of the last step, and items per second in the window so far."""
+        values = jax.device_get(self._metrics)
+        return float(values[-1].loss), self._rate(values)
+
+    def close(self) -> dict[str, float | None]:
+        """The means of the window, which begins anew; nothing where it has no step."""
+        values = jax.device_get(self._metrics)
+        row: dict[str, float | None] = {}
+        if values:
+            row = {
+                "loss": float(np.mean([m.loss for m in values], dtype=np.float64)),
+                "grad_norm": float(np.mean([m.grad_norm for m in values], dtype=np.float64)),
+                "items_per_second": self._rate(values),
+            }
+        self._open()
+        return row
+
+    def _rate(self, values: list[StepMetrics]) -> float | None:
+        timed = values[self._first_timed :]
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return round(sum(int(m.items) for m in timed) / seconds, 1) if timed else None
 
 
 def warn_of_warmup(schedule: Schedule, num_steps: int) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,17 +151,15 @@ def run_recipe(
     task = make_task(config, recipe.objective, tokenizer, teacher and teacher.config)
     scorers = _scorers(recipe, trainer, config, tokenizer, data, pairs)
     batches = functools.partial(_batches, task, recipe, trainer, row_multiple)
+    grow: Callable[[], BucketedBatches] | None = None
     notes: dict[str, Any] = {"vocabulary_type": recipe.vocabulary_type}
-    grow = None
     if teacher is not None and recipe.teacher_samples:
+        notes |= {"teacher_samples": recipe.teacher_samples, "sampled_teacher": _describe(teacher)}
         sampler = TextModel(teacher.model, teacher.params, tokenizer, name=str(recipe.teacher))
-        notes["teacher_samples"] = recipe.teacher_samples
-        notes["sampled_teacher"] = _describe(teacher)
-
-        def grow() -> BucketedBatches:
-            path = directory / SAMPLES_NAME
-            return batches("training", _sampled(path, recipe, trainer, task, sampler, pairs))
-
+        sampled = functools.partial(
+            _sampled, directory / SAMPLES_NAME, recipe, trainer, task, sampler, pairs["training"]
+        )
+        grow = lambda: batches("training", sampled())  # noqa: E731
     result = train(
         trainer,
         task,
@@ -320,14 +318,14 @@ def _sampled(
     trainer: TrainerConfig,
     task: TextTask,
     teacher: TextModel,
-    pairs: dict[str, TokenPairs],
+    pairs: TokenPairs,
 ) -> TokenPairs:
     """The training pairs with samples of the teacher, drawn once and then read from `path`."""
     if path.exists():
         with np.load(path) as stored:
             return TokenPairs(stored["tokens"], stored["offsets"])
     grown = add_teacher_samples(
-        pairs["training"],
+        pairs,
         teacher,
         samples=recipe.teacher_samples,
         room=lambda length: task.target_room(length, recipe.batching.bucket_lengths[-1]),

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -15,10 +14,9 @@ from specjax.runs.output_directory import claim, locked, make_writable
 from specjax.training.environment import check_environment
 from specjax.training.fingerprint import describe, digest
 from specjax.training.optimizer import AdamW
-from specjax.training.progress import Progress, say, warn_of_warmup
+from specjax.training.progress import Progress, Window, say, warn_of_warmup
 from specjax.training.run_directory import CONFIG_NAME, RunDirectory
 from specjax.training.step import (
-    StepMetrics,
     TrainState,
     init_state,
     make_eval_step,
@@ -272,7 +270,7 @@ class _Run:
         progress = Progress(
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
         )
-        window = _Window()
+        window = Window()
         try:
             while step < config.num_steps:
                 batch = jax.device_put(self._data.training.batch(step), self._by_row)
@@ -362,47 +360,3 @@ class _Run:
                 sums[name] = sums.get(name, 0.0) + float(total.sum)
                 counts[name] = counts.get(name, 0) + int(total.items)
         return {name: sums[name] / max(counts[name], 1) for name in sums}
-
-
-class _Window:
-    """The steps since the last line of the log; read from the device once, at its end."""
-
-    def __init__(self) -> None:
-        self._open()
-
-    def _open(self) -> None:
-        self._metrics: list[StepMetrics] = []
-        self._restart_clock()
-
-    def _restart_clock(self) -> None:
-        self._start, self._first_timed = time.monotonic(), len(self._metrics)
-
-    def add(self, metrics: StepMetrics) -> None:
-        self._metrics.append(metrics)
-
-    def forget_compilation(self) -> None:
-        """Leaves what has been done so far, a first step, out of the rates."""
-        jax.block_until_ready(self._metrics)
-        self._restart_clock()
-
-    def latest(self) -> tuple[float, float | None]:
-        """The loss of the last step, and items per second in the window so far."""
-        values = jax.device_get(self._metrics)
-        return float(values[-1].loss), self._rate(values)
-
-    def close(self) -> dict[str, float | None]:
-        values = jax.device_get(self._metrics)
-        row: dict[str, float | None] = {}
-        if values:
-            row = {
-                "loss": float(np.mean([m.loss for m in values], dtype=np.float64)),
-                "grad_norm": float(np.mean([m.grad_norm for m in values], dtype=np.float64)),
-                "items_per_second": self._rate(values),
-            }
-        self._open()
-        return row
-
-    def _rate(self, values: list[StepMetrics]) -> float | None:
-        timed = values[self._first_timed :]
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        return round(sum(int(m.items) for m in timed) / seconds, 1) if timed else None
