@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specjax import Decoder, TextModel
-from specjax.data import Example, PairBatch
+from specjax.data import Example, PairLayout
 from specjax.models import T5
 from specjax.training import Evaluation, Scorer, Seq2Seq
 from tests.training.toy import CONFIG, EOS, Numbers, copies, copy_pairs, train_copies
@@ -48,12 +48,12 @@ def test_outputs_are_the_most_likely_tokens(trained):
     decoder = Decoder(
         TextModel(T5(CONFIG), trained, Numbers()), temperature=0.0, max_new_tokens=40, batch_size=4
     )
-    for example, pair in zip(EXAMPLES[:3], PAIRS, strict=False):
-        (tokens,) = decoder([pair[0]], progress=False).tokens
-        target = np.asarray([*tokens, EOS], np.int32)
-        logits = task.logits(CONFIG, trained, PairBatch(jnp.asarray(pair[0])[None], target[None]))
-        best = np.asarray(logits).argmax(-1)[0]
-        np.testing.assert_array_equal(best[: len(tokens)], tokens, err_msg=example.inputs)
+    outputs = decoder([PAIRS[i][0] for i in range(10)], progress=False).tokens
+    pairs = [(PAIRS[i][0], [*output, EOS]) for i, output in enumerate(outputs)]
+    batch = PairLayout().fill(pairs, 10, 48)
+    best = np.asarray(jax.jit(lambda p: task.logits(CONFIG, p, batch))(trained)).argmax(-1)
+    for row, output in enumerate(outputs):
+        np.testing.assert_array_equal(best[row, : len(output)], output)
 
 
 def test_cut_outputs_are_counted_and_told(capsys):
