@@ -20,11 +20,17 @@ def run(args: argparse.Namespace) -> int:
         data.read_aligned,
         data.read_examples,
         models.T5Config,
-        training.AdamW,
+        models.LlamaConfig,
+        models.Llama3RopeScaling,
+        models.Gemma2Config,
         data.Batching,
+        training.AdamW,
         training.Cosine,
+        training.Evaluation,
         training.InverseSqrt,
         training.Objective,
+        training.Recipe,
+        training.TrainerConfig,
         train=training.run_recipe,
     )
     gin_config.configure_from(args)

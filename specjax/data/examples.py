@@ -56,9 +56,9 @@ def read_examples(
 
     Raises:
       FileNotFoundError: there is no such file.
-      TypeError: a path that is none.
+      TypeError: a path that is not a str or os.PathLike.
       ValueError: an unknown format or task, seqio not installed, an empty file, invalid UTF-8, a
-        missing field, a line with another number of columns than the first, or a field that is no
+        missing field, a line with another number of columns than the first, or a field that is not
         text. The message names file and line.
     """
     if isinstance(source, str) and source.startswith(SEQIO_PREFIX):
@@ -78,7 +78,7 @@ def read_examples(
         elif format == "jsonl":
             pairs = _jsonl(source, inputs_field or "inputs", targets_field)
         else:
-            raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+            raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
     for i, (inputs, targets) in enumerate(pairs):
         yield Example(i, inputs, targets)
 
@@ -101,7 +101,7 @@ def read_aligned(
 
     Raises:
       FileNotFoundError: a file is missing.
-      TypeError: a path that is none.
+      TypeError: a path that is not a str or os.PathLike.
       ValueError: a file is empty or not UTF-8, or one has more lines than the other.
     """
     inputs_path, targets_path = (_join(directory, p) for p in (inputs_path, targets_path))
@@ -112,7 +112,7 @@ def read_aligned(
                 (targets_path, inputs_path) if source is None else (inputs_path, targets_path)
             )
             raise ValueError(
-                f"{longer}:{i + 1}: this line has no counterpart, {shorter} ends after "
+                f"{longer}:{i + 1}: this line has no counterpart, for {shorter} ends after "
                 f"{i} lines; aligned files must have the same number of lines"
             )
         yield Example(i, source[1], target[1])
@@ -163,8 +163,8 @@ def _tsv(
         yield row[inputs_column], None if targets_column is None else row[targets_column]
     if has_header and number == 1:
         raise ValueError(
-            f"{path} has a header and no line after it; fields given by name need a header line, "
-            "fields given by number none"
+            f"{path} has a header and no line after it; to read a file without a header, give the "
+            "fields by number, counted from 0"
         )
 
 
@@ -173,7 +173,7 @@ def _column(path: str, first: list[str], field: str | int) -> int:
         if field in first:
             return first.index(field)
         raise ValueError(
-            f"{path}:1: no column {field!r} in the header ({', '.join(map(repr, first))})"
+            f"{path}:1: no column {field!r}; the header has {', '.join(map(repr, first))}"
         )
     if 0 <= field < len(first):
         return field
@@ -192,7 +192,9 @@ def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[s
         except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
             raise ValueError(f"{path}:{number}: not readable ({error}); {_REMEDY}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: {line[:40]} is not a JSON object {{...}}")
+            raise ValueError(
+                f"{path}:{number}: {line[:40]} is not a JSON object {{...}}; {_REMEDY}"
+            )
         inputs = _value(path, number, row, inputs_field)
         targets = None if targets_field is None else _value(path, number, row, targets_field)
         yield inputs, targets
@@ -206,6 +208,6 @@ def _value(path: str, number: int, row: dict[str, Any], field: Any) -> str:
     value = row[field]
     if not isinstance(value, str):
         raise ValueError(
-            f"{path}:{number}: {field!r} is {json.dumps(value)[:40]}, it must be a string"
+            f"{path}:{number}: {field!r} must be a string, got {json.dumps(value)[:40]}"
         )
     return value

@@ -7,8 +7,8 @@ try:
     import seqio
 except ImportError as error:
     raise ValueError(
-        f"a seqio task needs seqio, which cannot be imported ({error}); "
-        "install it with: pip install specjax[seqio]"
+        f"a seqio task needs seqio, which cannot be imported ({error}): "
+        "run pip install 'specjax[seqio]'"
     ) from None
 
 
@@ -19,7 +19,7 @@ def task_texts(
 
     A feature's text is `<feature>_pretokenized` where the task keeps it, else what the feature's
     vocabulary decodes. The prompts are then tokenised like any other text, by the model's own
-    tokeniser.
+    tokenizer.
 
     Args:
       name: the registered task or mixture.
@@ -37,16 +37,19 @@ def task_texts(
         task = seqio.get_mixture_or_task(name)
     except ValueError:
         raise ValueError(
-            f"{name!r} is no registered seqio task or mixture; import the module that registers "
+            f"seqio has no task or mixture {name!r}; import the module that registers "
             "it (in a gin file: import my_tasks)"
         ) from None
     if split not in task.splits:
-        raise ValueError(f"seqio task {name!r} has no split {split!r}, only {list(task.splits)}")
+        raise ValueError(
+            f"seqio task {name!r} has no split {split!r}; its splits are {list(task.splits)}"
+        )
     fields = [inputs_field] + ([targets_field] if targets_field is not None else [])
     for field in fields:
         if field not in task.output_features:
             raise ValueError(
-                f"seqio task {name!r} has no feature {field!r}, only {list(task.output_features)}"
+                f"seqio task {name!r} has no feature {field!r}; its features are "
+                f"{list(task.output_features)}"
             )
     # A mixture would repeat for ever.
     dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)

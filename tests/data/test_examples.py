@@ -57,7 +57,12 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
     [
         ("a.tsv", "a\tb\nc\n", {}, r"a\.tsv:2: 1 columns, but 2 on line 1"),
         ("a.tsv", "a\tb\n", {"inputs_field": 2}, r"a\.tsv:1: no column 2: .* 2 columns"),
-        ("a.tsv", "a\tb\n", {"inputs_field": "x"}, r"a\.tsv:1: no column 'x' in the header"),
+        (
+            "a.tsv",
+            "a\tb\n",
+            {"inputs_field": "x"},
+            r"a\.tsv:1: no column 'x'; the header has 'a', 'b'",
+        ),
         ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header and no line after it"),
         ("a.tsv", "", {}, r"a\.tsv is empty"),
         ("a.jsonl", '{"inputs": "a"}\n{oh}\n', {}, r"a\.jsonl:2: not JSON .* at column 2"),
@@ -66,9 +71,9 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
         ("a.jsonl", "9" * 9999 + "\n", {}, r"a\.jsonl:1: not readable .* one JSON object"),
         ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: \[1\] is not a JSON object"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: no key 'inputs'; .* 'text'"),
-        ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' is 3, it must be a string"),
+        ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' must be a string, got 3"),
         ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt: a text file has no field 1"),
-        ("a.txt", "a\n", {"format": "csv"}, r"format='csv' is not one of text, tsv, jsonl"),
+        ("a.txt", "a\n", {"format": "csv"}, "`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )
 def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):
