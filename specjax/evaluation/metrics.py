@@ -3,11 +3,12 @@
 sacrebleu and rouge-score are an optional extra: they are imported where they are used.
 """
 
-import importlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+from specjax.checks import require
 
 Metric = Callable[[Sequence[str], Sequence[str]], float]
 
@@ -95,11 +96,7 @@ def check_metrics(names: Iterable[str]) -> None:
 
 
 def _imported(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.split(".")[0].replace("_", "-")
-        raise ValueError(f"`{package}` is not installed: run pip install 'specjax[eval]'") from None
+    return require(module, "eval")
 
 
 def _check_counts(outputs: Sequence[str], references: Sequence[str]) -> None:

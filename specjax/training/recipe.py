@@ -116,6 +116,7 @@ def run_recipe(
     training_data: Iterable[Example],
     validation_data: Iterable[Example],
     test_data: Iterable[Example] | None = None,
+    on_start: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """Trains a language model on pairs of texts and writes it as a Hugging Face directory.
 
@@ -129,6 +130,7 @@ def run_recipe(
       training_data: pairs of texts.
       validation_data: pairs of texts; the best checkpoint on them is exported.
       test_data: pairs of texts on which the result is scored too.
+      on_start: called with the run's directory once all checks are passed, before the long work.
 
     Returns:
       What `results.json` holds: step, validation loss (nats per token), number of parameters, and
@@ -173,6 +175,7 @@ def run_recipe(
         init_params=starting and starting.params,
         evaluate=scorers["validation"] if recipe.evaluation.at_checkpoints else None,
         notes=notes,
+        on_start=on_start,
     )
     _export(directory, config, result, recipe.export_dtype, tokenizer)
     return _results(directory, result, scorers, progress=trainer.progress)

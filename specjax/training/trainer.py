@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -146,6 +147,7 @@ def train(
     init_params: Params | None = None,
     evaluate: Callable[[Params], Mapping[str, float]] | None = None,
     notes: Mapping[str, Any] | None = None,
+    on_start: Callable[[Path], None] | None = None,
 ) -> TrainResult:
     """Trains a task's parameters, or continues the run that `output_dir` holds.
 
@@ -166,6 +168,7 @@ def train(
       evaluate: called at each checkpoint with the parameters on one device; its figures are
         logged. They choose no checkpoint.
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
+      on_start: called with the run's directory once all checks are passed, before the long work.
 
     Returns:
       A `TrainResult`.
@@ -197,6 +200,8 @@ def train(
         directory = RunDirectory(path)
         try:
             _check_resumption(config, directory)
+            if on_start is not None:
+                on_start(path)
             if data.grow is not None:
                 data = dataclasses.replace(data, training=data.grow(), grow=None)
             run = _Run(config, task, data, directory, constants, evaluate, devices)
