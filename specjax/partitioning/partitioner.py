@@ -84,6 +84,10 @@ class Partitioner:
 
         return jax.tree.map(place, tree, shardings)
 
+    def replicate(self, tree: Any) -> Any:
+        """Puts arrays whole on every device; see `place`."""
+        return self.place(tree, jax.tree.map(lambda _: NamedSharding(self.mesh, jax.P()), tree))
+
     def place_rows(self, tree: Any) -> Any:
         """Puts arrays whose leading axis is the batch where the rows lie; see `place`."""
         arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)

@@ -1,6 +1,5 @@
 """Checks of rules that users write."""
 
-import functools
 from typing import Any
 
 import jax
@@ -12,21 +11,18 @@ from specjax.types import Rule
 _TOLERANCE = 1e-4
 
 
-def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32, own: bool = False) -> None:
+def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     """Checks on random distributions that a rule gives distributions.
 
     Args:
       rule: the rule; of strengths per row only the first is tried.
       vocab_size: V of the distributions.
       positions: how many are tried: flat and peaked ones, some with zeros.
-      own: whether rules of `specjax.rules`, which are known to, are checked too.
 
     Raises:
       ValueError: naming the rule, where its target is negative, NaN or does not sum to one, or not
         `[V]` float32.
     """
-    if type(rule).__module__.startswith("specjax.rules") and not own:
-        return
     name = type(rule).__name__
     single: Any = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1)[0], rule)
     rng = np.random.default_rng(0)
@@ -53,6 +49,6 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32, own: boo
         )
 
 
-@functools.partial(jax.jit)
+@jax.jit
 def _targets(rule: Rule, *distributions: Any) -> Any:
     return jax.vmap(rule)(*distributions)
