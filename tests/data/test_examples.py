@@ -79,7 +79,7 @@ def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):
 
 
 def test_a_number_is_no_path(tmp_path):
-    with pytest.raises(TypeError, match="2024 must be a path; one of digits alone needs quotes"):
+    with pytest.raises(TypeError, match="2024 must be a path; put a path of digits in quotes"):
         list(read_examples("a.tsv", directory=2024))
     with pytest.raises(TypeError, match="1 must be a path"):
         list(read_aligned("a", 1, directory=tmp_path))

@@ -295,7 +295,7 @@ def test_bad_shapes_are_named_at_trace_time():
     q, p = jnp.ones((4,)) / 4, jnp.ones((5,)) / 5
     with pytest.raises(ValueError, match=r"OPT: p must be one distribution .* q \(4,\), p \(5,\)"):
         jax.eval_shape(rules.OPT(0.1), q, p, q, q)
-    with pytest.raises(ValueError, match="Chow reads q_conf, but it is None"):
+    with pytest.raises(ValueError, match="Chow reads q_conf, which is None"):
         rules.Chow(0.1)(q, q)
     with pytest.raises(ValueError, match="p must be a float32 array, got bfloat16"):
         rules.Lossless()(q, q.astype(jnp.bfloat16))
@@ -305,7 +305,7 @@ def test_bad_shapes_are_named_at_trace_time():
         rules.Lossless()([0.5, 0.5], [0.5, 0.5])
     for rule in (rules.Chow([0.1] * 4), rules.TokenV3([0.1] * 4), rules.Mentored([0.1] * 4)):
         with pytest.raises(
-            ValueError, match=r"has shape \(4,\), but one position takes one number"
+            ValueError, match=r"has shape \(4,\), but must be one number per position"
         ):
             rule(q, q, q, q)
 
@@ -316,5 +316,5 @@ def test_the_least_beta_is_allowed(alpha):
 
 
 def test_strengths_of_different_rows_are_refused():
-    with pytest.raises(ValueError, match="alpha .* and beta .* must have one number per row each"):
+    with pytest.raises(ValueError, match="alpha .* and beta .* must have the same number of rows"):
         rules.Lossy([0.1, 0.2], [1.0, 1.0, 1.0])

@@ -75,7 +75,7 @@ def test_too_short_tables_are_refused():
 
 
 def test_a_prompt_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="does not fit max_length=2"):
+    with pytest.raises(ValueError, match="is longer than max_length=2"):
         testing.TabularModel(V, 1).prefill(
             jnp.zeros((V + 1, V)), jnp.zeros((1, 3), jnp.int32), jnp.array([3]), 2
         )

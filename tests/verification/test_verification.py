@@ -305,7 +305,7 @@ def test_stops_of_another_shape_are_refused():
     ids=str,
 )
 def test_greedy_block_refuses_what_it_is_not_exact_for(traits):
-    with pytest.raises(ValueError, match="GreedyBlock is not exact with .*: use Block or Token"):
+    with pytest.raises(ValueError, match="GreedyBlock is not exact with .*: use Block or"):
         verification.GreedyBlock().check(5, traits)
     verification.GreedyBlock().check(5, DraftTraits())
     verification.Token().check(5, traits)
