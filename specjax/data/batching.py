@@ -1,4 +1,4 @@
-"""Fixed-shape batches of tokenised pairs, in an order that a step number alone determines."""
+"""Batches of tokenised pairs: the shapes are fixed, and the step number determines the order."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ from specjax.data.examples import Example
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """Tokenised pairs, held end to end in two arrays.
+    """Tokenised pairs, one after the other in two arrays.
 
     Attributes:
-      tokens: `[all tokens]` int32, the inputs and targets of pair 0, then of pair 1, ....
+      tokens: `[all tokens]` int32, the inputs and targets of pair 0, then of pair 1, and so on.
       offsets: `[2 * pairs + 1]` int64; pair i's inputs are `tokens[offsets[2i]:offsets[2i + 1]]`,
         its targets end at `offsets[2i + 2]`.
     """
@@ -36,21 +36,21 @@ class TokenPairs:
 
 
 def check_pairs(examples: Sequence[Example], name: str = "data") -> None:
-    """Makes sure that there are examples, and that each is a pair of texts.
+    """Checks that there are examples, and that each is a pair of texts.
 
     Args:
       examples: the examples.
-      name: what an error calls them.
+      name: their name, for the message.
 
     Raises:
-      ValueError: there is no example, or one without targets or with half a surrogate pair.
+      ValueError: there is no example, or an example has no targets or half a surrogate pair.
     """
     if not examples:
-        raise ValueError(f"{name}: no examples to train on; the source yields none")
+        raise ValueError(f"{name}: no examples to train on: the source has none")
     for example in examples:
         if example.targets is None:
             raise ValueError(
-                f"{name}: example {example.id} has no reference text; name the field that holds it "
+                f"{name}: example {example.id} has no reference text: name its field "
                 "(targets_field) or use aligned files"
             )
         for text in (example.inputs, example.targets):
@@ -59,14 +59,14 @@ def check_pairs(examples: Sequence[Example], name: str = "data") -> None:
             except UnicodeEncodeError as error:
                 raise ValueError(
                     f"{name}: example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}: no text; repair or drop it"
+                    f"{error.start + 1}, which is not text: correct or remove it"
                 ) from None
 
 
 def tokenize_pairs(
     examples: Iterable[Example], encode: Callable[[str], Sequence[int]], eos_id: int
 ) -> TokenPairs:
-    """Tokenises pairs and ends every text with the end-of-sequence token.
+    """Tokenises pairs and appends the end-of-sequence token to every text.
 
     Args:
       examples: pairs with `targets`.
@@ -77,7 +77,7 @@ def tokenize_pairs(
       The pairs, in order.
 
     Raises:
-      ValueError: as `check_pairs` does.
+      ValueError: see `check_pairs`.
     """
     examples = list(examples)
     check_pairs(examples)
@@ -91,17 +91,17 @@ def tokenize_pairs(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How pairs become batches.
+    """How pairs are put into batches.
 
     Attributes:
       tokens_per_batch: padded target tokens per batch.
-      bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that holds
-        both its inputs and its targets, end-of-sequence tokens included, and is left out if none
-        does.
+      bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that is
+        long enough for its inputs and its targets, with end-of-sequence tokens. If there is none,
+        the pair is left out.
 
     Raises:
-      TypeError: for values that are no numbers.
-      ValueError: for values that are not whole or below 1, or lengths that do not increase.
+      TypeError: if a value is not a number.
+      ValueError: if a value is not whole or is below 1, or the lengths do not increase.
     """
 
     tokens_per_batch: int = 2048
@@ -113,8 +113,8 @@ class Batching:
         )
         if lengths.ndim != 1 or np.any(np.diff(lengths) < 1):
             raise ValueError(
-                f"Batching: bucket_lengths={self.bucket_lengths} must be several lengths that "
-                "increase, or one, written (64,)"
+                f"Batching: bucket_lengths={self.bucket_lengths} must be lengths that "
+                "increase, such as (64, 128), or one length, written (64,)"
             )
         tokens = checked("Batching: tokens_per_batch", self.tokens_per_batch, low=1, dtype=np.int32)
         object.__setattr__(self, "bucket_lengths", tuple(lengths.tolist()))
@@ -125,9 +125,9 @@ class Batch(NamedTuple):
     """One batch of a fixed shape.
 
     Attributes:
-      inputs: `[B, L]` int32, padded on the right; a row that only fills up the shape holds one
-        end-of-sequence token, so that attention always has something to attend to.
-      targets: `[B, L]` int32, padded on the right, nothing else in a filling row.
+      inputs: `[B, L]` int32, padded on the right. A row that only fills the shape has one
+        end-of-sequence token, so that attention has at least one position.
+      targets: `[B, L]` int32, padded on the right; a row that only fills the shape has no tokens.
     """
 
     inputs: np.ndarray
@@ -135,25 +135,25 @@ class Batch(NamedTuple):
 
 
 class BucketedBatches:
-    """Batches of similar length: one shape per bucket, so a handful of compiled programs.
+    """Batches of similar lengths: one shape per bucket, so that few programs are compiled.
 
-    `batch(step)` depends on the arguments and `step` alone. So a run resumes with the same data
-    from its step number, and nothing about the order needs storing. Every epoch contains each
-    pair that fits once, in a fresh order.
+    `batch(step)` depends only on the arguments and `step`. So a run resumes with the same data from
+    its step number alone, and the order is not stored. Every epoch has each pair that fits once, in
+    a new order.
 
     Args:
       pairs: the data.
       batching: the lengths; a bucket of length L has `tokens_per_batch // L` rows, rounded down to
         a multiple of `row_multiple` (at least one multiple).
-      row_multiple: of devices that share the rows.
-      seed: of the order; None keeps the order of the data (for evaluation).
-      pad_id: fills up the rows.
-      eos_id: what a filling row's inputs hold.
+      row_multiple: the number of devices that share the rows.
+      seed: the seed of the order; None keeps the order of the data (for evaluation).
+      pad_id: the padding token.
+      eos_id: the end-of-sequence token, the one input of a row that only fills the shape.
 
     Attributes:
-      num_left_out: pairs longer than the last bucket.
-      rows: of a batch of each bucket.
-      batches_per_epoch: how many.
+      num_left_out: the number of pairs that are longer than the last bucket.
+      rows: the number of rows of a batch, for each bucket.
+      batches_per_epoch: the number of batches of an epoch.
 
     Raises:
       ValueError: every pair is longer than the last bucket.
@@ -179,7 +179,7 @@ class BucketedBatches:
         if self.num_left_out == len(pairs):
             raise ValueError(
                 f"bucket_lengths={batching.bucket_lengths}: all {len(pairs)} pairs are longer than "
-                f"{lengths[-1]} tokens; add longer buckets"
+                f"{lengths[-1]} tokens: add a longer bucket"
             )
         self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self.rows)))
         self._seed = seed

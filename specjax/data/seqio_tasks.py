@@ -1,4 +1,4 @@
-"""seqio tasks as pairs of texts. Importing this module imports seqio and TensorFlow."""
+"""Reads pairs of texts from seqio tasks. This module imports seqio and TensorFlow."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,8 @@ try:
     import seqio
 except ImportError as error:
     raise ValueError(
-        f"a seqio task needs seqio, which cannot be imported ({error}); "
-        "install it with: pip install specjax[seqio]"
+        f"a seqio task needs seqio, which cannot be imported ({error}): "
+        "install it with pip install 'specjax[seqio]'"
     ) from None
 
 
@@ -17,9 +17,8 @@ def task_texts(
 ) -> Iterator[tuple[str, str | None]]:
     """Yields (input, reference) texts of a registered task or mixture, unshuffled.
 
-    A feature's text is `<feature>_pretokenized` where the task keeps it, else what the feature's
-    vocabulary decodes. The prompts are then tokenised like any other text, by the model's own
-    tokeniser.
+    The text of a feature is `<feature>_pretokenized` if the task has it, else its tokens decoded by
+    the feature's vocabulary. The model's own tokenizer tokenises it later, like any other text.
 
     Args:
       name: the registered task or mixture.
@@ -31,24 +30,27 @@ def task_texts(
       (input, reference or None).
 
     Raises:
-      ValueError: an unknown task, split or feature.
+      ValueError: the task, the split or a feature is unknown.
     """
     try:
         task = seqio.get_mixture_or_task(name)
     except ValueError:
         raise ValueError(
-            f"{name!r} is no registered seqio task or mixture; import the module that registers "
-            "it (in a gin file: import my_tasks)"
+            f"there is no registered seqio task or mixture {name!r}: import the module that "
+            "registers it (in a gin file: import my_tasks)"
         ) from None
     if split not in task.splits:
-        raise ValueError(f"seqio task {name!r} has no split {split!r}, only {list(task.splits)}")
+        raise ValueError(
+            f"seqio task {name!r} has no split {split!r}: choose from {list(task.splits)}"
+        )
     fields = [inputs_field] + ([targets_field] if targets_field is not None else [])
     for field in fields:
         if field not in task.output_features:
             raise ValueError(
-                f"seqio task {name!r} has no feature {field!r}, only {list(task.output_features)}"
+                f"seqio task {name!r} has no feature {field!r}: choose from "
+                f"{list(task.output_features)}"
             )
-    # A mixture would repeat for ever.
+    # Without num_epochs a mixture would repeat without end.
     dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)
     for row in dataset.as_numpy_iterator():
         texts = [_text(row, field, task.output_features[field].vocabulary) for field in fields]

@@ -104,7 +104,7 @@ def test_longer_pairs_are_left_out_and_counted():
     [
         ({"bucket_lengths": (8, 4)}, ValueError, r"bucket_lengths=\(8, 4\) must be .* increase"),
         ({"bucket_lengths": ()}, ValueError, "bucket_lengths must be a number or one number per"),
-        ({"bucket_lengths": 8}, ValueError, r"bucket_lengths=8 must be several .* written \(64,\)"),
+        ({"bucket_lengths": 8}, ValueError, r"bucket_lengths=8 must be lengths .* written \(64,\)"),
         ({"bucket_lengths": (0, 4)}, ValueError, r"bucket_lengths must be .* got 0 in row 0"),
         ({"bucket_lengths": (4, 8.5)}, ValueError, r"bucket_lengths must be .* got 8.5 in row 1"),
         ({"bucket_lengths": "8"}, TypeError, "bucket_lengths must be a number, got '8'"),

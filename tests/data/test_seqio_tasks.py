@@ -57,9 +57,9 @@ def test_texts_are_pretokenized_or_decoded(seqio):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("seqio:other", {}, "'other' is no registered seqio task or mixture; import the module"),
-        ("seqio:my_task", {"split": "dev"}, "has no split 'dev', only"),
-        ("seqio:my_task", {"inputs_field": "text"}, "has no feature 'text', only"),
+        ("seqio:other", {}, "no registered seqio task or mixture 'other': import the module"),
+        ("seqio:my_task", {"split": "dev"}, "has no split 'dev': choose from"),
+        ("seqio:my_task", {"inputs_field": "text"}, "has no feature 'text': choose from"),
     ],
 )
 def test_unknown_names_are_told_in_one_line(seqio, source, options, message):
@@ -71,7 +71,7 @@ def test_unknown_names_are_told_in_one_line(seqio, source, options, message):
 def test_without_seqio_the_remedy_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "seqio", None)
     monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
-    with pytest.raises(ValueError, match=r"pip install specjax\[seqio\]"):
+    with pytest.raises(ValueError, match=r"pip install 'specjax\[seqio\]'"):
         list(read_examples("seqio:my_task"))
 
 
