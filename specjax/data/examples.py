@@ -188,10 +188,8 @@ def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[s
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            place = f"{error.msg} at column {error.colno}"
-            raise ValueError(
-                f"{path}:{number}: the line is no JSON ({place}): {_REMEDY}"
-            ) from None
+            why = f"{error.msg} at column {error.colno}"
+            raise ValueError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
         except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
             raise ValueError(
                 f"{path}:{number}: the line is not readable ({error}): {_REMEDY}"
