@@ -43,7 +43,7 @@ def test_overhead_is_the_loops_time_over_its_passes(arguments, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("--rows=9", "has 4 prompts, but a batch takes 9"),
+        ("--rows=9", "has 4 prompts, but a batch needs 9"),
         ("--drafts=0", "--drafts must be at least 1, got [0]"),
         ("--inputs=/missing.txt", "/missing.txt"),
     ],
@@ -161,4 +161,4 @@ def test_only_a_t5_can_be_grown(arguments, capsys, monkeypatch):
     models = [tiny_pair.tabular(seed) for seed in (1, 2)]
     monkeypatch.setattr(specjax, "load_pair", lambda **_: specjax.Pair(*models))
     assert main(["bench", "speedup", *arguments, "--grown"]) == 2
-    assert "--grown grows a T5 alone; leave it out" in capsys.readouterr().err
+    assert "is not a T5, but --grown needs a T5: leave out --grown" in capsys.readouterr().err

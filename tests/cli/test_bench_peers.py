@@ -170,4 +170,4 @@ def test_only_hugging_face_directories_are_compared(arguments, capsys, tmp_path)
     model = T5(T5Config(vocab_size=tiny_pair.VOCAB, num_decoder_layers=1, **SIZES))
     save_model(tmp_path / "orbax", model, random_params(model, 0))
     assert main([*arguments, f"--verifier={tmp_path / 'orbax'}"]) == 2
-    assert "transformers reads Hugging Face directories alone" in capsys.readouterr().err
+    assert "must be a Hugging Face directory, which transformers reads" in capsys.readouterr().err
