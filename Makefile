@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 # One process per core: XLA compiles on one core most of the time.
 WORKERS ?= 2
 
-.PHONY: demo test lint types unit format clean
+.PHONY: demo test test-all lint types unit format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
 
 test: lint types unit
+
+# With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
+test-all: lint types
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m ''
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -12,7 +12,6 @@ from specjax.types import (
     DecodeState,
     Drafter,
     LanguageModel,
-    Method,
     PromptBatch,
     Rule,
     Verification,
@@ -22,16 +21,14 @@ from specjax.types import (
 _WORD = 2**32 - 1
 
 
-def check_prompts(method: Method, prompts: PromptBatch, max_new: int) -> int:
+def check_prompts(prompts: PromptBatch, *, vocab_size: int, max_draft: int, max_new: int) -> None:
     """Checks shapes, dtypes and ranges of what a method is started with.
 
     Args:
-      method: a `LoopMethod`.
       prompts: what its rows are asked for.
+      vocab_size: V.
+      max_draft: G.
       max_new: N.
-
-    Returns:
-      The cache positions of the longest prompt.
 
     Raises:
       ValueError: naming the argument, its value and what it must be.
@@ -41,12 +38,12 @@ def check_prompts(method: Method, prompts: PromptBatch, max_new: int) -> int:
     rows, width = np.shape(prompts.inputs)
     _check_shapes(prompts, rows)
     forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
-    last = method.vocab_size - 1
+    last = vocab_size - 1
     spans: list[tuple[str, Any, int, int]] = [
         ("inputs", prompts.inputs, 0, last),
         ("input_lengths", prompts.input_lengths, 1, width),
         ("limits", prompts.limits, 0, max_new),
-        ("draft_limits", prompts.draft_limits, 0, method.max_draft),
+        ("draft_limits", prompts.draft_limits, 0, max_draft),
         ("seeds", prompts.seeds, 0, _WORD),
         ("ids", prompts.ids, 0, _WORD),
         ("prefix", prompts.prefix, 0, last),
@@ -55,11 +52,6 @@ def check_prompts(method: Method, prompts: PromptBatch, max_new: int) -> int:
     for name, value, low, high in spans:
         if value is not None:
             _check_span(name, value, low, high)
-    prefixes = np.full((rows,), forced, np.int32)
-    if prompts.prefix_lengths is not None:
-        prefixes = np.asarray(prompts.prefix_lengths)
-    positions: Any = method.prompt_positions(np.asarray(prompts.input_lengths), prefixes)  # type: ignore[attr-defined]
-    return int(np.max(positions, initial=0))
 
 
 def _check_shapes(prompts: PromptBatch, rows: int) -> None:

@@ -102,12 +102,17 @@ class LoopMethod(abc.ABC):
         token_log_probs: bool = False,
     ) -> DecodeState:
         """See `Method`."""
-        longest = check_prompts(self, prompts, max_new)
+        sizes = {"vocab_size": self.vocab_size, "max_draft": self.max_draft, "max_new": max_new}
+        check_prompts(prompts, **sizes)
+        forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
+        lengths = (prompts.input_lengths, prompts.prefix_lengths)
+        positions = self.prompt_positions(
+            *(np.asarray(forced if length is None else length) for length in lengths)
+        )
+        longest = int(np.max(positions, initial=0))
         needed = longest + max_new + self.max_draft + 1
         if max_length is None:
-            width = np.shape(prompts.inputs)[1]
-            forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
-            max_length = self.cache_length(width, forced, max_new)
+            max_length = self.cache_length(np.shape(prompts.inputs)[1], forced, max_new)
         if max_length < needed:
             raise ValueError(
                 f"max_length must be at least {needed}, got {max_length}: the longest prompt takes "
@@ -117,22 +122,22 @@ class LoopMethod(abc.ABC):
             seeds=np.asarray(prompts.seeds).astype(np.uint32),
             ids=np.asarray(prompts.ids).astype(np.uint32),
         )
-        sizes = (max_new, int(max_length), bool(token_log_probs))
+        static = (max_new, int(max_length), bool(token_log_probs))
         if self.partitioner is None:
-            return _init(self, *sizes, params, prompts)
+            return _init(self, *static, params, prompts)
         prompts = self.partitioner.place_rows(prompts)
-        return self._partitioned_init(sizes, params, prompts)
+        return self._partitioned_init(static, params, prompts)
 
     def _partitioned_init(
-        self, sizes: tuple[int, int, bool], params: Params, prompts: PromptBatch
+        self, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
     ) -> DecodeState:
         """Makes every array of the state where it is to lie."""
         assert self.partitioner is not None
-        shapes = jax.eval_shape(lambda *args: _start(self, *sizes, *args), params, prompts)
+        shapes = jax.eval_shape(lambda *args: _start(self, *static, *args), params, prompts)
         axes = row_axes(shapes._replace(inner=()))._replace(inner=self.inner_axes(shapes.inner))
         shardings = self.partitioner.shardings(shapes, axes)
         leaves, structure = jax.tree.flatten(shardings)
-        return _init_at((structure, tuple(leaves)))(self, *sizes, params, prompts)
+        return _init_at((structure, tuple(leaves)))(self, *static, params, prompts)
 
     def run(
         self,

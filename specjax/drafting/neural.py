@@ -264,6 +264,8 @@ class NeuralDrafter(Drafter):
             # Rows that do not lag read their last token again, which changes nothing.
             start = jnp.minimum(state.read, state.positions)
             place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+            # No padding: past the end the last token is repeated.
+            place = jnp.minimum(place, state.positions[:, None])
             tokens = jnp.take_along_axis(state.tokens, place, axis=1, mode="clip")
             cache = self.model.extend(params, state.cache, tokens, start).cache
             read = jnp.maximum(state.read, jnp.minimum(start + width, state.positions))

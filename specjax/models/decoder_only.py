@@ -25,7 +25,7 @@ from specjax.models.layers import (
     block_bias,
     block_updates,
 )
-from specjax.models.model import Model, check_tokens, prefix_or_empty
+from specjax.models.model import Model, check_tokens, prefix_or_empty, repeat_first
 from specjax.models.rope import Rope, rope_angles
 from specjax.types import Array, Params, Prefilled
 
@@ -265,7 +265,7 @@ class DecoderOnly(Model):
         lengths = input_lengths.astype(jnp.int32)
         prefix, prefix_lengths = prefix_or_empty(inputs, prefix, prefix_lengths)
         # The prefix of each row follows its last input token and overwrites the padding.
-        tokens = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, prefix.shape[1])))
+        tokens = jnp.pad(repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
         slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
         tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
         positions = lengths + prefix_lengths - 1

@@ -240,6 +240,22 @@ def check_positions(cache: RaggedCache, positions: Array) -> None:
     _check_per_row("positions", positions, cache.keys[0].shape[0])
 
 
+def repeat_first(inputs: Array, lengths: Array) -> Array:
+    """Replaces the padding of each row with the row's first token.
+
+    Padding is masked, but a NaN in its embedding is not: the product of zero and NaN is NaN.
+
+    Args:
+      inputs: `[B, P]`.
+      lengths: `[B]`, the number of tokens in each row without padding.
+
+    Returns:
+      `[B, P]` int32.
+    """
+    inside = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
+    return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
+
+
 def prefix_or_empty(
     inputs: Array, prefix: Array | None, prefix_lengths: Array | None
 ) -> tuple[Array, Array]:

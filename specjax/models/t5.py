@@ -27,7 +27,7 @@ from specjax.models.layers import (
     block_updates,
     normal_init,
 )
-from specjax.models.model import Model, check_tokens, prefix_or_empty
+from specjax.models.model import Model, check_tokens, prefix_or_empty, repeat_first
 from specjax.models.relpos import RelativePositionBias
 from specjax.types import Array, Params, Prefilled
 
@@ -382,6 +382,7 @@ class T5(Model):
         prefix, positions = prefix_or_empty(inputs, prefix, prefix_lengths)
         lengths = input_lengths.astype(jnp.int32)[:, None]
         mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
+        inputs = repeat_first(inputs, input_lengths)
         cross = self._apply(params, inputs, mask, method="encode")
         start = jnp.full((rows, 1), config.decoder_start_token, jnp.int32)
         tokens = jnp.concatenate([start, prefix], axis=1)

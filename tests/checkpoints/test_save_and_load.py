@@ -18,7 +18,7 @@ from specjax.checkpoints import FORMATS, load_model, save_model
 from specjax.checkpoints.arrays import condense, copy_as, flatten, same_values, unflatten
 from specjax.checkpoints.save import replacing
 from specjax.models import model_from_config
-from specjax.partitioning import make_mesh, param_shardings
+from specjax.partitioning import Partitioner, make_mesh
 from specjax.tokenizers.model_files import SpecialIds
 
 
@@ -80,7 +80,7 @@ def test_a_mesh_and_the_standard_rules(tmp_path):
     mesh = make_mesh(4, 2)
     loaded = load_model(tmp_path / "out", mesh=mesh)
     assert_same(loaded.params, params)
-    expected = flatten(param_shardings(loaded.model, mesh))
+    expected = flatten(Partitioner(mesh).param_shardings(loaded.model, loaded.params))
     for path, leaf in flatten(loaded.params).items():
         assert leaf.sharding == expected[path], path
     kernel = loaded.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]

@@ -155,3 +155,16 @@ def test_what_a_round_says_of_its_tokens_is_the_target():
             np.log(np.asarray(chosen))[real], np.asarray(seen.log_target)[real], rtol=1e-5
         )
         np.testing.assert_allclose(np.asarray(outcome.probs).sum(-1)[real], 1.0, rtol=1e-5)
+
+
+def test_the_cache_must_hold_the_prompt_of_every_model():
+    """A T5 takes one position of its decoder's cache, a Llama one for each token."""
+    (large, large_params), (small, small_params) = (tiny(name)[:2] for name in ("t5_v1_1", "llama"))
+    method = decoding.Speculative(large, drafting.NeuralDrafter(small, 2))
+    params = pair(large_params, small_params)
+    prompts = PromptBatch(np.full((1, 9), 5, np.int32), np.array([9]), np.array([0]), np.array([4]))
+    assert method.cache_length(9, 0, 4) == 9 + 4 + 3
+    with pytest.raises(ValueError, match="max_length must be at least 16, got 10: the longest pro"):
+        method.init(params, prompts, max_new=4, max_length=10)
+    state = method.run(params, method.init(params, prompts, max_new=4), 9)
+    assert int(state.lengths[0]) == 4

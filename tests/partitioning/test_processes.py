@@ -60,7 +60,7 @@ def _decode(count: int, paths, model: int) -> tuple[dict, list]:
     return rows, facts
 
 
-@pytest.mark.parametrize("model", [1, 2])
+@pytest.mark.parametrize("model", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_two_processes_agree_with_one(tmp_path, model):
     paths = tiny_pair.write_pair(tmp_path)
     one, [[fingerprint, *_]] = _decode(1, paths, model)

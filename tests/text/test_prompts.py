@@ -1,0 +1,25 @@
+"""Which prompts share slots, in how many shapes."""
+
+import pytest
+
+from specjax.text.prompts import TURNS, plan
+
+
+@pytest.mark.parametrize(("batch_size", "shapes"), [(16, {1, 4, 16}), (6, {1, 4, 6}), (1, {1})])
+def test_few_numbers_of_rows_are_compiled(batch_size, shapes):
+    rows = {p.rows for n in range(1, 40) for p in plan([5] * n, (16,), batch_size)}
+    assert rows == shapes
+
+
+def test_every_prompt_has_its_place_once():
+    lengths = [3, 17, 9, 30, 2, 16, 31, 8] * 20
+    plans = list(plan(lengths, (16, 32), 4))
+    members = [int(member) for p in plans for member in p.members]
+    assert sorted(members) == list(range(160))
+    assert all(len(p.members) <= TURNS * p.rows for p in plans)
+    assert all(lengths[int(p.members[0])] <= p.length for p in plans)
+
+
+def test_rows_are_a_multiple_of_what_a_mesh_needs():
+    for p in plan([5] * 9, (16,), 6, 4):
+        assert p.rows % 4 == 0 and p.refill % 4 == 0
