@@ -25,7 +25,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """
     path = os.fspath(path)
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{path}: there is no such file: check the path")
+        raise FileNotFoundError(f"{path}: no such file: check the path")
     if os.path.isdir(path):
         raise ValueError(f"{path} is a directory: give the path of a file")
     number = 0

@@ -54,7 +54,7 @@ def test_damage_inside_gzip_data_is_told(tmp_path):
 
 
 def test_a_missing_file_and_a_directory(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.txt: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.txt: no such file"):
         list(read_lines(tmp_path / "absent.txt"))
     with pytest.raises(ValueError, match="is a directory"):
         list(read_lines(tmp_path))

@@ -40,7 +40,7 @@ def test_directories_are_made_with_their_parents_and_home_is_expanded(tmp_path, 
 
 def test_what_is_no_directory_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"file is a file; choose a directory"):
+    with pytest.raises(OSError, match=r"file is a file: choose a directory"):
         output_directory.make_writable(tmp_path / "file")
     with pytest.raises(OSError, match=r"file/in cannot be written \(Not a directory\)"):
         output_directory.make_writable(tmp_path / "file" / "in")
@@ -54,7 +54,7 @@ def test_a_claim_is_the_first_ones(tmp_path):
     path = tmp_path / "config.json"
     output_directory.claim(path, {"a": (1, 2), "b": {"c": 1}})
     output_directory.claim(path, {"b": {"c": 1}, "a": [1, 2]})
-    with pytest.raises(ValueError, match=r"\(b\.c: 1 there, 2 here\); choose another output_dir"):
+    with pytest.raises(ValueError, match=r"\(b\.c: 1 there, 2 here\): choose another output_dir"):
         output_directory.claim(path, {"a": (1, 2), "b": {"c": 2}})
     with pytest.raises(ValueError, match="d: None there, 0 here"):
         output_directory.claim(path, {"a": (1, 2), "b": {"c": 1}, "d": 0})
