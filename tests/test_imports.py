@@ -14,7 +14,7 @@ ROOT = pathlib.Path(specjax.__file__).parent
 # Subpackage or module -> what of specjax it may import. Whatever is not listed may import all.
 CORE = {"types", "checks", "sampling"}
 ALLOWED = {
-    "types": set(),
+    "types": {"checks"},
     "checks": set(),
     "sampling": {"types", "checks"},
     "rules": CORE,

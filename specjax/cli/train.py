@@ -2,31 +2,44 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from specjax.cli import gin_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    gin_config.add_arguments(parser)
+    gin_config.add_arguments(parser, "runs/train.gin")
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains as the gin files say, and prints the result as one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import data, models, training
+    from specjax.runs.record import record_run
 
     gin_config.register(
         data.read_aligned,
         data.read_examples,
         models.T5Config,
-        training.AdamW,
+        models.LlamaConfig,
+        models.Llama3RopeScaling,
+        models.Gemma2Config,
         data.Batching,
+        training.AdamW,
         training.Cosine,
+        training.Evaluation,
         training.InverseSqrt,
         training.Objective,
+        training.Recipe,
+        training.TrainerConfig,
         train=training.run_recipe,
     )
     gin_config.configure_from(args)
-    print(json.dumps(gin_config.call(training.run_recipe)))
+
+    def record(directory: Path) -> None:
+        config = gin_config.operative_config()
+        record_run(directory, command=args.command_line, config=config)
+
+    print(json.dumps(gin_config.call(training.run_recipe, on_start=record)))
     return 0

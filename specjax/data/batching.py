@@ -1,92 +1,16 @@
-"""Batches of tokenised pairs: the shapes are fixed, and the step number determines the order."""
+"""Batches of tokenised pairs: the shapes are fixed, and the step number determines the order.
+
+Axes: B rows, L tokens of a bucket.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from specjax.checks import checked
-from specjax.data.examples import Example
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TokenPairs:
-    """Tokenised pairs, one after the other in two arrays.
-
-    Attributes:
-      tokens: `[all tokens]` int32, the inputs and targets of pair 0, then of pair 1, and so on.
-      offsets: `[2 * pairs + 1]` int64; pair i's inputs are `tokens[offsets[2i]:offsets[2i + 1]]`,
-        its targets end at `offsets[2i + 2]`.
-    """
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) // 2
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        start, middle, end = self.offsets[2 * i : 2 * i + 3]
-        return self.tokens[start:middle], self.tokens[middle:end]
-
-    def lengths(self) -> np.ndarray:
-        """`[pairs, 2]` int64: the lengths of inputs and targets."""
-        return np.diff(self.offsets).reshape(-1, 2)
-
-
-def check_pairs(examples: Sequence[Example], name: str = "data") -> None:
-    """Checks that there are examples, and that each is a pair of texts.
-
-    Args:
-      examples: the examples.
-      name: their name, for the message.
-
-    Raises:
-      ValueError: there is no example, or an example has no targets or half a surrogate pair.
-    """
-    if not examples:
-        raise ValueError(f"{name}: no examples to train on: the source has none")
-    for example in examples:
-        if example.targets is None:
-            raise ValueError(
-                f"{name}: example {example.id} has no reference text: name its field "
-                "(targets_field) or use aligned files"
-            )
-        for text in (example.inputs, example.targets):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"{name}: example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}, which is not text: correct or remove it"
-                ) from None
-
-
-def tokenize_pairs(
-    examples: Iterable[Example], encode: Callable[[str], Sequence[int]], eos_id: int
-) -> TokenPairs:
-    """Tokenises pairs and appends the end-of-sequence token to every text.
-
-    Args:
-      examples: pairs with `targets`.
-      encode: text -> token ids, without special tokens.
-      eos_id: the end-of-sequence token.
-
-    Returns:
-      The pairs, in order.
-
-    Raises:
-      ValueError: see `check_pairs`.
-    """
-    examples = list(examples)
-    check_pairs(examples)
-    chunks = [
-        np.asarray([*encode(text or ""), eos_id], np.int32)
-        for example in examples
-        for text in (example.inputs, example.targets)
-    ]
-    return TokenPairs(np.concatenate(chunks), np.cumsum([0, *map(len, chunks)], dtype=np.int64))
+from specjax.data.pairs import TokenPairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,10 +18,10 @@ class Batching:
     """How pairs are put into batches.
 
     Attributes:
-      tokens_per_batch: padded target tokens per batch.
+      tokens_per_batch: padded tokens per batch (of a T5: padded target tokens).
       bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that is
-        long enough for its inputs and its targets, with end-of-sequence tokens. If there is none,
-        the pair is left out.
+        long enough for it, including end-of-sequence tokens. If there is none, the pair is left
+        out.
 
     Raises:
       TypeError: if a value is not a number.
@@ -121,8 +45,18 @@ class Batching:
         object.__setattr__(self, "tokens_per_batch", int(tokens))
 
 
-class Batch(NamedTuple):
-    """One batch of a fixed shape.
+class Layout(Protocol):
+    """Puts pairs into the arrays of one batch; must be a frozen dataclass."""
+
+    def lengths(self, pairs: TokenPairs) -> np.ndarray:
+        """`[pairs]`: the smallest bucket length that each pair fits into."""
+
+    def fill(self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int) -> Any:
+        """A pytree of arrays `[rows, ...]` with at most `rows` members, padded on the right."""
+
+
+class PairBatch(NamedTuple):
+    """A batch for an encoder-decoder: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
       inputs: `[B, L]` int32, padded on the right. A row that only fills the shape has one
@@ -130,8 +64,77 @@ class Batch(NamedTuple):
       targets: `[B, L]` int32, padded on the right; a row that only fills the shape has no tokens.
     """
 
-    inputs: np.ndarray
-    targets: np.ndarray
+    inputs: Any  # [B, L]
+    targets: Any  # [B, L]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairLayout:
+    """Inputs and targets in two arrays; the longer of the two determines the bucket.
+
+    Attributes:
+      pad_id: the padding token.
+      eos_id: the end-of-sequence token, the one input of a row without a pair.
+    """
+
+    pad_id: int = 0
+    eos_id: int = 1
+
+    def lengths(self, pairs: TokenPairs) -> np.ndarray:
+        """See `Layout`."""
+        return pairs.lengths().max(axis=1)
+
+    def fill(
+        self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int
+    ) -> PairBatch:
+        """See `Layout`."""
+        inputs = np.full((rows, length), self.pad_id, np.int32)
+        targets = np.full((rows, length), self.pad_id, np.int32)
+        inputs[:, 0] = self.eos_id
+        for row, (source, target) in enumerate(members):
+            inputs[row, : len(source)] = source
+            targets[row, : len(target)] = target
+        return PairBatch(inputs, targets)
+
+
+class JoinedBatch(NamedTuple):
+    """A batch for a decoder-only network: NumPy arrays, or JAX arrays inside a step.
+
+    Attributes:
+      tokens: `[B, L]` int32, the prompt, then the target, padded on the right.
+      is_target: `[B, L]` bool, true for the tokens that the model predicts: the target and its
+        end-of-sequence token, but neither prompt nor padding.
+    """
+
+    tokens: Any  # [B, L]
+    is_target: Any  # [B, L]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JoinedLayout:
+    """Prompt and target in one row; the sum of their lengths determines the bucket.
+
+    Attributes:
+      pad_id: the padding token; any token is right, because the loss does not read it.
+    """
+
+    pad_id: int = 0
+
+    def lengths(self, pairs: TokenPairs) -> np.ndarray:
+        """See `Layout`."""
+        return pairs.lengths().sum(axis=1)
+
+    def fill(
+        self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int
+    ) -> JoinedBatch:
+        """See `Layout`."""
+        tokens = np.full((rows, length), self.pad_id, np.int32)
+        is_target = np.zeros((rows, length), bool)
+        for row, (prompt, target) in enumerate(members):
+            end = len(prompt) + len(target)
+            tokens[row, :end] = np.concatenate([prompt, target])
+            is_target[row, len(prompt) : end] = True
+        return JoinedBatch(tokens, is_target)
 
 
 class BucketedBatches:
@@ -145,10 +148,9 @@ class BucketedBatches:
       pairs: the data.
       batching: the lengths; a bucket of length L has `tokens_per_batch // L` rows, rounded down to
         a multiple of `row_multiple` (at least one multiple).
+      layout: makes the arrays of a batch; `PairLayout()` by default.
       row_multiple: the number of devices that share the rows.
       seed: the seed of the order; None keeps the order of the data (for evaluation).
-      pad_id: the padding token.
-      eos_id: the end-of-sequence token, the one input of a row that only fills the shape.
 
     Attributes:
       num_left_out: the number of pairs that are longer than the last bucket.
@@ -163,17 +165,17 @@ class BucketedBatches:
         self,
         pairs: TokenPairs,
         batching: Batching,
+        layout: Layout | None = None,
         *,
         row_multiple: int = 1,
         seed: int | None = 0,
-        pad_id: int = 0,
-        eos_id: int = 1,
     ):
-        self._pairs = pairs
+        self._pairs, self._batching, self._seed = pairs, batching, seed
+        self._layout = PairLayout() if layout is None else layout
         self._lengths = lengths = np.asarray(batching.bucket_lengths)
         multiples = batching.tokens_per_batch // lengths // row_multiple
         self.rows: list[int] = (np.maximum(multiples, 1) * row_multiple).tolist()
-        self._bucket = np.searchsorted(lengths, pairs.lengths().max(axis=1))
+        self._bucket = np.searchsorted(lengths, self._layout.lengths(pairs))
         counts = np.bincount(self._bucket, minlength=len(lengths) + 1)
         self.num_left_out = int(counts[-1])
         if self.num_left_out == len(pairs):
@@ -182,30 +184,36 @@ class BucketedBatches:
                 f"{lengths[-1]} tokens: add a longer bucket"
             )
         self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self.rows)))
-        self._seed = seed
-        self._pad_id, self._eos_id = pad_id, eos_id
         self._planned_epoch = -1
         self._plan: list[tuple[int, np.ndarray]] = []
 
-    def batch(self, step: int) -> Batch:
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def batch(self, step: int) -> Any:
         """The batch of training step `step` (from 0)."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if epoch != self._planned_epoch:
             self._plan, self._planned_epoch = self._plan_epoch(epoch), epoch
         bucket, members = self._plan[index]
-        rows, length = self.rows[bucket], self._lengths[bucket]
-        inputs = np.full((rows, length), self._pad_id, np.int32)
-        targets = np.full((rows, length), self._pad_id, np.int32)
-        inputs[len(members) :, 0] = self._eos_id
-        for row, member in enumerate(members):
-            source, target = self._pairs[member]
-            inputs[row, : len(source)] = source
-            targets[row, : len(target)] = target
-        return Batch(inputs, targets)
+        pairs = [self._pairs[member] for member in members]
+        return self._layout.fill(pairs, self.rows[bucket], int(self._lengths[bucket]))
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self) -> Iterator[Any]:
         """The batches of the first epoch."""
         return (self.batch(step) for step in range(self.batches_per_epoch))
+
+    def describe(self) -> dict[str, Any]:
+        """What determines the batches, as JSON values."""
+        layout: Any = self._layout
+        return {
+            "data": self._pairs.fingerprint,
+            **dataclasses.asdict(self._batching),
+            # Depends on the number of devices too; another one would lose and double pairs.
+            "rows_per_batch": self.rows,
+            "layout": {"class": type(layout).__name__, **dataclasses.asdict(layout)},
+            "seed": self._seed,
+        }
 
     def _plan_epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])

@@ -79,7 +79,7 @@ def read_examples(
         elif format == "jsonl":
             pairs = _jsonl(source, inputs_field or "inputs", targets_field)
         else:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+            raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
     for i, (inputs, targets) in enumerate(pairs):
         yield Example(i, inputs, targets)
 

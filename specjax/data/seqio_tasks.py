@@ -8,7 +8,7 @@ try:
 except ImportError as error:
     raise ValueError(
         f"a seqio task needs seqio, which cannot be imported ({error}): "
-        "install it with pip install 'specjax[seqio]'"
+        "run pip install 'specjax[seqio]'"
     ) from None
 
 
@@ -17,8 +17,9 @@ def task_texts(
 ) -> Iterator[tuple[str, str | None]]:
     """Yields (input, reference) texts of a registered task or mixture, unshuffled.
 
-    The text of a feature is `<feature>_pretokenized` if the task has it, else its tokens decoded by
-    the feature's vocabulary. The model's own tokenizer tokenises it later, like any other text.
+    A feature's text is `<feature>_pretokenized` where the task keeps it, else what the feature's
+    vocabulary decodes. The prompts are then tokenised like any other text, by the model's own
+    tokenizer.
 
     Args:
       name: the registered task or mixture.
@@ -36,18 +37,18 @@ def task_texts(
         task = seqio.get_mixture_or_task(name)
     except ValueError:
         raise ValueError(
-            f"there is no registered seqio task or mixture {name!r}: import the module that "
-            "registers it (in a gin file: import my_tasks)"
+            f"seqio has no task or mixture {name!r}; import the module that registers "
+            "it (in a gin file: import my_tasks)"
         ) from None
     if split not in task.splits:
         raise ValueError(
-            f"seqio task {name!r} has no split {split!r}: choose from {list(task.splits)}"
+            f"seqio task {name!r} has no split {split!r}; its splits are {list(task.splits)}"
         )
     fields = [inputs_field] + ([targets_field] if targets_field is not None else [])
     for field in fields:
         if field not in task.output_features:
             raise ValueError(
-                f"seqio task {name!r} has no feature {field!r}: choose from "
+                f"seqio task {name!r} has no feature {field!r}; its features are "
                 f"{list(task.output_features)}"
             )
     # Without num_epochs a mixture would repeat without end.

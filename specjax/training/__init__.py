@@ -1,41 +1,62 @@
-"""Training T5 by teacher forcing and distillation, resumable to the bit."""
+"""Training: one trainer of any loss over a model, and the recipes that stand on it."""
 
+from specjax.training.decoder_only import DecoderOnly
 from specjax.training.distillation import add_teacher_samples
-from specjax.training.greedy import generate
-from specjax.training.loop import Teacher, TrainResult, train
-from specjax.training.losses import cross_entropy, distillation_loss, masked_mean
-from specjax.training.optimizer import AdamW, Cosine, InverseSqrt, Schedule
-from specjax.training.recipe import greedy_bleu, run_recipe
-from specjax.training.step import (
+from specjax.training.environment import environment
+from specjax.training.losses import (
     Objective,
+    cross_entropy,
+    distillation_loss,
+    masked_total,
+    token_totals,
+)
+from specjax.training.optimizer import AdamW, Cosine, InverseSqrt, Schedule
+from specjax.training.recipe import Recipe, make_task, run_recipe
+from specjax.training.scoring import Evaluation, Scorer
+from specjax.training.seq2seq import Seq2Seq
+from specjax.training.step import (
     StepMetrics,
     TrainState,
     init_state,
     make_eval_step,
     make_train_step,
 )
+from specjax.training.task import Task, Total
+from specjax.training.text_task import TextTask
+from specjax.training.trainer import Batches, TrainerConfig, TrainingData, TrainResult, train
 from specjax.training.vocabulary import train_vocabulary
 
 __all__ = [
     "AdamW",
+    "Batches",
     "Cosine",
+    "DecoderOnly",
+    "Evaluation",
     "InverseSqrt",
     "Objective",
+    "Recipe",
     "Schedule",
+    "Scorer",
+    "Seq2Seq",
     "StepMetrics",
-    "Teacher",
+    "Task",
+    "TextTask",
+    "Total",
     "TrainResult",
     "TrainState",
+    "TrainerConfig",
+    "TrainingData",
     "add_teacher_samples",
     "cross_entropy",
     "distillation_loss",
-    "generate",
-    "greedy_bleu",
+    "environment",
     "init_state",
     "make_eval_step",
+    "make_task",
     "make_train_step",
-    "masked_mean",
+    "masked_total",
     "run_recipe",
+    "token_totals",
     "train",
     "train_vocabulary",
 ]

@@ -1,26 +1,24 @@
 """Sequence-level distillation: training targets that the teacher itself has drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
-import jax
 import numpy as np
 
-from specjax.data.batching import TokenPairs
-from specjax.models import T5
-from specjax.training.greedy import generate
-from specjax.types import Params
+from specjax.data.pairs import TokenPairs
+from specjax.text import Decoder, TextModel
+from specjax.training.progress import say
+from specjax.training.scoring import covering
 
 
 def add_teacher_samples(
     pairs: TokenPairs,
-    model: T5,
-    params: Params,
+    teacher: TextModel,
     *,
     samples: int,
-    bucket_lengths: Sequence[int],
+    room: Callable[[int], int],
     seed: int,
-    eos_id: int,
-    pad_id: int,
+    batch_size: int = 64,
     progress: bool = True,
 ) -> TokenPairs:
     """Adds to each pair further targets, drawn from the teacher at temperature 1.
@@ -30,43 +28,47 @@ def add_teacher_samples(
 
     Args:
       pairs: the references.
-      model: the teacher.
-      params: its parameters.
-      samples: targets to add for each input that fits the buckets.
-      bucket_lengths: as in training; the last is also the limit of a drawn target. One that
-        reaches it is kept without an end-of-sequence token, which the teacher has not drawn.
+      teacher: the model to draw from.
+      samples: targets to add for each input that leaves room for one.
+      room: length of an input -> the most tokens of a drawn target. One that reaches it is kept
+        without an end-of-sequence token, which the teacher has not drawn.
       seed: of the draws.
-      eos_id: the end-of-sequence token.
-      pad_id: pads batches.
-      progress: whether to show a progress bar (on a terminal only).
+      batch_size: rows decoded together.
+      progress: whether to tell progress on stderr.
 
     Returns:
       The pairs, followed by `samples` rounds of pairs with drawn targets. The same arguments give
-      the same pairs.
+      the same pairs; the draw of an input depends on the seed, its place and the round alone.
 
     Source: Kim and Rush 2016; drawn at T = 1 as in Zhou et al. 2024 (DistillSpec).
     """
-    limit = bucket_lengths[-1]
-    inputs = [pairs[i][0] for i in range(len(pairs))]
-    inputs = [tokens for tokens in inputs if len(tokens) <= limit]
-    eos = np.asarray([eos_id], np.int32)
-    chunks = [pairs.tokens]
-    lengths = [np.diff(pairs.offsets)]
+    limits = {i: room(len(pairs[i][0])) for i in range(len(pairs)) if len(pairs[i][0])}
+    limits = {i: limit for i, limit in limits.items() if limit > 0}
+    if not limits:
+        return pairs
+    prompts: Any = [pairs[i][0] for i in limits]
+    decoder = Decoder(
+        teacher,
+        temperature=1.0,
+        max_new_tokens=max(limits.values()),
+        batch_size=batch_size,
+        buckets=covering(prompts),
+    )
+    eos = np.asarray(teacher.tokenizer.eos_ids[:1], np.int32)
+    chunks, lengths = [pairs.tokens], [np.diff(pairs.offsets)]
     for sample in range(samples):
-        outputs = generate(
-            model,
-            params,
-            inputs,
-            bucket_lengths=bucket_lengths,
-            eos_id=eos_id,
-            pad_id=pad_id,
-            max_tokens=limit,
-            key=jax.random.fold_in(jax.random.key(seed), sample),
-            progress=f"teacher samples {sample + 1}/{samples}" if progress else None,
+        if progress:
+            say(f"drawing teacher samples, round {sample + 1} of {samples}")
+        drawn = decoder(
+            prompts,
+            seed=seed,
+            ids=[sample * len(pairs) + i for i in limits],
+            max_new_tokens=list(limits.values()),
+            progress=None if progress else False,
         )
-        for source, output in zip(inputs, outputs, strict=True):
-            target = np.concatenate([output, eos])[:limit]
+        for source, output, ended in zip(prompts, drawn.tokens, drawn.ended, strict=True):
+            target = np.concatenate([output, eos]) if ended else output
             chunks += [source, target]
             lengths.append(np.asarray([len(source), len(target)]))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-    return TokenPairs(np.concatenate(chunks), offsets)
+    return TokenPairs(np.concatenate(chunks).astype(np.int32), offsets)

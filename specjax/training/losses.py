@@ -3,10 +3,58 @@
 Axes: B rows, T target tokens, V vocabulary.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from specjax.checks import checked
+from specjax.training.task import Total
 from specjax.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is minimised per target token.
+
+    Attributes:
+      label_smoothing: the uniform share of the target distribution, in [0, 1).
+      distillation_weight: the weight of KL(teacher || student), in [0, 1]; the cross entropy of
+        the targets has the rest. Above 0 a teacher is needed.
+
+    Raises:
+      TypeError: for a value that is not a number.
+      ValueError: for a value outside its range.
+    """
+
+    label_smoothing: float = 0.1
+    distillation_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("label_smoothing", "distillation_weight"):
+            closed = name == "distillation_weight"
+            value = getattr(self, name)
+            checked(f"Objective: {name}", value, low=0.0, high=1.0, open_high=not closed)
+
+    def per_token(self, logits: Array, targets: Array, teacher_logits: Array | None) -> Array:
+        """The mix of both losses.
+
+        Args:
+          logits: `[B, T, V]` float32.
+          targets: `[B, T]` int32.
+          teacher_logits: `[B, T, V]` float32; None where the weight is 0.
+
+        Returns:
+          `[B, T]` float32, in nats.
+        """
+        weight = self.distillation_weight
+        loss = jnp.zeros(targets.shape, jnp.float32)
+        if weight < 1.0:
+            loss = (1.0 - weight) * cross_entropy(logits, targets, self.label_smoothing)
+        if weight > 0.0:
+            assert teacher_logits is not None
+            loss = loss + weight * distillation_loss(logits, teacher_logits)
+        return loss
 
 
 def cross_entropy(logits: Array, targets: Array, label_smoothing: float = 0.0) -> Array:
@@ -47,7 +95,24 @@ def distillation_loss(logits: Array, teacher_logits: Array) -> Array:
     return jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
 
-def masked_mean(values: Array, mask: Array) -> Array:
-    """The mean of `values [B, T]` where `mask [B, T]` is true; 0 where it never is."""
-    total = jnp.sum(jnp.where(mask, values, 0.0))
-    return total / jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0)
+def masked_total(values: Array, mask: Array) -> Total:
+    """The sum of `values [B, T]` where `mask [B, T]` is true, and in how many places it is."""
+    return Total(jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask.astype(jnp.int32)))
+
+
+def token_totals(logits: Array, targets: Array, mask: Array) -> dict[str, Total]:
+    """Validation figures of known targets: plain cross entropy and greedy accuracy.
+
+    Args:
+      logits: `[B, T, V]` float32.
+      targets: `[B, T]` int32.
+      mask: `[B, T]` bool, which targets count.
+
+    Returns:
+      "loss", in nats, and "accuracy", the tokens whose logit is the largest.
+    """
+    correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
+    return {
+        "loss": masked_total(cross_entropy(logits, targets), mask),
+        "accuracy": masked_total(correct, mask),
+    }

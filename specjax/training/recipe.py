@@ -1,4 +1,4 @@
-"""From files to a trained Hugging Face directory: what `specjax train` runs."""
+"""From pairs of texts to a trained Hugging Face directory: what `specjax train` runs."""
 
 import dataclasses
 import functools
@@ -6,136 +6,243 @@ import io
 import json
 import os
 import shutil
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sacrebleu
 
 from specjax.checkpoints import load_model, save_model
-from specjax.checks import checked
-from specjax.data.batching import Batching, TokenPairs, check_pairs, tokenize_pairs
+from specjax.checks import check_path, checked
+from specjax.data.batching import Batching, BucketedBatches
 from specjax.data.examples import Example
-from specjax.models import T5, T5Config
+from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
+from specjax.models import T5Config
+from specjax.models.config import FAMILIES, ModelConfig
 from specjax.runs.output_directory import make_writable, write_atomically
-from specjax.tokenizers.load import Tokenizer, load_tokenizer
+from specjax.text import TextModel
+from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
+from specjax.training.decoder_only import DecoderOnly
 from specjax.training.distillation import add_teacher_samples
-from specjax.training.greedy import generate
-from specjax.training.loop import Teacher, check_numbers, local_devices, train
-from specjax.training.optimizer import AdamW
+from specjax.training.fingerprint import describe, digest
+from specjax.training.losses import Objective
+from specjax.training.progress import say
 from specjax.training.run_directory import CONFIG_NAME
-from specjax.training.step import Objective
-from specjax.training.vocabulary import provide_vocabulary
-from specjax.types import Params
+from specjax.training.scoring import Evaluation, Scorer
+from specjax.training.seq2seq import Seq2Seq
+from specjax.training.text_task import TextTask
+from specjax.training.trainer import TrainerConfig, TrainingData, TrainResult, train
+from specjax.training.vocabulary import VOCABULARY_TYPES, provide_vocabulary
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
 SAMPLES_NAME = "teacher_samples.npz"
 TOKENIZER_NAME = "tokenizer"
-LONGEST_SCORED = 512
+
+PathLike = str | os.PathLike[str]
+Data = dict[str, list[Example]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How pairs of texts become a model.
+
+    Attributes:
+      model: the network's configuration: a T5, a Llama or a Gemma 2; by default that of
+        `init_from`.
+      init_from: a model's directory to start from (fine-tuning); its network must be `model`'s.
+      vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
+        default that of `init_from` or `teacher`; without these a SentencePiece vocabulary of
+        `model.vocab_size` pieces is trained on the training data.
+      vocabulary_type: of a trained one, "unigram" or "bpe"; see `train_vocabulary`.
+      teacher: a model's directory to distil from, with the same vocabulary; the objective's
+        `distillation_weight`, `teacher_samples` or both say how.
+      teacher_samples: targets drawn from the teacher for each input, added to the references.
+      objective: the loss per target token.
+      batching: the shapes of the batches.
+      evaluation: what is decoded and scored.
+      export_dtype: of the exported arrays: float32, bfloat16 or float16.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a value outside its range, or a teacher without a use.
+    """
+
+    model: ModelConfig | None = None
+    init_from: PathLike | None = None
+    vocabulary: PathLike | None = None
+    vocabulary_type: str | None = None
+    teacher: PathLike | None = None
+    teacher_samples: int = 0
+    objective: Objective = dataclasses.field(default_factory=Objective)
+    batching: Batching = dataclasses.field(default_factory=Batching)
+    evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
+    export_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("init_from", "vocabulary", "teacher"):
+            if getattr(self, name) is not None:
+                check_path(getattr(self, name), f"{name}=")
+        if self.model is None and self.init_from is None:
+            raise ValueError(
+                "neither `model` nor `init_from` is given; give a configuration (MODEL, as the "
+                "files of gin_configs/models do), or a model's directory to fine-tune (INIT_FROM)"
+            )
+        if not isinstance(self.model, ModelConfig | None):
+            raise TypeError(f"`model` must be a configuration of a network, got {self.model!r}")
+        for name, choices in (
+            ("export_dtype", ("float32", "bfloat16", "float16")),
+            ("vocabulary_type", (*VOCABULARY_TYPES, None)),
+        ):
+            if getattr(self, name) not in choices:
+                told = f"one of {', '.join(filter(None, choices))}, got {getattr(self, name)!r}"
+                raise ValueError(f"`{name}` must be {told}")
+        samples = checked("teacher_samples", self.teacher_samples, low=0, dtype=np.int32)
+        object.__setattr__(self, "teacher_samples", int(samples))
+        weight = self.objective.distillation_weight
+        if (self.teacher is not None) != bool(weight or self.teacher_samples):
+            raise ValueError(
+                f"teacher={self.teacher}, distillation_weight={weight}, teacher_samples="
+                f"{self.teacher_samples}: a teacher needs one of the other two, and they it"
+            )
 
 
 def run_recipe(
+    recipe: Recipe,
+    trainer: TrainerConfig,
     *,
-    output_dir: str | os.PathLike[str],
+    output_dir: PathLike,
     training_data: Iterable[Example],
     validation_data: Iterable[Example],
-    optimizer: AdamW,
-    num_steps: int,
-    config: T5Config | None = None,
     test_data: Iterable[Example] | None = None,
-    vocabulary: str | os.PathLike[str] | None = None,
-    vocabulary_type: str = "unigram",
-    objective: Objective | None = None,
-    batching: Batching | None = None,
-    seed: int = 0,
-    checkpoint_every: int = 500,
-    log_every: int = 50,
-    init_from: str | os.PathLike[str] | None = None,
-    teacher: str | os.PathLike[str] | None = None,
-    teacher_samples: int = 0,
-    num_devices: int | None = None,
-    export_dtype: str = "float32",
-    progress: bool = True,
+    on_start: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains a T5 on pairs of texts and writes it as a Hugging Face directory.
+    """Trains a language model on pairs of texts and writes it as a Hugging Face directory.
 
     Killed at any moment and started again, it continues where it stopped (see `train`).
 
     Args:
-      output_dir: takes the run: `model/` (the result, with its tokeniser), `results.json`,
-        `metrics.jsonl`, `checkpoints/`, `train_config.json` and `tokenizer/`.
+      recipe: how texts become a model.
+      trainer: the trainer's settings.
+      output_dir: takes the run: `model/` (the result, with its tokenizer), `results.json`,
+        `metrics.jsonl`, `checkpoints/`, `train_config.json`, `environments.json`, `tokenizer/`.
       training_data: pairs of texts.
       validation_data: pairs of texts; the best checkpoint on them is exported.
-      optimizer: the optimiser and its schedule.
-      num_steps: updates in all; more than before prolongs a finished run.
-      config: the network; by default that of `init_from`.
       test_data: pairs of texts on which the result is scored too.
-      vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
-        default that of `init_from` or `teacher`; without these a SentencePiece vocabulary of
-        `config.vocab_size` pieces is trained on the training data.
-      vocabulary_type: of a trained one, "unigram" or "bpe".
-      objective: the loss.
-      batching: the shapes of the batches.
-      seed: of everything random.
-      checkpoint_every: updates between checkpoints.
-      log_every: updates between lines of the log.
-      init_from: a model's directory to start from (fine-tuning); its network must be `config`'s.
-      teacher: a model's directory to distil from, with the same vocabulary; the objective's
-        `distillation_weight`, `teacher_samples` or both say how.
-      teacher_samples: targets drawn from the teacher for each input, added to the references.
-      num_devices: devices that share each batch; all by default.
-      export_dtype: of the exported arrays: float32, bfloat16 or float16.
-      progress: whether to show progress bars (on a terminal only).
+      on_start: called with the run's directory once all checks are passed, before the long work.
 
     Returns:
       What `results.json` holds: step, validation loss (nats per token), number of parameters, and
-      `greedy_bleu` on the validation (and test) data.
+      of the validation (and test) data each metric and the number of outputs cut at their limit.
 
     Raises:
       OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
       TypeError: a value of the wrong type.
-      ValueError: a value outside its range, unusable data, or an `output_dir` that holds another
+      ValueError: unusable data, a model that does not fit, or an `output_dir` that holds another
         run.
     """
     directory = make_writable(output_dir)
-    objective, batching = objective or Objective(), batching or Batching()
-    if export_dtype not in ("float32", "bfloat16", "float16"):
-        raise ValueError(f"export_dtype={export_dtype!r} is not float32, bfloat16 or float16")
-    numbers = check_numbers(
-        seed=seed, num_steps=num_steps, checkpoint_every=checkpoint_every, log_every=log_every
-    )
-    local_devices(num_devices)
-    teacher_samples = int(checked("teacher_samples", teacher_samples, low=0, dtype=np.int32))
-    if (teacher is not None) != bool(objective.distillation_weight or teacher_samples):
-        raise ValueError(
-            f"teacher={teacher}, distillation_weight={objective.distillation_weight}, "
-            f"teacher_samples={teacher_samples}: a teacher needs one of the other two, and they it"
+    row_multiple = len(trainer.devices())
+    starting = _load(recipe.init_from)
+    teacher = _load(recipe.teacher)
+    config = recipe.model or (starting and starting.config)
+    data = _read(training_data, validation_data, test_data)
+    tokenizer = _tokenizer(directory, recipe, config, data)
+    pairs = {name: _tokenize(examples, tokenizer) for name, examples in data.items()}
+    task = make_task(config, recipe.objective, tokenizer, teacher and teacher.config)
+    scorers = _scorers(recipe, trainer, config, tokenizer, data, pairs)
+    batches = functools.partial(_batches, task, recipe, trainer, row_multiple)
+    grow: Callable[[], BucketedBatches] | None = None
+    notes: dict[str, Any] = {"vocabulary_type": recipe.vocabulary_type}
+    if teacher is not None and recipe.teacher_samples:
+        notes |= {"teacher_samples": recipe.teacher_samples, "sampled_teacher": _describe(teacher)}
+        sampler = TextModel(teacher.model, teacher.params, tokenizer, name=str(recipe.teacher))
+        sampled = functools.partial(
+            _sampled, directory / SAMPLES_NAME, recipe, trainer, task, sampler, pairs["training"]
         )
-    starting, teaching = _load_t5(init_from, "init_from"), _load_t5(teacher, "teacher")
-    if config is None:
-        if starting is None:
-            raise ValueError("config=None: give a T5Config, or init_from, whose network is taken")
-        config = starting.model.config
-    data = {"training": list(training_data), "validation": list(validation_data)}
-    if test_data is not None:
-        data["test"] = list(test_data)
+        grow = lambda: batches("training", sampled())  # noqa: E731
+    result = train(
+        trainer,
+        task,
+        TrainingData(
+            training=batches("training", pairs["training"]),
+            validation=batches("validation", pairs["validation"]),
+            grow=grow,
+        ),
+        output_dir=directory,
+        constants=teacher and teacher.params if recipe.objective.distillation_weight else None,
+        init_params=starting and starting.params,
+        evaluate=scorers["validation"] if recipe.evaluation.at_checkpoints else None,
+        notes=notes,
+        on_start=on_start,
+    )
+    _export(directory, config, result, recipe.export_dtype, tokenizer)
+    return _results(directory, result, scorers, progress=trainer.progress)
+
+
+def make_task(
+    config: Any, objective: Objective, tokenizer: Tokenizer, teacher: ModelConfig | None
+) -> TextTask:
+    """The task that trains a network of a family.
+
+    Args:
+      config: the network.
+      objective: the loss.
+      tokenizer: names the special tokens.
+      teacher: the network to distil from; of use only where the objective says so.
+
+    Returns:
+      A `Seq2Seq` for T5, a `DecoderOnly` for the others.
+    """
+    teacher = teacher if objective.distillation_weight else None
+    if isinstance(config, T5Config):
+        return Seq2Seq(
+            model=config,
+            objective=objective,
+            pad_id=tokenizer.pad_id,
+            eos_id=tokenizer.eos_ids[0],
+            teacher=teacher,
+        )
+    return DecoderOnly(model=config, objective=objective, pad_id=tokenizer.pad_id, teacher=teacher)
+
+
+def _load(path: PathLike | None) -> Any:
+    """A model with float32 parameters, or None."""
+    if path is None:
+        return None
+    return load_model(path, dtype="float32")
+
+
+def _describe(loaded: Any) -> dict[str, Any]:
+    return {"model": describe(loaded.config), "params": digest(loaded.params)}
+
+
+def _read(
+    training: Iterable[Example], validation: Iterable[Example], test: Iterable[Example] | None
+) -> Data:
+    data = {"training": list(training), "validation": list(validation)}
+    if test is not None:
+        data["test"] = list(test)
     for name, examples in data.items():
         check_pairs(examples, f"{name} data")
-    tokenizer_dir = directory / TOKENIZER_NAME
+    return data
+
+
+def _tokenizer(directory: Path, recipe: Recipe, config: ModelConfig, data: Data) -> Tokenizer:
+    """The run's tokenizer, its files in place."""
+    place = directory / TOKENIZER_NAME
     provide_vocabulary(
-        tokenizer_dir,
-        vocabulary or init_from or teacher,
+        place,
+        recipe.vocabulary or recipe.init_from or recipe.teacher,
         (text for e in data["training"] for text in (e.inputs, e.targets or "")),
         vocab_size=config.vocab_size,
-        model_type=vocabulary_type,
+        model_type=recipe.vocabulary_type,
+        family=next(name for name, family in FAMILIES.items() if type(config) is family),
         begun=(directory / CONFIG_NAME).exists(),
     )
-    tokenizer = load_tokenizer(tokenizer_dir)
-    for path, name in ((init_from, "init_from"), (teacher, "teacher")):
+    tokenizer = load_tokenizer(place)
+    for name, path in (("init_from", recipe.init_from), ("teacher", recipe.teacher)):
         if path is not None and load_tokenizer(path).fingerprint != tokenizer.fingerprint:
             raise ValueError(
                 f"{name}={path} has another vocabulary than this run; use that directory as "
@@ -146,189 +253,126 @@ def run_recipe(
             f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
             f"{config.vocab_size}; make it at least as large"
         )
-    pairs = {name: _tokenize(examples, tokenizer) for name, examples in data.items()}
-    longest = max(LONGEST_SCORED, batching.bucket_lengths[-1])
-    if progress:
-        _tell_unscored(pairs, longest)
-    ids: dict[str, int] = {"eos_id": tokenizer.eos_ids[0], "pad_id": tokenizer.pad_id}
-    notes: dict[str, Any] = {"vocabulary_type": vocabulary_type}
-    augment = None
-    if teaching is not None and teacher_samples:
-        notes["teacher_samples"] = teacher_samples
-        notes["sampled_teacher"] = teaching.describe()
-        augment = functools.partial(
-            _with_samples, directory / SAMPLES_NAME, teaching, teacher_samples, batching,
-            numbers["seed"], ids, progress,
-        )  # fmt: skip
-    result = train(
-        output_dir=directory,
-        config=config,
-        training_pairs=pairs["training"],
-        validation_pairs=pairs["validation"],
-        optimizer=optimizer,
-        objective=objective,
-        batching=batching,
-        init_params=starting and starting.params,
-        teacher=teaching if objective.distillation_weight else None,
-        augment=augment,
-        notes=notes,
-        num_devices=num_devices,
-        progress=progress,
-        **numbers,
-        **ids,
-    )
-    _export(
-        directory / MODEL_NAME,
-        config,
-        result.params,
-        export_dtype,
-        tokenizer_dir,
-        SpecialIds(tokenizer.eos_ids, tokenizer.pad_id, None, config.decoder_start_token),
-    )
-    results = {
-        "step": result.step,
-        "validation_loss": result.validation_loss,
-        "num_params": T5(config).num_params(),
-    }
-    # Scored as it was written: rounding included.
-    exported = _load_t5(directory / MODEL_NAME, "model")
-    assert exported is not None
-    for name in [n for n in data if n != "training"]:
-        results[f"{name}_bleu"] = greedy_bleu(
-            exported.model,
-            exported.params,
-            tokenizer,
-            data[name],
-            longest=longest,
-            progress=progress,
-        )
-    write_atomically(directory / RESULTS_NAME, json.dumps(results, indent=1).encode())
-    return results
-
-
-def greedy_bleu(
-    model: T5,
-    params: Params,
-    tokenizer: Tokenizer,
-    examples: Sequence[Example],
-    *,
-    longest: int = LONGEST_SCORED,
-    progress: bool = False,
-) -> float:
-    """The corpus sacreBLEU of greedy outputs against the references.
-
-    An input of more than `longest` tokens is not decoded: its output counts as empty, for one
-    damaged line must not exhaust the memory.
-
-    Args:
-      model: the network.
-      params: its parameters.
-      tokenizer: its tokeniser.
-      examples: inputs with references.
-      longest: tokens of the longest input to decode, its end-of-sequence token included.
-      progress: whether to show a progress bar (on a terminal only).
-
-    Returns:
-      BLEU, 0 to 100 (sacreBLEU's defaults: 13a tokenisation, case sensitive).
-    """
-    eos_id = tokenizer.eos_ids[0]
-    pairs = _tokenize(examples, tokenizer)
-    inputs = {i: pairs[i][0] for i in range(len(pairs)) if len(pairs[i][0]) <= longest}
-    outputs = generate(
-        model,
-        params,
-        list(inputs.values()),
-        bucket_lengths=_covering(inputs.values()),
-        eos_id=eos_id,
-        pad_id=tokenizer.pad_id,
-        progress="greedy decoding" if progress else None,
-    )
-    texts = [""] * len(pairs)
-    for i, tokens in zip(inputs, outputs, strict=True):
-        texts[i] = tokenizer.decode(tokens.tolist())
-    references = [example.targets or "" for example in examples]
-    return float(sacrebleu.corpus_bleu(texts, [references]).score)
-
-
-def _covering(inputs: Iterable[Any]) -> tuple[int, ...]:
-    """Powers of two from 16 up to the longest input: few shapes, each at most twice too long."""
-    longest = max(map(len, inputs), default=0)
-    lengths = [16]
-    while lengths[-1] < longest:
-        lengths.append(2 * lengths[-1])
-    return tuple(lengths)
-
-
-def _load_t5(path: str | os.PathLike[str] | None, name: str) -> Teacher | None:
-    if path is None:
-        return None
-    loaded = load_model(path, dtype="float32")
-    if not isinstance(loaded.model, T5):
-        raise ValueError(f"{name}={path} holds a {type(loaded.model).__name__}, not a T5")
-    return Teacher(model=loaded.model, params=loaded.params)
+    return tokenizer
 
 
 def _tokenize(examples: Sequence[Example], tokenizer: Tokenizer) -> TokenPairs:
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+    """Inputs as the Decoder reads prompts; targets as it would have to write them."""
 
-    return tokenize_pairs(examples, encode, tokenizer.eos_ids[0])
+    def encode_target(text: str) -> list[int]:
+        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_ids[0]]
 
-
-def _tell_unscored(pairs: Mapping[str, TokenPairs], longest: int) -> None:
-    for name in [n for n in pairs if n != "training"]:
-        count = int(np.sum(pairs[name].lengths()[:, 0] > longest))
-        if count:
-            print(
-                f"specjax: {count} of {len(pairs[name])} {name} inputs are longer than {longest} "
-                "tokens; they are not decoded, and their outputs count as empty",
-                file=sys.stderr,
-            )
+    return tokenize_pairs(examples, tokenizer.encode, encode_target)
 
 
-def _with_samples(
+def _scorers(
+    recipe: Recipe,
+    trainer: TrainerConfig,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    data: Data,
+    pairs: dict[str, TokenPairs],
+) -> dict[str, Scorer]:
+    """Of all data but the training's."""
+    evaluation = recipe.evaluation
+    longest = max(evaluation.max_input_tokens, recipe.batching.bucket_lengths[-1])
+    evaluation = dataclasses.replace(evaluation, max_input_tokens=longest)
+    scorers = {
+        name: Scorer(
+            evaluation,
+            config,
+            tokenizer,
+            data[name],
+            pairs[name],
+            name=name,
+            progress=trainer.progress,
+        )
+        for name in data
+        if name != "training"
+    }
+    if trainer.progress and evaluation.metrics:
+        for scorer in scorers.values():
+            scorer.tell_skipped()
+    return scorers
+
+
+def _batches(
+    task: TextTask,
+    recipe: Recipe,
+    trainer: TrainerConfig,
+    row_multiple: int,
+    name: str,
+    pairs: TokenPairs,
+) -> BucketedBatches:
+    """Batches of a data set; says how many pairs are too long for them."""
+    seed = trainer.seed if name == "training" else None
+    made = task.batches(pairs, recipe.batching, seed=seed, row_multiple=row_multiple)
+    if trainer.progress and made.num_left_out:
+        say(
+            f"{made.num_left_out} of {len(pairs)} {name} pairs are longer than the last bucket "
+            f"({recipe.batching.bucket_lengths[-1]} tokens) and left out"
+        )
+    return made
+
+
+def _sampled(
     path: Path,
-    teacher: Teacher,
-    samples: int,
-    batching: Batching,
-    seed: int,
-    ids: dict[str, int],
-    progress: bool,
+    recipe: Recipe,
+    trainer: TrainerConfig,
+    task: TextTask,
+    teacher: TextModel,
     pairs: TokenPairs,
 ) -> TokenPairs:
-    """The pairs with samples of the teacher, drawn once and then read from `path`."""
+    """The training pairs with samples of the teacher, drawn once and then read from `path`."""
     if path.exists():
         with np.load(path) as stored:
             return TokenPairs(stored["tokens"], stored["offsets"])
-    pairs = add_teacher_samples(
+    grown = add_teacher_samples(
         pairs,
-        teacher.model,
-        teacher.params,
-        samples=samples,
-        bucket_lengths=batching.bucket_lengths,
-        seed=seed,
-        progress=progress,
-        **ids,
+        teacher,
+        samples=recipe.teacher_samples,
+        room=lambda length: task.target_room(length, recipe.batching.bucket_lengths[-1]),
+        seed=trainer.seed,
+        progress=trainer.progress,
     )
     buffer = io.BytesIO()
-    np.savez(buffer, tokens=pairs.tokens, offsets=pairs.offsets)
+    np.savez(buffer, tokens=grown.tokens, offsets=grown.offsets)
     write_atomically(path, buffer.getvalue())
-    return pairs
+    return grown
 
 
 def _export(
-    path: Path, config: T5Config, params: Params, dtype: str, tokenizer_dir: Path, ids: SpecialIds
+    directory: Path, config: ModelConfig, result: TrainResult, dtype: str, tokenizer: Tokenizer
 ) -> None:
     """Writes the Hugging Face directory, in the place of an earlier export."""
-    # Computing in bfloat16 while training does not bind those who load the weights.
-    config = dataclasses.replace(config, dtype="float32")
+    path = directory / MODEL_NAME
     shutil.rmtree(path, ignore_errors=True)
+    bos = None if isinstance(config, T5Config) else tokenizer.bos_id
     save_model(
         path,
-        config,
-        params,
+        # Computing in bfloat16 while training does not bind those who load the weights.
+        config.replace(dtype="float32"),
+        result.params,
         format="hf",
         dtype=dtype,
-        special_ids=ids,
-        tokenizer_from=tokenizer_dir,
+        special_ids=SpecialIds(tokenizer.eos_ids, tokenizer.pad_id, bos),
+        tokenizer_from=directory / TOKENIZER_NAME,
     )
+
+
+def _results(
+    directory: Path, result: TrainResult, scorers: dict[str, Scorer], *, progress: bool
+) -> dict[str, Any]:
+    """Scores the model as it was written, rounding included, and writes `results.json`."""
+    exported = _load(directory / MODEL_NAME)
+    results = {
+        "step": result.step,
+        "validation_loss": result.validation_loss,
+        "num_params": exported.model.num_params(),
+    }
+    for scorer in scorers.values():
+        results |= scorer(exported.params)
+    write_atomically(directory / RESULTS_NAME, json.dumps(results, indent=1).encode())
+    if progress:
+        say(f"the model is in {directory / MODEL_NAME}, its figures in {directory / RESULTS_NAME}")
+    return results

@@ -1,11 +1,14 @@
 """A run's vocabulary: copied from a model, or trained on the text."""
 
+import dataclasses
 import io
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import sentencepiece
 
@@ -14,19 +17,100 @@ from specjax.tokenizers.load import keep_sentinels, load_tokenizer
 from specjax.tokenizers.model_files import GENERATION_FILE, SpecialIds, copy_tokenizer_files
 from specjax.tokenizers.settings import TokenizerSettings
 
+VOCABULARY_TYPES = ("unigram", "bpe")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """How a family's published vocabularies are made.
+
+    Attributes:
+      file: the model's name in a Hugging Face directory.
+      types: of SentencePiece models that transformers reads there, the usual one first: it takes
+        every Llama's and Gemma's for BPE.
+      options: of SentencePiece's trainer.
+      settings: of `tokenizer_config.json`.
+    """
+
+    file: str
+    types: tuple[str, ...]
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+# Every character of the text can be written: spaces, newlines, and by bytes what is rare.
+_VERBATIM = {
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "byte_fallback": True,
+    "split_digits": True,
+}
+_MARKS = {"add_bos_token": True, "add_eos_token": False, "legacy": False}
+_KINDS = MappingProxyType(
+    {
+        "t5": _Kind(
+            "spiece.model",
+            VOCABULARY_TYPES,
+            {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+            {},
+        ),
+        "llama": _Kind(
+            "tokenizer.model",
+            ("bpe",),
+            {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, **_VERBATIM},
+            {
+                "tokenizer_class": "LlamaTokenizer",
+                "unk_token": "<unk>",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                **_MARKS,
+            },
+        ),
+        "gemma2": _Kind(
+            "tokenizer.model",
+            ("bpe",),
+            {
+                "pad_id": 0,
+                "eos_id": 1,
+                "bos_id": 2,
+                "unk_id": 3,
+                "eos_piece": "<eos>",
+                "bos_piece": "<bos>",
+                "add_dummy_prefix": False,
+                **_VERBATIM,
+            },
+            {
+                "tokenizer_class": "GemmaTokenizer",
+                "pad_token": "<pad>",
+                "eos_token": "<eos>",
+                "bos_token": "<bos>",
+                "unk_token": "<unk>",
+                **_MARKS,
+            },
+        ),
+    }
+)
+
 
 def train_vocabulary(
     texts: Iterable[str],
     *,
     vocab_size: int,
-    model_type: str = "unigram",
+    model_type: str | None = None,
+    family: str = "t5",
 ) -> bytes:
-    """Trains a SentencePiece model with T5's special tokens: pad 0, end of sequence 1, unknown 2.
+    """Trains a SentencePiece model with the special tokens of a family.
+
+    T5 has pad 0, end of sequence 1 and unknown 2; Llama unknown 0, begin 1 and end of sequence 2;
+    Gemma 2 pad 0, end of sequence 1, begin 2 and unknown 3. The vocabularies of the latter two
+    keep each text as it is, newlines included, and split numbers into digits.
 
     Args:
-      texts: the training text, both languages.
+      texts: the training text, inputs and targets.
       vocab_size: pieces, special tokens included; fewer if the texts do not yield as many.
-      model_type: "unigram" or "bpe".
+      model_type: "unigram" or "bpe"; by default unigram for T5 and BPE for the others, which
+        transformers always reads as BPE.
+      family: "t5", "llama" or "gemma2".
 
     Returns:
       The serialised model, as in a `spiece.model` file. The same texts give the same bytes.
@@ -36,8 +120,12 @@ def train_vocabulary(
 
     Source: Kudo and Richardson 2018.
     """
-    if model_type not in ("unigram", "bpe"):
-        raise ValueError(f"vocabulary_type={model_type!r} is not one of unigram, bpe")
+    kind = _KINDS[family]
+    model_type = kind.types[0] if model_type is None else model_type
+    if model_type not in kind.types:
+        raise ValueError(
+            f"`vocabulary_type` of a {family} must be {' or '.join(kind.types)}, got {model_type!r}"
+        )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -46,13 +134,10 @@ def train_vocabulary(
             vocab_size=vocab_size,
             model_type=model_type,
             character_coverage=1.0,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
             num_threads=1,
             hard_vocab_limit=False,
             minloglevel=2,
+            **kind.options,
         )
     except RuntimeError as error:
         raise ValueError(
@@ -68,8 +153,9 @@ def provide_vocabulary(
     texts: Iterable[str],
     *,
     vocab_size: int,
-    model_type: str,
+    model_type: str | None,
     begun: bool,
+    family: str = "t5",
 ) -> None:
     """Puts a run's tokenizer files into `directory`, unless an earlier start did.
 
@@ -84,6 +170,7 @@ def provide_vocabulary(
       vocab_size: rows of the network's embedding: pieces of a trained vocabulary.
       model_type: see `train_vocabulary`.
       begun: whether the run began with the files that `directory` holds.
+      family: see `train_vocabulary`.
 
     Raises:
       FileNotFoundError: there is no `source`, or no tokenizer in it.
@@ -101,21 +188,31 @@ def provide_vocabulary(
     shutil.rmtree(directory, ignore_errors=True)
     with replacing(directory) as partial:
         if source is None:
-            model = train_vocabulary(texts, vocab_size=vocab_size, model_type=model_type)
-            (partial / "spiece.model").write_bytes(model)
-            keep_sentinels(partial, 0)
+            options: Any = {"vocab_size": vocab_size, "model_type": model_type, "family": family}
+            kind = _KINDS[family]
+            (partial / kind.file).write_bytes(train_vocabulary(texts, **options))
+            if family == "t5":
+                keep_sentinels(partial, 0)
+            else:
+                _write_json(partial / "tokenizer_config.json", kind.settings)
         elif source == "bytes":
             settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
-            (partial / "tokenizer_config.json").write_text(json.dumps(settings))
+            _write_json(partial / "tokenizer_config.json", settings)
         else:
             _copy(Path(source), partial)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, directory: Path) -> None:
     tokenizer = load_tokenizer(source)
     if source.is_dir():
         copy_tokenizer_files(source, directory)
-        keep_sentinels(directory, TokenizerSettings(source).rows)
+        settings = TokenizerSettings(source)
+        if settings.is_t5 is not False:  # a Llama's or Gemma's has none
+            keep_sentinels(directory, settings.rows)
     else:
         name = "tokenizer.json" if source.suffix == ".json" else "spiece.model"
         shutil.copyfile(source, directory / name)

@@ -8,8 +8,7 @@ import pytest
 import specjax
 from specjax.cli.bench import acceptance
 from specjax.cli.main import main
-from specjax.decoding import DecodeInfo
-from specjax.text.decoder import Result, RunInfo
+from specjax.text import Result, Row, RowInfo, RunInfo
 from tests import tiny_pair
 
 CALLS = (("drafter", "draft"), ("verifier", "verifier"))
@@ -83,9 +82,18 @@ def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
     assert rows[1]["difference"] == rows[1]["difference_se"] == 0.0
 
 
-def _info(**counts):
-    zeros = {name: np.zeros(len(counts["emitted"])) for name in DecodeInfo._fields}
-    return RunInfo(DecodeInfo(**{**zeros, **{k: np.array(v) for k, v in counts.items()}}))
+def _info(emitted, verifier_calls, drafted=(0, 0), accepted=(0, 0), **sums):
+    rows = len(emitted)
+    zeros = {name: np.zeros(rows) for name in RowInfo._fields}
+    # So many rounds of one token.
+    lengths = {
+        f"{name}_lengths": np.stack([np.zeros(rows, int), np.array(counts[:rows])], axis=1)
+        for name, counts in (("drafted", drafted), ("accepted", accepted))
+    }
+    given = {"emitted": np.array(emitted), "calls": {"verifier": np.array(verifier_calls)}}
+    return RunInfo(
+        RowInfo(**{**zeros, **lengths, **given, **{k: np.array(v) for k, v in sums.items()}})
+    )
 
 
 # Rate 2; residuals 2 and -2 of 4 calls.
@@ -132,8 +140,13 @@ def test_one_row_has_no_standard_error():
 
 def test_outputs_are_the_same_by_tokens_and_end():
     def result(*rows):
-        tokens, ended = zip(*rows, strict=True)
-        return Result(["a"] * len(rows), list(map(np.array, tokens)), np.array(ended), FIRST)
+        ended_by = {True: "eos", False: "length"}
+        return Result(
+            tuple(
+                Row(i, "a", np.array(tokens), ended_by[ended], FIRST.rows)
+                for i, (tokens, ended) in enumerate(rows)
+            )
+        )
 
     first = result(([3, 4], True), ([3, 4], True), ([3, 4], True), ([3, 4], False))
     second = result(([3, 4], True), ([3, 5], True), ([3, 4], False), ([3, 4, 4], False))

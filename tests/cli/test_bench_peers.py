@@ -12,7 +12,7 @@ from specjax.checkpoints import save_model
 from specjax.cli.bench import peers
 from specjax.cli.main import main
 from specjax.models import T5, T5Config
-from specjax.testing import _grown
+from specjax.testing import grown as _grown
 from tests import tiny_pair
 from tests.models.tiny import random_params
 

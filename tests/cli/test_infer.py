@@ -282,7 +282,7 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"Decoder__rulez": 1}, "rulez"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (b"ba\n", {"DRAFTER": None}, "load_pair: drafter= is not given"),
-        (b"ba\n", {"FORMAT": "csv"}, "format must be one of text, tsv, jsonl, got 'csv'"),
+        (b"ba\n", {"FORMAT": "csv"}, "`format` must be one of text, tsv, jsonl, got 'csv'"),
         (b"ba\n", {"CHAT": "no"}, "chat must be True or False, got 'no'"),
         (b"ba\n", {"INPUT": 5}, "source=5 must be a path"),
         (b"ba\n", {"OUTPUT_DIR": 2024}, "output_dir=2024 must be a path"),

@@ -45,7 +45,8 @@ def trained(data, tmp_path_factory):
 def test_it_leaves_a_hugging_face_directory_and_its_scores(trained):
     results = json.loads((trained / "results.json").read_text())
     assert set(results) == {
-        "step", "validation_loss", "num_params", "validation_bleu", "test_bleu",
+        "step", "validation_loss", "num_params",
+        "validation_bleu", "validation_cut", "test_bleu", "test_cut",
     }  # fmt: skip
     assert results["validation_bleu"] == results["test_bleu"]
     loaded = load_model(trained / "model")
@@ -93,8 +94,8 @@ def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
     ("bindings", "message"),
     [
         (["SEED=3"], "seed: 0 there, 3 here"),
-        (["T5Config.vocab_size=64"], "model.vocab_size: 40 there, 64 here"),
-        (["T5Config.dropout_rate=0.5"], "model.dropout_rate: 0.0 there, 0.5 here"),
+        (["T5Config.vocab_size=64"], "task.model.vocab_size: 40 there, 64 here"),
+        (["T5Config.dropout_rate=0.5"], "task.model.dropout_rate: 0.0 there, 0.5 here"),
     ],
 )
 def test_another_configuration_in_the_same_directory_is_refused(
@@ -128,9 +129,7 @@ def test_an_embedding_with_rows_to_spare_keeps_the_vocabulary(data, tmp_path):
     assert run(data, tmp_path / "drafter", *bindings, f"TEACHER={model}", "TEACHER_SAMPLES=1") == 0
     drafter = load_tokenizer(tmp_path / "drafter" / "model")
     assert drafter.fingerprint == kept.fingerprint
-    assert (
-        run(data, tmp_path / "tuned", f"INIT_FROM={model}", "train.config=None", bindings[1]) == 0
-    )
+    assert run(data, tmp_path / "tuned", f"INIT_FROM={model}", "MODEL=None", bindings[1]) == 0
     assert load_model(tmp_path / "tuned" / "model").config == load_model(model).config
 
 
@@ -167,19 +166,22 @@ def test_a_damaged_line_costs_only_itself(data, tmp_path, capsys):
     bindings = [
         "training/read_examples.source='damaged.tsv'",
         "validation/read_examples.source='damaged.tsv'",
-        "train.progress=True", "NUM_STEPS=1",
+        "TrainerConfig.progress=True", "NUM_STEPS=1",
     ]  # fmt: skip
     assert run(data, tmp_path, *bindings) == 0
     told = capsys.readouterr().err
     assert "1 of 13 training pairs are longer than the last bucket (24 tokens)" in told
     assert "1 of 13 validation pairs are longer than the last bucket (24 tokens)" in told
-    assert "1 of 13 validation inputs are longer than 512 tokens; they are not decoded" in told
+    assert (
+        "1 of 13 validation inputs are empty or longer than 512 tokens; they are not decoded"
+        in told
+    )
 
 
 def test_a_failed_start_binds_nothing(data, tmp_path, capsys):
     for binding, message in (
         ("Batching.bucket_lengths=(1,)", "longer than 1 tokens"),
-        ("train.num_devices=99", "this process has 8 devices"),
+        ("TrainerConfig.num_devices=99", "`num_devices` must be at most 8"),
     ):
         assert run(data, tmp_path, binding) == 2
         assert message in capsys.readouterr().err
@@ -213,8 +215,11 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["Batching.bucket_lengths=24"], "must be several lengths that increase, or one"),
         (["T5Config.embed_dim=wide"], "embed_dim='wide' must be a whole number"),
         (["OUTPUT_DIR=2024"], "output_dir=2024 must be a path"),
-        (["train.config=None"], "config=None: give a T5Config, or init_from"),
-        (["train.vocabulary_type=word"], "vocabulary_type='word' is not one of unigram, bpe"),
+        (["MODEL=None"], "neither `model` nor `init_from` is given; give a configuration"),
+        (
+            ["Recipe.vocabulary_type=word"],
+            "`vocabulary_type` must be one of unigram, bpe, got 'word'",
+        ),
         (["VOCABULARY=/absent"], "/absent: no such file"),
         (["validation/read_examples.targets_field=None"], "validation data: example 0 has no ref"),
         (["test/read_examples.targets_field=None"], "test data: example 0 has no reference text"),
@@ -228,7 +233,10 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["training/read_examples.source=empty.tsv"], "empty.tsv is empty"),
         (["training/read_examples.source=latin1.tsv"], "latin1.tsv:2: byte 0xfc at column 2"),
         (["training/read_examples.source=blank.tsv"], "SentencePiece cannot train on this text"),
-        (["EXPORT_DTYPE=int8"], "export_dtype='int8' is not float32, bfloat16 or float16"),
+        (
+            ["EXPORT_DTYPE=int8"],
+            "`export_dtype` must be one of float32, bfloat16, float16, got 'int8'",
+        ),
         (["TEACHER_SAMPLES=1"], "teacher_samples=1: a teacher needs one of the other two"),
         (["TEACHER_SAMPLES=-1"], "teacher_samples must be a whole number in [0, "),
         (["DISTILLATION_WEIGHT=0.5"], "teacher=None, distillation_weight=0.5"),
@@ -290,4 +298,7 @@ def test_a_run_without_a_network_says_so(data, tmp_path, capsys):
     source = data / "train.tsv"
     names = {"TRAIN": source, "VALIDATION": source, "OUTPUT_DIR": tmp_path}
     assert main(["train", *files, *(f"--gin.{name}={value}" for name, value in names.items())]) == 2
-    assert "T5Config has no value for vocab_size, embed_dim" in capsys.readouterr().err
+    assert "neither `model` nor `init_from` is given" in capsys.readouterr().err
+    arguments = [f"--gin.{name}={value}" for name, value in names.items()]
+    assert main(["train", *files, *arguments, "--gin.MODEL=@LlamaConfig()"]) == 2
+    assert "LlamaConfig has no value for vocab_size, embed_dim" in capsys.readouterr().err

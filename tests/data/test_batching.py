@@ -1,9 +1,20 @@
 import numpy as np
 import pytest
 
-from specjax.data import Batching, BucketedBatches, Example, tokenize_pairs
+from specjax.data import (
+    Batching,
+    BucketedBatches,
+    Example,
+    JoinedLayout,
+    PairLayout,
+    tokenize_pairs,
+)
 
 PAD, EOS = 0, 1
+
+
+def ended(text):
+    return [*map(int, text.split()), EOS]
 
 
 def make_pairs(count=57, seed=0, longest=14):
@@ -13,12 +24,12 @@ def make_pairs(count=57, seed=0, longest=14):
         for _ in range(count)
     ]
     examples = [Example(i, a, b) for i, (a, b) in enumerate(texts)]
-    return tokenize_pairs(examples, lambda text: [int(t) for t in text.split()], EOS)
+    return tokenize_pairs(examples, ended, ended)
 
 
-def batches(pairs, *, bucket_lengths=(4, 8, 15), tokens_per_batch=32, **options):
+def batches(pairs, *, bucket_lengths=(4, 8, 15), tokens_per_batch=32, layout=None, **options):
     batching = Batching(bucket_lengths=bucket_lengths, tokens_per_batch=tokens_per_batch)
-    return BucketedBatches(pairs, batching, **({"seed": 3} | options))
+    return BucketedBatches(pairs, batching, layout, **({"seed": 3} | options))
 
 
 def rows(batch):
@@ -35,9 +46,7 @@ def all_rows(pairs):
 
 
 def test_pairs_end_with_eos_and_keep_their_order():
-    pairs = tokenize_pairs(
-        [Example(0, "5 6", "7"), Example(1, "", "8 9")], lambda t: list(map(int, t.split())), EOS
-    )
+    pairs = tokenize_pairs([Example(0, "5 6", "7"), Example(1, "", "8 9")], ended, ended)
     assert len(pairs) == 2
     assert [x.tolist() for x in pairs[0]] == [[5, 6, EOS], [7, EOS]]
     assert [x.tolist() for x in pairs[1]] == [[EOS], [8, 9, EOS]]
@@ -81,6 +90,54 @@ def test_filling_rows_hold_one_eos_and_no_targets():
     assert len(rows(batch)) == 1
     assert batch.inputs[1:].tolist() == [[EOS] + [PAD] * 14] * (len(batch.inputs) - 1)
     assert not batch.targets[1:].any()
+
+
+def test_inputs_without_a_token_hold_one_eos():
+    pairs = tokenize_pairs([Example(0, "", "7")], lambda _: [], ended)
+    assert batches(pairs, bucket_lengths=(4,)).batch(0).inputs.tolist()[0] == [EOS, PAD, PAD, PAD]
+
+
+def test_prompt_and_target_share_a_row_and_the_target_alone_is_learnt():
+    # A prompt begins as its tokenizer says, and only the target ends.
+    pairs = tokenize_pairs(
+        [Example(0, "5 6", "7 8"), Example(1, "", "9")], lambda t: ended(t)[:-1], ended
+    )
+    batch = batches(pairs, layout=JoinedLayout(pad_id=EOS), bucket_lengths=(8,), seed=None).batch(0)
+    assert batch.tokens.tolist()[:2] == [
+        [5, 6, 7, 8, EOS, EOS, EOS, EOS],
+        [9, EOS, EOS, EOS, EOS, EOS, EOS, EOS],
+    ]
+    assert batch.is_target.astype(int).tolist() == [
+        [0, 0, 1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [0] * 8,
+        [0] * 8,
+    ]
+
+
+def test_joined_rows_go_by_the_sum_of_both_lengths():
+    pairs = make_pairs()
+    lengths = pairs.lengths().sum(axis=1)
+    data = batches(pairs, layout=JoinedLayout(), bucket_lengths=(8, 16))
+    assert data.num_left_out == int((lengths > 16).sum()) > 0
+    for batch in data.epoch():
+        used = (batch.tokens != PAD).sum(axis=1)
+        assert used.max() > 8 or batch.tokens.shape[1] == 8
+
+
+def test_what_determines_the_batches_is_described():
+    pairs = make_pairs()
+    told = batches(pairs).describe()
+    assert told == batches(make_pairs()).describe()
+    others = (
+        batches(make_pairs(seed=1)),
+        batches(pairs, seed=4),
+        batches(pairs, row_multiple=3),
+        batches(pairs, tokens_per_batch=64),
+        batches(pairs, layout=JoinedLayout(), bucket_lengths=(4, 8, 15)),
+        batches(pairs, layout=PairLayout(pad_id=2)),
+    )
+    assert all(other.describe() != told for other in others)
 
 
 def test_without_a_seed_the_order_is_that_of_the_data():
@@ -133,8 +190,8 @@ def test_too_few_tokens_for_a_row_per_device_make_one_each():
 
 def test_pairs_without_targets_are_refused():
     with pytest.raises(ValueError, match="example 1 has no reference text"):
-        tokenize_pairs([Example(0, "a", "b"), Example(1, "a")], lambda _: [5], EOS)
-    with pytest.raises(ValueError, match="no examples to train on"):
-        tokenize_pairs([], lambda _: [5], EOS)
+        tokenize_pairs([Example(0, "a", "b"), Example(1, "a")], ended, ended)
+    with pytest.raises(ValueError, match="the source has no examples"):
+        tokenize_pairs([], ended, ended)
     with pytest.raises(ValueError, match="example 3 has half a surrogate pair at character 2"):
-        tokenize_pairs([Example(3, "a", "b\ud800")], lambda _: [5], EOS)
+        tokenize_pairs([Example(3, "a", "b\ud800")], ended, ended)

@@ -83,7 +83,7 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no key 'inputs': .* 'text'"),
         ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' must be a string, got 3"),
         ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt: a text file has no field 1"),
-        ("a.txt", "a\n", {"format": "csv"}, r"format must be one of text, tsv, jsonl, got 'csv'"),
+        ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )
 def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):

@@ -57,9 +57,9 @@ def test_texts_are_pretokenized_or_decoded(seqio):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("seqio:other", {}, "no registered seqio task or mixture 'other': import the module"),
-        ("seqio:my_task", {"split": "dev"}, "has no split 'dev': choose from"),
-        ("seqio:my_task", {"inputs_field": "text"}, "has no feature 'text': choose from"),
+        ("seqio:other", {}, "seqio has no task or mixture 'other'; import the module"),
+        ("seqio:my_task", {"split": "dev"}, "has no split 'dev'; its splits are"),
+        ("seqio:my_task", {"inputs_field": "text"}, "has no feature 'text'; its features are"),
     ],
 )
 def test_unknown_names_are_told_in_one_line(seqio, source, options, message):

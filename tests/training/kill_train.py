@@ -30,8 +30,8 @@ BINDINGS = {
     "TEACHER_SAMPLES": 1,
     "DISTILLATION_WEIGHT": 0.5,
     "T5Config.dropout_rate": 0.1,
-    "train.checkpoint_every": 3,
-    "train.log_every": 1,
+    "TrainerConfig.checkpoint_every": 3,
+    "TrainerConfig.log_every": 1,
 }
 
 
@@ -83,7 +83,7 @@ def rows(output: Path) -> list[dict]:
     for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
         if line.endswith("\n"):
             row = json.loads(line)
-            row.pop("target_tokens_per_second", None)
+            row.pop("items_per_second", None)
             found.append(row)
     return found
 

@@ -3,65 +3,72 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models import T5
-from specjax.training import AdamW, InverseSqrt, Objective, init_state, make_train_step
-from specjax.training.step import make_eval_step, teacher_forced_logits
+from specjax.data import PairBatch
+from specjax.models import LlamaConfig
+from specjax.training import (
+    AdamW,
+    InverseSqrt,
+    Objective,
+    Seq2Seq,
+    init_state,
+    make_eval_step,
+    make_train_step,
+)
 from tests.training.toy import CONFIG, EOS
 
-MODEL = T5(CONFIG.replace(dropout_rate=0.0))
-PARAMS = MODEL.init(jax.random.key(0))
-TEACHER_PARAMS = MODEL.init(jax.random.key(1))
+PLAIN = CONFIG.replace(dropout_rate=0.0)
+TASK = Seq2Seq(model=PLAIN)
+PARAMS = TASK.init(jax.random.key(0))
+TEACHER_PARAMS = TASK.init(jax.random.key(1))
 OPTIMIZER = AdamW(schedule=InverseSqrt(peak=0.01, warmup_steps=1))
-INPUTS = jnp.asarray([[5, 6, EOS, 0], [7, EOS, 0, 0]], jnp.int32)
-TARGETS = jnp.asarray([[6, 5, EOS, 0], [EOS, 0, 0, 0]], jnp.int32)
+BATCH = PairBatch(
+    inputs=jnp.asarray([[5, 6, EOS, 0], [7, EOS, 0, 0]], jnp.int32),
+    targets=jnp.asarray([[6, 5, EOS, 0], [EOS, 0, 0, 0]], jnp.int32),
+)
+TARGETS = np.asarray(BATCH.targets)
 
 
-def log_probabilities(params, model=MODEL):
-    logits = teacher_forced_logits(model, params, INPUTS, TARGETS, 0, None)
-    logits = np.asarray(logits, np.float64)
+def log_probabilities(params):
+    logits = np.asarray(TASK.logits(PLAIN, params, BATCH), np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def one_step(objective, *, inputs=INPUTS, targets=TARGETS, state=None, model=MODEL, teacher=None):
-    step = make_train_step(model, OPTIMIZER, objective, seed=0, teacher=teacher)
-    state = init_state(PARAMS, OPTIMIZER, objective) if state is None else state
-    return step(state, inputs, targets, None if teacher is None else TEACHER_PARAMS)
+def one_step(task=TASK, *, batch=BATCH, state=None, ema_decay=0.0):
+    step = make_train_step(task, OPTIMIZER, seed=0, ema_decay=ema_decay)
+    state = init_state(PARAMS, OPTIMIZER, ema_decay) if state is None else state
+    return step(state, None if task.teacher is None else TEACHER_PARAMS, batch)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_the_loss_mixes_smoothed_cross_entropy_and_divergence(weight):
-    objective = Objective(label_smoothing=0.1, distillation_weight=weight, ema_decay=0.0)
-    _, metrics = one_step(objective, teacher=MODEL if weight else None)
+    objective = Objective(label_smoothing=0.1, distillation_weight=weight)
+    task = Seq2Seq(model=PLAIN, objective=objective, teacher=PLAIN if weight else None)
+    _, metrics = one_step(task)
     q, p = log_probabilities(PARAMS), log_probabilities(TEACHER_PARAMS)
-    target = 0.9 * np.eye(12)[np.asarray(TARGETS)] + 0.1 / 12
+    target = 0.9 * np.eye(12)[TARGETS] + 0.1 / 12
     loss = -(1 - weight) * (target * q).sum(-1) + weight * (np.exp(p) * (p - q)).sum(-1)
     # Per target token, not per row.
-    expected = loss[np.asarray(TARGETS) != 0].sum() / 4
+    expected = loss[TARGETS != 0].sum() / 4
     assert float(metrics.loss) == pytest.approx(expected, rel=1e-4)
-    assert int(metrics.tokens) == 4
+    assert int(metrics.items) == 4
 
 
 def test_padding_and_filling_rows_change_nothing():
-    objective = Objective()
-    _, metrics = one_step(objective)
-    padded = {
-        "inputs": jnp.pad(INPUTS, ((0, 2), (0, 3))),
-        "targets": jnp.pad(TARGETS, ((0, 2), (0, 3))),
-    }
-    padded["inputs"] = padded["inputs"].at[2:, 0].set(EOS)
-    _, other_metrics = one_step(objective, **padded)
+    _, metrics = one_step()
+    padded = jax.tree.map(lambda x: jnp.pad(x, ((0, 2), (0, 3))), BATCH)
+    padded = padded._replace(inputs=padded.inputs.at[2:, 0].set(EOS))
+    _, other_metrics = one_step(batch=padded)
     assert float(metrics.loss) == pytest.approx(float(other_metrics.loss), rel=1e-5)
     assert float(metrics.grad_norm) == pytest.approx(float(other_metrics.grad_norm), rel=1e-4)
-    assert int(metrics.tokens) == int(other_metrics.tokens)
+    assert int(metrics.items) == int(other_metrics.items)
 
 
 def test_the_average_follows_the_parameters():
-    objective = Objective(ema_decay=0.5)
-    state = init_state(PARAMS, OPTIMIZER, objective)
+    state = init_state(PARAMS, OPTIMIZER, 0.5)
     expected = jax.tree.map(np.asarray, PARAMS)
     # It starts smaller: (1 + step) / (10 + step), until that exceeds 0.5 at step 8.
     for decay in [1 / 10, 2 / 11, 3 / 12]:
-        state, _ = one_step(objective, state=state)
+        state, _ = one_step(state=state, ema_decay=0.5)
         expected = jax.tree.map(
             lambda a, p, d=decay: d * a + (1 - d) * np.asarray(p), expected, state.params
         )
@@ -69,9 +76,9 @@ def test_the_average_follows_the_parameters():
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state.average, expected
     )
     assert state.best_params is state.average
-    late = init_state(PARAMS, OPTIMIZER, objective)._replace(step=jnp.asarray(100, jnp.int32))
+    late = init_state(PARAMS, OPTIMIZER, 0.5)._replace(step=jnp.asarray(100, jnp.int32))
     before = jax.tree.map(np.asarray, late.average)
-    late, _ = one_step(objective, state=late)
+    late, _ = one_step(state=late, ema_decay=0.5)
     jax.tree.map(
         lambda a, b, p: np.testing.assert_allclose(
             a, (b + np.asarray(p)) / 2, rtol=1e-4, atol=1e-6
@@ -83,22 +90,56 @@ def test_the_average_follows_the_parameters():
 
 
 def test_dropout_follows_from_the_step():
-    model = T5(CONFIG.replace(dropout_rate=0.5))
-    objective = Objective(ema_decay=0.0)
+    task = Seq2Seq(model=CONFIG.replace(dropout_rate=0.5))
     losses = []
     for number in (0, 0, 1):
-        state = init_state(PARAMS, OPTIMIZER, objective)._replace(
-            step=jnp.asarray(number, jnp.int32)
-        )
-        losses.append(float(one_step(objective, state=state, model=model)[1].loss))
+        state = init_state(PARAMS, OPTIMIZER, 0.0)._replace(step=jnp.asarray(number, jnp.int32))
+        losses.append(float(one_step(task, state=state)[1].loss))
     assert losses[0] == losses[1] != losses[2]
 
 
 def test_evaluation_sums_plain_cross_entropy_without_dropout():
-    model = T5(CONFIG.replace(dropout_rate=0.5))
-    total, tokens = make_eval_step(model)(PARAMS, INPUTS, TARGETS)
-    q = log_probabilities(PARAMS)
-    targets = np.asarray(TARGETS)
-    each = -np.take_along_axis(q, targets[..., None], -1)[..., 0]
-    assert float(total) == pytest.approx(each[targets != 0].sum(), rel=1e-4)
-    assert int(tokens) == 4
+    task = Seq2Seq(model=CONFIG.replace(dropout_rate=0.5))
+    totals = make_eval_step(task)(PARAMS, None, BATCH)
+    each = -np.take_along_axis(log_probabilities(PARAMS), TARGETS[..., None], -1)[..., 0]
+    assert float(totals["loss"].sum) == pytest.approx(each[TARGETS != 0].sum(), rel=1e-4)
+    assert int(totals["loss"].items) == 4
+
+
+def test_equal_tasks_share_their_programs():
+    again = Seq2Seq(model=PLAIN)
+    assert make_eval_step(again) is make_eval_step(TASK)
+    options = {"seed": 0, "ema_decay": 0.0}
+    assert make_train_step(again, OPTIMIZER, **options) is make_train_step(
+        TASK, OPTIMIZER, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pad_id": EOS}, "pad_id=1 is also the end-of-sequence token"),
+        ({"objective": Objective(distillation_weight=0.5)}, "a teacher is needed exactly if"),
+        ({"teacher": PLAIN}, "distillation_weight=0.0 and teacher=given"),
+        (
+            {
+                "objective": Objective(distillation_weight=1.0),
+                "teacher": CONFIG.replace(vocab_size=16),
+            },
+            "teacher's vocab_size=16 and the network's vocab_size=12 differ",
+        ),
+        (
+            {
+                "objective": Objective(distillation_weight=1.0),
+                "teacher": LlamaConfig(
+                    vocab_size=12, embed_dim=8, num_heads=1, num_kv_heads=1, head_dim=8,
+                    mlp_dim=8, num_layers=1,
+                ),
+            },
+            "a Llama cannot teach a T5 token by token; set distillation_weight to 0",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_learnt_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Seq2Seq(model=PLAIN, **changes)

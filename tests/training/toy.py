@@ -4,7 +4,16 @@ import numpy as np
 
 from specjax.data import Batching, Example, TokenPairs, tokenize_pairs
 from specjax.models import T5Config
-from specjax.training import AdamW, InverseSqrt, Objective
+from specjax.tokenizers import Tokenizer
+from specjax.training import (
+    AdamW,
+    InverseSqrt,
+    Objective,
+    Seq2Seq,
+    TrainerConfig,
+    TrainingData,
+    train,
+)
 
 EOS = 1
 WORDS = range(3, 12)
@@ -20,12 +29,27 @@ CONFIG = T5Config(
     dropout_rate=0.1,
 )
 OPTIMIZER = AdamW(schedule=InverseSqrt(peak=0.05, warmup_steps=30), relative=True)
-OBJECTIVE = Objective(label_smoothing=0.0, ema_decay=0.9)
+OBJECTIVE = Objective(label_smoothing=0.0)
 BATCHING = Batching(tokens_per_batch=256, bucket_lengths=(8,))
 
 
 def encode(text: str) -> list[int]:
     return [int(word) for word in text.split()]
+
+
+class Numbers(Tokenizer):
+    """Each word is the number of its id."""
+
+    eos_ids, pad_id, add_eos, vocab_size, _own_eos = (EOS,), 0, True, 12, EOS
+
+    def token(self, token_id):
+        return str(token_id)
+
+    def _encode(self, text):
+        return encode(text)
+
+    def _decode(self, ids, skip_special_tokens):
+        return " ".join(map(str, ids))
 
 
 def copies(count: int, seed: int = 0, longest: int = 5) -> list[Example]:
@@ -38,25 +62,62 @@ def copies(count: int, seed: int = 0, longest: int = 5) -> list[Example]:
     return [Example(i, text, text) for i, text in enumerate(texts)]
 
 
+def encode_and_end(text: str) -> list[int]:
+    return [*encode(text), EOS]
+
+
 def copy_pairs(count: int, seed: int = 0, longest: int = 5) -> TokenPairs:
-    return tokenize_pairs(copies(count, seed, longest), encode, EOS)
+    return tokenize_pairs(copies(count, seed, longest), encode_and_end, encode_and_end)
 
 
-def train_arguments(output_dir, **changes):
-    """Arguments of `specjax.training.train` for a run of the copy task."""
-    return {
-        "output_dir": output_dir,
-        "config": CONFIG,
-        "training_pairs": copy_pairs(300),
-        "validation_pairs": copy_pairs(40, seed=1),
-        "optimizer": OPTIMIZER,
-        "objective": OBJECTIVE,
-        "batching": BATCHING,
+def trainer_config(**changes) -> TrainerConfig:
+    settings = {
         "num_steps": 30,
+        "optimizer": OPTIMIZER,
+        "ema_decay": 0.9,
+        "seed": 7,
         "checkpoint_every": 10,
         "log_every": 5,
-        "seed": 7,
         "num_devices": 1,
         "progress": False,
-        **changes,
     }
+    return TrainerConfig(**(settings | changes))
+
+
+def train_copies(
+    output_dir,
+    *,
+    task=None,
+    training_pairs=None,
+    validation_pairs=None,
+    batching=BATCHING,
+    grow=None,
+    constants=None,
+    init_params=None,
+    evaluate=None,
+    notes=None,
+    **changes,
+):
+    """Trains on the copy task; `changes` are of the trainer's configuration."""
+    task = task or Seq2Seq(model=CONFIG, objective=OBJECTIVE)
+    config = trainer_config(**changes)
+
+    def batches(pairs, seed):
+        multiple = len(config.devices())
+        return task.batches(pairs, batching, seed=seed, row_multiple=multiple)
+
+    data = TrainingData(
+        training=batches(training_pairs or copy_pairs(300), config.seed),
+        validation=batches(validation_pairs or copy_pairs(40, seed=1), None),
+        grow=grow,
+    )
+    return train(
+        config,
+        task,
+        data,
+        output_dir=output_dir,
+        constants=constants,
+        init_params=init_params,
+        evaluate=evaluate,
+        notes=notes,
+    )

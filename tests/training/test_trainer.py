@@ -9,22 +9,35 @@ import pytest
 from specjax.data import Batching
 from specjax.models import T5
 from specjax.runs.output_directory import locked
-from specjax.training import AdamW, Objective, Teacher, train
+from specjax.training import (
+    AdamW,
+    InverseSqrt,
+    Objective,
+    Seq2Seq,
+    Total,
+    TrainingData,
+    train,
+)
 from tests.training.toy import (
+    BATCHING,
     CONFIG,
-    EOS,
     OBJECTIVE,
     OPTIMIZER,
     copy_pairs,
-    train_arguments,
+    train_copies,
+    trainer_config,
 )
+
+
+def task(objective=OBJECTIVE, teacher=None, **changes):
+    return Seq2Seq(model=CONFIG.replace(**changes), objective=objective, teacher=teacher)
 
 
 def log(directory):
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:
-        row.pop("target_tokens_per_second", None)
+        row.pop("items_per_second", None)
     return rows
 
 
@@ -35,7 +48,7 @@ def assert_equal_trees(a, b):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("finished")
-    return directory, train(**train_arguments(directory))
+    return directory, train_copies(directory)
 
 
 def test_the_loss_goes_down_and_the_log_tells_it(finished):
@@ -54,11 +67,11 @@ def test_the_loss_goes_down_and_the_log_tells_it(finished):
 
 def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path):
     directory, result = finished
-    train(**train_arguments(tmp_path, num_steps=20))
+    train_copies(tmp_path, num_steps=20)
     # What a kill may leave behind: rows past the checkpoint, and a torn line.
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 25, "loss": 1.0}\n{"step": 26, "lo')
-    continued = train(**train_arguments(tmp_path))
+    continued = train_copies(tmp_path)
     assert_equal_trees(continued.params, result.params)
     assert log(tmp_path) == log(directory)
 
@@ -66,7 +79,7 @@ def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path):
 def test_a_finished_run_gives_its_result_again(finished):
     directory, result = finished
     before = (directory / "metrics.jsonl").read_text()
-    again = train(**train_arguments(directory))
+    again = train_copies(directory)
     assert again[:2] == result[:2]
     assert_equal_trees(again.params, result.params)
     assert (directory / "metrics.jsonl").read_text() == before
@@ -76,14 +89,14 @@ def test_a_finished_run_gives_its_result_again(finished):
     ("changes", "told"),
     [
         ({"seed": 8}, "seed: 7 there, 8 here"),
-        ({"objective": Objective(ema_decay=0.5)}, "objective.ema_decay: 0.9 there, 0.5 here"),
-        ({"config": CONFIG.replace(dropout_rate=0.3)}, "model.dropout_rate: 0.1 there, 0.3 here"),
-        ({"training_pairs": copy_pairs(200)}, "training_data: "),
-        ({"validation_pairs": copy_pairs(30, seed=1)}, "validation_data: "),
+        ({"ema_decay": 0.5}, "ema_decay: 0.9 there, 0.5 here"),
+        ({"task": task(dropout_rate=0.3)}, "task.model.dropout_rate: 0.1 there, 0.3 here"),
+        ({"training_pairs": copy_pairs(200)}, "training.data: "),
+        ({"validation_pairs": copy_pairs(30, seed=1)}, "validation.data: "),
         ({"optimizer": dataclasses.replace(OPTIMIZER, b2=0.9)}, "optimizer.b2: 0.98 there, 0.9"),
-        ({"pad_id": 2}, "pad_id: 0 there, 2 here"),
+        ({"task": dataclasses.replace(task(), pad_id=2)}, "task.pad_id: 0 there, 2 here"),
         # 32 rows on one device, 30 on three: other batches.
-        ({"num_devices": 3}, "rows_per_batch: [32] there, [30] here"),
+        ({"num_devices": 3}, "training.rows_per_batch: [32] there, [30] here"),
         ({"init_params": T5(CONFIG).init(jax.random.key(0))}, "init_params: None there, "),
         ({"notes": {"samples": 3}}, "samples: None there, 3 here"),
     ],
@@ -91,7 +104,7 @@ def test_a_finished_run_gives_its_result_again(finished):
 def test_another_configuration_is_refused(finished, changes, told):
     directory, _ = finished
     with pytest.raises(ValueError, match="holds a run of another configuration") as error:
-        train(**train_arguments(directory, **changes))
+        train_copies(directory, **changes)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -103,7 +116,7 @@ def test_several_devices_compute_the_same(tmp_path):
     rows = []
     for devices in (1, 4):
         directory = tmp_path / str(devices)
-        train(**train_arguments(directory, num_devices=devices, **changes))
+        train_copies(directory, num_devices=devices, **changes)
         rows.append(log(directory))
     assert len(rows[0]) == len(rows[1]) == 4
     for one, four in zip(*rows, strict=True):
@@ -112,30 +125,27 @@ def test_several_devices_compute_the_same(tmp_path):
 
 
 def test_a_run_may_be_continued_on_other_devices_that_make_the_same_batches(tmp_path):
-    train(**train_arguments(tmp_path, num_steps=10))
-    result = train(**train_arguments(tmp_path, num_steps=11, num_devices=4))
+    train_copies(tmp_path, num_steps=10)
+    result = train_copies(tmp_path, num_steps=11, num_devices=4)
     assert result.step == 11
 
 
 def test_without_an_average_the_parameters_are_the_result(tmp_path):
-    result = train(**train_arguments(tmp_path, num_steps=5, objective=Objective(ema_decay=0.0)))
+    result = train_copies(tmp_path, num_steps=5, ema_decay=0.0)
     assert result.step == 5
     assert jax.tree.structure(result.params) == jax.tree.structure(T5(CONFIG).abstract_params())
 
 
 def test_it_starts_from_given_parameters(finished, tmp_path):
     _, result = finished
-    start = train(
-        **train_arguments(tmp_path, num_steps=1, checkpoint_every=1, init_params=result.params)
-    )
+    start = train_copies(tmp_path, num_steps=1, checkpoint_every=1, init_params=result.params)
     assert start.validation_loss == pytest.approx(result.validation_loss, abs=0.05)
 
 
 def test_a_student_learns_its_teachers_distribution(finished, tmp_path):
     _, result = finished
-    teacher = Teacher(model=T5(CONFIG), params=result.params)
-    objective = Objective(label_smoothing=0.0, distillation_weight=1.0, ema_decay=0.0)
-    train(**train_arguments(tmp_path, teacher=teacher, objective=objective))
+    distilled = task(Objective(label_smoothing=0.0, distillation_weight=1.0), teacher=CONFIG)
+    train_copies(tmp_path, task=distilled, constants=result.params, ema_decay=0.0)
     divergences = [row["loss"] for row in log(tmp_path) if "loss" in row]
     assert divergences[-1] < 0.3 * divergences[0]
 
@@ -148,78 +158,65 @@ def test_a_student_learns_its_teachers_distribution(finished, tmp_path):
         ({"checkpoint_every": 0}, "checkpoint_every must be .* got 0"),
         ({"log_every": 0}, "log_every must be .* got 0"),
         ({"seed": -1}, "seed must be a whole number in .* got -1"),
+        ({"ema_decay": 1.0}, r"ema_decay must lie in \[0, 1\), got 1.0"),
         ({"num_devices": 0}, "num_devices must be .* got 0"),
-        ({"pad_id": EOS}, "pad_id=1 is also the end-of-sequence token"),
-        ({"config": CONFIG.replace(param_dtype="bfloat16")}, "param_dtype=bfloat16: small updates"),
+        ({"num_devices": 9}, "`num_devices` must be at most 8, the devices of this process, got 9"),
+        ({"task": task(param_dtype="bfloat16")}, "param_dtype=bfloat16: small updates"),
+        ({"task": task(vocab_size=8)}, "the data contain token 11, but the network's vocab_size=8"),
         ({"batching": Batching(bucket_lengths=(1,))}, "all 300 pairs are longer than 1 tokens"),
-        ({"num_devices": 9}, "num_devices=9: this process has 8 devices"),
-        ({"config": CONFIG.replace(vocab_size=8)}, "training_pairs contain token 11, but"),
-        ({"objective": Objective(distillation_weight=0.5)}, "a teacher is needed exactly if"),
         ({"init_params": {"token_embedder": np.zeros(3)}}, "do not have the network's names"),
     ],
 )
 def test_unusable_arguments_are_told_and_bind_nothing(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        train(**train_arguments(tmp_path, **changes))
+        train_copies(tmp_path, **changes)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "adam"}, "`optimizer` must be an AdamW, got 'adam'"),
+        ({"progress": "no"}, "`progress` must be True or False, got 'no'"),
+        ({"allow_other_streams": 1}, "`allow_other_streams` must be True or False, got 1"),
+        ({"num_steps": "ten"}, "num_steps must be a number, got 'ten'"),
+    ],
+)
+def test_settings_of_another_type_are_refused(changes, message):
+    with pytest.raises(TypeError, match=message):
+        trainer_config(**changes)
 
 
 def test_what_cannot_be_recorded_is_told(tmp_path):
     optimizer = AdamW(schedule=lambda step: 0.01 * step)
     with pytest.raises(TypeError, match="cannot be recorded with the run; make it a frozen data"):
-        train(**train_arguments(tmp_path, optimizer=optimizer))
+        train_copies(tmp_path, optimizer=optimizer)
     assert not (tmp_path / "train_config.json").exists()
 
 
 def test_fewer_updates_than_done_are_refused(finished):
     directory, _ = finished
     with pytest.raises(ValueError, match=r"num_steps=20: the run in .* has done 30 updates"):
-        train(**train_arguments(directory, num_steps=20))
+        train_copies(directory, num_steps=20)
 
 
 def test_a_second_process_is_kept_out(finished):
     directory, _ = finished
     with locked(directory), pytest.raises(OSError, match="another process is at work in it"):
-        train(**train_arguments(directory))
-
-
-def test_pairs_left_out_are_told(tmp_path, capsys):
-    changes = {
-        "training_pairs": copy_pairs(50, longest=9),
-        "validation_pairs": copy_pairs(20, longest=9),
-        "num_steps": 1,
-        "progress": True,
-    }
-    train(**train_arguments(tmp_path, **changes))
-    told = capsys.readouterr().err
-    for pairs, name in (("training_pairs", "50 training"), ("validation_pairs", "20 validation")):
-        count = int((changes[pairs].lengths().max(axis=1) > 8).sum())
-        assert count
-        assert f"{count} of {name} pairs are longer than the last bucket (8 tokens)" in told
+        train_copies(directory)
 
 
 def test_an_output_directory_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"output_dir=.*file/run cannot be written"):
-        train(**train_arguments(tmp_path / "file" / "run"))
-
-
-def test_a_teacher_of_another_size_is_refused(finished, tmp_path):
-    _, result = finished
-    changes = {
-        "teacher": Teacher(model=T5(CONFIG), params=result.params),
-        "objective": Objective(distillation_weight=1.0),
-        "config": CONFIG.replace(vocab_size=16),
-    }
-    with pytest.raises(ValueError, match="teacher's vocab_size=12 and the network's vocab_size=16"):
-        train(**train_arguments(tmp_path, **changes))
+        train_copies(tmp_path / "file" / "run")
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     params = T5(CONFIG).init(jax.random.key(0))
     params["decoder"]["decoder_norm"]["scale"] *= np.nan
     with pytest.raises(ValueError, match="the loss is nan at step 5; lower the learning rate"):
-        train(**train_arguments(tmp_path, init_params=params))
+        train_copies(tmp_path, init_params=params)
     assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
@@ -232,22 +229,99 @@ class Boundless:
 def test_an_update_that_ruins_the_parameters_is_never_a_checkpoint(tmp_path):
     optimizer = AdamW(schedule=Boundless())
     with pytest.raises(ValueError, match="the validation loss is .* at step 1; lower the learning"):
-        train(**train_arguments(tmp_path, optimizer=optimizer, num_steps=1))
+        train_copies(tmp_path, optimizer=optimizer, num_steps=1)
     assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
-@pytest.mark.parametrize(
-    ("name", "end"), [("label_smoothing", ")"), ("distillation_weight", "]"), ("ema_decay", ")")]
-)
-def test_objectives_outside_their_range_are_refused(name, end):
-    with pytest.raises(ValueError, match=rf"Objective: {name} must lie in \[0, 1\{end}, got 1.5"):
-        Objective(**{name: 1.5})
-    with pytest.raises(TypeError, match=f"Objective: {name} must be a number, got 'x'"):
-        Objective(**{name: "x"})
-
-
-def test_the_objective_is_named_in_the_record(finished):
+def test_the_configuration_is_in_the_record(finished):
     directory, _ = finished
     record = json.loads((directory / "train_config.json").read_text())
-    assert record["objective"]["ema_decay"] == OBJECTIVE.ema_decay
-    assert record["model"]["vocab_size"] == CONFIG.vocab_size
+    assert record["ema_decay"] == 0.9
+    assert record["task"]["objective"]["label_smoothing"] == OBJECTIVE.label_smoothing
+    assert record["task"]["model"]["vocab_size"] == CONFIG.vocab_size
+
+
+def test_a_run_draws_the_same_whatever_the_default_generator(finished, tmp_path):
+    """Initial parameters, dropout and the order of the data: only the first two are JAX's."""
+    _, result = finished
+    with jax.default_prng_impl("rbg"), jax.threefry_partitionable(False):
+        other = train_copies(tmp_path)
+    assert_equal_trees(other.params, result.params)
+
+
+def test_figures_of_an_evaluation_are_logged_at_each_checkpoint(tmp_path):
+    seen = []
+
+    def evaluate(params):
+        assert all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params))
+        seen.append(params)
+        return {"score": float(len(seen))}
+
+    train_copies(tmp_path, num_steps=20, num_devices=2, evaluate=evaluate)
+    scores = {row["step"]: row["score"] for row in log(tmp_path) if "score" in row}
+    assert scores == {10: 1.0, 20: 2.0}
+
+
+def test_the_data_may_grow_once_the_run_is_claimed(tmp_path):
+    grown = []
+
+    def grow():
+        assert (tmp_path / "train_config.json").exists()
+        grown.append(1)
+        return task().batches(copy_pairs(600), BATCHING, seed=7, row_multiple=1)
+
+    train_copies(tmp_path, num_steps=10, grow=grow)
+    assert grown == [1]
+    # 600 pairs in batches of 32, where the references alone are 300.
+    assert log(tmp_path)[0]["epoch"] == pytest.approx(5 / 19)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A linear head on a frozen random layer: not a language model, and not on pairs of texts."""
+
+    item_name = "points"
+
+    def init(self, key):
+        return {"kernel": jnp.zeros((4, 1))}
+
+    def loss(self, params, constants, batch, key):
+        x, y = batch
+        error = jnp.square(jnp.tanh(x @ constants["layer"]) @ params["kernel"] - y)
+        return Total(jnp.sum(error), jnp.asarray(error.size, jnp.int32))
+
+    def evaluate(self, params, constants, batch):
+        loss = self.loss(params, constants, batch, None)
+        return {"loss": loss, "doubled": loss._replace(sum=2.0 * loss.sum)}
+
+
+class Points:
+    batches_per_epoch = 2
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def batch(self, step):
+        x = np.random.default_rng(step % 2).normal(size=(8, 3)).astype(np.float32)
+        return x, np.tanh(x @ self.layer) @ np.ones((4, 1), np.float32)
+
+    def epoch(self):
+        return (self.batch(step) for step in range(2))
+
+    def describe(self):
+        return {"points": 16}
+
+
+def test_a_head_on_frozen_parameters_is_one_more_task(tmp_path):
+    layer = np.random.default_rng(5).normal(size=(3, 4)).astype(np.float32)
+    data = TrainingData(training=Points(layer), validation=Points(layer))
+    optimizer = AdamW(schedule=InverseSqrt(peak=0.2, warmup_steps=1))
+    config = trainer_config(optimizer=optimizer, num_steps=100, checkpoint_every=50, ema_decay=0.0)
+    options = {"constants": {"layer": layer}, "output_dir": tmp_path}
+    result = train(config, Head(), data, **options)
+    rows = [row for row in log(tmp_path) if "validation_loss" in row]
+    assert rows[-1]["validation_doubled"] == pytest.approx(2.0 * rows[-1]["validation_loss"])
+    assert result.validation_loss < 0.05
+    np.testing.assert_allclose(result.params["kernel"], np.ones((4, 1)), atol=0.3)
+    with pytest.raises(ValueError, match="constants: "):
+        train(config, Head(), data, **{**options, "constants": {"layer": layer + 1.0}})

@@ -1,0 +1,367 @@
+"""The trainer: steps, checkpoints, resumption and evaluation of any `Task`."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from specjax.checks import checked
+from specjax.runs.output_directory import claim, locked, make_writable
+from specjax.training.environment import check_environment
+from specjax.training.fingerprint import describe, digest
+from specjax.training.optimizer import AdamW
+from specjax.training.progress import Progress, Window, say, warn_of_warmup
+from specjax.training.run_directory import CONFIG_NAME, RunDirectory
+from specjax.training.step import (
+    TrainState,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    root_key,
+)
+from specjax.training.task import Task
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long and by what updates a run trains, and what it tells and keeps.
+
+    Attributes:
+      num_steps: updates in all; may be raised to prolong a finished run.
+      optimizer: the optimiser and its schedule.
+      ema_decay: of the running average of the parameters, which is what is evaluated and exported,
+        in [0, 1); 0 for none. It starts smaller: min(decay, (1 + step) / (10 + step)).
+      seed: of the initial parameters, the order of the data and dropout.
+      checkpoint_every: updates between checkpoints; each one is evaluated.
+      log_every: updates between lines of the log.
+      num_devices: devices that share each batch's rows; all of the process's by default.
+      allow_other_streams: continue a run though another version of a package draws other random
+        numbers than the run began with.
+      progress: whether to tell progress on stderr.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a value outside its range.
+    """
+
+    num_steps: int
+    optimizer: AdamW
+    ema_decay: float = 0.999
+    seed: int = 0
+    checkpoint_every: int = 500
+    log_every: int = 50
+    num_devices: int | None = None
+    allow_other_streams: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"num_steps": 1, "seed": 0, "checkpoint_every": 1, "log_every": 1}
+        if self.num_devices is not None:
+            least["num_devices"] = 1
+        for name, low in least.items():
+            value = checked(name, getattr(self, name), low=low, dtype=np.int32)
+            object.__setattr__(self, name, int(value))  # 1e4 has become 10000
+        checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
+        if not isinstance(self.optimizer, AdamW):
+            raise TypeError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
+        for name in ("allow_other_streams", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
+
+    def devices(self) -> list[jax.Device]:
+        """The devices that share a batch.
+
+        Raises:
+          ValueError: there are not so many.
+        """
+        devices = jax.devices()
+        if self.num_devices is not None and self.num_devices > len(devices):
+            raise ValueError(
+                f"`num_devices` must be at most {len(devices)}, the devices of this process, got "
+                f"{self.num_devices}"
+            )
+        return devices[: self.num_devices]
+
+
+class Batches(Protocol):
+    """Batches in an order that their numbers alone determine."""
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many until all data have been seen once."""
+
+    def batch(self, step: int) -> Any:
+        """The batch of step `step`: a pytree of arrays with the rows first."""
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of the first epoch."""
+
+    def describe(self) -> dict[str, Any]:
+        """What determines the batches, as JSON values."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a run trains on and is measured by.
+
+    Attributes:
+      training: batches; the devices share the rows of each.
+      validation: batches; the checkpoint with the lowest loss on them is the result.
+      grow: makes the batches to train on, in the place of `training`. It is called once the run is
+        known to be the one that its directory holds, so it may take its time. What determines it
+        goes into the notes.
+    """
+
+    training: Batches
+    validation: Batches
+    grow: Callable[[], Batches] | None = None
+
+
+class TrainResult(NamedTuple):
+    """What a finished run gives.
+
+    Attributes:
+      step: the step of the best checkpoint.
+      validation_loss: its mean loss per item, in nats for language models.
+      params: its parameters (their running average, if one is kept).
+    """
+
+    step: int
+    validation_loss: float
+    params: Params
+
+
+def train(
+    config: TrainerConfig,
+    task: Task,
+    data: TrainingData,
+    *,
+    output_dir: str | os.PathLike[str],
+    constants: Any = None,
+    init_params: Params | None = None,
+    evaluate: Callable[[Params], Mapping[str, float]] | None = None,
+    notes: Mapping[str, Any] | None = None,
+    on_start: Callable[[Path], None] | None = None,
+) -> TrainResult:
+    """Trains a task's parameters, or continues the run that `output_dir` holds.
+
+    A run that was killed at any moment and started again ends with the same parameters, to the
+    bit, as one that was not (in the same environment with the same number of devices): the order of
+    the data and the steps' keys follow from the seed and the step. A start that is refused for its
+    arguments leaves nothing behind that would bind the next.
+
+    Args:
+      config: the trainer's settings.
+      task: the loss and the parameters.
+      data: batches to train on and to validate with.
+      output_dir: holds the checkpoints (the latest and the best), the configuration, the
+        environments and `metrics.jsonl`.
+      constants: a pytree of arrays that the task reads and nothing changes, such as a teacher's
+        parameters.
+      init_params: parameters to start from; by default the task's initialisers draw them.
+      evaluate: called at each checkpoint with the parameters on one device; its figures are
+        logged. They choose no checkpoint.
+      notes: further JSON values that determine the run, such as the arguments of `data.grow`.
+      on_start: called with the run's directory once all checks are passed, before the long work.
+
+    Returns:
+      A `TrainResult`.
+
+    Raises:
+      OSError: `output_dir` cannot be written, or another process trains in it.
+      TypeError: a value of the wrong type.
+      ValueError: a value outside its range, an `output_dir` that holds another run or one of other
+        random streams, or a loss that is no longer finite.
+    """
+    # Whatever refuses a first start comes before the claim.
+    devices, expected = config.devices(), _float32_params(task)
+    init_params = None if init_params is None else _fitting(init_params, expected)
+    arrays = {"init_params": init_params, "constants": constants}
+    record = {
+        "task": describe(task),
+        "optimizer": describe(config.optimizer),
+        "ema_decay": float(config.ema_decay),
+        "seed": config.seed,
+        "training": data.training.describe(),
+        "validation": data.validation.describe(),
+        **{name: None if tree is None else digest(tree) for name, tree in arrays.items()},
+        **(notes or {}),
+    }
+    path = make_writable(output_dir)
+    # Pinned like the generator: it decides what a generator draws.
+    with locked(path), jax.threefry_partitionable(True):
+        claim(path / CONFIG_NAME, record)
+        directory = RunDirectory(path)
+        try:
+            _check_resumption(config, directory)
+            if on_start is not None:
+                on_start(path)
+            if data.grow is not None:
+                data = dataclasses.replace(data, training=data.grow(), grow=None)
+            run = _Run(config, task, data, directory, constants, evaluate, devices)
+            return run.train(init_params)
+        finally:
+            directory.close()
+
+
+def _check_resumption(config: TrainerConfig, directory: RunDirectory) -> None:
+    """Makes sure that the run can go on from its latest checkpoint."""
+    step = directory.latest_step or 0
+    if step > config.num_steps:
+        raise ValueError(
+            f"num_steps={config.num_steps}: the run in {directory.path} has done {step} updates; "
+            "give at least as many, or another output_dir"
+        )
+    check_environment(directory.path, step, allow_other_streams=config.allow_other_streams)
+
+
+def _float32_params(task: Task) -> Params:
+    """The shapes of the parameters."""
+    shapes = jax.eval_shape(task.init, root_key(0))
+    for leaf in jax.tree.leaves(shapes):
+        if leaf.dtype != np.float32:
+            raise ValueError(
+                f"param_dtype={leaf.dtype}: small updates would be lost to rounding; train "
+                "float32 parameters (dtype=bfloat16 computes in bfloat16)"
+            )
+    return shapes
+
+
+def _fitting(params: Params, expected: Params) -> Params:
+    """Parameters to start from, in the task's dtypes."""
+    if jax.tree.map(np.shape, params) != jax.tree.map(lambda like: like.shape, expected):
+        raise ValueError(
+            "the parameters to start from do not have the network's names and shapes; use the "
+            "configuration they were trained with"
+        )
+    return jax.tree.map(lambda x, like: jax.numpy.asarray(x, like.dtype), params, expected)
+
+
+class _Run:
+    """The jitted steps, the batches and the devices of one run."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        task: Task,
+        data: TrainingData,
+        directory: RunDirectory,
+        constants: Any,
+        evaluate: Callable[[Params], Mapping[str, float]] | None,
+        devices: list[jax.Device],
+    ):
+        mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
+        self._replicated = jax.sharding.NamedSharding(mesh, jax.P())
+        self._by_row = jax.sharding.NamedSharding(mesh, jax.P("data"))
+        self._config, self._task, self._data, self._directory = config, task, data, directory
+        self._step = make_train_step(
+            task, config.optimizer, seed=config.seed, ema_decay=config.ema_decay
+        )
+        self._eval_step = make_eval_step(task)
+        self._constants = jax.device_put(constants, self._replicated)
+        self._evaluate, self._first_device = evaluate, devices[0]
+
+    def train(self, init_params: Params | None) -> TrainResult:
+        """Trains up to `num_steps` and returns the best checkpoint."""
+        config, directory = self._config, self._directory
+        state, step = self._start(init_params)
+        first = step + 1
+        progress = Progress(
+            config.num_steps, step, items=self._task.item_name, enabled=config.progress
+        )
+        window = Window()
+        try:
+            while step < config.num_steps:
+                batch = jax.device_put(self._data.training.batch(step), self._by_row)
+                state, metrics = self._step(state, self._constants, batch)
+                step += 1
+                window.add(metrics)
+                if step == first:
+                    window.forget_compilation()
+                if progress.update():
+                    progress.tell(*window.latest())
+                at_checkpoint = step % config.checkpoint_every == 0 or step == config.num_steps
+                if step % config.log_every == 0 or at_checkpoint:
+                    self._log(step, window.close())
+                if at_checkpoint:
+                    self._checkpoint(step, state)
+                    window.close()  # the time that an evaluation took is none of training's
+        finally:
+            progress.close()
+        best = directory.best_step
+        assert best is not None  # a checkpoint was written at num_steps, or there was one
+        params = directory.restore(state, best).best_params
+        return TrainResult(best, directory.validation_loss(best), params)
+
+    def _start(self, init_params: Params | None) -> tuple[TrainState, int]:
+        """The state of the latest checkpoint or a fresh one, and its step."""
+        config, directory = self._config, self._directory
+        if init_params is None:
+            init_params = self._task.init(root_key(config.seed))
+        state = init_state(init_params, config.optimizer, config.ema_decay)
+        state = jax.device_put(state, self._replicated)
+        step = directory.latest_step or 0
+        if config.progress:
+            warn_of_warmup(config.optimizer.schedule, config.num_steps)
+            size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
+            begun = f"from step {step:,} of" if step else "for"
+            say(
+                f"training {size:,} parameters {begun} {config.num_steps:,} steps, "
+                f"{self._data.training.batches_per_epoch:,} batches per epoch; the first step of "
+                "each batch shape compiles"
+            )
+        if step:
+            state = directory.restore(state, step)
+        directory.open_log(step)
+        return state, step
+
+    def _log(self, step: int, means: dict[str, Any]) -> None:
+        self._check_finite("loss", means["loss"], step)
+        self._directory.log(
+            {
+                "step": step,
+                "epoch": step / self._data.training.batches_per_epoch,
+                "learning_rate": float(self._config.optimizer.schedule(step - 1)),
+                **means,
+            }
+        )
+
+    def _checkpoint(self, step: int, state: TrainState) -> None:
+        """Evaluates, logs and saves."""
+        figures = self._validate(state)
+        # The last update has been seen by no training loss yet.
+        self._check_finite("validation loss", figures["loss"], step)
+        row = {f"validation_{name}": value for name, value in figures.items()}
+        if self._evaluate is not None:
+            row |= self._evaluate(jax.device_put(state.best_params, self._first_device))
+        self._directory.log({"step": step, **row})
+        if self._config.progress:
+            told = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
+            say(f"step {step:,}: {told}")
+        self._directory.save(state, figures["loss"])
+
+    def _check_finite(self, name: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            raise ValueError(
+                f"the {name} is {value} at step {step}; lower the learning rate in another "
+                f"output_dir (the last good checkpoint of {self._directory.path} is step "
+                f"{self._directory.latest_step})"
+            )
+
+    def _validate(self, state: TrainState) -> dict[str, float]:
+        """Means over the validation data."""
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for batch in self._data.validation.epoch():
+            placed = jax.device_put(batch, self._by_row)
+            totals = self._eval_step(state.best_params, self._constants, placed)
+            for name, total in jax.device_get(dict(totals)).items():
+                sums[name] = sums.get(name, 0.0) + float(total.sum)
+                counts[name] = counts.get(name, 0) + int(total.items)
+        return {name: sums[name] / max(counts[name], 1) for name in sums}
