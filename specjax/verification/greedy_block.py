@@ -90,7 +90,7 @@ class GreedyBlock(Verification):
         scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
         remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:]
-        # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R, but a sum of its own does not cancel.
+        # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R; summed directly, it has no cancellation.
         reject = jax.vmap(residual_mass)(draft_probs, scales[:, None] * targets)[1:]
         inner = jnp.where(remain >= reject, 1.0, remain / jnp.where(reject > 0.0, reject, 1.0))
         thresholds = jnp.where(index == num_drafted, jnp.minimum(scales[1:], 1.0), inner)
