@@ -52,7 +52,7 @@ def test_both_sides_emit_the_same_tokens(arguments, capsys):
     assert rows[1]["ours_setting"] == "G=2"
 
 
-def test_the_grown_verifier_goes_through_one_directory(arguments, capsys, monkeypatch):
+def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys, monkeypatch):
     """Both sides read it, so that equal outputs show that it was written as it was grown."""
     monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})
     read = []
@@ -82,7 +82,7 @@ def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
     assert plain["ours_as_plain"] == assisted["ours_as_plain"] == 4
 
 
-def test_the_peer_drafts_as_it_is_told(arguments, capsys, monkeypatch):
+def test_the_peer_uses_its_draft_settings(arguments, capsys, monkeypatch):
     """Constant drafts of length G, and its own defaults; greedy, with our length limit."""
     generate = transformers.T5ForConditionalGeneration.generate
     seen = set()
@@ -120,7 +120,7 @@ def test_ratios_are_those_of_turns():
     assert found == {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 3.0}
 
 
-def test_ends_of_sequence_count_and_stand_for_each_other(tmp_path):
+def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
     """One model with every token an end, on both sides: one token each, and the same one."""
     paths = tiny_pair.write_pair(tmp_path / "models")
     pair = peers.load_pair(**paths, dtype="float32")
@@ -159,7 +159,7 @@ def test_bad_input_is_one_line(arguments, capsys, tmp_path, change, message):
     assert message in error and error.count("\n") == 1
 
 
-def test_without_transformers_it_says_so(arguments, capsys, monkeypatch):
+def test_without_transformers_the_error_says_so(arguments, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(arguments) == 2
     error = capsys.readouterr().err

@@ -86,14 +86,14 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
         ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )
-def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):
+def test_bad_input_gives_an_error_of_one_line(tmp_path, name, text, options, message):
     path = write(tmp_path / name, text)
     with pytest.raises(ValueError, match=message) as error:
         list(read_examples(path, **options))
     assert "\n" not in str(error.value)
 
 
-def test_a_number_is_no_path(tmp_path):
+def test_a_number_is_not_a_path(tmp_path):
     with pytest.raises(TypeError, match="2024 must be a path; put a path of digits in quotes"):
         list(read_examples("a.tsv", directory=2024))
     with pytest.raises(TypeError, match="1 must be a path"):
@@ -101,7 +101,7 @@ def test_a_number_is_no_path(tmp_path):
 
 
 @pytest.mark.parametrize("longer", ["left", "right"])
-def test_unaligned_files_are_told(tmp_path, longer):
+def test_unaligned_files_give_an_error(tmp_path, longer):
     for side in ("left", "right"):
         (tmp_path / side).write_text("a\nb\nc\n" if side == longer else "a\nb\n")
     with pytest.raises(ValueError, match=rf"{longer}:3: this line has no counterpart"):

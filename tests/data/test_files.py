@@ -44,7 +44,7 @@ def test_unreadable_files_are_named(tmp_path, name, data, message):
     assert "\n" not in str(error.value)
 
 
-def test_damage_inside_gzip_data_is_told(tmp_path):
+def test_damaged_gzip_data_give_an_error(tmp_path):
     packed = bytearray(gzip.compress(bytes(range(256)) * 400))
     packed[40:60] = b"\xff" * 20
     path = tmp_path / "broken.gz"
@@ -53,7 +53,7 @@ def test_damage_inside_gzip_data_is_told(tmp_path):
         list(read_lines(path))
 
 
-def test_a_missing_file_and_a_directory(tmp_path):
+def test_a_missing_file_and_a_directory_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.txt: no such file"):
         list(read_lines(tmp_path / "absent.txt"))
     with pytest.raises(ValueError, match="is a directory"):

@@ -13,7 +13,7 @@ def _cache(t):
     return t.prefill(t.params, TOKENS, LENGTHS, 8).cache
 
 
-def test_blocks_that_do_not_fit_their_cache():
+def test_blocks_that_do_not_agree_with_their_cache_are_refused():
     t = tiny("t5_v1_1")
     cache = _cache(t)
     for bad, message in (
@@ -40,7 +40,7 @@ def test_blocks_that_do_not_fit_their_cache():
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "llama", "gemma2"])
-def test_a_block_of_no_tokens(name):
+def test_a_block_without_tokens_is_refused(name):
     t = tiny(name)
     none = TOKENS[:, :0]
     for call in (
@@ -53,7 +53,7 @@ def test_a_block_of_no_tokens(name):
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "llama"])
-def test_prompts_that_do_not_fit(name):
+def test_prompts_of_wrong_shapes_are_refused(name):
     model, params = tiny(name).model, tiny(name).params
     for bad, message in (
         ((TOKENS, LENGTHS[:2], 8), r"input_lengths must have shape \[3\], .* got \[2\]"),
@@ -67,7 +67,7 @@ def test_prompts_that_do_not_fit(name):
             model.prefill(params, *bad)
 
 
-def test_the_mask_of_an_encoder():
+def test_an_encoder_mask_of_another_shape_is_refused():
     t = tiny("t5_v1_1")
     with pytest.raises(ValueError, match=r"encoder_mask must have .* \[3, 2\], got \[3, 1\]"):
         t.model.apply(t.params, TOKENS, TOKENS, encoder_mask=jnp.ones((3, 1), bool))

@@ -44,7 +44,7 @@ def test_models_are_language_models(name):
 
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
-def test_init_makes_what_abstract_params_says(name):
+def test_init_agrees_with_abstract_params(name):
     model = tiny(name).model
     params = quick_jit(model.init)(jax.random.key(0))
     for path, leaf in _flat(model.abstract_params()).items():

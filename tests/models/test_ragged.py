@@ -170,7 +170,7 @@ def test_a_prefill_holds_no_mask(name):
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "llama"])
-def test_a_forced_prefix_is_what_extending_by_it_would_give(name):
+def test_a_forced_prefix_equals_extending_by_it(name):
     t = tiny(name)
     prefix = np.random.default_rng(4).integers(0, 48, (3, 3)).astype(np.int32)
     sizes = np.array([3, 0, 2], np.int32)

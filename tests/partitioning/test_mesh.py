@@ -100,7 +100,7 @@ def model_kv_heads(model):
     return getattr(model.config, "num_kv_heads", model.config.num_heads)
 
 
-def test_one_device_is_invisible(alone):
+def test_a_mesh_of_one_device_changes_nothing(alone):
     _, model, params, prefilled, logits = alone
     mesh = make_mesh(1, 1)
     params = jax.device_put(params, Partitioner(mesh).param_shardings(model, params))
@@ -175,7 +175,7 @@ def test_draws_gather_no_vocabulary(ways):
         ),
     ],
 )
-def test_what_does_not_fit_is_named(call, message):
+def test_bad_mesh_sizes_and_rules_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -157,7 +157,7 @@ def test_lossy_rules_are_lossless_at_temperature_zero(name):
     ],
     ids=repr,
 )
-def test_endpoints(rule, which):
+def test_strengths_at_the_ends_of_their_ranges(rule, which):
     q, p = pairs(8)
     want = {"q": q, "p": p}[which]
     np.testing.assert_allclose(apply(rule, q, p), want, atol=3e-6)
@@ -198,7 +198,7 @@ def test_lossy_tuned_solves_for_beta(alpha, vocab):
     ).all()
 
 
-def test_lossy_emits_what_its_procedure_emits():
+def test_lossy_is_the_distribution_of_its_procedure():
     q, p = (x.astype(np.float64) for x in pairs(7))
     alpha, beta = 0.4, 0.8
     accept = np.minimum(1, np.divide(p, (1 - alpha) * q, out=np.ones_like(p), where=q > 0))
@@ -230,7 +230,7 @@ def exact_mentored(q, p, budget):
 
 @pytest.mark.parametrize("budget", [0.0, 1e-3, 0.05, 3.0])
 @pytest.mark.parametrize("vocab", [2, 5, 100])
-def test_mentored_spends_its_budget_and_no_more(budget, vocab):
+def test_mentored_uses_its_whole_budget(budget, vocab):
     q, p = pairs(vocab)
     pi = apply(rules.Mentored(budget), q, p)
     spent = divergence(p, pi)
@@ -311,7 +311,7 @@ def test_bad_shapes_are_named_at_trace_time():
 
 
 @pytest.mark.parametrize("alpha", np.arange(0, 100) / 100)
-def test_the_least_beta_is_allowed(alpha):
+def test_the_smallest_beta_is_allowed(alpha):
     assert rules.Lossy(alpha, 1 - alpha).beta >= np.float32(1) - np.float32(alpha)
 
 

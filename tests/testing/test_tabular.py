@@ -67,14 +67,14 @@ def test_prefix_distributions_and_target_law_agree_with_a_direct_product():
         assert law[value] == pytest.approx(softmax[1, a] * softmax[a, b] * softmax[b, c], abs=1e-6)
 
 
-def test_too_short_tables_are_refused():
+def test_tables_that_are_too_short_are_refused():
     from specjax.verification import Token
 
     with pytest.raises(ValueError, match="draft has 3 prefixes"):
         testing.emitted_law(Token(), np.ones((3, 2)) / 2, np.ones((3, 2)) / 2, 4, 2)
 
 
-def test_a_prompt_that_does_not_fit_is_refused():
+def test_a_prompt_that_is_too_long_is_refused():
     with pytest.raises(ValueError, match="is longer than max_length=2"):
         testing.TabularModel(V, 1).prefill(
             jnp.zeros((V + 1, V)), jnp.zeros((1, 3), jnp.int32), jnp.array([3]), 2

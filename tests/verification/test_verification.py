@@ -51,7 +51,7 @@ def random_tree(seed, vocab, length, zeros=0.0):
 @pytest.mark.parametrize(
     ("name", "want"), [("Token", 10 / 9), ("Block", 11 / 9), ("GreedyBlock", 12 / 9)]
 )
-def test_the_papers_toy(name, want):
+def test_the_toy_example_of_the_paper(name, want):
     q, pi = iid([2 / 3, 1 / 3], 2), iid([1 / 3, 2 / 3], 2)
     assert expected_tokens(VERIFICATIONS[name], q, pi, 2) == pytest.approx(want, abs=1e-6)
 
@@ -304,7 +304,7 @@ def test_stops_of_another_shape_are_refused():
     ],
     ids=str,
 )
-def test_greedy_block_refuses_what_it_is_not_exact_for(traits):
+def test_greedy_block_refuses_drafters_for_which_it_is_not_exact(traits):
     with pytest.raises(ValueError, match="GreedyBlock is not exact with .*: use Block or"):
         verification.GreedyBlock().check(5, traits)
     verification.GreedyBlock().check(5, DraftTraits())
