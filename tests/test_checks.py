@@ -1,4 +1,4 @@
-"""Traced dataclasses and the checks of users' values."""
+"""Traced dataclasses, and checks of the values that users give."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def test_values_are_checked_only_where_a_user_gives_them():
     assert isinstance(strength.alpha, np.ndarray) and strength.alpha.dtype == np.float32
     with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 2"):
         Strength(2)
-    # Leaves out of range pass once it is a pytree, as transformations need.
+    # Leaves of a pytree are not checked, because transformations put other values there.
     doubled = jax.tree.map(lambda x: 4 * x, strength)
     assert doubled.alpha == 2.0
     assert jax.eval_shape(lambda s: s, strength).alpha.shape == ()

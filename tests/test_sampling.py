@@ -1,4 +1,4 @@
-"""Logits to distributions, and drawing from them."""
+"""Distributions from logits, and draws from them."""
 
 import jax
 import jax.numpy as jnp
@@ -163,18 +163,18 @@ def test_no_impossible_token_is_drawn(size, draws):
     assert (probs[tokens] > 0.0).all()
     positive = np.flatnonzero(probs)
     assert tokens[0] == positive[0] and tokens[1] == positive[-1]
-    # The draw is the inverse of the cumulative distribution: off by rounding alone.
+    # The draw is the inverse of the cumulative distribution up to rounding.
     cumulative = np.cumsum(probs, dtype=np.float64)
     assert np.abs(cumulative[tokens] - uniforms).max() < probs.max() + 1e-5
 
 
 def test_one_cumulative_sum_would_draw_impossible_tokens():
-    # The control: a plain float32 cumulative sum moves where nothing is added.
+    # The control: a plain float32 cumulative sum changes where zero is added.
     probs = thirds(262_144)
     cumulative = np.asarray(jnp.cumsum(jnp.asarray(probs)))
     moves = np.flatnonzero((np.diff(cumulative) > 0) & (probs[1:] == 0.0)) + 1
     assert moves.size
-    # A uniform that falls between two neighbours where nothing was added draws an impossible token.
+    # A uniform between two such neighbours draws an impossible token.
     assert (probs[moves] == 0.0).all()
 
 
@@ -242,7 +242,7 @@ def test_residual():
     p, q = jnp.array([0.2, 0.5, 0.3]), jnp.array([0.5, 0.2, 0.3])
     np.testing.assert_allclose(sampling.residual(p, q), [0, 1, 0], atol=1e-7)
     np.testing.assert_allclose(sampling.residual(p, q, 0.5), [0, 1, 0], atol=1e-7)
-    # Nothing left: the target itself, and nothing outside its support.
+    # The residual has no mass: the result is the target, with nothing outside its support.
     np.testing.assert_array_equal(sampling.residual(q, q), q)
     np.testing.assert_array_equal(sampling.residual(q, q, 0.0), q)
 

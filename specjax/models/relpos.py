@@ -17,9 +17,9 @@ Array = jax.Array
 def buckets(
     distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """The bucket of each distance: one per distance at first, then logarithmic.
+    """The bucket of each distance: one per small distance, then logarithmic.
 
-    A quarter of the buckets (half, if not bidirectional) are for one distance each.
+    Distances below a quarter of `num_buckets` (half, if not bidirectional) have a bucket each.
 
     Args:
       distances: int, query position minus key position.

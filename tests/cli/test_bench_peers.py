@@ -53,7 +53,7 @@ def test_both_sides_emit_the_same_tokens(arguments, capsys):
 
 
 def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys, monkeypatch):
-    """Both sides read it, so that equal outputs show that it was written as it was grown."""
+    """Both sides read it, so equal outputs show that it was saved correctly."""
     monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})
     read = []
     load = peers.load_pair
@@ -67,7 +67,7 @@ def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys
 
 
 def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
-    """Spoils the peer's last layer."""
+    """Changes the peer's last layer."""
     load = peers._load_peer
 
     def spoilt(*args):
@@ -83,7 +83,7 @@ def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
 
 
 def test_the_peer_uses_its_draft_settings(arguments, capsys, monkeypatch):
-    """Constant drafts of length G, and its own defaults; greedy, with our length limit."""
+    """It drafts with constant length G or its own defaults, greedily, with our length limit."""
     generate = transformers.T5ForConditionalGeneration.generate
     seen = set()
 
@@ -115,13 +115,13 @@ def test_every_second_turn_is_in_reverse():
 
 
 def test_ratios_are_those_of_turns():
-    """Each side's median, 3 and 2, would give 1.5."""
+    """The ratio of the sides' medians, 3 and 2, would be 1.5."""
     found = peers._ratios([2.0, 3.0, 8.0], [1.0, 3.0, 2.0])
     assert found == {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 3.0}
 
 
 def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
-    """One model with every token an end, on both sides: one token each, and the same one."""
+    """Every token ends a sequence, so both sides emit one token, and the same one."""
     paths = tiny_pair.write_pair(tmp_path / "models")
     pair = peers.load_pair(**paths, dtype="float32")
     for model in (pair.verifier, pair.drafter):

@@ -1,4 +1,4 @@
-"""With a stand-in for seqio, which is an optional extra; the real one if it is installed."""
+"""Tests with a stand-in for seqio, which is an optional extra, and with seqio if installed."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""Writes go where they belong and nowhere else, and cost no copy."""
+"""Writes change only their own positions, and copy no cache."""
 
 import re
 
@@ -24,7 +24,7 @@ def _cache_and_updates():
 
 
 def _written(entries, block, positions):
-    """The same in plain loops; positions on axis 2."""
+    """The same write in plain loops; positions are on axis 2."""
     entries = np.array(entries)
     for row, position in enumerate(positions):
         for t in range(block.shape[2]):

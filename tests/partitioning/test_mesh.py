@@ -1,4 +1,4 @@
-"""Logits on a mesh equal those of one device, and the arrays really are split."""
+"""Logits on a mesh equal those of one device, and the arrays are really split."""
 
 import jax
 import numpy as np
@@ -151,7 +151,7 @@ def test_rows_are_spread_and_scalars_are_not():
 
 @pytest.mark.parametrize("ways", [2, 4, 8, 16])
 def test_draws_gather_no_vocabulary(ways):
-    """T5's vocabulary in nodes of 64 would be 502 of them, which four devices cannot share."""
+    """T5's vocabulary has 502 nodes of 64, which four devices cannot share evenly."""
     from specjax.sampling import _width
 
     for vocab in (32_128, 32_000, 128_256, 256_000, 262_144):

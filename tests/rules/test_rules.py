@@ -119,7 +119,7 @@ def test_opt_is_diff_at_temperature_zero():
         for opt, diff in ((rules.OPT, rules.Diff), (rules.OPTLog, rules.DiffLog)):
             got = apply(opt(alpha), q, p, q_conf, p_conf)
             np.testing.assert_array_equal(got, apply(diff(alpha), q, p, q_conf, p_conf))
-    # Were the confidences read from the one-hot q, p, neither rule could ever defer.
+    # If the confidences came from the one-hot q, p, neither rule would ever defer.
     assert (apply(rules.Diff(0.05), q, p) == np.asarray(q)).all()
     assert (apply(rules.Diff(0.05), q, p, q_conf, p_conf) != np.asarray(q)).any()
 
@@ -218,7 +218,7 @@ def divergence(p, pi):
 
 
 def exact_mentored(q, p, budget):
-    """Bisection in float64 for the least keep within the budget."""
+    """Bisection in float64 for the smallest keep within the budget."""
     low, high = np.full((len(q), 1), -60.0), np.zeros((len(q), 1))
     for _ in range(60):
         middle = (low + high) / 2

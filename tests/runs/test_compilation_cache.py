@@ -46,7 +46,7 @@ def test_decoding_works_without_a_writable_cache(monkeypatch):
     names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", None)  # of the environment
+    jax.config.update("jax_compilation_cache_dir", None)  # set by the environment
     try:
         assert specjax.enable_compilation_cache() is None
         assert jax.config.jax_compilation_cache_dir is None

@@ -1,4 +1,4 @@
-"""The tabular model keeps the protocol's promises."""
+"""The tabular model does what its protocol says."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def test_ragged_extends_and_rollbacks_read_the_right_context(order):
             for token in padded[len(padded) - order :]:
                 index = index * (V + 1) + int(token)
             np.testing.assert_array_equal(out.logits[b, t], table[index])
-        # Each row keeps another part of the block: the rest is rolled back.
+        # Each row keeps a different part of the block and rolls back the rest.
         kept = rng.integers(1, width + 1, size=4)
         texts = [text + list(block[b, : kept[b]]) for b, text in enumerate(texts)]
         positions = positions + kept
