@@ -164,9 +164,7 @@ def requests(
     if ids is not None:
         ids = _whole("ids", _one_or_each("ids", ids, count), _MAX_ID)
         if not ids.ndim:
-            raise ValueError(
-                f"ids must be a list of one number per prompt, got {ids}: give [{ids}]"
-            )
+            raise ValueError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
     seeds = _whole("seed", _one_or_each("seed", seed, count), _MAX_SEED)
     drafts = None
     if draft_limit is not None:

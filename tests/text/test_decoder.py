@@ -320,7 +320,7 @@ def test_token_ids_and_chats_are_prompts(decoder):
         (["ba"], {"ids": [-1]}, "ids must be whole numbers"),
         (["ba"], {"seed": 2**32}, "seed must be whole numbers"),
         (["ba", "ba"], {"seed": [1, -2]}, "seed must be whole numbers .* got -2 in row 1"),
-        (["ba", "ba"], {"ids": 5}, "ids must be a list of one number per prompt, got 5"),
+        (["ba", "ba"], {"ids": 5}, "ids must be a list of 2 numbers, one per prompt, got 5"),
         # Past int32 it would wrap around to token 3.
         ([[2**32 + 3]], {}, "prompt 0 has token 4294967299"),
         ([[2**63]], {}, "prompt 0 has token 9223372036854775808"),
