@@ -322,8 +322,7 @@ class T5(Model):
           encoder_tokens: `[B, P]` int32.
           decoder_tokens: `[B, T]` int32, the inputs of the decoder: the start token, then the
             outputs without their last token.
-          encoder_mask: `[B, P]` bool, false at padding (each row has a true entry); None: no
-            padding.
+          encoder_mask: `[B, P]` bool, false at padding (not in a whole row); None: no padding.
           dropout_key: a PRNG key; it is consumed. Without it there is no dropout.
 
         Returns:
@@ -370,8 +369,7 @@ class T5(Model):
           prefix_lengths: `[B]` int32.
 
         Returns:
-          A `Prefilled` whose tokens are the last tokens of the prefixes, or the start token at
-          position 0 where the prefix is empty.
+          A `Prefilled` whose tokens are the prefixes' last tokens, or the start token at 0.
 
         Raises:
           ValueError: if the shapes or dtypes do not agree.

@@ -214,7 +214,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["TOKENS_PER_BATCH=x"], "Batching: tokens_per_batch must be a number, got 'x'"),
         (
             ["Batching.bucket_lengths=24"],
-            "must be lengths that increase, such as (64, 128), or one",
+            "must be lengths that increase, such as (64, 128)",
         ),
         (["T5Config.embed_dim=wide"], "embed_dim='wide' must be a whole number"),
         (["OUTPUT_DIR=2024"], "output_dir=2024 must be a path"),
