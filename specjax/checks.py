@@ -1,4 +1,4 @@
-"""What a user's value must be; checked where it comes in, and said in one voice."""
+"""Checks of values that users give, with messages of one form."""
 
 import importlib
 import os
@@ -10,9 +10,9 @@ import numpy as np
 
 
 def check_path(path: Any, what: str = "") -> None:
-    """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in its message."""
+    """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in the message."""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{what}{path!r} must be a path; one of digits alone needs quotes")
+        raise TypeError(f"{what}{path!r} must be a path; put a path of digits in quotes")
 
 
 def check_count(name: str, value: Any, remedy: str) -> None:
@@ -25,10 +25,10 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
     """Raises TypeError unless `value` is an instance that has all attributes of its protocol.
 
     Args:
-      name: what the user calls it.
+      name: the argument's name, for the message.
       value: the part, such as a rule or a drafter.
-      needed: names of attributes.
-      example: how to make one, for the message.
+      needed: the names of the attributes.
+      example: code that makes such a part, for the message.
     """
     if isinstance(value, type):
         raise TypeError(
@@ -42,17 +42,17 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
 
 
 def require(module: str, extra: str) -> Any:
-    """Imports a library that one of specjax's extras brings.
+    """Imports a library that one of specjax's extras installs.
 
     Args:
-      module: its name, such as "sacrebleu".
-      extra: the extra, such as "eval".
+      module: the library's name, such as "sacrebleu".
+      extra: the extra's name, such as "eval".
 
     Returns:
       The module.
 
     Raises:
-      ImportError: it cannot be imported; one line with the command that installs it.
+      ImportError: it cannot be imported; the message gives the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -74,13 +74,13 @@ def checked(
     open_high: bool = False,
     dtype: Any = np.float32,
 ) -> Any:
-    """Checks a strength that a user gives, and fixes its dtype so that a sweep recompiles nothing.
+    """Checks a number that a user gives, and fixes its dtype so that a sweep compiles once.
 
     Args:
-      name: what the user calls it; the error names it.
-      value: a number or an array of one number per row; a traced value passes unchecked.
-      low: the least value allowed.
-      high: the greatest value allowed.
+      name: the argument's name, for the message.
+      value: a number or an array of one number per row; a traced value is not checked.
+      low: the smallest value allowed.
+      high: the largest value allowed.
       open_low: whether `low` itself is excluded.
       open_high: whether `high` itself is excluded.
       dtype: the dtype of the result.
@@ -90,8 +90,8 @@ def checked(
 
     Raises:
       TypeError: if `value` is not numeric.
-      ValueError: if any entry is NaN, outside the range or beyond the dtype, or `value` has more
-        than one axis.
+      ValueError: if any entry is NaN, outside the range or too large for the dtype, or `value` has
+        more than one axis.
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
@@ -112,7 +112,7 @@ def checked(
     else:
         with np.errstate(over="ignore"):
             used = exact.astype(dtype).astype(np.float64)
-        # Compared as it is used, too: float32(1 - 1e-9) is 1, and float32(1e39) infinite.
+        # The rounded value is compared too: float32(1 - 1e-9) is 1, and float32(1e39) is infinite.
         good = _within(used, low, high, open_low, open_high)
         good &= np.isfinite(used) | ~np.isfinite(exact)
     good &= _within(exact, low, high, open_low, open_high)
@@ -130,11 +130,11 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
 
 
 def check_scalars(tree: Any) -> None:
-    """Raises ValueError (at trace time) if a strength is not one number: they never broadcast."""
+    """Raises ValueError (at trace time) unless each strength is one number: none may broadcast."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.numpy.ndim(leaf):
             name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
             raise ValueError(
-                f"{name} has shape {jax.numpy.shape(leaf)}, but one position takes one number: "
+                f"{name} has shape {jax.numpy.shape(leaf)}, but must be one number per position: "
                 "vmap over the rows"
             )

@@ -1,7 +1,7 @@
-"""From logits to the distribution that tokens are drawn from, and drawing from it.
+"""Turns logits into the distribution that tokens are drawn from, and draws from it.
 
-One function, `distribution`, serves drafter, verifier and baselines alike, so that they cannot
-differ. Its order is fixed: temperature, then top-k, then top-p. All of it is float32.
+Drafter, verifier and baselines all use the function `distribution`, so that they cannot differ.
+Its order is fixed: temperature, then top-k, then top-p. All computations are float32.
 
 Functions take one position; `jax.vmap` them over rows. V: vocabulary.
 """
@@ -14,9 +14,9 @@ from jax import lax
 from specjax.checks import check_scalars
 from specjax.types import Array, Sampling
 
-# Entries per node of the tree that a draw walks down.
+# Entries per node of the tree that a draw descends.
 _FAN_OUT = 64
-# By how many devices the vocabulary may be divided without a node lying on two of them.
+# The vocabulary may be split over this many devices, such that no node lies on two of them.
 _WAYS = 16
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -25,7 +25,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     """The distribution that tokens are drawn from: temperature, then top-k, then top-p.
 
     Args:
-      logits: `[V]`, any float dtype; -inf marks a token that cannot be drawn. Where all are -inf
+      logits: `[V]`, any float dtype; -inf marks a token that cannot be drawn. If all are -inf,
         the result is uniform (one-hot at token 0 if greedy). NaN logits give NaN.
       sampling: a `Sampling` whose fields are scalars.
 
@@ -33,16 +33,16 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
       `[V]` float32 probabilities.
 
     Raises:
-      ValueError: (at trace time) if `logits` is not one vector, or a setting not one number.
+      ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
     """
     logits = _vector("logits", logits).astype(jnp.float32)
     check_scalars(sampling)
     largest = jnp.max(logits)
-    # How far below the largest logit; exact zero at it, also where it is infinite.
+    # The distance below the largest logit: exactly zero there, also if it is infinite.
     distance = jnp.where(logits == largest, 0.0, largest - logits)
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
     greedy = temperature < TINY
-    # -inf logits apart: at a huge temperature XLA's product with 1 / temperature would be inf * 0.
+    # -inf logits are set apart: at a huge temperature XLA would compute inf * 0 (1 / temperature).
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
     weights = jnp.where(jnp.isinf(distance), 0.0, weights)
     if sampling.top_k is not None or sampling.top_p is not None:
@@ -51,7 +51,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
         weights = _keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
     if sampling.top_p is not None:
         weights = _keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
-    # Not argmax: its reduction of pairs takes five times as long on CPUs.
+    # Not argmax, which reduces pairs and takes five times as long on CPUs.
     place = jnp.arange(logits.size, dtype=jnp.int32)
     first = jnp.min(jnp.where(logits == largest, place, logits.size))
     one_hot = jnp.where(jnp.isnan(largest), largest, (place == first).astype(jnp.float32))
@@ -59,7 +59,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
 
 
 def confidence(logits: Array) -> Array:
-    """The distribution that rules read a model's confidence from: softmax, unfiltered, at T = 1.
+    """The distribution that gives rules a model's confidence: softmax at temperature 1, unfiltered.
 
     Args:
       logits: `[V]`, any float dtype.
@@ -71,7 +71,7 @@ def confidence(logits: Array) -> Array:
 
 
 def num_uniforms(vocab_size: int) -> int:
-    """How many independent uniforms `draw` takes to be exact at this vocabulary size."""
+    """The number of independent uniforms that make `draw` exact at this vocabulary size."""
     count = 1
     while vocab_size > _FAN_OUT:
         vocab_size, count = -(-vocab_size // _width(vocab_size)), count + 1
@@ -79,10 +79,10 @@ def num_uniforms(vocab_size: int) -> int:
 
 
 def _width(size: int) -> int:
-    """How many entries a node has where a level has `size`: at most `_FAN_OUT`.
+    """The number of entries of a node on a level of `size` entries: at most `_FAN_OUT`.
 
-    Where a narrower node leaves a number of nodes that `_WAYS` devices share evenly, it is taken:
-    V = 32,128 in nodes of 64 would be 502 nodes, which four devices cannot.
+    A narrower node is chosen if `_WAYS` devices can then share the nodes evenly: V = 32,128 in
+    nodes of 64 would be 502 nodes, which four devices cannot share.
     """
     widths = [_FAN_OUT >> i for i in range(4)]
     return next((width for width in widths if size % (width * _WAYS) == 0), _FAN_OUT)
@@ -91,21 +91,22 @@ def _width(size: int) -> int:
 def draw(weights: Array, uniform: Array) -> Array:
     """Draws one token by the inverse of the cumulative distribution.
 
-    Sums of up to 64 entries, of 64 such sums and so on form a tree, which is walked from its root:
-    a long cumulative sum is not monotone in float32 and lets tokens of zero probability through.
+    Sums of up to 64 entries, sums of 64 such sums and so on form a tree. The draw descends from its
+    root, because a long cumulative sum is not monotone in float32 and would draw tokens of zero
+    probability.
 
     Args:
       weights: `[V]` float32, non-negative; need not sum to one.
       uniform: float32 in [0, 1): a scalar, or `[num_uniforms(V)]`, one for each level of the tree.
-        One float32 uniform has 2^23 values, which at V = 262,144 is 0.5 % in total variation off;
-        one for each level is exact to rounding.
+        One float32 uniform has 2^23 values: at V = 262,144 the law of the draw is then off by
+        0.5 % in total variation. With one per level it is exact to rounding.
 
     Returns:
-      An int32 token whose weight is positive: with a scalar, the first whose cumulative weight
-      exceeds `uniform` times the total. Token 0 if no weight is positive.
+      An int32 token whose weight is positive: with a scalar, the first token whose cumulative
+      weight exceeds `uniform` times the total. Token 0 if no weight is positive.
 
     Raises:
-      ValueError: (at trace time) on other shapes or dtypes.
+      ValueError: (at trace time) for other shapes or dtypes.
     """
     weights = _vector("weights", weights)
     if weights.dtype != jnp.float32:
@@ -117,7 +118,7 @@ def draw(weights: Array, uniform: Array) -> Array:
     if uniform.shape not in ((), (len(levels),)):
         raise ValueError(
             f"uniform must be a scalar or [{len(levels)}] at V = {weights.size}, got shape "
-            f"{uniform.shape}: see num_uniforms"
+            f"{uniform.shape}: draw num_uniforms(V) uniforms"
         )
     fresh = uniform.ndim == 1
     levels[-1] = levels[-1][None]
@@ -133,7 +134,7 @@ def draw(weights: Array, uniform: Array) -> Array:
 
 
 def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
-    """What is left of a target after a draft was rejected: norm((scale * target - draft)_+).
+    """The distribution after a rejected draft: norm((scale * target - draft)_+).
 
     Source: Leviathan et al. (arXiv 2211.17192); with a scale, Sun et al., Block Verification.
 
@@ -143,8 +144,8 @@ def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
       scale: scalar >= 0.
 
     Returns:
-      `[V]` float32 probabilities; `target` itself where nothing is left (which exact arithmetic
-      reaches with probability zero).
+      `[V]` float32 probabilities; `target` itself if the residual has no mass (in exact
+      arithmetic this has probability zero).
     """
     weights = residual_weights(target, draft, scale)
     return weights / total(weights)
@@ -153,20 +154,20 @@ def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
 def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
     """`residual` before normalisation: `[V]` float32 weights with a positive sum, for `draw`."""
     weights = jnp.maximum(scale * target - draft, 0.0)
-    # Not "sum > 0": dividing by a subnormal sum would overflow.
+    # Not "sum > 0": division by a subnormal sum would overflow.
     return jnp.where(jnp.max(weights) >= TINY, weights, target)
 
 
 def residual_mass(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
     """sum_v (scale * target(v) - draft(v))_+; `[V]`, `[V]`, scalar -> scalar."""
     left = scale * target - draft
-    # Twice the positive part, without a constant: XLA on CPUs would write a whole array of zeros
-    # to share between two such sums.
+    # x + |x| is twice the positive part. It needs no constant: for max(x, 0) XLA on CPUs writes a
+    # whole array of zeros, to share it between two such sums.
     return 0.5 * total(left + jnp.abs(left))
 
 
 def normalise(weights: Array, fallback: Array) -> Array:
-    """Weights / sum(weights), `[V]` float32; `fallback` where the sum is zero."""
+    """Weights / sum(weights), `[V]` float32; `fallback` if the sum is zero."""
     mass = total(weights)
     return jnp.where(mass > 0.0, weights / jnp.where(mass > 0.0, mass, 1.0), fallback)
 
@@ -174,8 +175,8 @@ def normalise(weights: Array, fallback: Array) -> Array:
 def total(weights: Array) -> Array:
     """The sum of `weights [V]`, float32 scalar.
 
-    XLA sums in a tree on every backend: off by less than 1e-6 of it at V = 262,144. Two levels of
-    our own took five times as long on CPUs.
+    XLA sums in a tree on every backend: the relative error is below 1e-6 at V = 262,144. Our own
+    sum in two levels took five times as long on CPUs.
     """
     return jnp.sum(weights)
 
@@ -187,11 +188,11 @@ def _blocks(x: Array, width: int) -> Array:
 def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
     """The first positive entry whose cumulative weight exceeds the target, else the last one.
 
-    Also returns what is left of the target inside that entry.
+    Also returns the target minus the cumulative weight before that entry.
     """
     size, place = weights.size, jnp.arange(weights.size, dtype=jnp.int32)
     positive = weights > 0.0
-    # One reduction: the first hit is least, then the last positive entry, then nothing at all.
+    # One reduction: the minimum is the first hit, else the last positive entry, else 2 * size.
     order = jnp.where(positive, 2 * size - 1 - place, 2 * size)
     best = jnp.min(jnp.where(positive & (cumulative > target), place, order))
     index = jnp.where(best < size, best, jnp.where(best < 2 * size, 2 * size - 1 - best, 0))
@@ -200,7 +201,7 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
 
 
 def _descending_bits(logits: Array) -> Array:
-    """Integers that order floats from the largest (+inf) down; equal floats are equal."""
+    """Integers that order floats from the largest (+inf) down; equal floats get equal integers."""
     bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # -0 + 0 is 0
     negative = bits >> 31 == 1
     return jnp.where(negative, bits, ~(bits | jnp.uint32(1 << 31)))
@@ -208,20 +209,20 @@ def _descending_bits(logits: Array) -> Array:
 
 def _keep_top_k(weights: Array, rank: Array, k: Array) -> Array:
     count = jnp.minimum(k, weights.size)
-    # The least threshold at or below which at least k tokens lie: no sort of the vocabulary.
+    # The smallest threshold that keeps at least k tokens, without sorting the vocabulary.
     edge = _bisect(lambda bound: jnp.sum(rank <= bound, dtype=jnp.int32) >= count)
     return jnp.where(rank <= edge, weights, 0.0)
 
 
 def _keep_top_p(weights: Array, rank: Array, p: Array) -> Array:
     mass = p * total(weights)
-    # The least threshold at or below which the nucleus is full: all tokens up to it stay.
+    # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
     edge = _bisect(lambda bound: total(jnp.where(rank <= bound, weights, 0.0)) >= mass)
     return jnp.where((rank <= edge) | (p >= 1.0), weights, 0.0)
 
 
 def _bisect(reached: Callable[[Array], Array]) -> Array:
-    """The least uint32 at which a monotone predicate holds; the greatest if none."""
+    """The smallest uint32 for which a monotone predicate holds; if none, the largest uint32."""
 
     def halve(_, span):
         low, high = span

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from specjax.types import Extended
+from specjax.types import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
-class Shaken:
+class Shaken(LanguageModel):
     """A `LanguageModel` whose parameters end with (by how much logits are off, a seed)."""
 
     model: object
@@ -30,11 +30,14 @@ class Shaken:
     def prefill(self, params, *args):
         return self.model.prefill(params[0], *args)
 
-    def extend(self, params, cache, tokens, positions):
-        logits, hidden, cache = self.model.extend(params[0], cache, tokens, positions)
+    def write(self, cache, updates, positions):
+        return self.model.write(cache, updates, positions)
+
+    def score(self, params, cache, tokens, positions):
+        logits, hidden, updates = self.model.score(params[0], cache, tokens, positions)
         margin, seed = params[1]
         noise = jax.random.uniform(jax.random.key(seed), logits.shape, minval=-1.0, maxval=1.0)
-        return Extended(logits + margin * noise, hidden, cache)
+        return logits + margin * noise, hidden, updates
 
 
 def shaken(model: specjax.TextModel, margin: float, seed: int) -> specjax.TextModel:

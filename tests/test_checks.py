@@ -1,4 +1,4 @@
-"""Traced dataclasses and the checks of users' values."""
+"""Traced dataclasses, and checks of the values that users give."""
 
 import json
 import sys
@@ -20,12 +20,12 @@ class Strength:
         object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
 
 
-def test_values_are_checked_where_they_enter_and_nowhere_else():
+def test_values_are_checked_only_where_a_user_gives_them():
     strength = Strength(0.5)
     assert isinstance(strength.alpha, np.ndarray) and strength.alpha.dtype == np.float32
     with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 2"):
         Strength(2)
-    # Leaves out of range pass once it is a pytree, as transformations need.
+    # Leaves of a pytree are not checked, because transformations put other values there.
     doubled = jax.tree.map(lambda x: 4 * x, strength)
     assert doubled.alpha == 2.0
     assert jax.eval_shape(lambda s: s, strength).alpha.shape == ()
@@ -51,7 +51,7 @@ def test_a_value_that_rounds_to_the_excluded_end_is_refused():
 
 
 @pytest.mark.parametrize("bad", ["0.5", None, [0.1, "x"], True])
-def test_not_a_number(bad):
+def test_values_that_are_not_numbers_are_refused(bad):
     with pytest.raises(TypeError, match="alpha must be a number"):
         checked("alpha", bad)
 
@@ -69,7 +69,7 @@ def test_leaves_have_names_and_a_readable_form():
 
 
 @pytest.mark.parametrize("bad", [2**33 + 2, 2**31, 1e10, np.inf])
-def test_a_number_beyond_its_dtype_is_refused_as_it_was_given(bad):
+def test_a_number_too_large_for_its_dtype_is_shown_as_given(bad):
     with pytest.raises(ValueError, match="top_k must be a whole number in") as error:
         checked("top_k", bad, low=1, dtype=np.int32)
     assert str(bad) in str(error.value)
@@ -83,7 +83,7 @@ def test_other_shapes_are_refused(bad):
         checked("alpha", bad)
 
 
-def test_a_library_of_an_extra_is_imported_or_named(monkeypatch):
+def test_require_imports_a_library_or_names_its_extra(monkeypatch):
     assert require("json", "eval") is json
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ImportError) as error:
@@ -93,7 +93,7 @@ def test_a_library_of_an_extra_is_imported_or_named(monkeypatch):
     )
 
 
-def test_a_library_that_is_installed_but_broken_is_told_apart(tmp_path, monkeypatch):
+def test_a_broken_library_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "broken_library.py").write_text("import a_library_that_is_absent\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"broken_library cannot be imported \(No module named"):

@@ -57,7 +57,7 @@ class Doubled(Mixture):
 
 
 def test_a_wrong_rule_is_told_in_one_line(pair):
-    with pytest.raises(ValueError, match="Doubled must give distributions that sum to one, got a"):
+    with pytest.raises(ValueError, match="Doubled must return distributions that sum to one, got"):
         specjax.Decoder(pair, rule=Doubled(np.float32(0.0)))
 
     @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_an_editable_install_is_found_from_the_directory_above_the_checkout(buil
         "print(importlib.util.find_spec('specjax').origin)"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-S", "-c", code],  # without the packages of this environment
         cwd=directory.parent,
         env={"PATH": ""},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Logits to distributions, and drawing from them."""
+"""Distributions from logits, and draws from them."""
 
 import jax
 import jax.numpy as jnp
@@ -104,12 +104,12 @@ def test_nan_logits_give_nan(size, temperature):
         assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(temperature))).all()
 
 
-def test_a_huge_temperature_is_uniform_over_what_is_possible():
+def test_a_huge_temperature_is_uniform_over_possible_tokens():
     got = sampling.distribution(jnp.array([1.0, -jnp.inf, 0.0]), Sampling(3e38))
     np.testing.assert_allclose(got, [0.5, 0.0, 0.5], atol=1e-6)
 
 
-def test_close_logits_are_no_ties():
+def test_close_logits_are_not_ties():
     # Their distances to the largest logit round to one number.
     logits = jnp.array([16.0, 1e-7, 2e-7, 3e-7, -0.0, 0.0], jnp.float32)
     got = sampling.distribution(logits, Sampling(8.0, top_k=2))
@@ -163,23 +163,23 @@ def test_no_impossible_token_is_drawn(size, draws):
     assert (probs[tokens] > 0.0).all()
     positive = np.flatnonzero(probs)
     assert tokens[0] == positive[0] and tokens[1] == positive[-1]
-    # The draw is the inverse of the cumulative distribution: off by rounding alone.
+    # The draw is the inverse of the cumulative distribution up to rounding.
     cumulative = np.cumsum(probs, dtype=np.float64)
     assert np.abs(cumulative[tokens] - uniforms).max() < probs.max() + 1e-5
 
 
 def test_one_cumulative_sum_would_draw_impossible_tokens():
-    # The control: a plain float32 cumulative sum moves where nothing is added.
+    # The control: a plain float32 cumulative sum changes where zero is added.
     probs = thirds(262_144)
     cumulative = np.asarray(jnp.cumsum(jnp.asarray(probs)))
     moves = np.flatnonzero((np.diff(cumulative) > 0) & (probs[1:] == 0.0)) + 1
     assert moves.size
-    # A uniform that falls between two neighbours where nothing was added draws an impossible token.
+    # A uniform between two such neighbours draws an impossible token.
     assert (probs[moves] == 0.0).all()
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0])
-def test_the_law_of_a_draw_over_a_large_vocabulary(spread):
+def test_a_draw_over_a_large_vocabulary_follows_its_law(spread):
     # The exact law: at each level of the tree the 2**23 values of its uniform, by float32 rounding.
     size = 262_144
     logits = spread * np.random.default_rng(0).standard_normal(size).astype(np.float32)
@@ -234,7 +234,7 @@ def test_frequencies_follow_the_distribution():
     assert stats.chisquare(counts[keep], 1e5 * np.array([0.5, 0.3, 0.15, 0.05])).pvalue > 1e-4
 
 
-def test_draw_of_nothing_is_token_zero():
+def test_a_draw_without_positive_weights_is_token_zero():
     assert sampling.draw(jnp.zeros((5,)), jnp.float32(0.5)) == 0
 
 
@@ -242,7 +242,7 @@ def test_residual():
     p, q = jnp.array([0.2, 0.5, 0.3]), jnp.array([0.5, 0.2, 0.3])
     np.testing.assert_allclose(sampling.residual(p, q), [0, 1, 0], atol=1e-7)
     np.testing.assert_allclose(sampling.residual(p, q, 0.5), [0, 1, 0], atol=1e-7)
-    # Nothing left: the target itself, and nothing outside its support.
+    # The residual has no mass: the result is the target, with nothing outside its support.
     np.testing.assert_array_equal(sampling.residual(q, q), q)
     np.testing.assert_array_equal(sampling.residual(q, q, 0.0), q)
 
@@ -275,7 +275,7 @@ def test_strengths_never_broadcast_over_the_vocabulary():
         sampling.distribution(jnp.zeros((3,)), Sampling([1.0, 0.1, 2.0]))
 
 
-def test_weights_and_uniforms_of_another_kind_are_refused():
+def test_weights_and_uniforms_of_other_shapes_or_dtypes_are_refused():
     with pytest.raises(ValueError, match="weights must be float32, got bfloat16"):
         sampling.draw(jnp.ones((5,), jnp.bfloat16), jnp.float32(0.5))
     with pytest.raises(ValueError, match=r"uniform must be a scalar or \[2\] at V = 100"):

@@ -1,4 +1,4 @@
-"""Fixed-shape batches of tokenised pairs, in an order that a step number alone determines.
+"""Batches of tokenised pairs: the shapes are fixed, and the step number determines the order.
 
 Axes: B rows, L tokens of a bucket.
 """
@@ -15,16 +15,17 @@ from specjax.data.pairs import TokenPairs
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How pairs become batches.
+    """How pairs are put into batches.
 
     Attributes:
       tokens_per_batch: padded tokens per batch (of a T5: padded target tokens).
-      bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that holds
-        it, end-of-sequence tokens included, and is left out if none does.
+      bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that is
+        long enough for it, including end-of-sequence tokens. If there is none, the pair is left
+        out.
 
     Raises:
-      TypeError: for values that are not numbers.
-      ValueError: for values that are not whole or below 1, or lengths that do not increase.
+      TypeError: if a value is not a number.
+      ValueError: if a value is not whole or is below 1, or the lengths do not increase.
     """
 
     tokens_per_batch: int = 2048
@@ -36,8 +37,8 @@ class Batching:
         )
         if lengths.ndim != 1 or np.any(np.diff(lengths) < 1):
             raise ValueError(
-                f"Batching: bucket_lengths={self.bucket_lengths} must be several lengths that "
-                "increase, or one, written (64,)"
+                f"Batching: bucket_lengths={self.bucket_lengths} must be lengths that "
+                "increase, such as (64, 128), or one length, written (64,)"
             )
         tokens = checked("Batching: tokens_per_batch", self.tokens_per_batch, low=1, dtype=np.int32)
         object.__setattr__(self, "bucket_lengths", tuple(lengths.tolist()))
@@ -45,22 +46,22 @@ class Batching:
 
 
 class Layout(Protocol):
-    """How a few pairs become the arrays of one batch; a frozen dataclass."""
+    """Puts pairs into the arrays of one batch; must be a frozen dataclass."""
 
     def lengths(self, pairs: TokenPairs) -> np.ndarray:
-        """`[pairs]`: the length of the shortest bucket that holds each pair."""
+        """`[pairs]`: the smallest bucket length that each pair fits into."""
 
     def fill(self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int) -> Any:
         """A pytree of arrays `[rows, ...]` with at most `rows` members, padded on the right."""
 
 
 class PairBatch(NamedTuple):
-    """A batch for an encoder-decoder: NumPy arrays, or JAX's inside a step.
+    """A batch for an encoder-decoder: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
-      inputs: `[B, L]` int32, padded on the right; a row that only fills up the shape holds one
-        end-of-sequence token, so that attention always has something to attend to.
-      targets: `[B, L]` int32, padded on the right, nothing else in a filling row.
+      inputs: `[B, L]` int32, padded on the right. A row that only fills the shape has one
+        end-of-sequence token, so that attention has at least one position.
+      targets: `[B, L]` int32, padded on the right; a row that only fills the shape has no tokens.
     """
 
     inputs: Any  # [B, L]
@@ -69,11 +70,11 @@ class PairBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairLayout:
-    """Inputs and targets in two arrays; the longer of the two decides on the bucket.
+    """Inputs and targets in two arrays; the longer of the two determines the bucket.
 
     Attributes:
-      pad_id: fills up the rows.
-      eos_id: what an empty row's inputs hold.
+      pad_id: the padding token.
+      eos_id: the end-of-sequence token, the one input of a row without a pair.
     """
 
     pad_id: int = 0
@@ -97,12 +98,12 @@ class PairLayout:
 
 
 class JoinedBatch(NamedTuple):
-    """A batch for a decoder-only network: NumPy arrays, or JAX's inside a step.
+    """A batch for a decoder-only network: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
       tokens: `[B, L]` int32, the prompt, then the target, padded on the right.
-      is_target: `[B, L]` bool, which tokens are to be predicted: those of the target, with its
-        end-of-sequence token, and neither prompt nor padding.
+      is_target: `[B, L]` bool, true for the tokens that the model predicts: the target and its
+        end-of-sequence token, but neither prompt nor padding.
     """
 
     tokens: Any  # [B, L]
@@ -111,10 +112,10 @@ class JoinedBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedLayout:
-    """Prompt and target in one row; the sum of their lengths decides on the bucket.
+    """Prompt and target in one row; the sum of their lengths determines the bucket.
 
     Attributes:
-      pad_id: fills up the rows; any token will do, for the loss never looks there.
+      pad_id: the padding token; any token is right, because the loss does not read it.
     """
 
     pad_id: int = 0
@@ -137,24 +138,24 @@ class JoinedLayout:
 
 
 class BucketedBatches:
-    """Batches of similar length: one shape per bucket, so a handful of compiled programs.
+    """Batches of similar lengths: one shape per bucket, so that few programs are compiled.
 
-    `batch(step)` depends on the arguments and `step` alone. So a run resumes with the same data
-    from its step number, and nothing about the order needs storing. Every epoch contains each
-    pair that fits once, in a fresh order.
+    `batch(step)` depends only on the arguments and `step`. So a run resumes with the same data from
+    its step number alone, and the order is not stored. Every epoch has each pair that fits once, in
+    a new order.
 
     Args:
       pairs: the data.
       batching: the lengths; a bucket of length L has `tokens_per_batch // L` rows, rounded down to
         a multiple of `row_multiple` (at least one multiple).
-      layout: makes a batch's arrays; `PairLayout()` by default.
-      row_multiple: of devices that share the rows.
-      seed: of the order; None keeps the order of the data (for evaluation).
+      layout: makes the arrays of a batch; `PairLayout()` by default.
+      row_multiple: the number of devices that share the rows.
+      seed: the seed of the order; None keeps the order of the data (for evaluation).
 
     Attributes:
-      num_left_out: pairs longer than the last bucket.
-      rows: of a batch of each bucket.
-      batches_per_epoch: how many.
+      num_left_out: the number of pairs that are longer than the last bucket.
+      rows: the number of rows of a batch, for each bucket.
+      batches_per_epoch: the number of batches of an epoch.
 
     Raises:
       ValueError: every pair is longer than the last bucket.
@@ -180,7 +181,7 @@ class BucketedBatches:
         if self.num_left_out == len(pairs):
             raise ValueError(
                 f"bucket_lengths={batching.bucket_lengths}: all {len(pairs)} pairs are longer than "
-                f"{lengths[-1]} tokens; add longer buckets"
+                f"{lengths[-1]} tokens: add a longer bucket"
             )
         self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self.rows)))
         self._planned_epoch = -1

@@ -1,4 +1,4 @@
-"""One iterator over text, TSV, JSONL and seqio tasks."""
+"""Reads examples from text, TSV and JSONL files and from seqio tasks."""
 
 import itertools
 import json
@@ -15,11 +15,11 @@ _REMEDY = "every line must be one JSON object"
 
 
 class Example(NamedTuple):
-    """One input, and its reference where the source has one.
+    """One input, and its reference if the source has one.
 
     Attributes:
-      id: the example's place in its source, from 0. It stays the same however examples are
-        batched, so that random streams can be tied to it.
+      id: the example's place in its source, from 0. It does not depend on the batches, so that
+        random streams can depend on it.
       inputs: the source text.
       targets: the reference text, or None.
     """
@@ -38,31 +38,32 @@ def read_examples(
     split: str = "train",
     directory: str | os.PathLike[str] = "",
 ) -> Iterator[Example]:
-    """Yields examples in the order of their source.
+    """Yields examples in the order of the source.
 
     Args:
       source: a file, plain or `.gz`, or `seqio:TASK` for a registered seqio task.
-      format: "text" (one input per line), "tsv" or "jsonl". By default the file's name tells:
-        `.tsv` and `.jsonl` (before `.gz`), anything else is text.
-      inputs_field: where the input stands. TSV: a column counted from 0, or its name, and then
-        the first line is a header; column 0 by default. JSONL: a key, "inputs" by default.
-        seqio: a feature, "inputs" by default. Text files have no fields.
-      targets_field: where the reference stands, likewise. By default no reference is read.
+      format: "text" (one input per line), "tsv" or "jsonl". By default it follows from the
+        file's name: `.tsv` or `.jsonl` (before `.gz`), else text.
+      inputs_field: the field of the input. TSV: a column, counted from 0 (0 by default), or its
+        name in the first line, which is then a header. JSONL: a key, "inputs" by default. seqio:
+        a feature, "inputs" by default. Text files have no fields.
+      targets_field: the field of the reference, given in the same way. By default no reference is
+        read.
       split: the split of a seqio task.
-      directory: where a relative path begins.
+      directory: the directory that a relative path starts from.
 
     Yields:
       `Example`s, whose ids count from 0.
 
     Raises:
       FileNotFoundError: there is no such file.
-      TypeError: a path that is not a str or os.PathLike.
-      ValueError: an unknown format or task, seqio not installed, an empty file, invalid UTF-8, a
-        missing field, a line with another number of columns than the first, or a field that is not
-        text. The message names file and line.
+      TypeError: a path is neither str nor os.PathLike.
+      ValueError: the format or task is unknown, seqio is not installed, the file is empty or not
+        UTF-8, a field is missing or is not text, or the columns of a line are not as many as those
+        of the first. The message names the file and the line.
     """
     if isinstance(source, str) and source.startswith(SEQIO_PREFIX):
-        # Here and nowhere else: seqio brings TensorFlow, seconds and a gigabyte.
+        # Imported only here: seqio imports TensorFlow, which takes seconds and a gigabyte.
         from specjax.data.seqio_tasks import task_texts
 
         pairs = task_texts(
@@ -93,15 +94,15 @@ def read_aligned(
 
     Args:
       inputs_path: one source text per line, plain or `.gz`.
-      targets_path: its reference on the same line.
-      directory: where relative paths begin.
+      targets_path: the reference of each source text, on the same line.
+      directory: the directory that relative paths start from.
 
     Yields:
       `Example`s, whose ids count from 0.
 
     Raises:
       FileNotFoundError: a file is missing.
-      TypeError: a path that is not a str or os.PathLike.
+      TypeError: a path is neither str nor os.PathLike.
       ValueError: a file is empty or not UTF-8, or one has more lines than the other.
     """
     inputs_path, targets_path = (_join(directory, p) for p in (inputs_path, targets_path))
@@ -112,8 +113,8 @@ def read_aligned(
                 (targets_path, inputs_path) if source is None else (inputs_path, targets_path)
             )
             raise ValueError(
-                f"{longer}:{i + 1}: this line has no counterpart, for {shorter} ends after "
-                f"{i} lines; aligned files must have the same number of lines"
+                f"{longer}:{i + 1}: this line has no counterpart: {shorter} ends after "
+                f"{i} lines, but aligned files must have the same number of lines"
             )
         yield Example(i, source[1], target[1])
 
@@ -125,7 +126,7 @@ def _join(directory: Any, path: Any) -> str:
 
 
 def guess_format(path: str) -> str:
-    """The format that a file's name tells: "tsv", "jsonl" or else "text"."""
+    """The format that follows from a file's name: "tsv", "jsonl" or else "text"."""
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
 
@@ -134,8 +135,8 @@ def _text(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[st
     for field in (inputs_field, targets_field):
         if field is not None:
             raise ValueError(
-                f"{path}: a text file has no field {field!r}; use a .tsv or .jsonl file, "
-                "or read two aligned text files"
+                f"{path}: a text file has no field {field!r}: use a .tsv or .jsonl file, "
+                "or two aligned text files"
             )
     for _, line in read_lines(path):
         yield line, None
@@ -157,14 +158,14 @@ def _tsv(
                 continue
         if len(row) != len(first):
             raise ValueError(
-                f"{path}:{number}: {len(row)} columns, but {len(first)} on line 1; every line "
-                "needs the same number of tabs"
+                f"{path}:{number}: the line has {len(row)} columns, but line 1 has {len(first)}: "
+                "every line must have the same number of tabs"
             )
         yield row[inputs_column], None if targets_column is None else row[targets_column]
     if has_header and number == 1:
         raise ValueError(
-            f"{path} has a header and no line after it; to read a file without a header, give the "
-            "fields by number, counted from 0"
+            f"{path} has a header but no other line: add lines; or, if line 1 is data, give the "
+            "fields by number"
         )
 
 
@@ -173,12 +174,12 @@ def _column(path: str, first: list[str], field: str | int) -> int:
         if field in first:
             return first.index(field)
         raise ValueError(
-            f"{path}:1: no column {field!r}; the header has {', '.join(map(repr, first))}"
+            f"{path}:1: the header has no column {field!r} but only {', '.join(map(repr, first))}"
         )
     if 0 <= field < len(first):
         return field
     raise ValueError(
-        f"{path}:1: no column {field}: the line has {len(first)} columns, counted from 0"
+        f"{path}:1: there is no column {field}: the line has {len(first)} columns, counted from 0"
     )
 
 
@@ -187,13 +188,15 @@ def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[s
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            told = f"{error.msg} at column {error.colno}"
-            raise ValueError(f"{path}:{number}: not JSON ({told}); {_REMEDY}") from None
+            why = f"{error.msg} at column {error.colno}"
+            raise ValueError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
         except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-            raise ValueError(f"{path}:{number}: not readable ({error}); {_REMEDY}") from None
+            raise ValueError(
+                f"{path}:{number}: the line is not readable ({error}): {_REMEDY}"
+            ) from None
         if not isinstance(row, dict):
             raise ValueError(
-                f"{path}:{number}: {line[:40]} is not a JSON object {{...}}; {_REMEDY}"
+                f"{path}:{number}: the line must be a JSON object {{...}}, got {line[:40]}"
             )
         inputs = _value(path, number, row, inputs_field)
         targets = None if targets_field is None else _value(path, number, row, targets_field)
@@ -203,7 +206,8 @@ def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[s
 def _value(path: str, number: int, row: dict[str, Any], field: Any) -> str:
     if field not in row:
         raise ValueError(
-            f"{path}:{number}: no key {field!r}; the object has {', '.join(map(repr, row))}"
+            f"{path}:{number}: there is no key {field!r}: the object has "
+            f"{', '.join(map(repr, row))}"
         )
     value = row[field]
     if not isinstance(value, str):

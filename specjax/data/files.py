@@ -1,4 +1,4 @@
-"""Reading text line by line, plain or gzipped, with errors that name file and line."""
+"""Reads plain or gzipped text line by line; error messages name the file and the line."""
 
 import gzip
 import os
@@ -8,10 +8,10 @@ from typing import BinaryIO, cast
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    r"""Yields the lines of a UTF-8 file, plain or, when its name ends in `.gz`, gzipped.
+    r"""Yields the lines of a UTF-8 file; it is gzipped if its name ends in `.gz`.
 
-    A line ends at `\n` alone (a preceding `\r` is dropped), so that other Unicode separators
-    inside a sentence do not shift the lines of aligned files. A byte order mark is dropped.
+    Only `\n` ends a line (a `\r` before it is removed), so that other Unicode separators inside a
+    sentence do not shift the lines of aligned files. A byte order mark is removed.
 
     Args:
       path: the file.
@@ -21,13 +21,13 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is empty, not valid UTF-8, or a damaged gzip file.
+      ValueError: the file is empty, is not valid UTF-8, is a damaged gzip file or a directory.
     """
     path = os.fspath(path)
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{path}: no such file; check the path")
+        raise FileNotFoundError(f"{path}: no such file: check the path")
     if os.path.isdir(path):
-        raise ValueError(f"{path} is a directory; name one file in it")
+        raise ValueError(f"{path} is a directory: give the path of a file")
     number = 0
     with cast(BinaryIO, gzip.open(path) if path.endswith(".gz") else open(path, "rb")) as file:
         try:
@@ -36,11 +36,11 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
                 yield number, _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), path, number)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(
-                f"{path}: damaged gzip data after line {number} ({error}); "
-                "write the file again, or drop .gz from its name if it is plain text"
+                f"{path}: the gzip data are damaged after line {number} ({error}): "
+                "write the file again, or remove .gz from its name if it is plain text"
             ) from None
     if number == 0:
-        raise ValueError(f"{path} is empty; it must hold at least one line")
+        raise ValueError(f"{path} is empty: it must have at least one line")
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
@@ -49,5 +49,5 @@ def _decode(raw: bytes, path: str, number: int) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}:{number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not "
-            "UTF-8; convert the file, for example with iconv -t UTF-8"
+            "UTF-8: convert the file, for example with iconv -t UTF-8"
         ) from None

@@ -12,10 +12,10 @@ from specjax.data.examples import Example
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """Tokenised pairs, held end to end in two arrays.
+    """Tokenised pairs, one after the other in two arrays.
 
     Attributes:
-      tokens: `[all tokens]` int32, the inputs and targets of pair 0, then of pair 1, ....
+      tokens: `[all tokens]` int32, the inputs and targets of pair 0, then of pair 1, and so on.
       offsets: `[2 * pairs + 1]` int64; pair i's inputs are `tokens[offsets[2i]:offsets[2i + 1]]`,
         its targets end at `offsets[2i + 2]`.
     """
@@ -45,21 +45,21 @@ class TokenPairs:
 
 
 def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
-    """Makes sure that there are examples, and that each is a pair of texts.
+    """Checks that there are examples, and that each is a pair of texts.
 
     Args:
       examples: the examples.
-      name: what an error calls them.
+      name: their name in messages.
 
     Raises:
-      ValueError: there is no example, or one without targets or with half a surrogate pair.
+      ValueError: there is no example, or an example has no targets or half a surrogate pair.
     """
     if not examples:
-        raise ValueError(f"{name}: the source yields no examples; give a source that has some")
+        raise ValueError(f"{name}: the source has no examples: give another source")
     for example in examples:
         if example.targets is None:
             raise ValueError(
-                f"{name}: example {example.id} has no reference text; name the field that holds it "
+                f"{name}: example {example.id} has no reference text: name its field "
                 "(targets_field) or use aligned files"
             )
         for text in (example.inputs, example.targets):
@@ -68,7 +68,7 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
             except UnicodeEncodeError as error:
                 raise ValueError(
                     f"{name}: example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}, which is not text; repair or drop the example"
+                    f"{error.start + 1}, which is not text: correct or remove it"
                 ) from None
 
 
@@ -81,14 +81,14 @@ def tokenize_pairs(
 
     Args:
       examples: pairs with `targets`.
-      encode_inputs: text -> token ids, special tokens included, as a model reads a prompt.
-      encode_targets: text -> token ids, the end-of-sequence token included.
+      encode_inputs: text -> token ids with special tokens, as a model reads a prompt.
+      encode_targets: text -> token ids with the end-of-sequence token.
 
     Returns:
       The pairs, in order.
 
     Raises:
-      ValueError: as `check_pairs` does.
+      ValueError: see `check_pairs`.
     """
     examples = list(examples)
     check_pairs(examples)

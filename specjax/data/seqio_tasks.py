@@ -1,4 +1,4 @@
-"""seqio tasks as pairs of texts. Importing this module imports seqio and TensorFlow."""
+"""Reads pairs of texts from seqio tasks. This module imports seqio and TensorFlow."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def task_texts(
       (input, reference or None).
 
     Raises:
-      ValueError: an unknown task, split or feature.
+      ValueError: the task, the split or a feature is unknown.
     """
     try:
         task = seqio.get_mixture_or_task(name)
@@ -51,7 +51,7 @@ def task_texts(
                 f"seqio task {name!r} has no feature {field!r}; its features are "
                 f"{list(task.output_features)}"
             )
-    # A mixture would repeat for ever.
+    # Without num_epochs a mixture would repeat without end.
     dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)
     for row in dataset.as_numpy_iterator():
         texts = [_text(row, field, task.output_features[field].vocabulary) for field in fields]

@@ -1,14 +1,14 @@
-"""The ragged key-value cache: every row of a batch at its own position.
+"""The ragged key-value cache: every row of a batch has its own position.
 
 Axes: B rows, L decoder layers, K key-value heads, S cache length, D head width, T tokens of a
 block, P encoder length.
 
-One array per layer, so that a layer's entries are read where they lie. Keys are kept as
-`[B, K, S, D]` and values as `[B, K, D, S]`: each product of attention then runs along the last
-axis of what it reads, which on a CPU is two to seven times as fast as the values' other layout.
+There is one array per layer, so that a layer reads its entries without a copy. Keys have the shape
+`[B, K, S, D]` and values `[B, K, D, S]`: each product of attention then runs along the last axis of
+the array it reads. On a CPU this is two to seven times as fast as values of shape `[B, K, S, D]`.
 
-An entry at position k of row b is live iff k < positions[b]; what lies further on is stale and is
-overwritten before any query can see it, which is all there is to rolling back.
+An entry at position k of row b is live iff k < positions[b]. Later entries are stale; they are
+overwritten before any query can see them. So a smaller position is all that a rollback needs.
 """
 
 import functools
@@ -19,21 +19,21 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-# Where the positions are, not counting the rows.
+# The axis of the positions, not counting the rows.
 KEY_AXIS, VALUE_AXIS = 1, 2
 # Past the end of any cache.
 _NOWHERE = 1 << 30
 
 
 class CacheEntries(NamedTuple):
-    """What one block adds to a cache.
+    """The entries that one block adds to a cache.
 
     Attributes:
       keys: L arrays `[B, K, T, D]`.
       values: L arrays `[B, K, D, T]`.
-      computed: `[B, T]` bool, true when a token's last hidden state is there (and no NaN). It makes
-        a write depend on every read of the cache it is to replace: without it XLA cannot order the
-        two and copies the whole cache at every step.
+      computed: `[B, T]` bool, true if a token's last hidden state has no NaN. It makes the write
+        depend on every read of the old cache. Without it XLA cannot order reads and write, and
+        copies the whole cache at every step.
     """
 
     keys: tuple[Array, ...]
@@ -42,12 +42,12 @@ class CacheEntries(NamedTuple):
 
 
 class Cross(NamedTuple):
-    """What a decoder sees of the encoder; computed once per prompt.
+    """The encoder's keys and values for the decoder; computed once per prompt.
 
     Attributes:
       keys: L arrays `[B, K, P, D]`.
       values: L arrays `[B, K, D, P]`.
-      mask: `[B, P]` bool, which inputs are real.
+      mask: `[B, P]` bool, false at padding.
     """
 
     keys: tuple[Array, ...]
@@ -56,12 +56,12 @@ class Cross(NamedTuple):
 
 
 class RaggedCache(NamedTuple):
-    """Keys and values of what was read so far; the leading axis of every array is the batch.
+    """Keys and values of the tokens read so far; the leading axis of every array is the batch.
 
     Attributes:
       keys: L arrays `[B, K, S, D]`.
       values: L arrays `[B, K, D, S]`.
-      cross: the encoder's, or None for a decoder-only network.
+      cross: the encoder's keys and values, or None for a decoder-only network.
     """
 
     keys: tuple[Array, ...]
@@ -85,16 +85,16 @@ def allocate(
       kv_heads: K.
       max_length: S.
       head_dim: D.
-      dtype: of the entries.
+      dtype: the dtype of the entries.
 
     Returns:
       A cache of zeros without `cross`.
 
     Raises:
-      ValueError: if there is no position.
+      ValueError: if `max_length` is below 1.
     """
     if max_length < 1:
-        raise ValueError(f"max_length={max_length} must be at least 1, the positions of the cache")
+        raise ValueError(f"max_length must be at least 1, got {max_length}")
     keys = (batch, kv_heads, max_length, head_dim)
     values = (batch, kv_heads, head_dim, max_length)
     return RaggedCache(
@@ -106,9 +106,9 @@ def allocate(
 def write(cache: RaggedCache, updates: CacheEntries, positions: Array) -> RaggedCache:
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
 
-    What falls outside `0 .. S - 1` is dropped: `dynamic_update_slice` would clamp the start and
-    destroy live entries. Nothing is written of a token that came out as NaN: where it pads a
-    prompt, its entries would poison what attends to the others.
+    Entries outside `0 .. S - 1` are dropped: `dynamic_update_slice` would clamp the start and
+    overwrite live entries. Tokens whose hidden state is NaN are not written: if they are padding of
+    a prompt, their entries would make the other positions NaN.
 
     Args:
       cache: the cache.
@@ -116,9 +116,9 @@ def write(cache: RaggedCache, updates: CacheEntries, positions: Array) -> Ragged
       positions: `[B]` of an integer dtype.
 
     Returns:
-      The cache with the block in it.
+      The cache that includes the block.
     """
-    # In 8 bits or unsigned, sums and differences of positions would wrap around.
+    # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
     index = jnp.arange(updates.computed.shape[1], dtype=jnp.int32)[None]
     place = positions.astype(jnp.int32)[:, None] + index
     place = jnp.where(updates.computed, place, _NOWHERE + index)
@@ -153,7 +153,7 @@ def logical_axes(cache: RaggedCache) -> Any:
       cache: a cache, of arrays or of shapes.
 
     Returns:
-      The same structure, a tuple of axis names in the place of each array.
+      The same structure with a tuple of axis names instead of each array.
     """
     names = {
         "keys": ("batch", "kv_heads", "length", "kv"),

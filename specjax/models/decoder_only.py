@@ -1,4 +1,4 @@
-"""Decoder-only networks: what Llama and Gemma 2 share.
+"""Decoder-only networks: the code that Llama and Gemma 2 share.
 
 Axes: B rows, T tokens, E model width, D head width, V vocabulary.
 """
@@ -32,19 +32,19 @@ from specjax.types import Array, Params, Prefilled
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """In what the families differ.
+    """The differences between the families.
 
     Attributes:
-      activations: of the feed-forward block.
-      query_scale: multiplies the attention logits.
+      activations: the activations of the feed-forward block.
+      query_scale: the factor of the attention logits.
       rope_frequencies: D // 2 radians per position.
-      windows: per layer, how many positions a query sees; None for all.
-      embed_stddev: of the initial embedding.
-      embed_scale: multiplies the embedded tokens.
-      plus_one_norms: see `RMSNorm`.
-      post_norms: a norm after each block, before it is added to the residual stream.
-      attn_softcap: see `Attention`.
-      final_softcap: the same on the output logits.
+      windows: for each layer, the number of positions that a query sees; None for all.
+      embed_stddev: the standard deviation of the initial embedding.
+      embed_scale: the factor of the embedded tokens.
+      plus_one_norms: `plus_one` of `RMSNorm`.
+      post_norms: whether a norm follows each block, before the residual addition.
+      attn_softcap: `softcap` of `Attention`.
+      final_softcap: the same for the output logits.
     """
 
     activations: tuple[str, str]
@@ -60,13 +60,13 @@ class Style:
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention and feed-forward block."""
+    """A layer: self-attention and a feed-forward block."""
 
     config: LlamaConfig | Gemma2Config
     style: Style
 
     def setup(self) -> None:
-        """Makes the submodules."""
+        """Creates the submodules."""
         config, style = self.config, self.style
         self.pre_self_attention_layer_norm = _norm(config, style)
         self.self_attention = Attention(
@@ -108,7 +108,7 @@ class DecoderStack(nn.Module):
     style: Style
 
     def setup(self) -> None:
-        """Makes the submodules."""
+        """Creates the submodules."""
         config = self.config
         self.layers = [DecoderLayer(config, self.style) for _ in range(config.num_layers)]
         self.decoder_norm = _norm(config, self.style)
@@ -118,7 +118,7 @@ class DecoderStack(nn.Module):
     def __call__(self, x: Array, memory: Memory | None = None) -> tuple[Array, CacheEntries]:
         """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
 
-        Without a memory the block begins at position 0 of each row.
+        Without a memory the block starts at position 0 of each row.
         """
         length = x.shape[1]
         start = jnp.zeros(x.shape[0], jnp.int32) if memory is None else memory.positions
@@ -140,13 +140,13 @@ class DecoderStack(nn.Module):
 
 
 class DecoderOnlyNetwork(nn.Module):
-    """Embedding, decoder and output projection."""
+    """The embedding, the decoder and the output projection."""
 
     config: LlamaConfig | Gemma2Config
     style: Style
 
     def setup(self) -> None:
-        """Makes the submodules."""
+        """Creates the submodules."""
         config = self.config
         self.token_embedder = Embed(
             config.vocab_size,
@@ -161,7 +161,7 @@ class DecoderOnlyNetwork(nn.Module):
         """Tokens `[B, T]` -> `[B, T, E]`."""
         x = self.token_embedder(tokens)
         if self.style.embed_scale != 1.0:
-            # The factor is rounded to the activations' dtype first, as Gemma was trained.
+            # Gemma was trained with the factor rounded to the dtype of the activations.
             x = x * jnp.asarray(self.style.embed_scale, x.dtype)
         return x
 
@@ -175,7 +175,7 @@ class DecoderOnlyNetwork(nn.Module):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def read(self, tokens: Array) -> CacheEntries:
-        """The cache entries of tokens `[B, T]` that begin at position 0."""
+        """The cache entries of tokens `[B, T]` that start at position 0."""
         return self.decoder(self.embed(tokens))[1]
 
     def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
@@ -184,7 +184,7 @@ class DecoderOnlyNetwork(nn.Module):
         return self.logits(hidden), hidden, updates
 
     def __call__(self, tokens: Array) -> Array:
-        """The whole network on known tokens: logits `[B, T, V]` float32."""
+        """Runs the whole network on known tokens: logits `[B, T, V]` float32."""
         return self.logits(self.decoder(self.embed(tokens))[0])
 
 
@@ -196,14 +196,14 @@ class DecoderOnly(Model):
     """A decoder-only network as a language model.
 
     Attributes:
-      config: of its family.
+      config: the configuration of its family.
     """
 
     config: LlamaConfig | Gemma2Config
 
     @property
     def style(self) -> Style:
-        """What its family makes of the configuration."""
+        """The family's style for this configuration."""
         raise NotImplementedError
 
     @property
@@ -212,14 +212,14 @@ class DecoderOnly(Model):
         return DecoderOnlyNetwork(self.config, self.style)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """The prompt and the prefix."""
+        """The tokens of the prompt and the prefix."""
         return input_lengths + prefix_lengths
 
     def _init_variables(self, key: Array) -> Any:
         return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
 
     def apply(self, params: Params, tokens: Array) -> Array:
-        """Logits of known tokens, all positions at once (teacher forcing).
+        """The logits of known tokens, all positions at once (teacher forcing).
 
         Args:
           params: the parameters.
@@ -243,28 +243,28 @@ class DecoderOnly(Model):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Prefilled:
-        """Reads all of each prompt but its last token.
+        """Reads all tokens of each prompt except its last.
 
         Args:
           params: the parameters.
           inputs: `[B, P]` int32, padded on the right.
           input_lengths: `[B]` int32, at least 1.
-          max_length: S, positions of the cache (static).
-          prefix: `[B, F]` int32, forced first tokens of the output: they follow the prompt.
+          max_length: S, the number of positions of the cache (static).
+          prefix: `[B, F]` int32, forced first tokens of the output, which follow the prompt.
           prefix_lengths: `[B]` int32.
 
         Returns:
-          A `Prefilled` whose tokens are each prompt's last.
+          A `Prefilled` whose tokens are the last tokens of the prompts.
 
         Raises:
-          ValueError: if the shapes or dtypes do not fit together.
+          ValueError: if the shapes or dtypes do not agree.
         """
         check_tokens("inputs", inputs, input_lengths)
         config = self.config
         rows = inputs.shape[0]
         lengths = input_lengths.astype(jnp.int32)
         prefix, prefix_lengths = prefix_or_empty(inputs, prefix, prefix_lengths)
-        # Each row's prefix follows its own last token; the padding between is overwritten.
+        # The prefix of each row follows its last input token and overwrites the padding.
         tokens = jnp.pad(repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
         slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
         tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)

@@ -1,4 +1,4 @@
-"""Gemma 2: soft caps, alternating sliding window, norms before and after each block.
+"""Gemma 2: soft caps, a sliding window in every other layer, norms before and after each block.
 
 Source: Gemma Team 2024; `transformers/models/gemma2`.
 """
@@ -19,7 +19,7 @@ class Gemma2(DecoderOnly):
 
     @property
     def style(self) -> Style:
-        """What Gemma 2 makes of the configuration."""
+        """Gemma 2's style for this configuration."""
         config = self.config
         return Style(
             activations=("gelu", "linear"),

@@ -3,10 +3,10 @@
 Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (H = K·N), D head
 width, M feed-forward width, V vocabulary.
 
-Every parameter carries logical axis names (collection `params_axes`), as T5X does it. Softmax,
-norms and logits are float32 whatever the activations are. How exact a float32 product is remains
-the backend's default: exact on a CPU, rounded operands on a TPU or (TF32) a GPU, unless the user
-sets `jax.config.update("jax_default_matmul_precision", "highest")`.
+Every parameter has logical axis names (collection `params_axes`), as in T5X. Softmax, norms and
+logits are float32 for activations of any dtype. Products of float32 have the backend's default
+precision: exact on a CPU, with rounded operands on a TPU or (TF32) a GPU. For exact products set
+`jax.config.update("jax_default_matmul_precision", "highest")`.
 """
 
 import functools
@@ -26,7 +26,7 @@ from specjax.models.rope import Rope, rotate
 Array = jax.Array
 Initializer = Callable[..., Array]
 
-# Far below any logit, yet finite: a bias added to it cannot make a NaN.
+# Far below any logit but finite, so that adding a bias gives no NaN.
 MASKED = -1e30
 
 # The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
@@ -40,11 +40,11 @@ class RMSNorm(nn.Module):
     """Root-mean-square normalisation without mean or bias, in float32.
 
     Attributes:
-      eps: added to the mean square.
-      dtype: of the result.
-      param_dtype: of the scale.
-      plus_one: the stored scale is the distance from one (Gemma); it is then applied in float32,
-        before the cast to `dtype` rather than after it.
+      eps: is added to the mean square.
+      dtype: the dtype of the result.
+      param_dtype: the dtype of the scale.
+      plus_one: whether the stored scale is the scale minus one (Gemma). It is then applied in
+        float32 before the cast to `dtype`, else after the cast.
     """
 
     eps: float
@@ -69,10 +69,10 @@ class Dense(nn.Module):
     """A matrix product without bias: `x [..., in] @ kernel [in, features]`.
 
     Attributes:
-      features: width of the result.
-      axes: logical names of the kernel's two axes.
-      dtype: of the product and its result.
-      param_dtype: of the kernel.
+      features: the width of the result.
+      axes: the logical names of the kernel's two axes.
+      dtype: the dtype of the product and its result.
+      param_dtype: the dtype of the kernel.
       kernel_init: the kernel's initialiser.
     """
 
@@ -84,22 +84,22 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Multiplies the last axis of `x`."""
+        """Multiplies the last axis of `x` with the kernel."""
         shape = (x.shape[-1], self.features)
         kernel = param_with_axes(
             "kernel", self.kernel_init, shape, self.param_dtype, axes=self.axes
         )
-        # As a product of two matrices: with three axes XLA on CPU transposes a copy of x, and
-        # recomputes what it is made of, for the kernel's gradient (a quarter of a training step).
+        # As a product of two matrices: with three axes XLA on CPUs recomputes x and transposes its
+        # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         return jnp.dot(flat, kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
 
 
 def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
-    """`x [..., E]` against a matrix with E on axis `contract`, accumulated in float32.
+    """The product of `x [..., E]` and a matrix with E on axis `contract`, summed in float32.
 
-    bfloat16 operands are multiplied as they are: their products are exact in float32, and the
-    matrix, the largest of a small network, is read at its own width.
+    bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
+    the largest of a small network, is read as bfloat16.
     """
     if kernel.dtype != x.dtype:
         x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
@@ -117,7 +117,7 @@ class LogitsDense(nn.Module):
 
     Attributes:
       vocab_size: V.
-      param_dtype: of the kernel.
+      param_dtype: the dtype of the kernel.
     """
 
     vocab_size: int
@@ -134,14 +134,14 @@ class LogitsDense(nn.Module):
 
 
 class Embed(nn.Module):
-    """The token embedding, and the tied output projection.
+    """The token embedding and the tied output projection.
 
     Attributes:
       vocab_size: V.
       features: E.
-      dtype: of the result.
-      param_dtype: of the table.
-      stddev: of the initial entries.
+      dtype: the dtype of the result.
+      param_dtype: the dtype of the table.
+      stddev: the standard deviation of the initial entries.
     """
 
     vocab_size: int
@@ -151,7 +151,7 @@ class Embed(nn.Module):
     stddev: float = 1.0
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         self.embedding = param_with_axes(
             "embedding",
             nn.initializers.normal(self.stddev),
@@ -162,25 +162,25 @@ class Embed(nn.Module):
 
     def __call__(self, tokens: Array) -> Array:
         """Tokens `[B, T]` -> `[B, T, E]`; a token outside `0 .. V - 1` takes the nearest row."""
-        tokens = tokens.astype(jnp.int32)  # clipped in their own dtype, 8 bits would wrap around
+        tokens = tokens.astype(jnp.int32)  # a clip in 8 bits would wrap around
         return jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(self.dtype)
 
     def attend(self, x: Array) -> Array:
-        """`x [B, T, E]` -> logits `[B, T, V]` float32, with the table as output projection."""
+        """`x [B, T, E]` -> logits `[B, T, V]` float32, with the embedding as output projection."""
         if self.has_variable("params", TRANSPOSED):
             return float32_logits(x, self.get_variable("params", TRANSPOSED), 0)
         return float32_logits(x, self.embedding, 1)
 
 
 class MLP(nn.Module):
-    """The feed-forward block: the product of activated projections, projected back.
+    """The feed-forward block: an output projection of the product of activated input projections.
 
     Attributes:
       mlp_dim: M.
       activations: one per input projection; `("silu", "linear")` is SwiGLU.
-      dtype: of the activations.
-      param_dtype: of the kernels.
-      dropout_rate: of the hidden layer, shared along the sequence.
+      dtype: the dtype of the activations.
+      param_dtype: the dtype of the kernels.
+      dropout_rate: the rate in the hidden layer; all positions share one mask.
     """
 
     mlp_dim: int
@@ -209,12 +209,13 @@ def _activate(name: str, x: Array) -> Array:
 
 
 class Segment(NamedTuple):
-    """Keys and values that queries attend to; several segments are attended to as one.
+    """Keys and values that queries attend to, under one softmax with the other segments.
 
     Attributes:
       keys: `[B, K, S, D]`.
       values: `[B, K, D, S]`.
-      bias: float32, broadcastable to `[B, K, N, T, S]`: position biases, `MASKED` where unseen.
+      bias: float32, broadcastable to `[B, K, N, T, S]`: position biases, or
+        `MASKED` where the query must not see the key.
     """
 
     keys: Array
@@ -230,12 +231,12 @@ class Attention(nn.Module):
       num_kv_heads: K.
       head_dim: D.
       features: E, the width of the result.
-      dtype: of the activations (logits and softmax are float32).
-      param_dtype: of the kernels.
-      scale: multiplies the attention logits.
-      softcap: c in c·tanh(x / c) on the scaled logits, or None.
-      query_init: initialiser of the query kernel.
-      dropout_rate: of the attention weights, shared along the queries.
+      dtype: the dtype of the activations (logits and softmax are float32).
+      param_dtype: the dtype of the kernels.
+      scale: the factor of the attention logits.
+      softcap: c in c·tanh(x / c), which is applied to the scaled logits, or None.
+      query_init: the initialiser of the query kernel.
+      dropout_rate: the rate for the attention weights; all queries share one mask.
     """
 
     num_heads: int
@@ -250,7 +251,7 @@ class Attention(nn.Module):
     dropout_rate: float = 0.0
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         dense = functools.partial(
             Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=normal_init
         )
@@ -311,16 +312,16 @@ class Attention(nn.Module):
 
 
 def block_bias(length: int, window: int | None = None) -> Array:
-    """What a block sees of itself: `[1, 1, 1, T, T]` float32, 0 or `MASKED`.
+    """The mask of a block that attends to itself: `[1, 1, 1, T, T]` float32, 0 or `MASKED`.
 
     Args:
       length: T.
-      window: a query sees this many positions, itself included; None for all before it.
+      window: the number of positions that a query sees, including its own; None for all.
 
     Returns:
       The additive mask.
     """
-    # Counted where it is used: as an array of the host it would lie in each executable.
+    # Computed on the device: a host array would be stored in each executable.
     shape = (1, 1, 1, length, length)
     age = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
     age -= jax.lax.broadcasted_iota(jnp.int32, shape, 4)
@@ -329,22 +330,22 @@ def block_bias(length: int, window: int | None = None) -> Array:
 
 
 class Memory(NamedTuple):
-    """A cache, and where a block continues it.
+    """A cache and the positions where a block continues it.
 
     Attributes:
-      cache: what was read before.
-      positions: `[B]` int32, where each row's block begins; entries before it are live.
+      cache: the entries of earlier tokens.
+      positions: `[B]` int32, where the block of each row starts; entries before it are live.
     """
 
     cache: RaggedCache
     positions: Array
 
     def bias(self, length: int, window: int | None = None) -> Array:
-        """What a block sees of the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
+        """The mask of a block that attends to the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
 
         Args:
           length: T.
-          window: a query sees this many positions, itself included; None for all before it.
+          window: the number of positions that a query sees, including its own; None for all.
 
         Returns:
           The additive mask (T is 1 without a window).
@@ -363,6 +364,6 @@ class Memory(NamedTuple):
 
 
 def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:
-    """What a block adds to a cache, once its `hidden [B, T, E]` are computed."""
+    """The entries that a block adds to a cache; `hidden [B, T, E]` says which are NaN."""
     computed = ~jnp.any(jnp.isnan(hidden), axis=2)
     return CacheEntries(tuple(keys), tuple(values), computed)

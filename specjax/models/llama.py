@@ -16,8 +16,8 @@ def rope_frequencies(
 
     Args:
       head_dim: D.
-      theta: the base.
-      scaling: stretches the long wavelengths, keeps the short ones, interpolates between.
+      theta: the base of the frequencies.
+      scaling: scales long wavelengths, keeps short ones and interpolates between them; or None.
 
     Returns:
       D // 2 radians per position, in float32.
@@ -44,7 +44,7 @@ class Llama(DecoderOnly):
 
     @property
     def style(self) -> Style:
-        """What Llama makes of the configuration."""
+        """Llama's style for this configuration."""
         config = self.config
         return Style(
             activations=("silu", "linear"),

@@ -1,4 +1,4 @@
-"""What the models of all families share: parameters, their axes, `extend` and `write`."""
+"""The code that the models of all families share: parameters, their axes, `score`, `write`."""
 
 import abc
 import dataclasses
@@ -20,10 +20,10 @@ from specjax.types import Array, Axes, LanguageModel, Params, Prefilled
 
 @dataclasses.dataclass(frozen=True)
 class Model(LanguageModel, abc.ABC):
-    """A network as a `specjax.types.LanguageModel`; all arrays travel in `params` and the cache.
+    """A network as a `specjax.types.LanguageModel`; all arrays are in `params` and the cache.
 
     Attributes:
-      config: what it is made of.
+      config: its sizes and options.
     """
 
     config: ModelConfig
@@ -52,7 +52,7 @@ class Model(LanguageModel, abc.ABC):
 
     @abc.abstractmethod
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """How many cache positions each prompt takes, its last token included.
+        """The number of cache positions of each prompt, including its last token.
 
         Args:
           input_lengths: `[B]`.
@@ -78,11 +78,11 @@ class Model(LanguageModel, abc.ABC):
         return _init(self, key)
 
     def abstract_params(self) -> Params:
-        """The shapes and dtypes of the parameters, without memory: `jax.ShapeDtypeStruct`s."""
+        """The parameters as `jax.ShapeDtypeStruct`s; it allocates nothing."""
         return _abstract_variables(self)["params"]
 
     def param_axes(self, params: Params) -> Axes:
-        """See `specjax.types.LanguageModel`; `params` are plain, not prepared."""
+        """See `specjax.types.LanguageModel`; `params` must be plain, not prepared."""
         names = unfreeze(get_axis_names(_abstract_variables(self)["params_axes"]))
         return jax.tree.map(tuple, names, is_leaf=lambda x: isinstance(x, jax.P))
 
@@ -91,30 +91,31 @@ class Model(LanguageModel, abc.ABC):
         return cache_lib.logical_axes(cache)
 
     def describe(self) -> str:
-        """Its configuration."""
+        """The configuration as text."""
         return str(self.config)
 
     def axis_units(self) -> dict[str, int]:
-        """Logical axis -> the size of what a mesh must not cut through: a head."""
+        """Logical axis -> the size of a unit that a mesh must not split: a head."""
         head = self.config.head_dim
         return {"joined_kv": head, "joined_grouped_kv": head}
 
     def num_params(self) -> int:
-        """How many numbers the parameters are; counted without memory."""
+        """The number of parameters; it allocates nothing."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params()))
 
     def prepare(self, params: Params) -> Params:
-        """Parameters laid out for fast decoding on the devices where they lie.
+        """Adds what makes decoding fast on the devices that hold the parameters.
 
-        On a CPU a tied embedding gets a transposed copy (V·E more numbers), since several tokens
-        against `[V, E]` take half as long again as against `[E, V]`. Elsewhere nothing changes.
-        All methods take prepared parameters; checkpoints and training want the plain ones.
+        On a CPU a tied embedding gets a transposed copy (V·E more numbers), because the product of
+        several tokens with `[V, E]` takes half as long again as with `[E, V]`. On other devices
+        nothing changes. All methods take prepared parameters; checkpoints and training need the
+        plain ones.
 
         Args:
           params: the parameters.
 
         Returns:
-          The parameters, and what was added. Arrays are shared, not copied.
+          The parameters with the addition. Arrays are shared, not copied.
         """
         table = params["token_embedder"]["embedding"]
         if not self.config.tie_embeddings or _platforms(table) != {"cpu"}:
@@ -125,9 +126,9 @@ class Model(LanguageModel, abc.ABC):
     def score(
         self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheEntries]:
-        """Like `extend`, but leaves the cache alone: returns (logits, hidden, updates).
+        """Like `extend`, but does not change the cache: returns (logits, hidden, updates).
 
-        The block attends to the cache's entries before `positions[b]` and to itself.
+        The block attends to the cache entries before `positions[b]` and to itself.
 
         Args:
           params: the parameters.
@@ -140,23 +141,23 @@ class Model(LanguageModel, abc.ABC):
           keys and values.
 
         Raises:
-          ValueError: if the shapes or dtypes do not fit together.
+          ValueError: if the shapes or dtypes do not agree.
         """
         check_block(cache, tokens, positions)
-        # In 8 bits or unsigned, sums and differences of positions would wrap around.
+        # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
         memory = Memory(cache, positions.astype(jnp.int32))
         return self._apply(params, tokens, memory, method="score")
 
     def write(self, cache: RaggedCache, updates: CacheEntries, positions: Array) -> RaggedCache:
-        """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped.
+        """Writes the updates from `score` at `positions[b] ..`; entries past the end are dropped.
 
         Args:
-          cache: the cache that was scored with; donate it, and nothing is copied.
-          updates: what `score` returned.
+          cache: the cache that `score` got; if it is donated, nothing is copied.
+          updates: the updates that `score` returned.
           positions: `[B]` of an integer dtype, as given to `score`.
 
         Returns:
-          The cache with the block in it.
+          The cache that includes the block.
 
         Raises:
           ValueError: if `positions` is not one integer per row.
@@ -169,7 +170,7 @@ class Model(LanguageModel, abc.ABC):
 
 
 def _platforms(array: Any) -> set[str]:
-    """Where an array lies, or will lie once it is used."""
+    """The platforms of an array's devices; of a host array, the default platform."""
     if isinstance(array, jax.Array):
         return {device.platform for device in array.devices()}
     return {jax.default_backend()}
@@ -189,23 +190,25 @@ def check_tokens(name: str, tokens: Array, lengths: Array | None = None, *, leas
     """Asserts at trace time that `tokens` is `[B, n]` and `lengths` `[B]`, both integer.
 
     Args:
-      name: of `tokens`, for the message.
+      name: the name of `tokens`, for the message.
       tokens: the tokens.
-      lengths: how many of each row are real.
-      least: the least n.
+      lengths: the number of tokens in each row without padding.
+      least: the smallest n.
 
     Raises:
-      ValueError: if not.
+      ValueError: if they are not.
     """
     _check_array(name, tokens, "rows, tokens", 2)
     if tokens.shape[1] < least:
-        raise ValueError(f"{name} has no tokens: its shape is {list(tokens.shape)}")
+        raise ValueError(
+            f"{name} must have at least one token per row, got shape {list(tokens.shape)}"
+        )
     if lengths is not None:
         _check_per_row(f"{name.removesuffix('s')}_lengths", lengths, tokens.shape[0])
 
 
 def check_block(cache: RaggedCache, tokens: Array, positions: Array) -> None:
-    """Asserts at trace time that a block fits its cache.
+    """Asserts at trace time that a block agrees with its cache.
 
     Args:
       cache: the cache.
@@ -213,12 +216,14 @@ def check_block(cache: RaggedCache, tokens: Array, positions: Array) -> None:
       positions: `[B]`.
 
     Raises:
-      ValueError: if the shapes or dtypes do not fit together.
+      ValueError: if the shapes or dtypes do not agree.
     """
     check_tokens("tokens", tokens)
     rows = cache.keys[0].shape[0]
     if tokens.shape[0] != rows:
-        raise ValueError(f"tokens have {tokens.shape[0]} rows but the cache has {rows}")
+        raise ValueError(
+            f"tokens must have as many rows as the cache, {rows}, got {tokens.shape[0]}"
+        )
     check_positions(cache, positions)
 
 
@@ -230,34 +235,34 @@ def check_positions(cache: RaggedCache, positions: Array) -> None:
       positions: `[B]`.
 
     Raises:
-      ValueError: if the shape or dtype does not fit.
+      ValueError: if the shape or dtype is wrong.
     """
     _check_per_row("positions", positions, cache.keys[0].shape[0])
 
 
 def repeat_first(inputs: Array, lengths: Array) -> Array:
-    """Puts each row's first token in the place of its padding.
+    """Replaces the padding of each row with the row's first token.
 
-    Padding is masked, but not where its embedding is NaN: a product of zero and NaN is NaN.
+    Padding is masked, but a NaN in its embedding is not: the product of zero and NaN is NaN.
 
     Args:
       inputs: `[B, P]`.
-      lengths: `[B]`, how many of each row are real.
+      lengths: `[B]`, the number of tokens in each row without padding.
 
     Returns:
       `[B, P]` int32.
     """
-    real = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
-    return jnp.where(real, inputs, inputs[:, :1]).astype(jnp.int32)
+    inside = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
+    return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
 def prefix_or_empty(
     inputs: Array, prefix: Array | None, prefix_lengths: Array | None
 ) -> tuple[Array, Array]:
-    """The forced first tokens of the output and their numbers; none of them by default.
+    """The forced first tokens of the output and their number per row; none by default.
 
     Args:
-      inputs: `[B, P]`, for the number of rows.
+      inputs: `[B, P]`; only its number of rows is used.
       prefix: `[B, F]` or None.
       prefix_lengths: `[B]`, or None for F in each row.
 
@@ -265,16 +270,16 @@ def prefix_or_empty(
       prefix `[B, F]` and lengths `[B]`, int32.
 
     Raises:
-      ValueError: if the shapes or dtypes do not fit together, or only the lengths are given.
+      ValueError: if the shapes or dtypes do not agree, or only the lengths are given.
     """
     rows = inputs.shape[0]
     if prefix is None:
         if prefix_lengths is not None:
-            raise ValueError("prefix_lengths without prefix: give both, or neither")
+            raise ValueError("prefix_lengths must be None if prefix is None: give both or neither")
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
     check_tokens("prefix", prefix, prefix_lengths, least=0)
     if prefix.shape[0] != rows:
-        raise ValueError(f"prefix has {prefix.shape[0]} rows but inputs have {rows}")
+        raise ValueError(f"prefix must have as many rows as inputs, {rows}, got {prefix.shape[0]}")
     if prefix_lengths is None:
         prefix_lengths = jnp.full(rows, prefix.shape[1], jnp.int32)
     return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)
@@ -283,12 +288,12 @@ def prefix_or_empty(
 def _check_per_row(name: str, value: Array, rows: int) -> None:
     _check_array(name, value, f"{rows}", 1)
     if value.shape != (rows,):
-        raise ValueError(f"{name} has shape {list(value.shape)}: must be [{rows}], one per row")
+        raise ValueError(f"{name} must have shape [{rows}], one per row, got {list(value.shape)}")
 
 
 def _check_array(name: str, value: Array, axes: str, ndim: int) -> None:
     kind = f"must be an integer array [{axes}]"
     if not hasattr(value, "dtype"):
-        raise ValueError(f"{name} is a {type(value).__name__}: {kind}; numpy.asarray makes one")
+        raise ValueError(f"{name} {kind}, got a {type(value).__name__}: use numpy.asarray")
     if value.ndim != ndim or not jnp.issubdtype(value.dtype, jnp.integer):
-        raise ValueError(f"{name} is {value.dtype}{list(value.shape)}: {kind}")
+        raise ValueError(f"{name} {kind}, got {value.dtype}{list(value.shape)}")

@@ -17,13 +17,16 @@ Array = jax.Array
 def buckets(
     distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """The bucket of each distance: exact up to a quarter (half) of them, then logarithmic.
+    """The bucket of each distance: one per small distance, then logarithmic.
+
+    Distances below a quarter of `num_buckets` (half, if not bidirectional) have a bucket each.
 
     Args:
       distances: int, query position minus key position.
-      bidirectional: half of the buckets are for keys after the query; else these share bucket 0.
-      num_buckets: how many.
-      max_distance: distances from here on share the last bucket.
+      bidirectional: whether half of the buckets are for keys after the query; else these keys share
+        bucket 0.
+      num_buckets: the number of buckets.
+      max_distance: this distance and all larger ones share the last bucket.
 
     Returns:
       int32 in `0 .. num_buckets - 1`, of the same shape.
@@ -37,7 +40,7 @@ def buckets(
         distances = np.abs(distances)
     distances = np.maximum(distances, 0)
     exact = num_buckets // 2
-    # float32 and the epsilon decide what falls on a bucket's border; both are T5X's.
+    # float32 and the epsilon matter at the border of a bucket; both are as in T5X.
     ratio = distances.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
     large = exact + (np.log(ratio) / np.log(max_distance / exact) * (num_buckets - exact)).astype(
         np.int32
@@ -52,10 +55,10 @@ class RelativePositionBias(nn.Module):
 
     Attributes:
       num_heads: H.
-      num_buckets: of positions.
+      num_buckets: the number of buckets.
       max_distance: see `buckets`.
-      bidirectional: whether keys after the query have buckets of their own (the encoder).
-      param_dtype: of the table.
+      bidirectional: whether keys after the query have their own buckets (in the encoder).
+      param_dtype: the dtype of the table.
     """
 
     num_heads: int
@@ -65,7 +68,7 @@ class RelativePositionBias(nn.Module):
     param_dtype: Any
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters."""
         self.rel_embedding = param_with_axes(
             "rel_embedding",
             nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
@@ -75,9 +78,9 @@ class RelativePositionBias(nn.Module):
         )
 
     def block(self, length: int) -> Array:
-        """The biases of a block on itself: `[1, H, 1, T, T]` float32."""
-        # A Toeplitz matrix from one line of 2T - 1 biases by reshaping: no gather, whose gradient
-        # would be a scatter of T * T elements.
+        """The biases of a block that attends to itself: `[1, H, 1, T, T]` float32."""
+        # A Toeplitz matrix from 2T - 1 biases by reshaping. The gradient of a gather would be a
+        # scatter of T * T elements.
         line = self._of_distances(np.arange(length - 1, -length, -1))
         line = jnp.pad(line, ((0, 0), (0, 1)))
         rows = jnp.tile(line, (1, length))[:, : length * (2 * length - 1)]
@@ -85,10 +88,10 @@ class RelativePositionBias(nn.Module):
         return matrix[None, :, None]
 
     def cached(self, positions: Array, length: int, max_length: int) -> Array:
-        """The biases of a block on the cache.
+        """The biases of a block that attends to the cache.
 
         Args:
-          positions: `[B]` int32, where each row's block begins.
+          positions: `[B]` int32, where the block of each row starts.
           length: T.
           max_length: S.
 
@@ -109,7 +112,7 @@ class RelativePositionBias(nn.Module):
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
-        # A product with a constant rather than a gather: its gradient is a product too.
+        # A product with a constant instead of a gather: its gradient is a product too.
         one_hot = (np.arange(self.num_buckets)[:, None] == index[None, :]).astype(np.float32)
         return jnp.dot(
             self.rel_embedding.astype(jnp.float32), one_hot, precision=jax.lax.Precision.HIGHEST

@@ -13,7 +13,7 @@ Array = jax.Array
 
 
 class Rope(NamedTuple):
-    """Rotary angles of a block's positions.
+    """The cosines and sines of the rotary angles of a block's positions.
 
     Attributes:
       cos: `[B, T, 1, D // 2]` float32.

@@ -37,7 +37,7 @@ def _norm(config: T5Config) -> RMSNorm:
 
 
 def _attention(config: T5Config) -> Attention:
-    # T5 has no 1 / sqrt(D) in its attention: it is in the initial query kernel.
+    # T5 does not divide attention logits by sqrt(D); the initial query kernel is divided instead.
     def query_init(*args: Any) -> Array:
         kernel = normal_init(*args)
         return kernel / jnp.sqrt(jnp.asarray(config.head_dim, kernel.dtype))
@@ -84,12 +84,12 @@ def _mask_bias(mask: Array) -> Array:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward block of the encoder."""
+    """A layer of the encoder: self-attention and a feed-forward block."""
 
     config: T5Config
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         self.pre_attention_layer_norm = _norm(self.config)
         self.attention = _attention(self.config)
         self.pre_mlp_layer_norm = _norm(self.config)
@@ -109,29 +109,29 @@ class EncoderLayer(nn.Module):
 
 
 def _relpos_of(stack: "EncoderStack | DecoderStack") -> list[RelativePositionBias]:
-    """One bias for all layers, or one for each."""
+    """The bias that all layers share, or one bias per layer."""
     if stack.config.relpos_per_layer:
         return [layer.relpos_bias for layer in stack.layers]
     return [stack.relpos_bias]
 
 
 class EncoderStack(nn.Module):
-    """The encoder's layers and last norm."""
+    """The layers and the last norm of the encoder."""
 
     config: T5Config
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         if not self.config.relpos_per_layer:
             self.relpos_bias = _relpos(self.config, bidirectional=True)
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
         self.encoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
-        # The encoder's output drops single elements, all other places whole features.
+        # Dropout of the output drops single elements; all other dropout drops whole features.
         self.output_dropout = nn.Dropout(self.config.dropout_rate)
 
     def __call__(self, x: Array, mask: Array, deterministic: bool) -> Array:
-        """Embedded inputs `x [B, P, E]`, of which `mask [B, P]` are real -> `[B, P, E]`."""
+        """Embedded inputs `x [B, P, E]` and `mask [B, P]`, false at padding -> `[B, P, E]`."""
         mask_bias = _mask_bias(mask)
         biases = [relpos.block(x.shape[1]) + mask_bias for relpos in _relpos_of(self)]
         x = self.dropout(x, deterministic=deterministic)
@@ -141,12 +141,12 @@ class EncoderStack(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention and feed-forward block of the decoder."""
+    """A layer of the decoder: self-attention, cross-attention and a feed-forward block."""
 
     config: T5Config
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         self.pre_self_attention_layer_norm = _norm(self.config)
         self.self_attention = _attention(self.config)
         self.pre_cross_attention_layer_norm = _norm(self.config)
@@ -183,12 +183,12 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderStack(nn.Module):
-    """The decoder's layers, last norm and untied output projection."""
+    """The layers, the last norm and the untied output projection of the decoder."""
 
     config: T5Config
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         if not self.config.relpos_per_layer:
             self.relpos_bias = _relpos(self.config, bidirectional=False)
         self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
@@ -198,7 +198,7 @@ class DecoderStack(nn.Module):
             self.logits_dense = LogitsDense(self.config.vocab_size, self.config.param_dtype)
 
     def cross(self, encoded: Array, mask: Array) -> Cross:
-        """The encoder's keys and values for each layer, from `encoded [B, P, E]`."""
+        """The keys and values of the encoder's output `[B, P, E]` for each layer."""
         pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
         keys, values = zip(*pairs, strict=True)
         return Cross(keys, values, mask)
@@ -212,10 +212,10 @@ class DecoderStack(nn.Module):
     ) -> tuple[Array, CacheEntries]:
         """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
 
-        Without a memory the block begins at position 0 of each row.
+        Without a memory the block starts at position 0 of each row.
         """
         length = x.shape[1]
-        # One bias for all layers, or one each: T5X's scanned checkpoints have one each.
+        # All layers share one bias, or each has its own, as in T5X's scanned checkpoints.
         relpos = _relpos_of(self)
         biases = [r.block(length) + block_bias(length) for r in relpos]
         past_biases = biases
@@ -237,12 +237,12 @@ class DecoderStack(nn.Module):
 
 
 class T5Network(nn.Module):
-    """Encoder and decoder over one embedding."""
+    """The encoder and the decoder, which share one embedding."""
 
     config: T5Config
 
     def setup(self) -> None:
-        """Makes the parameters and submodules."""
+        """Creates the parameters and submodules."""
         config = self.config
         self.token_embedder = Embed(
             config.vocab_size, config.embed_dim, config.dtype, config.param_dtype
@@ -251,12 +251,12 @@ class T5Network(nn.Module):
         self.decoder = DecoderStack(config)
 
     def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
-        """Inputs `[B, P]`, of which `mask [B, P]` are real -> what the decoder sees of them."""
+        """Inputs `[B, P]` and `mask [B, P]`, false at padding -> the decoder's `Cross`."""
         encoded = self.encoder(self.token_embedder(tokens), mask, deterministic)
         return self.decoder.cross(encoded, mask)
 
     def read(self, tokens: Array, cross: Cross) -> CacheEntries:
-        """The cache entries of decoder tokens `[B, T]` that begin at position 0."""
+        """The cache entries of decoder tokens `[B, T]` that start at position 0."""
         return self.decoder(self.token_embedder(tokens), cross)[1]
 
     def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
@@ -277,7 +277,7 @@ class T5Network(nn.Module):
     def __call__(
         self, encoder_tokens: Array, mask: Array, decoder_tokens: Array, deterministic: bool = True
     ) -> Array:
-        """The whole network on known outputs: logits `[B, T, V]` float32."""
+        """Runs the whole network on known outputs: logits `[B, T, V]` float32."""
         cross = self.encode(encoder_tokens, mask, deterministic)
         x = self.token_embedder(decoder_tokens)
         hidden, _ = self.decoder(x, cross, deterministic=deterministic)
@@ -299,7 +299,7 @@ class T5(Model):
         return T5Network(self.config)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """The start token and the prefix; the inputs take none of the decoder's cache."""
+        """The start token and the prefix; the inputs take no positions of the decoder's cache."""
         return prefix_lengths + 1
 
     def _init_variables(self, key: Array) -> Any:
@@ -315,21 +315,21 @@ class T5(Model):
         encoder_mask: Array | None = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        """Logits of known outputs, all positions at once (teacher forcing).
+        """The logits of known outputs, all positions at once (teacher forcing).
 
         Args:
           params: the parameters.
           encoder_tokens: `[B, P]` int32.
-          decoder_tokens: `[B, T]` int32, what the decoder reads: the outputs shifted right, the
-            start token first.
-          encoder_mask: `[B, P]` bool, which inputs are real (at least one per row); None for all.
-          dropout_key: a PRNG key; consumed. Without it nothing is dropped.
+          decoder_tokens: `[B, T]` int32, the inputs of the decoder: the start token, then the
+            outputs without their last token.
+          encoder_mask: `[B, P]` bool, false at padding (not in a whole row); None: no padding.
+          dropout_key: a PRNG key; it is consumed. Without it there is no dropout.
 
         Returns:
           `[B, T, V]` float32; entry t predicts the output after `decoder_tokens[:, t]`.
 
         Raises:
-          ValueError: if the shapes or dtypes do not fit together.
+          ValueError: if the shapes or dtypes do not agree.
         """
         check_tokens("encoder_tokens", encoder_tokens)
         check_tokens("decoder_tokens", decoder_tokens)
@@ -337,8 +337,8 @@ class T5(Model):
             encoder_mask = jnp.ones(encoder_tokens.shape, bool)
         if encoder_mask.shape != encoder_tokens.shape:
             raise ValueError(
-                f"encoder_mask has shape {list(encoder_mask.shape)}: "
-                f"must be encoder_tokens' {list(encoder_tokens.shape)}"
+                f"encoder_mask must have encoder_tokens' shape {list(encoder_tokens.shape)}, "
+                f"got {list(encoder_mask.shape)}"
             )
         return self._apply(
             params,
@@ -358,21 +358,21 @@ class T5(Model):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Prefilled:
-        """Runs the encoder, and the decoder on all of a forced prefix but its last token.
+        """Runs the encoder, and the decoder on all tokens of a forced prefix except its last.
 
         Args:
           params: the parameters.
           inputs: `[B, P]` int32, padded on the right.
           input_lengths: `[B]` int32, at least 1.
-          max_length: S, positions of the decoder's cache (static).
+          max_length: S, the number of positions of the decoder's cache (static).
           prefix: `[B, F]` int32, forced first tokens of the output, after the start token.
           prefix_lengths: `[B]` int32.
 
         Returns:
-          A `Prefilled` whose tokens are the start token, at 0, or the prefix's last token.
+          A `Prefilled` whose tokens are the prefixes' last tokens, or the start token at 0.
 
         Raises:
-          ValueError: if the shapes or dtypes do not fit together.
+          ValueError: if the shapes or dtypes do not agree.
         """
         check_tokens("inputs", inputs, input_lengths)
         config = self.config

@@ -1,4 +1,4 @@
-"""A mesh, logical axis rules, and the partitioner that says where everything lies."""
+"""A mesh, rules for logical axes, and the partitioner that gives every array its sharding."""
 
 from specjax.partitioning.mesh import STANDARD_RULES, AxisRules, make_mesh, partition_spec
 from specjax.partitioning.partitioner import Partitioner, local_rows

@@ -1,13 +1,13 @@
-"""A mesh, and which of its axes each named axis of an array is split over.
+"""The mesh, and the rules that split the named axes of an array over its axes.
 
 A mesh has the axes `data` (rows of a batch) and `model` (heads, feed-forward width, vocabulary).
-Rules say which mesh axis a logical axis goes to, as in T5X: in order, each dimension takes the
-first rule of its name whose mesh axis is still free in this array. A dimension that its mesh axis
-does not divide is left whole (replicated): a Llama with 2 key-value heads runs on `model=4`, each
-device holding all its keys and values. Heads are never cut through: a kernel's joined dimension is
-split only if the number of heads is divisible.
+Rules map logical axes to mesh axes, as in T5X: each dimension takes the first rule of its name
+whose mesh axis is still free in this array. A dimension that its mesh axis does not divide is not
+split (replicated): a Llama with 2 key-value heads runs on `model=4`, and each device has all its
+keys and values. A head is never split: a kernel's joined dimension is split only if the mesh axis
+divides the number of heads.
 
-Nothing inside the networks mentions a mesh: arrays are placed, and the compiler follows.
+The networks do not mention a mesh: the compiler follows the shardings of the arrays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 AxisRules = Sequence[tuple[str, str | None]]
 
-# T5X's standard rules for one-dimensional partitioning, and the axes that T5 does not have.
+# T5X's standard rules for one-dimensional partitioning, with additional axes that T5 lacks.
 STANDARD_RULES: AxisRules = (
     ("batch", "data"),
     ("vocab", "model"),
@@ -40,16 +40,17 @@ def make_mesh(
     """A mesh of `data * model` devices.
 
     Args:
-      data: over how many devices the rows are spread; by default all that `model` leaves.
-      model: over how many devices each row's arithmetic is spread.
-      devices: the devices; all of this process group's by default.
+      data: the number of devices that the rows are split over; by default the number of devices
+        divided by `model`.
+      model: the number of devices that the computation of each row is split over.
+      devices: the devices; by default those of all processes.
 
     Returns:
-      A mesh with the axes `data` and `model`, of which the compiler places what is in between.
+      A mesh with the axes `data` and `model`; the compiler places intermediate arrays.
 
     Raises:
       TypeError: if a size is not a whole number.
-      ValueError: if the sizes do not fit the number of devices, or there are none.
+      ValueError: if the sizes do not agree with the number of devices, or there are no devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = {"model": model} if data is None else {"data": data, "model": model}
@@ -57,21 +58,19 @@ def make_mesh(
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise TypeError(f"mesh sizes must be whole numbers, got {name}={size!r}")
     if not devices:
-        raise ValueError("devices=[] has no device for a mesh: give some, or leave it out")
+        raise ValueError("devices must have at least one device, got []: leave it out for all")
     if model < 1 or (data is not None and data < 1):
         raise ValueError(f"mesh sizes must be at least 1, got data={data}, model={model}")
     if data is None:
         data = len(devices) // model
         if data * model != len(devices):
-            raise ValueError(
-                f"model={model} does not divide {len(devices)} devices: give data as well"
-            )
+            raise ValueError(f"model={model} does not divide {len(devices)} devices: give data too")
     if data * model > len(devices):
         raise ValueError(
-            f"data={data} times model={model} needs {data * model} devices but there are "
-            f"{len(devices)}"
+            f"data={data} times model={model} needs {data * model} devices, but there are "
+            f"{len(devices)}: choose smaller sizes"
         )
-    # `Mesh` rather than `jax.make_mesh`: its axes are Auto, so the compiler propagates shardings.
+    # `Mesh`, not `jax.make_mesh`: its axes are Auto, so the compiler propagates shardings.
     return Mesh(np.asarray(devices[: data * model]).reshape(data, model), ("data", "model"))
 
 
@@ -82,29 +81,29 @@ def partition_spec(
     rules: AxisRules = STANDARD_RULES,
     units: Mapping[str, int] | None = None,
 ) -> PartitionSpec:
-    """Which mesh axis each dimension of an array is split over.
+    """The mesh axis that each dimension of an array is split over.
 
     Args:
-      shape: of the array.
-      axes: the logical name of each dimension; None leaves it whole.
+      shape: the shape of the array.
+      axes: the logical name of each dimension; a dimension with None is not split.
       mesh: the mesh.
-      rules: pairs of a logical axis and a mesh axis, or None to leave it whole.
-      units: name -> size of what must not be cut through; 1 by default.
+      rules: pairs of a logical axis and a mesh axis, or None for an axis that is not split.
+      units: name -> size of a unit that must not be split; 1 by default.
 
     Returns:
       A `PartitionSpec`.
 
     Raises:
-      ValueError: for a logical axis without a rule, or a rule to a mesh axis that is not there.
+      ValueError: if a logical axis has no rule, or a rule names a mesh axis that does not exist.
     """
     if unknown := {axis for _, axis in rules if axis is not None} - set(mesh.axis_names):
         raise ValueError(
-            f"rules name the mesh axes {sorted(unknown)} but the mesh has {list(mesh.axis_names)}"
+            f"rules must name axes of the mesh, {list(mesh.axis_names)}, got {sorted(unknown)}"
         )
     if unruled := set(axes) - {name for name, _ in rules} - {None}:
         raise ValueError(
-            f"no rule for the logical axes {sorted(map(str, unruled))}: add (name, None) to leave "
-            "them whole"
+            f"rules have no entry for the logical axes {sorted(map(str, unruled))}: add "
+            "(name, None) for an axis that is not split"
         )
     spec: list[str | None] = [None] * len(shape)
     settled = [False] * len(shape)

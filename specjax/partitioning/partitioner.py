@@ -1,4 +1,4 @@
-"""Where parameters, caches, states and batches lie: one object decides, from axis names."""
+"""The partitioner: it chooses the sharding of every array from the names of its axes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ class Partitioner:
 
     Attributes:
       mesh: from `make_mesh`.
-      rules: pairs of a logical axis and a mesh axis, or None to leave it whole; see
+      rules: pairs of a logical axis and a mesh axis, or None for an axis that is not split; see
         `partition_spec`.
 
     Raises:
-      TypeError: if `mesh` is no mesh.
+      TypeError: if `mesh` is not a mesh.
     """
 
     mesh: Mesh
@@ -37,17 +37,17 @@ class Partitioner:
 
     @property
     def row_multiple(self) -> int:
-        """What a number of rows must be a multiple of, so that the devices share them evenly."""
+        """The number of rows must be a multiple of this, so that the devices share them evenly."""
         axis = next((axis for name, axis in self.rules if name == "batch"), None)
         return 1 if axis is None else self.mesh.shape[axis]
 
     def shardings(self, shapes: Any, axes: Axes, units: Mapping[str, int] | None = None) -> Any:
-        """Where the arrays of a tree lie.
+        """The shardings of the arrays of a tree.
 
         Args:
           shapes: a pytree of arrays or shapes.
-          axes: the same structure, a tuple of logical axis names in the place of each array.
-          units: axis name -> the size of what must not be cut through; 1 by default.
+          axes: the same structure with a tuple of logical axis names instead of each array.
+          units: axis name -> size of a unit that must not be split; 1 by default.
 
         Returns:
           A pytree of `NamedSharding` like `shapes`.
@@ -63,7 +63,7 @@ class Partitioner:
         return jax.tree.map(sharding, shapes, axes)
 
     def param_shardings(self, model: LanguageModel, params: Params) -> Any:
-        """Where a model's parameters lie; `params` are arrays or shapes.
+        """The shardings of a model's parameters; `params` are arrays or shapes.
 
         Returns:
           A pytree of `NamedSharding` like `params`.
@@ -74,7 +74,7 @@ class Partitioner:
         return self.shardings(params, model.param_axes(params), model.axis_units())
 
     def place(self, tree: Any, shardings: Any) -> Any:
-        """Puts arrays that every process has whole where `shardings` say; each keeps its part."""
+        """Places arrays with `shardings`; each process has the whole arrays, and keeps its part."""
 
         def place(leaf: Any, sharding: Any) -> jax.Array:
             if isinstance(leaf, jax.Array):
@@ -89,19 +89,19 @@ class Partitioner:
         return self.place(tree, jax.tree.map(lambda _: NamedSharding(self.mesh, jax.P()), tree))
 
     def place_rows(self, tree: Any) -> Any:
-        """Puts arrays whose leading axis is the batch where the rows lie; see `place`."""
+        """Places arrays whose leading axis is the batch, split over the rows; see `place`."""
         arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)
         return self.place(arrays, self.shardings(arrays, row_axes(arrays)))
 
 
 def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of an array that this process holds.
+    """The rows of an array that this process has.
 
     Args:
-      array: `[B, ...]`, spread over its leading axis or not at all.
+      array: `[B, ...]`, split over its leading axis or not split.
 
     Returns:
-      `[n]` their places, increasing, and `[n, ...]` the rows. On one process: all of them.
+      `[n]` the increasing indices of the rows, and `[n, ...]` the rows. With one process: all rows.
     """
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         whole = np.asarray(array)

@@ -1,4 +1,4 @@
-"""Rules: from the two models' distributions at one position to the target distribution."""
+"""Rules map the two models' distributions at one position to the target distribution."""
 
 from specjax.rules.checking import check_rule
 from specjax.rules.deferral import OPT, BiLD, Chow, ChowLog, Diff, DiffLog, Lossless, OPTLog

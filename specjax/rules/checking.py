@@ -12,16 +12,16 @@ _TOLERANCE = 1e-4
 
 
 def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
-    """Checks on random distributions that a rule gives distributions.
+    """Checks that a rule returns distributions, on random inputs.
 
     Args:
-      rule: the rule; of strengths per row only the first is tried.
+      rule: the rule; if it has one strength per row, only the first is tried.
       vocab_size: V of the distributions.
-      positions: how many are tried: flat and peaked ones, some with zeros.
+      positions: how many random positions are tried: flat and peaked ones, some with zeros.
 
     Raises:
-      ValueError: naming the rule, where its target is negative, NaN or does not sum to one, or not
-        `[V]` float32.
+      ValueError: the rule's target is not `[V]` float32, has a negative or NaN entry, or does not
+        sum to one. The message names the rule.
     """
     name = type(rule).__name__
     single: Any = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1)[0], rule)
@@ -35,17 +35,19 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     target = np.asarray(_targets(single, q, p, q_conf, p_conf))
     if target.shape != q.shape or target.dtype != np.float32:
         raise ValueError(
-            f"{name} must give one float32 distribution [V] per position, got {target.dtype} of "
+            f"{name} must return one float32 distribution [V] per position, got {target.dtype} of "
             f"shape {list(target.shape[1:])}"
         )
     if not np.all(target >= 0.0):
-        raise ValueError(f"{name} must give no negative probability and no NaN: see its formula")
+        raise ValueError(
+            f"{name} must return no negative probability and no NaN: correct its formula"
+        )
     sums = target.sum(axis=1)
     worst = float(sums[np.argmax(np.abs(sums - 1.0))])
     if abs(worst - 1.0) > _TOLERANCE:
         raise ValueError(
-            f"{name} must give distributions that sum to one, got a sum of {worst:.6g}: normalise "
-            "its target"
+            f"{name} must return distributions that sum to one, got a sum of {worst:.6g}: "
+            "normalise its target"
         )
 
 

@@ -1,9 +1,9 @@
-"""Deferral rules: pi is p where the rule defers to the verifier (delta = 1), else q.
+"""Deferral rules: pi = p if the rule defers to the verifier (delta = 1), else pi = q.
 
 Comparisons are strict, so a tie keeps the drafter. Confidences come from q_conf and p_conf, the
-mixture and D_TV from q and p: only so does OPT become Diff at temperature 0 (Lemma 8).
+mixture and D_TV from q and p. This makes OPT equal to Diff at temperature 0 (Lemma 8).
 
-Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), the equation named in each.
+Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261). Each rule names its equation.
 """
 
 from typing import ClassVar
@@ -17,7 +17,7 @@ from specjax.types import Array, traced_dataclass
 
 @traced_dataclass
 class Lossless:
-    """Always the verifier: pi = p (Leviathan et al., arXiv 2211.17192)."""
+    """Always follows the verifier: pi = p (Leviathan et al., arXiv 2211.17192)."""
 
     reads_draft: ClassVar[bool] = False
     reads_draft_confidence: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class ChowLog(_Deferral):
 
 
 class _AnyStrength(_Deferral):
-    """A deferral rule with a strength that may be any number."""
+    """A deferral rule whose strength may be any number."""
 
     alpha: Array | float
 
@@ -132,8 +132,8 @@ class OPTLog(_AnyStrength):
 class BiLD(_Deferral):
     """BiLD* as a target: defers iff -sum_v q(v) log p_conf(v) > alpha (section 5, E.1); alpha >= 0.
 
-    At temperature 0 that is -log p_conf(argmax q_conf); at temperature 1, unfiltered, the cross
-    entropy of E.1. Reading p_conf, not p, keeps it finite under top-k and top-p.
+    At temperature 0 the sum is -log p_conf(argmax q_conf). At temperature 1 without top-k and top-p
+    it is the cross entropy of E.1. It reads p_conf, not p: this is finite under top-k and top-p.
     """
 
     reads_draft_confidence: ClassVar[bool] = False
@@ -148,6 +148,6 @@ class BiLD(_Deferral):
 
 
 def _penalty(alpha: Array | float, p: Array, q: Array) -> Array:
-    """Alpha * D_TV(p, q), zero where D_TV is (also at infinite alpha: never inf * 0)."""
+    """Alpha * D_TV(p, q), and zero where D_TV is zero (no inf * 0 at infinite alpha)."""
     distance = total_variation(p, q)
     return jnp.where(distance > 0.0, alpha * distance, 0.0)

@@ -1,8 +1,8 @@
 """Lossy and mentored decoding, as target distributions.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3 and appendix E;
-Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). The paper's T of
-eq. 4 is not a distribution at beta = 1; `Lossy` is what the procedure emits.
+for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). T of eq. 4 is
+not a distribution at beta = 1, so `Lossy` is the distribution that the procedure emits.
 """
 
 from typing import ClassVar
@@ -16,7 +16,7 @@ from specjax.rules.quantities import check_position
 from specjax.sampling import TINY, normalise, residual_mass, total
 from specjax.types import Array, traced_dataclass
 
-# Newton's method on a convex piecewise linear function ends exactly, in far fewer steps than this.
+# Newton's method on a convex piecewise linear function is exact after far fewer steps.
 _MAX_NEWTON = 64
 _MAX_HALVINGS = 60
 _BUDGET_TOLERANCE = 2e-6
@@ -24,13 +24,13 @@ _BUDGET_TOLERANCE = 2e-6
 
 @traced_dataclass
 class Lossy:
-    """Accept with min(1, p / ((1 - alpha) q)), else draw from norm((p / beta - q)_+).
+    """Accepts with probability min(1, p / ((1 - alpha) q)), else draws from norm((p / beta - q)_+).
 
     pi = min(q, p / (1 - alpha)) + rho norm((p / beta - q)_+), rho = sum (q - p / (1 - alpha))_+.
 
     Attributes:
       alpha: in [0, 1); 0 with beta = 1 is lossless.
-      beta: in [1 - alpha, 1]; above 1 the residual may have no mass.
+      beta: in [1 - alpha, 1]; above 1 the residual could have no mass.
     """
 
     reads_draft: ClassVar[bool] = True
@@ -46,9 +46,9 @@ class Lossy:
         if isinstance(alpha, np.ndarray) and isinstance(beta, np.ndarray):
             if alpha.ndim and beta.ndim and alpha.shape != beta.shape:
                 raise ValueError(
-                    f"alpha {alpha.shape} and beta {beta.shape} must have one number per row each"
+                    f"alpha {alpha.shape} and beta {beta.shape} must have the same number of rows"
                 )
-            # Compared as given: 1 - float32(0.9) is above float32(0.1).
+            # The given numbers are compared: 1 - float32(0.9) is above float32(0.1).
             low = 1.0 - np.asarray(self.alpha, np.float64)
             if (np.asarray(self.beta, np.float64) < low - 1e-7).any():
                 raise ValueError(
@@ -72,7 +72,7 @@ class Lossy:
 
 @traced_dataclass
 class LossyTuned:
-    """Lossy decoding whose beta >= 1 makes T = max{min{q, p / (1 - alpha)}, p / beta} sum to one.
+    """Lossy decoding with tuned beta >= 1: T = max{min{q, p / (1 - alpha)}, p / beta} sums to one.
 
     Attributes:
       alpha: in [0, 1); 0 is lossless.
@@ -99,9 +99,9 @@ class LossyTuned:
 
 @traced_dataclass
 class Mentored:
-    """The most acceptance within a divergence budget: KL(p || pi) <= budget, with tuned beta.
+    """The highest acceptance such that KL(p || pi) <= budget, with tuned beta.
 
-    pi = q where KL(p || q) is within the budget already.
+    pi = q where KL(p || q) <= budget.
 
     Attributes:
       budget: D >= 0, in nats; 0 is lossless.
@@ -127,11 +127,11 @@ class Mentored:
 
 
 def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
-    """The least keep = 1 - alpha with KL(p || pi) <= budget, and its 1 / beta.
+    """The smallest keep = 1 - alpha with KL(p || pi) <= budget, and its 1 / beta.
 
-    The divergence falls as keep grows to 1, where it is zero; below min p / q nothing changes any
-    more. The root is bracketed in log(keep), by false position (Illinois) in turn with halving;
-    what is returned is the end that is within the budget.
+    The divergence falls as keep grows; it is zero at keep = 1 and constant below min p / q. The
+    root is bracketed in log(keep), alternately by false position (Illinois) and by halving. The
+    end of the bracket that is within the budget is returned.
     """
     both = (p > 0.0) & (q > 0.0)
     log_ratio = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
@@ -156,14 +156,14 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
         halved = 0.5 * (low + high)
         inside = (between > low) & (between < high) & (count % 3 != 2)
         middle = jnp.where(inside & jnp.isfinite(between), between, halved)
-        # The tuned 1 / beta grows with keep, so the upper end's is a start from above.
+        # The tuned 1 / beta grows with keep, so that of the upper end is a start from above.
         trial = inverse_beta(q, p, jnp.exp(middle), start=inverse)
         excess = divergence(middle, trial) - budget
         within = excess <= 0.0
         return (
             jnp.where(within, low, middle),
             jnp.where(within, middle, high),
-            # Illinois: the end that stays counts half, so that it is not stuck.
+            # Illinois: the value at the end that stays is halved, so that this end moves too.
             jnp.where(within, 0.5 * low_excess, excess),
             jnp.where(within, excess, 0.5 * high_excess),
             jnp.where(within, trial, inverse),
@@ -178,7 +178,7 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
     lowest = jnp.minimum(jnp.min(jnp.where(both, log_ratio, 0.0)), 0.0)
     least = inverse_beta(q, p, jnp.exp(lowest))
     least_excess = divergence(lowest, least) - budget
-    # Where even the least keep is within the budget, the bracket is that one point.
+    # If the smallest keep is within the budget, the bracket is that one point.
     affordable = least_excess <= 0.0
     state = (
         lowest,
@@ -195,8 +195,8 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
 def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0) -> Array:
     """Solves sum (q - p / keep)_+ = sum (b p - q)_+ for b = 1 / beta in [0, 1].
 
-    The right side is convex and piecewise linear in b, so Newton's method from above is monotone
-    and ends exactly after as many steps as pieces lie between; mostly three to eight.
+    The right side is convex and piecewise linear in b. So Newton's method from above is monotone
+    and exact after at most one step per linear piece; it usually takes three to eight.
 
     Args:
       q: `[V]` float32.
@@ -205,7 +205,7 @@ def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0)
       start: a scalar at or above the solution.
 
     Returns:
-      b, a float32 scalar; 0 where nothing has to be redistributed.
+      b, a float32 scalar; 0 if there is no mass to redistribute.
     """
     excess = residual_mass(q, p / keep)
 

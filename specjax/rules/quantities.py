@@ -1,8 +1,8 @@
 """The quantities that several rules share.
 
-Notation, for one position: q, p are the drafter's and the verifier's distributions that tokens are
-drawn from; q_conf, p_conf their confidence distributions (plain softmax at temperature 1,
-unfiltered); pi the target distribution. All `[V]` float32. Logarithms are natural.
+Notation, for one position: q and p are the distributions from which the drafter and the verifier
+draw tokens. q_conf and p_conf are their confidence distributions (softmax at temperature 1 without
+top-k and top-p). pi is the target distribution. All are `[V]` float32. Logarithms are natural.
 """
 
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def check_position(
         if needed[key]:
             if value is None:
                 raise ValueError(
-                    f"{name} reads {key}, but it is None: pass sampling.confidence(...)"
+                    f"{name} reads {key}, which is None: pass sampling.confidence(logits)"
                 )
             arguments[key] = value
     for key, value in arguments.items():
@@ -42,13 +42,13 @@ def check_position(
 
 def entropy(x: Array) -> Array:
     """H(x) = -sum x log x, in nats, with 0 log 0 = 0; `[V]` -> scalar."""
-    # x + x == x at zero alone: free of constants, which XLA on CPUs would write out as arrays.
+    # x + x == x only at zero. It needs no constant, which XLA on CPUs would write as an array.
     is_zero = (x + x == x).astype(x.dtype)
     return -total(x * jnp.log(x + is_zero))
 
 
 def cross_entropy(x: Array, y: Array) -> Array:
-    """-sum x log y, in nats, infinite where y = 0 < x; `[V]`, `[V]` -> scalar."""
+    """-sum x log y, in nats; infinite if y = 0 < x anywhere; `[V]`, `[V]` -> scalar."""
     return -total(jnp.where(x > 0.0, x * jnp.log(y), 0.0))
 
 
@@ -58,7 +58,7 @@ def total_variation(p: Array, q: Array) -> Array:
 
 
 def accept_probability(q: Array, target: Array) -> Array:
-    """The probability that one draft token survives token verification: sum min(q, pi).
+    """The probability that token verification accepts a drafted token: sum min(q, pi).
 
     It is 1 - D_TV(pi, q) for every rule.
     """

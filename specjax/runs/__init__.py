@@ -1,1 +1,1 @@
-"""Runs over files: inference, output directories, and what a run hangs on."""
+"""Runs over files: inference, output directories and records of runs."""

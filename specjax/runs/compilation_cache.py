@@ -1,7 +1,7 @@
-"""JAX's cache of compiled programs on disk, and what compilation costs.
+"""JAX's cache of compiled programs on disk, and the time that compilation takes.
 
-Nothing happens at import. The `specjax` command enables the cache; a program that imports specjax
-does so with `specjax.enable_compilation_cache()`, or sets JAX's own options.
+Nothing happens at import. The `specjax` command enables the cache. A program that imports specjax
+enables it with `specjax.enable_compilation_cache()` or with JAX's own options.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-# Events of jax.monitoring. The three parts of a compilation never nest.
+# Events of jax.monitoring. The three parts of a compilation do not overlap.
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 _COMPILE_PARTS = (
@@ -25,21 +25,21 @@ _COMPILE_PARTS = (
 
 
 def cache_directory() -> Path:
-    """Where compiled programs are kept unless JAX_COMPILATION_CACHE_DIR names another directory."""
+    """The directory of compiled programs, unless JAX_COMPILATION_CACHE_DIR names another one."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "specjax" / "programs"
 
 
 def enable_compilation_cache() -> str | None:
-    """Lets JAX keep compiled programs on disk, for all later processes of this user.
+    """Makes JAX keep compiled programs on disk, for all later processes of this user.
 
     It changes JAX's global options `jax_compilation_cache_dir` and
-    `jax_persistent_cache_min_compile_time_secs`. What the user has set stays:
-    JAX_COMPILATION_CACHE_DIR names another directory, JAX_ENABLE_COMPILATION_CACHE=false keeps
-    nothing.
+    `jax_persistent_cache_min_compile_time_secs`. It does not override the user's settings:
+    JAX_COMPILATION_CACHE_DIR names another directory, and JAX_ENABLE_COMPILATION_CACHE=false
+    disables the cache.
 
     Returns:
-      The directory, or None where nothing is kept: it cannot be written, or JAX is told not to.
+      The directory, or None if nothing is kept: it cannot be written, or the cache is disabled.
     """
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
@@ -48,27 +48,27 @@ def enable_compilation_cache() -> str | None:
         return config.jax_compilation_cache_dir
     try:
         directory = cache_directory()
-        # What is read from here is run: nobody else may write it.
+        # JAX runs the programs in this directory, so only this user may write to it.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK):
             return None
     except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    # Decoding also runs many small programs, which together take seconds to compile.
+    # Decoding also compiles many small programs, which together take seconds.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return str(directory)
 
 
 @dataclasses.dataclass
 class Compilations:
-    """What was compiled since counting began.
+    """Counts of compiled programs.
 
     Attributes:
-      compiled: programs that the backend compiled.
-      read: programs that were read from the cache on disk instead.
-      seconds: spent on both, tracing and lowering included.
-      announcement: printed on stderr when the first program has been compiled; "" for none.
+      compiled: the number of programs that the backend compiled.
+      read: the number of programs that were read from the cache on disk.
+      seconds: the time for both, including tracing and lowering.
+      announcement: a line for stderr when the first program has been compiled; "" for none.
     """
 
     compiled: int = 0
@@ -79,11 +79,11 @@ class Compilations:
     _hit: bool = False
 
     def on_event(self, event: str, **_: Any) -> None:
-        """Listens to `jax.monitoring`'s events."""
+        """A listener for the events of `jax.monitoring`."""
         self._hit |= event == _CACHE_HIT
 
     def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
-        """Listens to `jax.monitoring`'s durations."""
+        """A listener for the durations of `jax.monitoring`."""
         if event in _COMPILE_PARTS:
             self.seconds += duration_secs
         if event != _BACKEND_COMPILE:
@@ -102,11 +102,11 @@ def count_compilations(announcement: str = "") -> Iterator[Compilations]:
     """Counts the programs that this process compiles or reads from disk.
 
     Args:
-      announcement: printed on stderr when the first program has been compiled, not if all are read
-        from disk.
+      announcement: a line for stderr when the first program has been compiled; it is not printed if
+        all programs are read from disk.
 
     Yields:
-      The counts so far; they grow until the context ends.
+      The counts, which grow until the context ends.
     """
     counts = Compilations(announcement=announcement)
     jax.monitoring.register_event_listener(counts.on_event)

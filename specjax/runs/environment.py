@@ -1,4 +1,4 @@
-"""What results depend on besides all models and settings: versions, device, JAX's settings."""
+"""The environment of a run: versions, device and JAX's settings, on which results depend."""
 
 import importlib.metadata
 from typing import Any
@@ -8,7 +8,7 @@ import jaxlib
 
 
 def specjax_version() -> str | None:
-    """The installed version of specjax, or None where its source tree is run uninstalled."""
+    """The installed version of specjax, or None if its source tree runs without installation."""
     try:
         return importlib.metadata.version("specjax")
     except importlib.metadata.PackageNotFoundError:
@@ -16,10 +16,10 @@ def specjax_version() -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """What changes results though every model and setting stays.
+    """The versions, device and JAX settings that results depend on besides models and settings.
 
     Returns:
-      JSON values: the device, the versions, and JAX's settings of random numbers and products.
+      JSON values: the device, the versions, and JAX's settings for random numbers and products.
     """
     config: Any = jax.config
     return {

@@ -1,10 +1,10 @@
-"""A file of prompts to a file of outputs, row by row and resumable.
+"""Decodes a file of prompts to a file of outputs, row by row; a stopped run can be resumed.
 
-In the output directory:
+Files in the output directory:
 
-    infer_config.json   what determines the outputs, and its fingerprint
-    predictions.jsonl   one object per input, appended as rows finish, put in order at the end
-    metrics.json        totals over all rows, at the end
+    infer_config.json   everything that determines the outputs, and its fingerprint
+    predictions.jsonl   one object per input, appended as rows finish, sorted at the end
+    metrics.json        totals over all rows, written at the end
 
 The command adds `config.gin` and `runs.jsonl` (see `specjax.runs.record`).
 """
@@ -48,49 +48,54 @@ def infer(
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
-    """Decodes every input of a source, and continues where an earlier run was stopped.
+    """Decodes every input of a source, and continues an earlier run that was stopped.
 
-    A line of `predictions.jsonl` has `id` (the input's place, from 0), `inputs`, `targets` (if
-    `targets_field` is given), `prediction`, `tokens` (without the end-of-sequence token),
-    `log_prob` (natural logarithm of the emitted tokens' probability under the verifier) and
-    `log_prob_target` (under the rule's distribution), both null where minus infinity, `ended_by`
-    ("eos", "length" or "nan", and then `nan` says which model gave it in which step), and `info`
-    (the counts of `specjax.text.RowInfo`). An input that cannot be decoded (it is empty, or longer
-    than the decoder's last bucket) does not stop the others: a message on stderr names it before
-    they are decoded, and its line has a null `prediction`, and `error`.
+    A line of `predictions.jsonl` has these keys:
+      `id`: the place of the input, from 0.
+      `inputs`, and `targets` if `targets_field` is given.
+      `prediction`, and `tokens` (without the end-of-sequence token).
+      `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
+        null if it is minus infinity.
+      `log_prob_target`: the same under the rule's distribution.
+      `ended_by`: "eos", "length" or "nan". For "nan" the key `nan` names the model and the step.
+      `info`: the counts of `specjax.text.RowInfo`.
 
-    A row's random stream is its `id`'s. Batches are formed from the whole input, whatever is done
-    already, so that a run stopped at any moment and continued gives the same lines.
+    An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
+    stop the others: a message on stderr names it before decoding starts, and its line has a null
+    `prediction` and the key `error`.
+
+    The random stream of a row depends on its `id`. Batches are formed from the whole input, also if
+    a part of it is done, so that a run that is stopped and continued gives the same lines.
 
     Args:
-      make_decoder: called once the input and the output directory have been checked.
+      make_decoder: is called after the input and the output directory have been checked.
       source: see `specjax.data.read_examples`.
-      output_dir: a directory, new or of a run of the same configuration and input.
+      output_dir: a new directory, or that of a run with the same configuration and input.
       format: see `read_examples`.
       inputs_field: see `read_examples`.
-      targets_field: see `read_examples`; a reference is copied into the predictions, not used.
+      targets_field: see `read_examples`; a reference is copied into the predictions and not used.
       split: see `read_examples`.
-      chat: whether each input is a user's message, for the model's chat template.
-      seed: of the run.
+      chat: whether each input is a user's message for the model's chat template.
+      seed: the seed of the run.
       progress: see `Decoder.__call__`.
-      on_start: called as `on_start(directory, paths={"source": ...})` when everything has been
-        checked and the directory is this run's, before decoding; `record_run` fits.
+      on_start: is called as `on_start(directory, paths={"source": ...})` before decoding, after all
+        checks and when the run has claimed its directory; such as `record_run`.
 
     Returns:
-      What is in `metrics.json`: totals over all rows and, in `this_process`, the rows that this
-      call decoded, its seconds, those of them spent on compilation, and tokens per second with and
-      without these.
+      The content of `metrics.json`: totals over all rows and, as `this_process`, the rows that this
+      call decoded, its seconds, the seconds of compilation, and the tokens per second with and
+      without compilation.
 
     Raises:
       FileNotFoundError: there is no such source.
-      OSError: the output directory cannot be written, or another process works in it.
+      OSError: the output directory cannot be written, or another process is working in it.
       TypeError: `source` or `output_dir` is not a path, or another argument has a wrong type.
-      ValueError: the source is empty, unreadable or faulty, or none of its inputs can be decoded,
-        or the output directory holds another run.
+      ValueError: the source is empty, unreadable or invalid, none of its inputs can be decoded, or
+        the output directory has another run.
     """
     check_path(source, "source=")
     if not isinstance(chat, bool):
-        raise TypeError(f"chat={chat!r} must be True or False")
+        raise TypeError(f"chat must be True or False, got {chat!r}")
     source = os.path.expanduser(source)
     directory = make_writable(output_dir)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
@@ -101,7 +106,7 @@ def infer(
     with locked(directory):
         decoder = make_decoder()
         prompts, failed = _encode(decoder, examples, names, chat)
-        # Its checks, before anything is claimed.
+        # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         _claim(directory, decoder, examples, prompts, {"seed": seed, "chat": chat})
         done = _resume(path, examples, failed)
@@ -129,14 +134,14 @@ def _claim(
     prompts: Mapping[int, Any],
     settings: Mapping[str, Any],
 ) -> None:
-    """Makes the directory this run's, or checks that it is."""
+    """Claims the directory for this run, or checks that it belongs to this run."""
     path = directory / PREDICTIONS_NAME
     if path.exists() and not (directory / CONFIG_NAME).exists():
         raise ValueError(
-            f"{path} exists, but no {CONFIG_NAME} that says which run wrote it; choose another "
-            "output_dir, or move the file away"
+            f"{path} exists, but there is no {CONFIG_NAME} that says which run wrote it: choose "
+            "another output_dir, or move the file"
         )
-    # The tokens as well as the texts: vocabularies that are alike may cut texts differently.
+    # The tokens and the texts: similar tokenizers may split a text differently.
     texts = [(e.inputs, e.targets) for e in examples]
     tokens = [prompt.tolist() for prompt in prompts.values()]
     claim(
@@ -165,7 +170,7 @@ def _tell_failed(failed: Mapping[int, str], rows: int, path: Path) -> None:
 def _encode(
     decoder: Decoder, examples: list[Example], names: list[str], chat: bool
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """Tokens of the inputs that can be decoded, and what is wrong with the others, by id."""
+    """The tokens of the inputs that can be decoded, and the errors of the others, by id."""
     prompts: dict[int, Any] = {}
     failed: dict[int, str] = {}
     for name, example in zip(names, examples, strict=True):
@@ -177,8 +182,8 @@ def _encode(
         except ValueError as error:
             failed[example.id] = str(error)
     if not prompts:
-        alike = f" (none of the {len(failed)} inputs can be decoded)" if len(failed) > 1 else ""
-        raise ValueError(f"{next(iter(failed.values()))}{alike}")
+        rest = f" (none of the {len(failed)} inputs can be decoded)" if len(failed) > 1 else ""
+        raise ValueError(f"{next(iter(failed.values()))}{rest}")
     return prompts, failed
 
 
@@ -192,12 +197,12 @@ def _decode(
     seed: int,
     progress: bool | None,
 ) -> dict[str, Any]:
-    """Decodes what is missing, each row written when it is finished."""
+    """Decodes the missing rows, and writes each row when it is finished."""
     records: dict[int, Record] = {}
     ids = list(prompts)
     start = time.perf_counter()
     tokens = 0
-    # Unbuffered: a line goes to the system in one piece, and survives the death of this process.
+    # Unbuffered: a line is written in one piece, and stays if this process is killed.
     with path.open("ab", buffering=0) as file, count_compilations() as compilations:
 
         def put(record: Record) -> None:
@@ -246,7 +251,7 @@ def _about(example: Example) -> Record:
 
 
 def _metrics(records: list[Record]) -> dict[str, Any]:
-    """Totals over all rows; they depend on the rows alone."""
+    """Totals over all rows; they depend only on the rows."""
     decoded = [record for record in records if "error" not in record]
     totals = {name: sum(record["info"][name] for record in decoded) for name in COUNTS}
 
@@ -264,7 +269,7 @@ def _metrics(records: list[Record]) -> dict[str, Any]:
 
 
 def _write(file: Any, line: bytes, path: Path) -> None:
-    """Writes one line in one piece; a short one would tear the next line too."""
+    """Writes one line in one piece; an incomplete write is an error."""
     try:
         if file.write(line) == len(line):
             return
@@ -272,13 +277,13 @@ def _write(file: Any, line: bytes, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     raise OSError(
-        f"{path} cannot be written any further ({reason}); the finished rows stay: make room, and "
-        "run the same command again"
+        f"{path} cannot be written any further ({reason}): free some space and run the same "
+        "command again; the finished rows are kept"
     )
 
 
 def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> dict[int, Record]:
-    """The rows that an earlier run has written; drops a torn last line from the file."""
+    """The rows that an earlier run wrote; removes an incomplete last line from the file."""
     if not path.exists():
         return {}
     data = path.read_bytes()
@@ -294,8 +299,8 @@ def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> d
             ours = False
         if not ours:
             raise ValueError(
-                f"{path}:{number}: the line is not a row of this run, or is a second one of the "
-                "same input; delete it, and run the same command again"
+                f"{path}:{number}: the line is not a row of this run, or it repeats an input: "
+                "delete it and run the same command again"
             )
         records[i] = record
     if len(whole) < len(data):
@@ -309,7 +314,7 @@ def _hash(values: Any) -> str:
 
 def _line(record: Record) -> bytes:
     text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-    # Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes JSON's spelling again.
+    # JSON can write half a surrogate pair and UTF-8 cannot, so it is written as JSON's escape.
     return text.encode(errors="backslashreplace")
 
 
@@ -319,7 +324,7 @@ def _first_line(
     inputs_field: str | int | None,
     targets_field: str | int | None,
 ) -> int:
-    """The line on which the first example stands, for messages; 0 where there are no lines."""
+    """The line number of the first example, for messages; 0 if the source has no lines."""
     source = os.fspath(source)
     if source.startswith(SEQIO_PREFIX):
         return 0

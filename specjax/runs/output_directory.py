@@ -1,4 +1,4 @@
-"""Output directories: made early, claimed by one configuration, held by one process."""
+"""Output directories: each has one configuration, and one process at a time works in it."""
 
 import contextlib
 import hashlib
@@ -13,16 +13,16 @@ from specjax.checks import check_path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that it is there whole or not at all, whenever the process is killed.
+    """Writes a file such that it is complete or unchanged, even if the process is killed.
 
     Args:
       path: the file. Only one process may write it at a time (see `locked`).
-      data: its bytes.
+      data: its new content.
 
     Raises:
-      OSError: it cannot be written; what was there before is still there.
+      OSError: it cannot be written; it is then unchanged.
     """
-    # One name, so that what a killed process has left is written over.
+    # Always the same name, so that a file left by a killed process is overwritten.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -33,51 +33,51 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise OSError(
-            f"{path} cannot be written ({error.strerror}); free some space or mend the disk"
+            f"{path} cannot be written ({error.strerror}): free some space or repair the disk"
         ) from None
 
 
 def make_writable(path: str | os.PathLike[str]) -> Path:
-    """Makes an output directory, and makes sure that files can be written there.
+    """Creates an output directory, and checks that files can be written there.
 
     Args:
-      path: the directory; its parents are made too.
+      path: the directory; missing parents are created too.
 
     Returns:
       Its absolute path.
 
     Raises:
-      OSError: it cannot be made or written.
+      OSError: it cannot be created or written.
       TypeError: `path` is not a path.
       ValueError: `path` is empty.
     """
     check_path(path, "output_dir=")
-    if not os.fspath(path):  # which would be the working directory
-        raise ValueError("output_dir is empty; name a directory")
-    directory = Path(path).expanduser().absolute()  # no shell expands --name=~/directory
+    if not os.fspath(path):  # an empty path would mean the working directory
+        raise ValueError("output_dir is empty: give a directory")
+    directory = Path(path).expanduser().absolute()  # shells do not expand --name=~/directory
     if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"output_dir={directory} is a file; choose a directory")
+        raise NotADirectoryError(f"output_dir={directory} is a file: choose a directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # An attempt is the only true test: root passes every permission check.
+        # Only an attempt shows whether it can be written: root passes every permission check.
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
         raise OSError(
-            f"output_dir={directory} cannot be written ({error.strerror}); choose another"
+            f"output_dir={directory} cannot be written ({error.strerror}): choose another one"
         ) from None
     return directory
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keeps a second process out of a directory; the lock ends with the process that has it.
+    """Locks a directory, so that no second process works in it; the lock ends with the process.
 
     Args:
       directory: an existing output directory.
 
     Raises:
-      OSError: another process is at work in it.
+      OSError: another process is working in it.
     """
     try:
         import fcntl
@@ -89,23 +89,23 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OSError(
-                f"output_dir={directory}: another process is at work in it; wait for it, or choose "
+                f"output_dir={directory}: another process is at work in it: wait for it, or choose "
                 "another directory"
             ) from None
         yield
 
 
 def claim(path: Path, configuration: Mapping[str, Any]) -> None:
-    """Records a run's configuration, or checks it against the one recorded.
+    """Records the configuration of a run, or compares it with the recorded one.
 
     Args:
-      path: the file in the run's output directory.
+      path: the file for the configuration, in the output directory of the run.
       configuration: JSON values that determine the run.
 
     Raises:
-      ValueError: the directory holds a run of another configuration.
+      ValueError: the directory has a run of another configuration.
     """
-    # Through JSON, so that tuples and lists compare equal.
+    # As JSON, so that tuples and lists are equal.
     text = json.dumps(configuration, indent=1, sort_keys=True)
     ours = {**json.loads(text), "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
     if path.exists():
@@ -114,21 +114,21 @@ def claim(path: Path, configuration: Mapping[str, Any]) -> None:
             theirs["fingerprint"]
         except (ValueError, LookupError, TypeError):
             raise ValueError(
-                f"{path} is damaged, or not the configuration of a run; choose another "
+                f"{path} is damaged, or not the configuration of a run: choose another "
                 "output_dir, or empty this one"
             ) from None
         if theirs["fingerprint"] != ours["fingerprint"]:
             raise ValueError(
                 f"output_dir={path.parent} holds a run of another configuration "
-                f"({_difference(theirs, ours)}); choose another output_dir, or the same "
-                "configuration to continue it"
+                f"({_difference(theirs, ours)}): choose another output_dir, or use the same "
+                "configuration to continue the run"
             )
     else:
         write_atomically(path, json.dumps(ours, indent=1, sort_keys=True).encode())
 
 
 def _difference(theirs: Any, ours: Any, name: str = "") -> str:
-    """The first few places where two configurations differ, in words."""
+    """The first few differences of two configurations, in words."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         parts = [
             _difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)

@@ -1,7 +1,7 @@
-"""How a run was started: the record that every run leaves in its output directory.
+"""The record of how a run was started, which every run writes to its output directory.
 
-config.gin    the configuration in effect, which gin reads again
-runs.jsonl    one line per process that worked on the run: when, which command, where, versions
+config.gin    the configuration of the run; gin can read it
+runs.jsonl    one line per process that worked on the run: time, command, machine, versions
 """
 
 import datetime
@@ -27,15 +27,15 @@ def record_run(
     config: str,
     paths: Mapping[str, str] | None = None,
 ) -> None:
-    """Saves the configuration, and adds a line about this process.
+    """Saves the configuration and adds a line about this process.
 
-    Call it when the run has been checked and has claimed its directory, before the long work.
+    Call it before the long work, after all checks and when the run has claimed its directory.
 
     Args:
-      directory: the run's output directory, which exists.
-      command: the command line, a word each.
-      config: the configuration in gin's language, such as `gin.operative_config_str()`.
-      paths: names and paths of what the run reads and writes, as absolute paths.
+      directory: the output directory of the run; it must exist.
+      command: the words of the command line.
+      config: the configuration as gin text, such as `gin.operative_config_str()`.
+      paths: names and absolute paths of the files that the run reads and writes.
 
     Raises:
       OSError: the directory cannot be written.
@@ -56,4 +56,4 @@ def record_run(
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:
-        raise OSError(f"{path} cannot be written ({error.strerror}); make room for it") from None
+        raise OSError(f"{path} cannot be written ({error.strerror}): free some space") from None

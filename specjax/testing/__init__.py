@@ -1,4 +1,4 @@
-"""Models with known distributions, and the exact law of what decoding with them emits."""
+"""Models with known distributions, and the exact law of the tokens that decoding emits."""
 
 from specjax.rules import check_rule
 from specjax.testing.enumeration import (

@@ -1,11 +1,11 @@
 """The exact law of the tokens that rounds of drafting and verification emit.
 
-All prefixes, drafts, draft lengths and outcomes are enumerated; the probabilities come from the
+All prefixes, drafts, draft lengths and outcomes are enumerated. The probabilities come from the
 functions that the decoder itself calls (`Verification.acceptance`, `num_accepted_probs`,
-`next_token_probs`, `next_carry`). Small vocabularies and blocks only.
+`next_token_probs`, `next_carry`). Use it with small vocabularies and short blocks.
 
 Axes: S states (a prefix with a carry), D drafts, G longest block, V vocabulary. A prefix of n
-tokens is numbered `offset(n) + value`, where value reads the tokens in base V.
+tokens has the number `offset(n) + value`, where value is the tokens as a number in base V.
 """
 
 import functools
@@ -25,7 +25,7 @@ _CHUNK = 4096
 
 
 def fixed_length(context: tuple[int, ...], drafted: tuple[int, ...]) -> float:
-    """A `Stop` that never stops a draft before its longest length."""
+    """A `Stop` that never stops a draft before its maximal length."""
     del context, drafted
     return 0.0
 
@@ -47,7 +47,7 @@ def prefix_distributions(
       to_probs: logits `[V]` to probabilities `[V]`, such as `sampling.distribution`.
 
     Returns:
-      `[P, V]` float32 for the P continuations of 0 .. N tokens, numbered as in the module's text.
+      `[P, V]` float32 for the P continuations of 0 .. N tokens, in the module's order.
     """
     rows = []
     for length in range(num_tokens + 1):
@@ -62,10 +62,10 @@ def prefix_distributions(
 
 
 def target_law(target: np.ndarray, num_tokens: int) -> np.ndarray:
-    """The law of the first tokens when each is drawn from its target distribution.
+    """The law of the first tokens if each is drawn from its target distribution.
 
     Args:
-      target: `[P, V]`, pi after every prefix of up to `num_tokens - 1` tokens at least.
+      target: `[P, V]`, pi after every prefix of up to `num_tokens - 1` tokens, or more.
       num_tokens: N.
 
     Returns:
@@ -80,7 +80,7 @@ def target_law(target: np.ndarray, num_tokens: int) -> np.ndarray:
 
 
 def total_variation(a: np.ndarray, b: np.ndarray) -> float:
-    """Half the sum of absolute differences of two laws."""
+    """Half the sum of the absolute differences of two laws."""
     return 0.5 * float(np.abs(a - b).sum())
 
 
@@ -98,22 +98,23 @@ def emitted_law(
     keep_carry: bool = True,
     kept: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None,
 ) -> np.ndarray:
-    """The exact law of the first N emitted tokens, over as many rounds as they take.
+    """The exact law of the first N emitted tokens, over as many rounds as needed.
 
     Args:
       verification: the algorithm.
-      draft: `[P, V]`, q after every prefix of up to N + G tokens, as verification is told it.
+      draft: `[P, V]`, q after every prefix of up to N + G tokens, as verification gets it.
       target: `[P, V]`, pi likewise.
       num_tokens: N.
       max_draft: G.
-      stop: the draft's stopping policy. It may look at the context of the round and the tokens
+      stop: the draft's stopping policy. It may read the context of the round and the tokens
         drafted so far; a probability strictly between 0 and 1 is a randomised stop.
-      drawn_from: `[P, V]`, what drafts are really drawn from, if not `draft` (a negative control).
-      bonus: `[P, V]`, what the bonus token is drawn from, if not `target` (a negative control).
-      accepted_probs: the law of the number accepted (other laws are negative controls).
+      drawn_from: `[P, V]`, the distributions that drafts are drawn from, if not `draft` (a negative
+        control).
+      bonus: `[P, V]`, the distributions of the bonus token, if not `target` (a negative control).
+      accepted_probs: the law of the number of accepted tokens (other laws are negative controls).
       keep_carry: False forgets the carry between rounds (a negative control).
-      kept: (context, drafted tokens) -> how many of them are handed to verification; all of them
-        by default (fewer, because of what was drawn, is a negative control).
+      kept: (context, drafted tokens) -> how many of them verification gets; all of them by default
+        (fewer, depending on the drafted tokens, is a negative control).
 
     Returns:
       `[V ** N]` float64.
@@ -124,7 +125,7 @@ def emitted_law(
         if len(table) < needed:
             raise ValueError(
                 f"{name} has {len(table)} prefixes, but {num_tokens} tokens with blocks of "
-                f"{max_draft} need {needed}"
+                f"{max_draft} need {needed}: give distributions after longer prefixes"
             )
     drafts = _tuples(vocab, max_draft)
     outcome = _outcomes(verification, accepted_probs)
@@ -133,7 +134,7 @@ def emitted_law(
     start = jax.tree.map(np.asarray, verification.init_carry(max_draft))
     states: dict[tuple[Any, ...], list[Any]] = {((), ()): [1.0, start]}
     while states:
-        # Rounds only lengthen, so all states of the shortest length are complete.
+        # Each round adds tokens, so all states of the shortest length are complete.
         length = min(len(emitted) for emitted, _ in states)
         now = {k: states.pop(k) for k in [k for k in states if len(k[0]) == length]}
         cases, weights = _cases(now, drafts, max_draft, stop, draft, drawn_from, kept)
@@ -165,7 +166,7 @@ def emitted_law(
 
 
 def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
-    """Jitted: a stack of cases -> laws of counts and next tokens, and all possible carries."""
+    """Jitted: stacked cases -> laws of counts and next tokens, and all possible carries."""
     key = (verification, accepted_probs)
     if key not in _OUTCOMES:
         _OUTCOMES[key] = jax.jit(
@@ -175,7 +176,7 @@ def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
 
     def padded(*args):
         rows = len(args[0])
-        # Few sizes, few compilations.
+        # Few sizes mean few compilations.
         size = next(s for s in (16, 256, _CHUNK) if s >= rows)
         out = jitted(*jax.tree.map(lambda x: np.resize(x, (size, *x.shape[1:])), args))
         return jax.tree.map(lambda x: np.asarray(x)[:rows], out)
@@ -217,7 +218,7 @@ def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):
                 ends = (
                     1.0 if length == max_draft else stop(context, (*head, int(tokens[length - 1])))
                 )
-                # Drafts that agree up to their end are one case: the one whose tail is all zeros.
+                # Drafts that are equal up to their end are one case: the one padded with zeros.
                 if path * going * ends > 0.0 and not tokens[length:].any():
                     block = tuple(int(x) for x in tokens[:length])
                     cases.append((state, row, length if kept is None else kept(context, block)))
@@ -238,7 +239,7 @@ def _stack(cases, states, draft, target, bonus, drafts, max_draft, stop):
     )
     carry = jax.tree.map(lambda *x: np.stack(x), *[states[state][1] for state, _, _ in cases])
     going = np.stack([_still_drafting(s, drafts[r], max_draft, stop) for s, r, _ in cases])
-    # Past the end of a draft nothing may be read (but the bonus row): poison it.
+    # Nothing after the bonus row of a draft may be read: invalid values show if it is.
     inside = np.arange(max_draft + 1)[None, :, None] <= length[:, None, None]
     q = np.where(inside, draft[prefixes], np.float32(1.0))
     pi = np.where(inside, target[prefixes], np.float32(1.0))
@@ -247,7 +248,7 @@ def _stack(cases, states, draft, target, bonus, drafts, max_draft, stop):
 
 
 def _still_drafting(state, tokens, max_draft, stop) -> np.ndarray:
-    """For each slot and position: had the drafter of the slot's block gone on until here?"""
+    """For each slot and position: whether the drafter of the slot's block would go on."""
     emitted, starts = state
     slots = max(max_draft - 1, 0)
     starts = starts[len(starts) - min(slots, len(starts)) :]

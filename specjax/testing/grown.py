@@ -1,7 +1,7 @@
-"""A T5 made larger without changing what it computes: real cost, known behaviour.
+"""Makes a T5 larger without changing its outputs: it costs more time and behaves the same.
 
-Widths, heads and layers are added as zeros. RMSNorm divides by the mean square over the width, so
-its scale is multiplied by sqrt(E / E') and its epsilon by E / E'; the rest is exact as it stands.
+The added widths, heads and layers are zeros. RMSNorm divides by the mean square over the width, so
+its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else has to change.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specjax.models import T5, T5Config
 from specjax.types import Array, Params
 
-# T5 v1.1 base, but for its vocabulary.
+# T5 v1.1 base, except its vocabulary.
 T5_BASE = {
     "embed_dim": 768,
     "num_heads": 12,
@@ -31,7 +31,7 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
       model: the small model.
       params: its parameters.
       **sizes: any of embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers and
-        num_decoder_layers, none below the small model's; `T5_BASE` by default.
+        num_decoder_layers, each at least the small model's; `T5_BASE` by default.
 
     Returns:
       A larger model and its parameters. Their logits equal the small model's up to float rounding.
@@ -43,10 +43,10 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
     sizes = sizes or dict(T5_BASE)
     for name, size in sizes.items():
         if name not in T5_BASE:
-            raise ValueError(f"{name!r} cannot grow: choose among {', '.join(T5_BASE)}")
+            raise ValueError(f"{name!r} cannot grow: choose from {', '.join(T5_BASE)}")
         if size < getattr(small, name):
             raise ValueError(
-                f"{name}={size} is below the model's {getattr(small, name)}: a model only grows"
+                f"{name}={size} is below the model's {getattr(small, name)}: give a larger size"
             )
     share = small.embed_dim / sizes.get("embed_dim", small.embed_dim)
     changes: dict[str, Any] = {**sizes, "norm_eps": small.norm_eps * share}
@@ -74,7 +74,7 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
 
 
 def _split_heads(names: list[str], shape: tuple[int, ...], config: T5Config) -> tuple[int, ...]:
-    """The shape with joined heads kept apart: zeros go behind each head, and behind all of them."""
+    """The shape with heads as an axis: zeros follow each head, and the last head."""
     heads = (config.num_heads, config.head_dim)
     if names[-1] == "kernel" and names[-2] in ("query", "key", "value"):
         return (shape[0], *heads)

@@ -1,4 +1,4 @@
-"""A language model that is a table: every next-token distribution is known.
+"""A language model that is a table, so that every next-token distribution is known.
 
 Axes: B rows, P prompt length, S cache length, T tokens in one extend, K context length,
 V vocabulary.
@@ -44,10 +44,10 @@ class TabularModel(LanguageModel):
     ) -> Prefilled:
         """See `LanguageModel`; the prompt is the context."""
         if prefix is not None:
-            raise ValueError("TabularModel has no encoder: put the forced tokens into the inputs")
+            raise ValueError("TabularModel has no encoder: append the prefix to the inputs")
         rows, width = inputs.shape
         if width > max_length:
-            raise ValueError(f"a prompt of {width} tokens does not fit max_length={max_length}")
+            raise ValueError(f"a prompt of {width} tokens is longer than max_length={max_length}")
         cache = jnp.full((rows, max_length), self.vocab_size, jnp.int32)
         positions = input_lengths.astype(jnp.int32) - 1
         last = jnp.take_along_axis(inputs.astype(jnp.int32), positions[:, None], axis=1)[:, 0]
@@ -85,11 +85,11 @@ def random_table(
     """Random logits for a `TabularModel`.
 
     Args:
-      seed: of numpy's generator.
+      seed: the seed of numpy's generator.
       vocab_size: V.
       order: K.
       scale: the standard deviation of the logits.
-      zeros: the share of tokens made impossible (-inf); one token per context always stays.
+      zeros: the share of impossible tokens (-inf); one token per context is always possible.
 
     Returns:
       `[(V + 1) ** order, V]` float32 logits.

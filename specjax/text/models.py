@@ -1,4 +1,4 @@
-"""Models with their tokenizers: what decoding needs of their directories."""
+"""Models with their tokenizers, loaded from directories."""
 
 import dataclasses
 import functools
@@ -29,11 +29,11 @@ class TextModel:
       model: static; see `specjax.types.LanguageModel`.
       params: its parameters.
       tokenizer: its tokenizer.
-      mesh: what the parameters are spread over; None for one device.
-      name: what messages call it, such as its path.
+      mesh: the mesh that the parameters are split over; None for one device.
+      name: its name in messages, such as its path.
 
     Raises:
-      ValueError: if the tokenizer knows ids that the model has no row for.
+      ValueError: if the tokenizer has ids that are not in the model's vocabulary.
     """
 
     model: LanguageModel
@@ -45,23 +45,23 @@ class TextModel:
     def __post_init__(self) -> None:
         if self.tokenizer.vocab_size > self.model.vocab_size:
             raise ValueError(
-                f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids but the model's "
-                f"vocabulary {self.model.vocab_size}; give the model's own tokenizer"
+                f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
+                f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
             )
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """Where its arrays lie on the mesh."""
+        """The partitioner for its mesh; None without a mesh."""
         return None if self.mesh is None else Partitioner(self.mesh)
 
     @functools.cached_property
     def prepared(self) -> Params:
-        """The parameters laid out for fast decoding (see `specjax.models.Model.prepare`)."""
+        """The parameters prepared for fast decoding (see `specjax.models.Model.prepare`)."""
         return self.model.prepare(self.params)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of the model, its tokenizer's vocabulary and marks, and every parameter."""
+        """A hash of the model, its tokenizer's vocabulary and settings, and every parameter."""
         words = self.tokenizer
         marks = (words.eos_ids, words.bos_id, words.add_bos, words.add_eos, words.chat_template)
         described = f"{self.model.describe()}\n{words.fingerprint}\n{marks}"
@@ -73,7 +73,7 @@ class TextModel:
 
 
 def whole(array: Any) -> np.ndarray:
-    """An array's values, also where this process holds only a part of them."""
+    """The values of an array, also if this process has only a part of them."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     from jax.experimental import multihost_utils
@@ -82,7 +82,7 @@ def whole(array: Any) -> np.ndarray:
 
 
 class Models:
-    """Any number of models of one vocabulary, each with its name; `verifier` is the one to follow.
+    """Any number of models of one vocabulary, each with a name; one is the `verifier`.
 
     Args:
       **named: models by their names, such as `verifier=`, `middle=`, `drafter=`.
@@ -91,8 +91,8 @@ class Models:
       named: name -> model, in the order given.
 
     Raises:
-      TypeError: if one is no `TextModel`.
-      ValueError: if none is called verifier, or the vocabularies or meshes differ.
+      TypeError: if a model is not a `TextModel`.
+      ValueError: if there is no verifier, or the vocabularies or meshes differ.
     """
 
     def __init__(self, **named: TextModel) -> None:
@@ -101,20 +101,19 @@ class Models:
                 raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
         if "verifier" not in named:
             raise ValueError(
-                f"one of the models must be called verifier, got {', '.join(named) or 'none'}"
+                f"one of the models must be called verifier, got {', '.join(named) or 'no models'}"
             )
         self.named = named
         for name, model in named.items():
             _check_vocabularies({name: _words(model), "verifier": _words(self.verifier)})
             if model.mesh != self.verifier.mesh:
                 raise ValueError(
-                    f"{name} and verifier are spread over different meshes: load both with one "
-                    "mesh="
+                    f"{name} and verifier have different meshes: load both with one mesh="
                 )
 
     @property
     def verifier(self) -> TextModel:
-        """The model to follow; its tokenizer and its end-of-sequence tokens are used."""
+        """The verifier; its tokenizer and its end-of-sequence tokens are used."""
         return self.named["verifier"]
 
     def __repr__(self) -> str:
@@ -127,10 +126,10 @@ class Pair(Models):
 
     Args:
       drafter: the small model.
-      verifier: the large one; its tokenizer and its end-of-sequence tokens are used.
+      verifier: the large model; its tokenizer and its end-of-sequence tokens are used.
 
     Raises:
-      TypeError: if one is no `TextModel`.
+      TypeError: if a model is not a `TextModel`.
       ValueError: if their vocabularies or meshes differ.
     """
 
@@ -154,19 +153,19 @@ def load_text_model(
 
     Args:
       path: a Hugging Face, T5X or specjax directory (see `specjax.checkpoints.load_model`).
-      dtype: of parameters, activations and cache; by default the checkpoint's own.
-      mesh: spreads the parameters, from `specjax.partitioning.make_mesh`.
-      tokenizer: a tokenizer or its path; by default the directory's own.
+      dtype: the dtype of parameters, activations and cache; by default that of the checkpoint.
+      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
+      tokenizer: a tokenizer or its path; by default that of the directory.
 
     Returns:
       The model.
 
     Raises:
-      FileNotFoundError: for a missing directory or file.
-      TypeError: for what is no path or no mesh.
-      ValueError: for anything unreadable or unfitting, in one line.
+      FileNotFoundError: a directory or file is missing.
+      TypeError: `path` is not a path or `mesh` is not a mesh.
+      ValueError: the directory is unreadable, or model and tokenizer do not agree.
     """
-    # Imported here so that `import specjax` stays quick: Orbax alone takes as long as the rest.
+    # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
     from specjax.checkpoints import load_model
 
     _check_path("path", path)
@@ -184,27 +183,27 @@ def load_pair(
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
 ) -> Pair:
-    """Loads a drafter and a verifier; without paths the built-in pair (English to German captions).
+    """Loads a drafter and a verifier; by default the built-in pair (English to German captions).
 
     Args:
       drafter: the small model's directory (see `load_text_model`).
       verifier: the large model's directory.
-      dtype: of parameters, activations and caches; by default each checkpoint's own.
-      mesh: spreads the parameters, from `specjax.partitioning.make_mesh`.
-      tokenizer: of both models, for directories without one (T5X's); a tokenizer or its path.
+      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
+      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
+      tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
 
     Returns:
       The pair.
 
     Raises:
-      FileNotFoundError: for a missing directory or file, or an installation without built-in pair.
-      TypeError: for what is no path or no mesh.
-      ValueError: if one path is missing, a directory is unreadable, or the vocabularies differ.
+      FileNotFoundError: a directory or file is missing, or the installation has no built-in pair.
+      TypeError: a path is not a path or `mesh` is not a mesh.
+      ValueError: only one path is given, a directory is unreadable, or the vocabularies differ.
     """
     if (drafter is None) != (verifier is None):
         missing = "drafter" if drafter is None else "verifier"
         raise ValueError(
-            f"load_pair: {missing}= is not given: give both directories, or neither for the "
+            f"load_pair: {missing}= is not given: give both directories, or none for the "
             "built-in pair"
         )
     if drafter is None or verifier is None:
@@ -212,9 +211,9 @@ def load_pair(
         for directory in (drafter, verifier):
             if not (directory / "config.json").is_file():
                 raise FileNotFoundError(
-                    f"{directory}: this installation has no built-in pair; pass load_pair("
-                    "drafter=DIRECTORY, verifier=DIRECTORY), or --gin.DRAFTER and --gin.VERIFIER "
-                    "to a command, each with config.json, safetensors and a tokenizer"
+                    f"{directory}: this installation has no built-in pair: call load_pair("
+                    "drafter=DIRECTORY, verifier=DIRECTORY), or give --gin.DRAFTER and "
+                    "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
                 )
     loaded = load_models(
         drafter=drafter, verifier=verifier, dtype=dtype, mesh=mesh, tokenizer=tokenizer
@@ -232,30 +231,30 @@ def load_models(
     """Loads any number of models, and checks that they have one vocabulary.
 
     Args:
-      dtype: of parameters, activations and caches; by default each checkpoint's own.
-      mesh: spreads the parameters, from `specjax.partitioning.make_mesh`.
-      tokenizer: of all models, for directories without one (T5X's); a tokenizer or its path.
+      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
+      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
+      tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
       **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
 
     Returns:
       The models, each under its name.
 
     Raises:
-      FileNotFoundError: for a missing directory or file.
-      TypeError: for what is no path or no mesh.
-      ValueError: if none is called verifier, a directory is unreadable, or vocabularies differ.
+      FileNotFoundError: a directory or file is missing.
+      TypeError: a path is not a path or `mesh` is not a mesh.
+      ValueError: there is no verifier, a directory is unreadable, or the vocabularies differ.
     """
     from specjax.checkpoints import read_config
 
     if "verifier" not in paths:
         raise ValueError(
-            f"load_models: one path must be called verifier, got {', '.join(paths) or 'none'}"
+            f"load_models: one path must be called verifier, got {', '.join(paths) or 'no paths'}"
         )
     for name, path in paths.items():
         _check_path(name, path)
     _check_mesh(mesh)
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
-    # Before any array is read.
+    # Checked before any array is read.
     sizes = {
         name: (os.fspath(path), words[name].fingerprint, read_config(path).vocab_size)
         for name, path in paths.items()
@@ -285,8 +284,8 @@ def _check_path(name: str, path: Any) -> None:
     check_path(path, f"{name}=")
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"{name}={os.fspath(path)!r}: no such file or directory; a model known by its name on "
-            "a hub must be downloaded first"
+            f"{name}={os.fspath(path)!r}: no such file or directory: check the path; a model on a "
+            "hub must be downloaded first"
         )
 
 
@@ -304,20 +303,22 @@ def _words(model: TextModel) -> _Words:
 
 
 def _check_vocabularies(models: dict[str, _Words]) -> None:
-    """Compares two models (or one with itself), by name."""
+    """Compares the vocabularies of two models, given by name (or of one with itself)."""
     if len({words[1:] for words in models.values()}) == 1:
         return
     (_, first, _), (_, second, _) = models.values()
-    described = [f"{path} has {size} ids (tokens {mark})" for path, mark, size in models.values()]
+    described = [
+        f"{path} has {size} ids (tokenizer {mark})" for path, mark, size in models.values()
+    ]
     what = "tokenizers" if first != second else "vocabulary sizes"
     raise ValueError(
-        f"{' and '.join(models)} have different {what}: {' but '.join(described)}; both must give "
-        "every id the same meaning: choose models of one family"
+        f"{' and '.join(models)} have different {what}: {' but '.join(described)}; every id "
+        "must have the same meaning in both: choose models of one family"
     )
 
 
 def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
-    """Warns where a model ends or pads texts with other tokens than the verifier."""
+    """Warns if a model ends or pads texts with other tokens than the verifier."""
     own = words["verifier"]
     for name, other in words.items():
         for what, ours, theirs in (
@@ -326,7 +327,7 @@ def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
         ):
             if ours != theirs:
                 warnings.warn(
-                    f"the {name} {what} with {theirs}, the verifier with {ours}: the verifier's "
-                    "are used",
+                    f"the {name} {what} with {theirs}, the verifier with {ours}: the tokens of the "
+                    "verifier are used",
                     stacklevel=4,
                 )

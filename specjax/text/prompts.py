@@ -1,4 +1,4 @@
-"""Prompts of any number and length as batches of few static shapes.
+"""Puts prompts of any number and length into batches of few static shapes.
 
 Axes: n prompts, B rows of a batch, L length of a bucket.
 """
@@ -17,10 +17,10 @@ from specjax.types import Rule, Sampling
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
-# Between two powers of two one more: no row is padded to more than about half as much again.
+# Powers of two and one length in between: padding adds at most about half to a row.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# How many times the slots may be filled before all of them run empty once. A resumed run decodes a
-# plan that was begun from its start.
+# How often the slots may be filled before all must be empty once. A resumed run decodes an
+# unfinished plan from its start.
 TURNS = 16
 _MAX_ID = 2**31 - 1
 _MAX_SEED = 2**32 - 1
@@ -30,11 +30,11 @@ def as_list(prompts: Any) -> list[Prompt]:
     """The prompts of a call.
 
     Raises:
-      TypeError: for what is one prompt rather than several, or in no order.
-      ValueError: if there are none.
+      TypeError: if `prompts` is a single prompt or has no order.
+      ValueError: if there are no prompts.
     """
     if isinstance(prompts, str):
-        raise TypeError("prompts is a single text: give a list of them, such as [text]")
+        raise TypeError("prompts must be a list of prompts, got a single text: give [text]")
     unordered = bytes | Mapping | AbstractSet
     if isinstance(prompts, unordered) or not isinstance(prompts, Iterable):
         raise TypeError(
@@ -43,7 +43,7 @@ def as_list(prompts: Any) -> list[Prompt]:
         )
     prompts = list(prompts)
     if not prompts:
-        raise ValueError("prompts is empty: give at least one")
+        raise ValueError("prompts is empty: give at least one prompt")
     return prompts
 
 
@@ -51,16 +51,17 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
     """The tokens of a prompt.
 
     Args:
-      tokenizer: the model's.
+      tokenizer: the tokenizer of the model.
       prompt: a text, token ids, or the messages of a chat (dicts with `role` and `content`).
-      name: what messages call it.
+      name: its name in messages.
 
     Returns:
       `[n]` int32, n >= 1.
 
     Raises:
-      ValueError: if it is empty, no text, a chat without template, or an id is past int32.
-      TypeError: if it is none of the three.
+      ValueError: if it is empty, is not valid text, has an id above int32, or is a chat and the
+        tokenizer has no chat template.
+      TypeError: if it is neither a text, nor token ids, nor the messages of a chat.
     """
     ids: Any
     if isinstance(prompt, str):
@@ -70,7 +71,8 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{name} has half a surrogate pair at character {error.start + 1}: no text"
+                f"{name} has half a surrogate pair at character {error.start + 1}, which is not "
+                "text: correct or remove it"
             ) from None
         ids = tokenizer.encode(prompt)
     elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
@@ -83,21 +85,21 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
     array = np.asarray(ids)
     if not array.size:
         raise ValueError(f"{name} has no tokens: give it some text, or leave it out")
-    if array.max() > _MAX_ID:  # before it wraps around into the vocabulary
-        raise ValueError(f"{name} has token {array.max()}: ids must be below the vocabulary's size")
+    if array.max() > _MAX_ID:  # int32 would wrap it around into the vocabulary
+        raise ValueError(f"{name} has token {array.max()}: ids must be below the vocabulary size")
     return array.astype(np.int32)
 
 
 def _token_ids(prompt: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(prompt)
-    except (TypeError, ValueError):  # lists in it are of several lengths
+    except (TypeError, ValueError):  # its lists have different lengths
         array = np.empty((1, 1))
     if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
         return array
     hint = ""
     if isinstance(prompt, int | np.integer | Mapping):
-        hint = " (one prompt alone goes into a list of its own: [prompt])"
+        hint = " (give a single prompt as a list: [prompt])"
     raise TypeError(
         f"{name} must be a text, a list of token ids or a list of chat messages, got "
         f"{str(prompt)[:60]!r}{hint}"
@@ -105,13 +107,13 @@ def _token_ids(prompt: Any, name: str) -> np.ndarray:
 
 
 def check_tokens(tokens: np.ndarray, name: str, vocab_size: int, longest: int) -> None:
-    """Checks that a prompt fits.
+    """Checks that a prompt fits into the last bucket and the vocabulary.
 
     Args:
       tokens: the prompt.
-      name: what messages call it.
+      name: its name in messages.
       vocab_size: V.
-      longest: how many tokens the last bucket holds.
+      longest: the length of the last bucket.
 
     Raises:
       ValueError: if there are too many tokens, or one is outside the vocabulary.
@@ -137,24 +139,24 @@ def requests(
     max_draft: int,
     rule: Rule | None = None,
 ) -> list[Request]:
-    """Checks what is asked per call or per row, and gives every row its own.
+    """Checks values that are given per call or per row, and makes one request per row.
 
     Args:
       tokens: the n prompts.
-      seed: one or `[n]`.
-      ids: `[n]`, or None for the prompts' places.
-      max_new_tokens: one or `[n]`.
-      sampling: temperature, top_k and top_p, each one, `[n]` or None.
-      draft_limit: one or `[n]` in 0 .. G, or None.
+      seed: one number or `[n]`.
+      ids: `[n]`, or None for the places of the prompts.
+      max_new_tokens: one number or `[n]`.
+      sampling: temperature, top_k and top_p; each is one number, `[n]` or None.
+      draft_limit: one number or `[n]` in 0 .. G, or None.
       max_draft: G.
-      rule: its strengths one or `[n]` each.
+      rule: the rule, whose strengths are one number or `[n]` each; or None.
 
     Returns:
       The requests.
 
     Raises:
-      TypeError: for a value that is no number.
-      ValueError: for a value out of its range, or another number of them than prompts.
+      TypeError: if a value is not a number.
+      ValueError: if a value is out of its range, or there are not as many values as prompts.
     """
     count = len(tokens)
     limits = _one_or_each("max_new_tokens", max_new_tokens, count)
@@ -162,7 +164,7 @@ def requests(
     if ids is not None:
         ids = _whole("ids", _one_or_each("ids", ids, count), _MAX_ID)
         if not ids.ndim:
-            raise ValueError(f"ids is one number for {count} prompts: give one per prompt, [{ids}]")
+            raise ValueError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
     seeds = _whole("seed", _one_or_each("seed", seed, count), _MAX_SEED)
     drafts = None
     if draft_limit is not None:
@@ -197,21 +199,21 @@ _SETTINGS = ("temperature", "top_k", "top_p")
 def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # a key, or lists of several lengths
+    except (TypeError, ValueError):  # a key, or lists of different lengths
         array = np.asarray("")
     if array.dtype.kind in "US":
         shown = " ".join(repr(value).split())[:60]
         raise TypeError(f"{name} must be one number, or one per prompt, got {shown}")
     if array.shape not in ((), (count,)):
         raise ValueError(
-            f"{name} has shape {list(array.shape)} for {count} prompts: give one value, or one per "
-            "prompt"
+            f"{name} has shape {list(array.shape)}, but there are {count} prompts: give one "
+            "value or one per prompt"
         )
     return array
 
 
 def _whole(name: str, values: np.ndarray, high: int) -> np.ndarray:
-    # Not `checked`, which compares in the final dtype: these fill theirs.
+    # Not `checked`, which compares in the final dtype: seeds use its whole range.
     numbers = values.dtype.kind in "iu"
     bad = (values < 0) | (values > high) if numbers else np.ones(values.shape, bool)
     if np.any(bad):
@@ -224,21 +226,21 @@ def _whole(name: str, values: np.ndarray, high: int) -> np.ndarray:
 
 
 def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
-    """Checks the caller's bucket lengths: whole numbers that increase, from 1 or more."""
+    """Checks the bucket lengths of a caller: they must be whole, at least 1, and increase."""
     lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
     if not lengths.ndim or np.any(np.diff(lengths) < 1):
-        raise ValueError(f"buckets={buckets} must be lengths that increase, such as (64, 128)")
+        raise ValueError(f"buckets must be lengths that increase, such as (64, 128), got {buckets}")
     return tuple(lengths.tolist())
 
 
 class SlotPlan(NamedTuple):
-    """Prompts that pass through one set of slots.
+    """Prompts that are decoded in one set of slots.
 
     Attributes:
-      members: `[m]`, the places of the prompts, those with the longest input first.
-      rows: B, the slots.
-      refill: n, how many finished slots are given new prompts at once.
-      length: L, the bucket.
+      members: `[m]`, the places of the prompts, the longest prompt first.
+      rows: B, the number of slots.
+      refill: n, the number of finished slots that get new prompts at once.
+      length: L, the length of the bucket.
     """
 
     members: np.ndarray
@@ -250,19 +252,21 @@ class SlotPlan(NamedTuple):
 def plan(
     lengths: Sequence[int], buckets: Sequence[int], batch_size: int, row_multiple: int = 1
 ) -> Iterator[SlotPlan]:
-    """Sorts prompts by length and cuts them into plans.
+    """Sorts prompts by length and splits them into plans.
 
-    It depends on the lengths alone, and a plan on nothing before it, so that a run cut short finds
-    the same plans again and decodes the unfinished ones as before.
+    The plans depend only on the arguments, and decoding a plan does not depend on the plans before
+    it. So a resumed run finds the same plans, and decodes the unfinished ones as before.
 
     Args:
-      lengths: of the prompts, at most the last bucket.
-      buckets: increasing.
-      batch_size: the slots; for fewer prompts the next power of four: few shapes.
-      row_multiple: what the number of rows decoded or taken in together must be a multiple of.
+      lengths: the lengths of the prompts, at most that of the last bucket.
+      buckets: the lengths of the buckets, increasing.
+      batch_size: the number of slots. Fewer prompts get the next power of four of slots, so that
+        there are few shapes.
+      row_multiple: slots and refills are multiples of this.
 
     Yields:
-      Plans of at most `TURNS * B` prompts. One ends with its bucket, once it fills the slots.
+      Plans of at most `TURNS * B` prompts. A plan that fills the slots ends at the next end of a
+      bucket.
     """
     rows = 1
     while rows < min(batch_size, len(lengths)):

@@ -1,4 +1,4 @@
-"""Verification: which prefix of a drafted block stands, and which token follows it."""
+"""Verification: which prefix of a drafted block is accepted, and which token follows it."""
 
 from specjax.types import Verification
 from specjax.verification.block import Block, block_acceptance_probs

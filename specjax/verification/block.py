@@ -1,4 +1,6 @@
-"""Block verification: judge the block as a whole; never accepts less than token verification.
+"""Block verification judges the block as a whole.
+
+It never accepts fewer tokens in expectation than token verification.
 
 Source: Sun et al., Block Verification Accelerates Speculative Decoding (ICLR 2025), Algorithm 2.
 """
@@ -17,7 +19,7 @@ from specjax.verification.verify import drafted, ratios
 
 @dataclasses.dataclass(frozen=True)
 class Block(Verification):
-    """Accepts the longest prefix whose own uniform passes; see `Verification`."""
+    """Accepts the longest prefix whose uniform is below its threshold; see `Verification`."""
 
     keeps_last_pass: ClassVar[bool] = True
 
@@ -34,7 +36,7 @@ class Block(Verification):
         reached = block_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
         # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.
-        # Cutting [G - 1, V] out of the arrays first would copy them.
+        # A slice [G - 1, V] of the arrays would be a copy, so the result is sliced.
         remain = jax.vmap(residual_mass)(target_probs, draft_probs, scales)[1:-1]
         below = remain + (1.0 - scales[1:-1])
         inner = jnp.where(below > 0.0, remain / jnp.where(below > 0.0, below, 1.0), 1.0)
@@ -48,13 +50,14 @@ class Block(Verification):
 def block_acceptance_probs(
     tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array
 ) -> Array:
-    """P_i = min(1, P_{i-1} pi_i(x_i) / q_i(x_i)), the probability that at least i tokens stand.
+    """The probabilities P_i = min(1, P_{i-1} pi_i(x_i) / q_i(x_i)) to accept at least i tokens.
 
-    `[G]` float32, zero past the block's length; its sum is E[number accepted] over drafts.
+    `[G]` float32, zero past the block's length. The mean of its sum over drafts is
+    E[number accepted].
     """
 
     def step(reached, ratio):
-        # A zero stays zero: an infinite ratio (a token that q cannot draw) must not revive it.
+        # Zero stays zero, also if the ratio is infinite (a token that q cannot draw).
         reached = jnp.where(reached > 0.0, jnp.minimum(reached * ratio, 1.0), 0.0)
         return reached, reached
 

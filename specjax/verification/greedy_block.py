@@ -1,9 +1,9 @@
-"""Greedy block verification: the most tokens from one round, paid for in later rounds.
+"""Greedy block verification accepts the most tokens in one round, and corrects later rounds.
 
-Each round leaves a carry-over: until the emitted path since the block's start is G tokens long, or
-reaches a prefix at which that round's drafter would have stopped, the target there is
-norm((R pi - q)_+), R being the joint ratio pi / q along the path. Carry-overs nest, oldest first.
-Without them the output is biased.
+Each round leaves a carry-over, which changes the target of the next positions to
+norm((R pi - q)_+), where R is the joint ratio pi / q along the path since the block's start. It
+ends when this path is G tokens long, or reaches a prefix where that round's drafter would have
+stopped. Carry-overs nest, oldest first. Without them the output would be biased.
 
 Source: Sun et al., Optimal Block-Level Draft Verification (arXiv 2403.10444v1), Algorithm 3.
 """
@@ -19,7 +19,7 @@ from specjax.sampling import residual, residual_mass
 from specjax.types import Acceptance, Array, DraftTraits, Verification
 from specjax.verification.verify import drafted, ratios
 
-# A ratio of this size makes R pi - q equal to R pi in float32; larger ones could overflow in sums.
+# At this ratio R pi - q equals R pi in float32. Sums of larger ones could overflow.
 _MAX_RATIO = 1e30
 
 
@@ -28,7 +28,7 @@ class GreedyBlockCarry(NamedTuple):
 
     Attributes:
       ratio: `[C]` float32, R along the emitted path since the slot's block began.
-      remaining: `[C]` int32, for how many more positions the slot alters the target; 0: ended.
+      remaining: `[C]` int32, how many more positions the slot changes; 0: it has ended.
     """
 
     ratio: Array  # [C]
@@ -37,16 +37,16 @@ class GreedyBlockCarry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GreedyBlock(Verification):
-    """Accepts the whole block with min(1, R_L), else backs off token by token.
+    """Accepts the whole block with probability min(1, R_L), else tries shorter prefixes in turn.
 
-    Refused where it is not defined: see `check`, and `Verification`.
+    It is refused for drafters for which it is not exact: see `check` and `Verification`.
     """
 
     keeps_last_pass: ClassVar[bool] = True
     has_carry: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """Raises ValueError unless one drafter stops without randomness."""
+        """Raises ValueError if drafts depend on more than the prefix, or stop at random."""
         wrong = {
             "a drafter whose distributions depend on more than the prefix": not traits.prefix_only,
             "randomised stops": traits.random_stops,
@@ -54,11 +54,11 @@ class GreedyBlock(Verification):
         for what, refused in wrong.items():
             if refused:
                 raise ValueError(
-                    f"GreedyBlock is not exact with {what}: use Block or Token verification"
+                    f"GreedyBlock is not exact with {what}: use Block or Token instead"
                 )
 
     def init_carry(self, max_draft: int) -> GreedyBlockCarry:
-        """No carry-over yet: `[G - 1]` slots, all ended."""
+        """A carry without carry-overs: `[G - 1]` slots, all ended."""
         slots = max(max_draft - 1, 0)
         return GreedyBlockCarry(jnp.ones((slots,), jnp.float32), jnp.zeros((slots,), jnp.int32))
 
@@ -90,7 +90,7 @@ class GreedyBlock(Verification):
         scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
         remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:]
-        # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R, but summed by itself it cannot cancel.
+        # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R; summed directly, it has no cancellation.
         reject = jax.vmap(residual_mass)(draft_probs, scales[:, None] * targets)[1:]
         inner = jnp.where(remain >= reject, 1.0, remain / jnp.where(reject > 0.0, reject, 1.0))
         thresholds = jnp.where(index == num_drafted, jnp.minimum(scales[1:], 1.0), inner)
@@ -106,7 +106,7 @@ class GreedyBlock(Verification):
         num_accepted: Array,
         next_token: Array,
     ) -> GreedyBlockCarry:
-        """See `Verification`; adds this round's slot and drops the oldest, which has ended."""
+        """See `Verification`; adds a slot for this round and drops the oldest, which has ended."""
         if not carry.ratio.size:
             return carry
         levels: _Levels = acceptance.detail
@@ -121,7 +121,7 @@ class GreedyBlock(Verification):
         new_ratio = _times(
             acceptance.scales[num_accepted], acceptance.targets[num_accepted, next_token], last_q
         )
-        # A block accepted whole ends at a prefix where its drafter stopped.
+        # If the whole block is accepted, the path is at a prefix where its drafter stopped.
         goes_on = (num_accepted < num_drafted) & jnp.isfinite(new_ratio)
         new_left = jnp.where(goes_on, jnp.maximum(draft_probs.shape[0] - 1 - emitted, 0), 0)
         return GreedyBlockCarry(
@@ -131,9 +131,9 @@ class GreedyBlock(Verification):
 
 
 class _Levels(NamedTuple):
-    inputs: Array  # [C, G + 1, V] the targets that each slot alters
+    inputs: Array  # [C, G + 1, V] the targets that each slot changes
     ratios: Array  # [C, G + 1] R before each position
-    alive: Array  # [C, G + 1] whether the slot alters the target there
+    alive: Array  # [C, G + 1] whether the slot changes the target there
 
 
 def _nested(
@@ -144,7 +144,7 @@ def _nested(
     carry: GreedyBlockCarry,
     still_drafting: Array | None,
 ) -> tuple[Array, _Levels]:
-    """Applies the slots' carry-overs one after the other, oldest first."""
+    """Applies the carry-overs of the slots one after the other, oldest first."""
     position = jnp.arange(tokens.size + 1)
     goes_on = jnp.ones((carry.ratio.size, position.size), bool)
     if still_drafting is not None:
@@ -159,7 +159,7 @@ def _nested(
         ratio, remaining, open_ = slot
         along = _joint_ratios(tokens, draft_probs, targets, num_drafted, start=ratio)
         alive = (position < remaining) & open_
-        # An infinite ratio (an emitted token that q cannot draw) leaves the target as it is.
+        # An infinite ratio (an emitted token that q cannot draw) does not change the target.
         finite = jnp.isfinite(along)
         altered = jax.vmap(residual)(targets, draft_probs, jnp.where(finite, along, 1.0))
         new = jnp.where((alive & finite)[:, None], altered, targets)
@@ -188,13 +188,13 @@ def _joint_ratios(
 
 
 def _times(joint: Array, target: Array, draft: Array) -> Array:
-    """Joint * target / draft, elementwise, infinite where draft is zero."""
+    """Joint * target / draft, elementwise; infinite where draft is zero."""
     ratio = target / jnp.where(draft > 0.0, draft, 1.0)
     return _product(joint, jnp.where(draft > 0.0, ratio, jnp.inf))
 
 
 def _product(joint: Array, ratio: Array) -> Array:
-    """Joint * ratio, clipped to stay finite; infinite if either is (never 0 * inf)."""
+    """Joint * ratio, clipped to a finite value; infinite if either is infinite (also 0 * inf)."""
     infinite = jnp.isinf(joint) | jnp.isinf(ratio)
     finite = jnp.where(infinite, 1.0, joint) * jnp.where(infinite, 1.0, ratio)
     return jnp.where(infinite, jnp.inf, jnp.minimum(finite, _MAX_RATIO))

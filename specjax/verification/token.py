@@ -1,4 +1,4 @@
-"""Token verification: accept token after token until the first failure.
+"""Token verification accepts tokens one by one until the first is rejected.
 
 Source: Leviathan et al. (arXiv 2211.17192), Algorithm 1; Faster Cascades, Algorithm 4.
 """

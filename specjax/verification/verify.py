@@ -1,11 +1,11 @@
-"""How a block is verified: the draw that all algorithms share.
+"""How a block is verified: all algorithms share the draw.
 
-One row at a time: a block x_1 .. x_L of L <= G tokens, drawn from q_1 .. q_L, is judged against the
-target distributions pi_1 .. pi_{L+1}. `draft_probs[i]` and `target_probs[i]` hold q_{i+1} and
-pi_{i+1}, after i tokens of the block. G: longest block. V: vocabulary.
+All functions take one row: a block x_1 .. x_L of L <= G tokens, drawn from q_1 .. q_L, is judged
+against the target distributions pi_1 .. pi_{L+1}. After i tokens of the block, `draft_probs[i]` is
+q_{i+1} and `target_probs[i]` is pi_{i+1}. G: longest block. V: vocabulary.
 
-An algorithm states thresholds and scales (`Acceptance`); the same numbers give the draw, the exact
-law of its outcome, and the metrics.
+An algorithm computes thresholds and scales (`Acceptance`). The draw, the exact law of its outcome
+and the metrics all follow from these numbers.
 """
 
 from typing import Any
@@ -32,23 +32,23 @@ def verify(
 
     Args:
       verification: the algorithm.
-      key: a key of this row and round alone; it is consumed.
+      key: a key that only this row and round use; it is consumed.
       tokens: `[G]` int32, the drafted block; entries past `num_drafted` are ignored.
-      draft_probs: `[G + 1, V]` float32: row i is the very distribution `tokens[i]` was drawn from;
-        row `num_drafted` (the bonus position) is read only by an algorithm with a carry.
+      draft_probs: `[G + 1, V]` float32: row i is the exact distribution that `tokens[i]` was drawn
+        from. Only an algorithm with a carry reads row `num_drafted` (the bonus position).
       target_probs: `[G + 1, V]` float32, the rule's target distributions.
       num_drafted: int32 scalar, L <= G. It may be a stopping time of the draft.
       carry: the row's carry: `verification.init_carry(G)`, then the previous `Verified.carry`.
       still_drafting: bool `[C, G + 1]`, read by an algorithm with a carry of C slots; entry (c, i)
-        says that the drafter which started at the start of slot c's block would not have stopped
-        at or before this block's first i tokens. None: drafts have a fixed length.
+        says that the drafter of slot c's block would not have stopped after the first i tokens of
+        this block, or earlier. None: drafts have a fixed length.
 
     Returns:
       A `Verified`. Emitting `tokens[:num_accepted]` and then `next_token` follows the target
       distributions exactly.
 
     Raises:
-      ValueError: (at trace time) if shapes or dtypes do not fit each other.
+      ValueError: (at trace time) if the shapes or dtypes do not agree.
     """
     length, vocab = tokens.shape[0], draft_probs.shape[-1]
     uniforms = jax.random.uniform(key, (length + num_uniforms(vocab),), jnp.float32)
@@ -79,17 +79,17 @@ def accept(
     carry: Any = (),
     still_drafting: Array | None = None,
 ) -> tuple[Acceptance, Array]:
-    """The first half of `verify`: how many drafted tokens stand.
+    """The first half of `verify`: how many drafted tokens are accepted.
 
-    Without a carry nothing at the bonus position is read, so its draft and target distributions
-    may be made afterwards, and only if the whole block stands. Arguments as in `verify`, but for
-    `uniforms`: `[G]` float32, independent (block verification is biased if they are shared).
+    Without a carry nothing at the bonus position is read. So its draft and target distributions
+    can be computed afterwards, and only if the whole block is accepted. The arguments are those of
+    `verify`, except `uniforms`: `[G]` float32, independent (else block verification is biased).
 
     Returns:
-      The `Acceptance` and the int32 number accepted.
+      The `Acceptance`, and the number of accepted tokens (int32 scalar).
 
     Raises:
-      ValueError: (at trace time) if shapes or dtypes do not fit each other.
+      ValueError: (at trace time) if the shapes or dtypes do not agree.
     """
     check_block(tokens, draft_probs, target_probs, num_drafted)
     if uniforms.shape != tokens.shape:
@@ -111,13 +111,13 @@ def draw_next(
     """The second half of `verify`: the token that follows the accepted ones.
 
     Args:
-      uniforms: `[num_uniforms(V)]` float32, independent of each other and of those of `accept`.
+      uniforms: `[num_uniforms(V)]` float32, independent of each other and of those for `accept`.
       acceptance: from `accept`.
       draft_probs: `[G + 1, V]` float32.
       num_drafted: int32 scalar.
       num_accepted: int32 scalar.
-      bonus: `[V]` float32, the target distribution after the whole block, if it is not in
-        `acceptance.targets`.
+      bonus: `[V]` float32, the target distribution after the whole block; None if
+        `acceptance.targets` has it.
 
     Returns:
       An int32 token.
@@ -162,7 +162,7 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
 
 
 def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
-    """pi_i(x_i) / q_i(x_i), 0 where pi is, infinite where only q is; `[G]` float32."""
+    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0; `[G]` float32."""
     rows = jnp.arange(tokens.size)
     target, draft = target_probs[rows, tokens], draft_probs[rows, tokens]
     ratio = target / jnp.where(draft > 0.0, draft, 1.0)
@@ -170,7 +170,7 @@ def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
 
 
 def drafted(tokens: Array, num_drafted: Array) -> Array:
-    """`[G]` bool: which entries of a padded block are real."""
+    """`[G]` bool: which entries of a padded block were drafted."""
     return jnp.arange(tokens.size) < num_drafted
 
 
@@ -201,7 +201,7 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
     if draft_probs.shape != target_probs.shape:
         raise ValueError(
             f"draft_probs {draft_probs.shape} and target_probs {target_probs.shape} must share one "
-            "vocabulary V"
+            "vocabulary V: use models with the same vocabulary"
         )
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of whole pairs run on any pair, and name bad input."""
+"""The benchmarks of pairs run on any pair, and name bad input."""
 
 import json
 
@@ -35,14 +35,14 @@ def test_overhead_is_the_loops_time_over_its_passes(arguments, capsys):
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     drafter, verifier = (row[f"{m}_calls"] * row[f"{t}_ms"] for m, t in CALLS)
     assert row["overhead"] == pytest.approx(row["loop_ms"] / (drafter + verifier))
-    # Two drafts a round, and a third where the whole block stood.
+    # Two drafts per round, and a third if the whole block was accepted.
     assert 2 * row["verifier_calls"] <= row["drafter_calls"] <= 3 * row["verifier_calls"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("--rows=9", "has 4 prompts, but a batch takes 9"),
+        ("--rows=9", "has 4 prompts, but a batch needs 9"),
         ("--drafts=0", "--drafts must be at least 1, got [0]"),
         ("--inputs=/missing.txt", "/missing.txt"),
     ],
@@ -78,14 +78,14 @@ def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
     for token, block in (rows[:2], rows[2:]):
         assert token["difference"] is None and token["difference_se"] is None
         assert block["difference"] == block["tokens_per_call"] - token["tokens_per_call"]
-    # Greedy, both accept the same drafts, row by row.
+    # When greedy, both accept the same drafts, row by row.
     assert rows[1]["difference"] == rows[1]["difference_se"] == 0.0
 
 
 def _info(emitted, verifier_calls, drafted=(0, 0), accepted=(0, 0), **sums):
     rows = len(emitted)
     zeros = {name: np.zeros(rows) for name in RowInfo._fields}
-    # So many rounds of one token.
+    # The number of rounds of one token.
     lengths = {
         f"{name}_lengths": np.stack([np.zeros(rows, int), np.array(counts[:rows])], axis=1)
         for name, counts in (("drafted", drafted), ("accepted", accepted))
@@ -110,7 +110,7 @@ SECOND = _info(emitted=[6, 6], verifier_calls=[2, 1])
 
 
 def test_acceptance_figures_are_those_of_the_rows():
-    # A sum of n parts whose mean was fitted: the root of n / (n - 1) times their squares' sum.
+    # A sum of n parts with estimated mean: the root of n / (n - 1) times the sum of squares.
     assert acceptance.figures(FIRST) == {
         "tokens_per_call": 2.0,
         "standard_error": 1.0,
@@ -174,4 +174,4 @@ def test_only_a_t5_can_be_grown(arguments, capsys, monkeypatch):
     models = [tiny_pair.tabular(seed) for seed in (1, 2)]
     monkeypatch.setattr(specjax, "load_pair", lambda **_: specjax.Pair(*models))
     assert main(["bench", "speedup", *arguments, "--grown"]) == 2
-    assert "--grown grows a T5 alone; leave it out" in capsys.readouterr().err
+    assert "is not a T5, but --grown needs a T5: leave out --grown" in capsys.readouterr().err

@@ -52,8 +52,8 @@ def test_both_sides_emit_the_same_tokens(arguments, capsys):
     assert rows[1]["ours_setting"] == "G=2"
 
 
-def test_the_grown_verifier_goes_through_one_directory(arguments, capsys, monkeypatch):
-    """Both sides read it, so that equal outputs show that it was written as it was grown."""
+def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys, monkeypatch):
+    """Both sides read it, so equal outputs show that it was saved correctly."""
     monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})
     read = []
     load = peers.load_pair
@@ -67,7 +67,7 @@ def test_the_grown_verifier_goes_through_one_directory(arguments, capsys, monkey
 
 
 def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
-    """Spoils the peer's last layer."""
+    """Changes the peer's last layer."""
     load = peers._load_peer
 
     def spoilt(*args):
@@ -82,8 +82,8 @@ def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
     assert plain["ours_as_plain"] == assisted["ours_as_plain"] == 4
 
 
-def test_the_peer_drafts_as_it_is_told(arguments, capsys, monkeypatch):
-    """Constant drafts of length G, and its own defaults; greedy, with our length limit."""
+def test_the_peer_uses_its_draft_settings(arguments, capsys, monkeypatch):
+    """It drafts with constant length G or its own defaults, greedily, with our length limit."""
     generate = transformers.T5ForConditionalGeneration.generate
     seen = set()
 
@@ -115,13 +115,13 @@ def test_every_second_turn_is_in_reverse():
 
 
 def test_ratios_are_those_of_turns():
-    """Each side's median, 3 and 2, would give 1.5."""
+    """The ratio of the sides' medians, 3 and 2, would be 1.5."""
     found = peers._ratios([2.0, 3.0, 8.0], [1.0, 3.0, 2.0])
     assert found == {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 3.0}
 
 
-def test_ends_of_sequence_count_and_stand_for_each_other(tmp_path):
-    """One model with every token an end, on both sides: one token each, and the same one."""
+def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
+    """Every token ends a sequence, so both sides emit one token, and the same one."""
     paths = tiny_pair.write_pair(tmp_path / "models")
     pair = peers.load_pair(**paths, dtype="float32")
     for model in (pair.verifier, pair.drafter):
@@ -159,7 +159,7 @@ def test_bad_input_is_one_line(arguments, capsys, tmp_path, change, message):
     assert message in error and error.count("\n") == 1
 
 
-def test_without_transformers_it_says_so(arguments, capsys, monkeypatch):
+def test_without_transformers_the_error_says_so(arguments, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(arguments) == 2
     error = capsys.readouterr().err
@@ -170,4 +170,4 @@ def test_only_hugging_face_directories_are_compared(arguments, capsys, tmp_path)
     model = T5(T5Config(vocab_size=tiny_pair.VOCAB, num_decoder_layers=1, **SIZES))
     save_model(tmp_path / "orbax", model, random_params(model, 0))
     assert main([*arguments, f"--verifier={tmp_path / 'orbax'}"]) == 2
-    assert "transformers reads Hugging Face directories alone" in capsys.readouterr().err
+    assert "must be a Hugging Face directory, which transformers reads" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Speed-up, ideal and overhead, from times and counts that are known."""
+"""Speed-up, ideal and overhead from known times and counts."""
 
 import argparse
 

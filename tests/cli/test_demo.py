@@ -75,7 +75,7 @@ def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        (b"", "is empty; it must hold at least one line"),
+        (b"", "is empty: it must have at least one line"),
         (b"en\tde\n", "has no samples below its header"),
         (b"en\tde\na\t\xff\n", ":2: byte 0xff at column 3 is not UTF-8"),
     ],

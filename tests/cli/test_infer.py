@@ -283,20 +283,20 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (b"ba\n", {"DRAFTER": None}, "load_pair: drafter= is not given"),
         (b"ba\n", {"FORMAT": "csv"}, "`format` must be one of text, tsv, jsonl, got 'csv'"),
-        (b"ba\n", {"CHAT": "no"}, "chat='no' must be True or False"),
+        (b"ba\n", {"CHAT": "no"}, "chat must be True or False, got 'no'"),
         (b"ba\n", {"INPUT": 5}, "source=5 must be a path"),
         (b"ba\n", {"OUTPUT_DIR": 2024}, "output_dir=2024 must be a path"),
         (b"ba\n", {"OUTPUT_DIR": ""}, "output_dir is empty"),
         (b"ba\n", {"OUTPUT_DIR": "/dev/null"}, "output_dir=/dev/null is a file"),
         (b"ba\n", {"VERIFIER": 5}, "verifier=5 must be a path"),
-        (b"ba\n", {"VERIFIER": "a/hub"}, "verifier='a/hub': no such file or directory; a model"),
+        (b"ba\n", {"VERIFIER": "a/hub"}, "verifier='a/hub': no such file or directory"),
         (
             b"ba\n",
             {"Decoder__rule": "OPT"},
-            "rule must be one such as rules.OPT(alpha=0.2), got 'OPT'",
+            "rule must be one such as rules.OPT(alpha=0.2), got",
         ),
         (b"ba\n", {"Decoder__rule": "@OPT"}, "rule must be an instance, got the class OPT"),
-        (b"ba\n", {"VERIFICATION": "block"}, "verification must be one such as verification.Block"),
+        (b"ba\n", {"VERIFICATION": "block"}, "verification must be one such as"),
         (b"ba\n", {"INPUT": "nowhere.txt"}, "nowhere.txt: no such file"),
         (b"ba\n", {"OUTPUT_DIR": "/dev/null/out"}, "output_dir=/dev/null/out cannot be written"),
     ],
@@ -373,7 +373,7 @@ def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path,
         )
     config.unlink()
     assert main(arguments(paths, source, tmp_path)) == 2
-    assert "no infer_config.json that says which run wrote it" in capsys.readouterr().err
+    assert "there is no infer_config.json that says which run wrote it" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "predictions.jsonl"]
 
 

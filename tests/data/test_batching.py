@@ -53,7 +53,7 @@ def test_pairs_end_with_eos_and_keep_their_order():
     assert pairs.lengths().tolist() == [[3, 2], [1, 3]]
 
 
-def test_every_epoch_holds_each_pair_once_in_a_fresh_order():
+def test_every_epoch_has_each_pair_once_in_a_new_order():
     pairs = make_pairs()
     data = batches(pairs)
     epochs = []
@@ -77,14 +77,14 @@ def test_a_batch_depends_on_its_step_alone():
     assert rows(other) != rows(expected[0])
 
 
-def test_shapes_are_few_and_hold_the_budget():
+def test_shapes_are_few_and_within_the_budget():
     data = batches(make_pairs(), row_multiple=2)
     shapes = {data.batch(step).inputs.shape for step in range(data.batches_per_epoch)}
     assert shapes <= {(8, 4), (4, 8), (2, 15)}
     assert len(shapes) == 3
 
 
-def test_filling_rows_hold_one_eos_and_no_targets():
+def test_rows_without_a_pair_have_one_eos_and_no_targets():
     data = batches(make_pairs(count=1), bucket_lengths=(15,))
     batch = data.batch(0)
     assert len(rows(batch)) == 1
@@ -92,12 +92,12 @@ def test_filling_rows_hold_one_eos_and_no_targets():
     assert not batch.targets[1:].any()
 
 
-def test_inputs_without_a_token_hold_one_eos():
+def test_inputs_without_a_token_have_one_eos():
     pairs = tokenize_pairs([Example(0, "", "7")], lambda _: [], ended)
     assert batches(pairs, bucket_lengths=(4,)).batch(0).inputs.tolist()[0] == [EOS, PAD, PAD, PAD]
 
 
-def test_prompt_and_target_share_a_row_and_the_target_alone_is_learnt():
+def test_prompt_and_target_share_a_row_and_only_the_target_is_learnt():
     # A prompt begins as its tokenizer says, and only the target ends.
     pairs = tokenize_pairs(
         [Example(0, "5 6", "7 8"), Example(1, "", "9")], lambda t: ended(t)[:-1], ended
@@ -115,7 +115,7 @@ def test_prompt_and_target_share_a_row_and_the_target_alone_is_learnt():
     ]
 
 
-def test_joined_rows_go_by_the_sum_of_both_lengths():
+def test_joined_rows_are_bucketed_by_the_sum_of_both_lengths():
     pairs = make_pairs()
     lengths = pairs.lengths().sum(axis=1)
     data = batches(pairs, layout=JoinedLayout(), bucket_lengths=(8, 16))
@@ -125,7 +125,7 @@ def test_joined_rows_go_by_the_sum_of_both_lengths():
         assert used.max() > 8 or batch.tokens.shape[1] == 8
 
 
-def test_what_determines_the_batches_is_described():
+def test_describe_has_everything_that_determines_the_batches():
     pairs = make_pairs()
     told = batches(pairs).describe()
     assert told == batches(make_pairs()).describe()
@@ -161,7 +161,7 @@ def test_longer_pairs_are_left_out_and_counted():
     [
         ({"bucket_lengths": (8, 4)}, ValueError, r"bucket_lengths=\(8, 4\) must be .* increase"),
         ({"bucket_lengths": ()}, ValueError, "bucket_lengths must be a number or one number per"),
-        ({"bucket_lengths": 8}, ValueError, r"bucket_lengths=8 must be several .* written \(64,\)"),
+        ({"bucket_lengths": 8}, ValueError, r"bucket_lengths=8 must be lengths .* written \(64,\)"),
         ({"bucket_lengths": (0, 4)}, ValueError, r"bucket_lengths must be .* got 0 in row 0"),
         ({"bucket_lengths": (4, 8.5)}, ValueError, r"bucket_lengths must be .* got 8.5 in row 1"),
         ({"bucket_lengths": "8"}, TypeError, "bucket_lengths must be a number, got '8'"),
@@ -175,13 +175,13 @@ def test_impossible_batches_are_refused(options, error, message):
         batches(make_pairs(), **options)
 
 
-def test_batching_takes_what_gin_gives():
+def test_batching_accepts_lists_and_floats_from_gin():
     batching = Batching(bucket_lengths=[4, 8.0], tokens_per_batch=1e3)
     assert batching == Batching(bucket_lengths=(4, 8), tokens_per_batch=1000)
     assert hash(batching) == hash(Batching(bucket_lengths=(4, 8), tokens_per_batch=1000))
 
 
-def test_too_few_tokens_for_a_row_per_device_make_one_each():
+def test_every_batch_has_at_least_one_row_per_device():
     data = batches(make_pairs(), tokens_per_batch=1, row_multiple=3)
     assert data.rows == [3, 3, 3]
     found = [row for batch in data.epoch() for row in rows(batch)]
@@ -191,7 +191,7 @@ def test_too_few_tokens_for_a_row_per_device_make_one_each():
 def test_pairs_without_targets_are_refused():
     with pytest.raises(ValueError, match="example 1 has no reference text"):
         tokenize_pairs([Example(0, "a", "b"), Example(1, "a")], ended, ended)
-    with pytest.raises(ValueError, match="the source yields no examples"):
+    with pytest.raises(ValueError, match="the source has no examples"):
         tokenize_pairs([], ended, ended)
     with pytest.raises(ValueError, match="example 3 has half a surrogate pair at character 2"):
         tokenize_pairs([Example(3, "a", "b\ud800")], ended, ended)

@@ -55,43 +55,53 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
-        ("a.tsv", "a\tb\nc\n", {}, r"a\.tsv:2: 1 columns, but 2 on line 1"),
-        ("a.tsv", "a\tb\n", {"inputs_field": 2}, r"a\.tsv:1: no column 2: .* 2 columns"),
-        (
-            "a.tsv",
-            "a\tb\n",
-            {"inputs_field": "x"},
-            r"a\.tsv:1: no column 'x'; the header has 'a', 'b'",
-        ),
-        ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header and no line after it"),
+        ("a.tsv", "a\tb\nc\n", {}, r"a\.tsv:2: the line has 1 columns, but line 1 has 2"),
+        ("a.tsv", "a\tb\n", {"inputs_field": 2}, r"a\.tsv:1: there is no column 2: .* 2 columns"),
+        ("a.tsv", "a\tb\n", {"inputs_field": "x"}, r"a\.tsv:1: the header has no column 'x'"),
+        ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header but no other line"),
         ("a.tsv", "", {}, r"a\.tsv is empty"),
-        ("a.jsonl", '{"inputs": "a"}\n{oh}\n', {}, r"a\.jsonl:2: not JSON .* at column 2"),
-        ("a.jsonl", '{"inputs": "a"}\n\n', {}, r"a\.jsonl:2: not JSON"),
-        ("a.jsonl", "[" * 100_000 + "\n", {}, r"a\.jsonl:1: not readable .* one JSON object"),
-        ("a.jsonl", "9" * 9999 + "\n", {}, r"a\.jsonl:1: not readable .* one JSON object"),
-        ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: \[1\] is not a JSON object"),
-        ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: no key 'inputs'; .* 'text'"),
+        (
+            "a.jsonl",
+            '{"inputs": "a"}\n{oh}\n',
+            {},
+            r"a\.jsonl:2: .* is not JSON .* at column 2",
+        ),
+        ("a.jsonl", '{"inputs": "a"}\n\n', {}, r"a\.jsonl:2: the line is not JSON"),
+        (
+            "a.jsonl",
+            "[" * 100_000 + "\n",
+            {},
+            r"a\.jsonl:1: .* not readable .* one JSON object",
+        ),
+        (
+            "a.jsonl",
+            "9" * 9999 + "\n",
+            {},
+            r"a\.jsonl:1: .* not readable .* one JSON object",
+        ),
+        ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object .* got \[1\]"),
+        ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no key 'inputs': .* 'text'"),
         ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' must be a string, got 3"),
         ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt: a text file has no field 1"),
-        ("a.txt", "a\n", {"format": "csv"}, "`format` must be one of text, tsv, jsonl, got 'csv'"),
+        ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )
-def test_bad_input_is_named_in_one_line(tmp_path, name, text, options, message):
+def test_bad_input_gives_an_error_of_one_line(tmp_path, name, text, options, message):
     path = write(tmp_path / name, text)
     with pytest.raises(ValueError, match=message) as error:
         list(read_examples(path, **options))
     assert "\n" not in str(error.value)
 
 
-def test_a_number_is_no_path(tmp_path):
-    with pytest.raises(TypeError, match="2024 must be a path; one of digits alone needs quotes"):
+def test_a_number_is_not_a_path(tmp_path):
+    with pytest.raises(TypeError, match="2024 must be a path; put a path of digits in quotes"):
         list(read_examples("a.tsv", directory=2024))
     with pytest.raises(TypeError, match="1 must be a path"):
         list(read_aligned("a", 1, directory=tmp_path))
 
 
 @pytest.mark.parametrize("longer", ["left", "right"])
-def test_unaligned_files_are_told(tmp_path, longer):
+def test_unaligned_files_give_an_error(tmp_path, longer):
     for side in ("left", "right"):
         (tmp_path / side).write_text("a\nb\nc\n" if side == longer else "a\nb\n")
     with pytest.raises(ValueError, match=rf"{longer}:3: this line has no counterpart"):

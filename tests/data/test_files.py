@@ -24,11 +24,15 @@ def test_a_very_long_line_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("empty.txt", b"", r"empty\.txt is empty; it must hold at least one line"),
+        ("empty.txt", b"", r"empty\.txt is empty: it must have at least one line"),
         ("empty.gz", gzip.compress(b""), r"empty\.gz is empty"),
         ("bad.txt", b"gut\nschl\xffecht\n", r"bad\.txt:2: byte 0xff at column 5 is not UTF-8"),
-        ("plain.gz", b"not packed\n", r"plain\.gz: damaged gzip data after line 0"),
-        ("cut.gz", gzip.compress(b"a\n" * 99999)[:-20], r"cut\.gz: damaged gzip data after line"),
+        ("plain.gz", b"not packed\n", r"plain\.gz: the gzip data are damaged after line 0"),
+        (
+            "cut.gz",
+            gzip.compress(b"a\n" * 99999)[:-20],
+            r"cut\.gz: the gzip data are damaged after",
+        ),
     ],
 )
 def test_unreadable_files_are_named(tmp_path, name, data, message):
@@ -40,16 +44,16 @@ def test_unreadable_files_are_named(tmp_path, name, data, message):
     assert "\n" not in str(error.value)
 
 
-def test_damage_inside_gzip_data_is_told(tmp_path):
+def test_damaged_gzip_data_give_an_error(tmp_path):
     packed = bytearray(gzip.compress(bytes(range(256)) * 400))
     packed[40:60] = b"\xff" * 20
     path = tmp_path / "broken.gz"
     path.write_bytes(packed)
-    with pytest.raises(ValueError, match=r"damaged gzip data|is not UTF-8"):
+    with pytest.raises(ValueError, match=r"gzip data are damaged|is not UTF-8"):
         list(read_lines(path))
 
 
-def test_a_missing_file_and_a_directory(tmp_path):
+def test_a_missing_file_and_a_directory_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.txt: no such file"):
         list(read_lines(tmp_path / "absent.txt"))
     with pytest.raises(ValueError, match="is a directory"):

@@ -1,4 +1,4 @@
-"""With a stand-in for seqio, which is an optional extra; the real one if it is installed."""
+"""Tests with a stand-in for seqio, which is an optional extra, and with seqio if installed."""
 
 import importlib.util
 import subprocess
@@ -62,13 +62,13 @@ def test_texts_are_pretokenized_or_decoded(seqio):
         ("seqio:my_task", {"inputs_field": "text"}, "has no feature 'text'; its features are"),
     ],
 )
-def test_unknown_names_are_told_in_one_line(seqio, source, options, message):
+def test_unknown_names_give_an_error_of_one_line(seqio, source, options, message):
     with pytest.raises(ValueError, match=message) as error:
         list(read_examples(source, **options))
     assert "\n" not in str(error.value)
 
 
-def test_without_seqio_the_remedy_is_told(monkeypatch):
+def test_without_seqio_the_error_gives_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "seqio", None)
     monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
     with pytest.raises(ValueError, match=r"pip install 'specjax\[seqio\]'"):

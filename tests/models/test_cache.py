@@ -1,4 +1,4 @@
-"""Writes go where they belong and nowhere else, and cost no copy."""
+"""Writes change only their own positions, and copy no cache."""
 
 import re
 
@@ -24,7 +24,7 @@ def _cache_and_updates():
 
 
 def _written(entries, block, positions):
-    """The same in plain loops; positions on axis 2."""
+    """The same write in plain loops; positions are on axis 2."""
     entries = np.array(entries)
     for row, position in enumerate(positions):
         for t in range(block.shape[2]):
@@ -49,7 +49,7 @@ def test_write_drops_what_falls_outside(positions):
     assert _is_right(jax.jit(cache_lib.write), positions)
 
 
-def test_a_clamping_write_is_seen():
+def test_the_comparison_sees_a_clamping_write():
     def place(axis, layers, blocks, positions):
         update = lambda *args: jax.lax.dynamic_update_slice_in_dim(*args, axis)  # noqa: E731
         return tuple(
@@ -66,7 +66,7 @@ def test_a_clamping_write_is_seen():
     assert _is_right(clamps, np.clip(POSITIONS, 0, 2))
 
 
-def test_tokens_that_came_out_as_nan_are_not_written():
+def test_tokens_with_nan_states_are_not_written():
     cache, updates = _cache_and_updates()
     positions = np.array(POSITIONS) * 0 + 1
     before = cache_lib.write(cache, updates, positions)
@@ -85,7 +85,7 @@ def test_tokens_that_came_out_as_nan_are_not_written():
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5_v1_1"])
-def test_a_nan_in_the_padding_does_not_void_the_prompt(name):
+def test_a_nan_in_the_padding_does_not_change_the_prompt(name):
     t = tiny(name)
     inputs = np.array([[5, 6, 7, 3, 3], [5, 6, 7, 8, 9]], np.int32)
     lengths = np.array([3, 5], np.int32)
@@ -101,7 +101,7 @@ def test_a_nan_in_the_padding_does_not_void_the_prompt(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_block_over_the_edge_leaves_the_rest_alive(name):
+def test_a_block_past_the_end_keeps_the_other_entries(name):
     """Rolled back after it, a row still gives the logits of its full forward pass."""
     t = tiny(name)
     rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""What models are besides their logits: protocol, parameters, axes, dtypes, dropout."""
+"""Properties of models other than logits: protocol, parameters, axes, dtypes, dropout."""
 
 import inspect
 import pathlib
@@ -14,7 +14,7 @@ from specjax.types import LanguageModel
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
 
 FIXTURES = pathlib.Path(__file__).parents[3] / "shared" / "fixtures" / "t5x"
-# What T5X's own checkpoints in the fixtures are of.
+# The T5X checkpoints in the fixtures are of this configuration.
 T5X_CONFIG = T5Config(
     vocab_size=384,
     embed_dim=64,
@@ -44,7 +44,7 @@ def test_models_are_language_models(name):
 
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
-def test_init_makes_what_abstract_params_says(name):
+def test_init_agrees_with_abstract_params(name):
     model = tiny(name).model
     params = quick_jit(model.init)(jax.random.key(0))
     for path, leaf in _flat(model.abstract_params()).items():
@@ -77,7 +77,7 @@ def test_t5_has_the_tree_and_the_axes_of_t5x():
 
 
 def test_t5_is_initialised_as_t5x_does_it():
-    """To the bit, from the same key."""
+    """The parameters are equal to the bit for the same key."""
     _lines("t5_unscanned_params.txt")
     expected = np.load(FIXTURES / "t5_unscanned_expected.npz")
     params = _flat(T5(T5X_CONFIG).init(jax.random.key(0)))
@@ -118,7 +118,7 @@ def test_prepared_parameters_give_the_same_logits(name):
     assert error(t.apply(prepared, *inputs), t.apply(t.params, *inputs)) <= 1e-6
     on_host = t.model.prepare(jax.tree.map(np.asarray, t.params))
     jax.tree.map(np.testing.assert_array_equal, on_host, prepared)
-    if tied:  # and it is the copy that is read
+    if tied:  # the copy is read
         embedder = prepared["token_embedder"]
         zero = {**embedder, "transposed_embedding": embedder["transposed_embedding"] * 0}
         assert not np.any(t.apply({**prepared, "token_embedder": zero}, *inputs))

@@ -19,7 +19,7 @@ LENGTHS = np.array([7, 1, 4], np.int32)
 
 
 def worst_error(t, extend=None, widths=range(1, MAX_BLOCK + 1), seed=5):
-    """Plays a random schedule of blocks and rollbacks; returns the greatest error of any logit."""
+    """Plays a random schedule of blocks and rollbacks; returns the largest error of a logit."""
     extend = extend or t.extend
     rng = np.random.default_rng(seed)
     cache, first, start = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
@@ -54,19 +54,19 @@ def test_logits_equal_the_full_forward_pass(name):
 
 
 def _forgets_rollback(self, length, window=None):
-    """Sees all that was ever written: here, any position within a block of the row's own."""
+    """Sees stale entries too: any position within a block of the row's own position."""
     moved = layers.Memory(self.cache, self.positions + 1)
     return ORIGINAL_BIAS(moved, length, window)
 
 
 def _shares_positions(self, length, window=None):
-    """Masks by the batch's slowest row."""
+    """Masks by the position of the slowest row."""
     moved = layers.Memory(self.cache, jnp.full_like(self.positions, self.positions.min()))
     return ORIGINAL_BIAS(moved, length, window)
 
 
 def _adds(cache, updates, positions):
-    """Adds into the cache, as T5X does, rather than overwriting."""
+    """Adds to the cache, as T5X does, instead of overwriting."""
     fresh = WRITE(jax.tree.map(jnp.zeros_like, cache), updates, positions)
     add = lambda old, new: tuple(map(jnp.add, old, new))  # noqa: E731
     return cache._replace(keys=add(cache.keys, fresh.keys), values=add(cache.values, fresh.values))
@@ -138,7 +138,7 @@ def test_padding_changes_nothing(name):
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "gemma2"])
 def test_integers_of_all_dtypes_give_the_same(name):
-    """Sums and differences of positions leave 8 bits, and the unsigned numbers."""
+    """Sums and differences of positions exceed the range of 8-bit and unsigned integers."""
     t = tiny(name)
     cache, _, start = t.prefill(t.params, INPUTS, LENGTHS, 300)
     block = np.random.default_rng(2).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
@@ -152,7 +152,7 @@ def test_integers_of_all_dtypes_give_the_same(name):
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
 def test_a_prefill_holds_no_mask(name):
-    """The P x P mask is counted in the executable, not kept in it."""
+    """The executable computes the P x P mask and does not store it."""
     t = tiny(name)
     tokens, lengths = np.ones((1, 1500), np.int32), np.ones(1, np.int32)
     options = (tokens,) if t.is_t5 else ()  # a prefix as long, for the decoder
@@ -170,7 +170,7 @@ def test_a_prefill_holds_no_mask(name):
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "llama"])
-def test_a_forced_prefix_is_what_extending_by_it_would_give(name):
+def test_a_forced_prefix_equals_extending_by_it(name):
     t = tiny(name)
     prefix = np.random.default_rng(4).integers(0, 48, (3, 3)).astype(np.int32)
     sizes = np.array([3, 0, 2], np.int32)

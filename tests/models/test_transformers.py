@@ -1,4 +1,4 @@
-"""Logits, cached ones too, against transformers on the same weights."""
+"""Logits, also with a cache, compared with transformers on the same weights."""
 
 import numpy as np
 import pytest
@@ -65,11 +65,11 @@ PROMPT, NEW = 150, 9  # past T5's largest distance (128) and Gemma's window
 
 @pytest.fixture(scope="module", params=HF_CONFIGS)
 def pair(request, tmp_path_factory):
-    """A transformers model with random weights, and the same loaded by us."""
+    """A transformers model with random weights, and the same weights loaded by specjax."""
     name = request.param
     kind = transformers.AutoModelForSeq2SeqLM if "t5" in name else transformers.AutoModelForCausalLM
     theirs = kind.from_config(HF_CONFIGS[name](), attn_implementation="eager").eval()
-    if name == "t5_v1_1":  # transformers ties every T5 that it makes
+    if name == "t5_v1_1":  # transformers ties every T5 that it creates
         theirs.lm_head.weight = torch.nn.Parameter(torch.zeros(48, 16))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_relative_position_buckets_are_those_of_transformers():
 
 
 def _on_meta_device(name):
-    """transformers' own model of a preset, without memory."""
+    """The transformers model of a preset, without allocated memory."""
     config = PRESETS[name]
     if isinstance(config, T5Config):
         theirs = transformers.T5Config(

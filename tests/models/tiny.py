@@ -54,7 +54,7 @@ CONFIGS = {
 
 
 def random_params(model, seed=0):
-    """Unlike `model.init`, norms differ from one another: a mix-up shows."""
+    """Unlike in `model.init`, all norms differ, so that a mix-up shows."""
     rng = np.random.default_rng(seed)
     dtype = model.config.param_dtype
 
@@ -98,7 +98,7 @@ class Tiny(NamedTuple):
         return np.stack([logits[b, s : s + outputs.shape[1]] for b, s in enumerate(starts)])
 
 
-# Compiling is most of these tests' time, and its last passes change nothing that they look at.
+# These tests mostly compile; the last compiler passes change nothing that they check.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 

@@ -1,4 +1,4 @@
-"""Logits on a mesh equal those of one device, and the arrays really are split."""
+"""Logits on a mesh equal those of one device, and the arrays are really split."""
 
 import jax
 import numpy as np
@@ -100,7 +100,7 @@ def model_kv_heads(model):
     return getattr(model.config, "num_kv_heads", model.config.num_heads)
 
 
-def test_one_device_is_invisible(alone):
+def test_a_mesh_of_one_device_changes_nothing(alone):
     _, model, params, prefilled, logits = alone
     mesh = make_mesh(1, 1)
     params = jax.device_put(params, Partitioner(mesh).param_shardings(model, params))
@@ -151,7 +151,7 @@ def test_rows_are_spread_and_scalars_are_not():
 
 @pytest.mark.parametrize("ways", [2, 4, 8, 16])
 def test_draws_gather_no_vocabulary(ways):
-    """T5's vocabulary in nodes of 64 would be 502 of them, which four devices cannot share."""
+    """T5's vocabulary has 502 nodes of 64, which four devices cannot share evenly."""
     from specjax.sampling import _width
 
     for vocab in (32_128, 32_000, 128_256, 256_000, 262_144):
@@ -161,21 +161,21 @@ def test_draws_gather_no_vocabulary(ways):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_mesh(4, 4), "data=4 times model=4 needs 16 devices but there are 8"),
-        (lambda: make_mesh(model=3), "model=3 does not divide 8 devices: give data as well"),
-        (lambda: make_mesh(devices=[]), r"devices=\[\] has no device for a mesh"),
+        (lambda: make_mesh(4, 4), "data=4 times model=4 needs 16 devices, but there are 8"),
+        (lambda: make_mesh(model=3), "model=3 does not divide 8 devices: give data too"),
+        (lambda: make_mesh(devices=[]), r"devices must have at least one device, got \[\]"),
         (lambda: make_mesh(0, 4), "mesh sizes must be at least 1, got data=0, model=4"),
         (
             lambda: partition_spec((2,), ("batch",), make_mesh(8), [("batch", "rows")]),
-            r"rules name the mesh axes \['rows'\] but the mesh has \['data', 'model'\]",
+            r"rules must name axes of the mesh, \['data', 'model'\], got \['rows'\]",
         ),
         (
             lambda: partition_spec((2,), ("beam",), make_mesh(8), STANDARD_RULES),
-            r"no rule for the logical axes \['beam'\]: add \(name, None\)",
+            r"no entry for the logical axes \['beam'\]: add \(name, None\)",
         ),
     ],
 )
-def test_what_does_not_fit_is_named(call, message):
+def test_bad_mesh_sizes_and_rules_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -119,7 +119,7 @@ def test_opt_is_diff_at_temperature_zero():
         for opt, diff in ((rules.OPT, rules.Diff), (rules.OPTLog, rules.DiffLog)):
             got = apply(opt(alpha), q, p, q_conf, p_conf)
             np.testing.assert_array_equal(got, apply(diff(alpha), q, p, q_conf, p_conf))
-    # Were the confidences read from the one-hot q, p, neither rule could ever defer.
+    # If the confidences came from the one-hot q, p, neither rule would ever defer.
     assert (apply(rules.Diff(0.05), q, p) == np.asarray(q)).all()
     assert (apply(rules.Diff(0.05), q, p, q_conf, p_conf) != np.asarray(q)).any()
 
@@ -157,7 +157,7 @@ def test_lossy_rules_are_lossless_at_temperature_zero(name):
     ],
     ids=repr,
 )
-def test_endpoints(rule, which):
+def test_strengths_at_the_ends_of_their_ranges(rule, which):
     q, p = pairs(8)
     want = {"q": q, "p": p}[which]
     np.testing.assert_allclose(apply(rule, q, p), want, atol=3e-6)
@@ -198,7 +198,7 @@ def test_lossy_tuned_solves_for_beta(alpha, vocab):
     ).all()
 
 
-def test_lossy_emits_what_its_procedure_emits():
+def test_lossy_is_the_distribution_of_its_procedure():
     q, p = (x.astype(np.float64) for x in pairs(7))
     alpha, beta = 0.4, 0.8
     accept = np.minimum(1, np.divide(p, (1 - alpha) * q, out=np.ones_like(p), where=q > 0))
@@ -218,7 +218,7 @@ def divergence(p, pi):
 
 
 def exact_mentored(q, p, budget):
-    """Bisection in float64 for the least keep within the budget."""
+    """Bisection in float64 for the smallest keep within the budget."""
     low, high = np.full((len(q), 1), -60.0), np.zeros((len(q), 1))
     for _ in range(60):
         middle = (low + high) / 2
@@ -230,7 +230,7 @@ def exact_mentored(q, p, budget):
 
 @pytest.mark.parametrize("budget", [0.0, 1e-3, 0.05, 3.0])
 @pytest.mark.parametrize("vocab", [2, 5, 100])
-def test_mentored_spends_its_budget_and_no_more(budget, vocab):
+def test_mentored_uses_its_whole_budget(budget, vocab):
     q, p = pairs(vocab)
     pi = apply(rules.Mentored(budget), q, p)
     spent = divergence(p, pi)
@@ -295,7 +295,7 @@ def test_bad_shapes_are_named_at_trace_time():
     q, p = jnp.ones((4,)) / 4, jnp.ones((5,)) / 5
     with pytest.raises(ValueError, match=r"OPT: p must be one distribution .* q \(4,\), p \(5,\)"):
         jax.eval_shape(rules.OPT(0.1), q, p, q, q)
-    with pytest.raises(ValueError, match="Chow reads q_conf, but it is None"):
+    with pytest.raises(ValueError, match="Chow reads q_conf, which is None"):
         rules.Chow(0.1)(q, q)
     with pytest.raises(ValueError, match="p must be a float32 array, got bfloat16"):
         rules.Lossless()(q, q.astype(jnp.bfloat16))
@@ -305,16 +305,16 @@ def test_bad_shapes_are_named_at_trace_time():
         rules.Lossless()([0.5, 0.5], [0.5, 0.5])
     for rule in (rules.Chow([0.1] * 4), rules.TokenV3([0.1] * 4), rules.Mentored([0.1] * 4)):
         with pytest.raises(
-            ValueError, match=r"has shape \(4,\), but one position takes one number"
+            ValueError, match=r"has shape \(4,\), but must be one number per position"
         ):
             rule(q, q, q, q)
 
 
 @pytest.mark.parametrize("alpha", np.arange(0, 100) / 100)
-def test_the_least_beta_is_allowed(alpha):
+def test_the_smallest_beta_is_allowed(alpha):
     assert rules.Lossy(alpha, 1 - alpha).beta >= np.float32(1) - np.float32(alpha)
 
 
 def test_strengths_of_different_rows_are_refused():
-    with pytest.raises(ValueError, match="alpha .* and beta .* must have one number per row each"):
+    with pytest.raises(ValueError, match="alpha .* and beta .* must have the same number of rows"):
         rules.Lossy([0.1, 0.2], [1.0, 1.0, 1.0])

@@ -41,12 +41,12 @@ def test_programs_are_kept_and_only_compiling_is_announced_once(tmp_path):
     assert again == (0, compiled, 0)
 
 
-def test_where_nothing_can_be_kept_decoding_goes_on(monkeypatch):
+def test_decoding_works_without_a_writable_cache(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", None)  # of the environment
+    jax.config.update("jax_compilation_cache_dir", None)  # set by the environment
     try:
         assert specjax.enable_compilation_cache() is None
         assert jax.config.jax_compilation_cache_dir is None

@@ -6,7 +6,7 @@ import pytest
 from specjax.runs import output_directory
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file.json"
     output_directory.write_atomically(path, b"old")
     (tmp_path / ".file.json.unfinished").write_bytes(b"of a killed process, and longer")
@@ -23,7 +23,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_new_files_may_be_read_as_the_mask_says(tmp_path):
+def test_new_files_have_the_permissions_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         output_directory.write_atomically(tmp_path / "file", b"")
@@ -38,9 +38,9 @@ def test_directories_are_made_with_their_parents_and_home_is_expanded(tmp_path, 
     assert list((tmp_path / "a" / "b \u00fc").iterdir()) == []
 
 
-def test_what_is_no_directory_is_told(tmp_path):
+def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"file is a file; choose a directory"):
+    with pytest.raises(OSError, match=r"file is a file: choose a directory"):
         output_directory.make_writable(tmp_path / "file")
     with pytest.raises(OSError, match=r"file/in cannot be written \(Not a directory\)"):
         output_directory.make_writable(tmp_path / "file" / "in")
@@ -50,11 +50,11 @@ def test_what_is_no_directory_is_told(tmp_path):
         output_directory.make_writable(5)
 
 
-def test_a_claim_is_the_first_ones(tmp_path):
+def test_the_first_claim_is_kept(tmp_path):
     path = tmp_path / "config.json"
     output_directory.claim(path, {"a": (1, 2), "b": {"c": 1}})
     output_directory.claim(path, {"b": {"c": 1}, "a": [1, 2]})
-    with pytest.raises(ValueError, match=r"\(b\.c: 1 there, 2 here\); choose another output_dir"):
+    with pytest.raises(ValueError, match=r"\(b\.c: 1 there, 2 here\): choose another output_dir"):
         output_directory.claim(path, {"a": (1, 2), "b": {"c": 2}})
     with pytest.raises(ValueError, match="d: None there, 0 here"):
         output_directory.claim(path, {"a": (1, 2), "b": {"c": 1}, "d": 0})
@@ -67,7 +67,7 @@ def test_a_claim_is_the_first_ones(tmp_path):
         assert path.read_bytes() == damaged
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_only_one_process_works_in_a_directory(tmp_path):
     with (
         output_directory.locked(tmp_path),
         pytest.raises(OSError, match="another process is at work in it"),

@@ -8,7 +8,7 @@ import pytest
 from specjax.runs.record import record_run
 
 
-def test_each_process_adds_a_line_and_the_last_configuration_stays(tmp_path, monkeypatch):
+def test_each_process_adds_a_line_and_the_last_configuration_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     record_run("out", command=["specjax", "infer", "--gin.A=b c"], config="A = 'b c'\n")
@@ -23,7 +23,7 @@ def test_each_process_adds_a_line_and_the_last_configuration_stays(tmp_path, mon
         assert line["versions"]["jax"] and line["device"].startswith("cpu") and line["python"]
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_gives_an_error(tmp_path, monkeypatch):
     def full(self, mode="r", *args, **options):
         if "a" in mode:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""A grown T5 computes what the small one computes."""
+"""A grown T5 has the outputs of the small one."""
 
 import jax
 import jax.numpy as jnp

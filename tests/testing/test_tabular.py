@@ -1,4 +1,4 @@
-"""The tabular model keeps the protocol's promises."""
+"""The tabular model does what its protocol says."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def test_ragged_extends_and_rollbacks_read_the_right_context(order):
             for token in padded[len(padded) - order :]:
                 index = index * (V + 1) + int(token)
             np.testing.assert_array_equal(out.logits[b, t], table[index])
-        # Each row keeps another part of the block: the rest is rolled back.
+        # Each row keeps a different part of the block and rolls back the rest.
         kept = rng.integers(1, width + 1, size=4)
         texts = [text + list(block[b, : kept[b]]) for b, text in enumerate(texts)]
         positions = positions + kept
@@ -67,15 +67,15 @@ def test_prefix_distributions_and_target_law_agree_with_a_direct_product():
         assert law[value] == pytest.approx(softmax[1, a] * softmax[a, b] * softmax[b, c], abs=1e-6)
 
 
-def test_too_short_tables_are_refused():
+def test_tables_that_are_too_short_are_refused():
     from specjax.verification import Token
 
     with pytest.raises(ValueError, match="draft has 3 prefixes"):
         testing.emitted_law(Token(), np.ones((3, 2)) / 2, np.ones((3, 2)) / 2, 4, 2)
 
 
-def test_a_prompt_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="does not fit max_length=2"):
+def test_a_prompt_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match="is longer than max_length=2"):
         testing.TabularModel(V, 1).prefill(
             jnp.zeros((V + 1, V)), jnp.zeros((1, 3), jnp.int32), jnp.array([3]), 2
         )

@@ -154,7 +154,7 @@ def test_a_rules_strengths_may_be_the_calls_or_each_rows_own(pair, decoder):
     same(decoder(PROMPTS[:4], seed=2), alike[0.2])
     own = specjax.Decoder(pair, rule=rules.OPT(strengths), max_draft=3, **SHAPE)
     same(own(PROMPTS[:4], seed=2), per_row)
-    with pytest.raises(ValueError, match=r"OPT\.alpha has shape \[4\] for 3 prompts"):
+    with pytest.raises(ValueError, match=r"OPT\.alpha has shape \[4\], but there are 3 prompts"):
         own(PROMPTS[:3])
 
 
@@ -301,7 +301,7 @@ def test_token_ids_and_chats_are_prompts(decoder):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([], {}, "prompts is empty: give at least one"),
+        ([], {}, "prompts is empty: give at least one prompt"),
         (["ba", " "], {}, "prompt 1 is empty"),
         (["ba", []], {}, "prompt 1 has no tokens"),
         (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, but the longest bucket holds 32"),
@@ -310,18 +310,26 @@ def test_token_ids_and_chats_are_prompts(decoder):
         (["ba"], {"max_new_tokens": 0}, "max_new_tokens must .*got 0"),
         (["ba"], {"max_new_tokens": 13}, "max_new_tokens is 13 but this Decoder has room for 12"),
         (["ba", "ba"], {"max_new_tokens": [1, 0]}, "got 0 in row 1"),
-        (["ba"], {"temperature": [1.0, 1.0]}, r"temperature has shape \[2\] for 1 prompts"),
+        (
+            ["ba"],
+            {"temperature": [1.0, 1.0]},
+            r"temperature has shape \[2\], but there are 1",
+        ),
         (["ba"], {"temperature": -1.0}, "temperature must"),
         (["ba"], {"top_p": 0.0}, "top_p must"),
         (["ba"], {"ids": [-1]}, "ids must be whole numbers"),
         (["ba"], {"seed": 2**32}, "seed must be whole numbers"),
         (["ba", "ba"], {"seed": [1, -2]}, "seed must be whole numbers .* got -2 in row 1"),
-        (["ba", "ba"], {"ids": 5}, "ids is one number for 2 prompts"),
+        (["ba", "ba"], {"ids": 5}, "ids must be a list of 2 numbers, one per prompt, got 5"),
         # Past int32 it would wrap around to token 3.
         ([[2**32 + 3]], {}, "prompt 0 has token 4294967299"),
         ([[2**63]], {}, "prompt 0 has token 9223372036854775808"),
         (["ba"], {"max_new_tokens": float("nan")}, "max_new_tokens must .*got nan"),
-        (["ba"], {"rule": rules.OPT([0.1, 0.2])}, r"OPT.alpha has shape \[2\] for 1 prompts"),
+        (
+            ["ba"],
+            {"rule": rules.OPT([0.1, 0.2])},
+            r"OPT.alpha has shape \[2\], but there are 1",
+        ),
     ],
 )
 def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
@@ -334,14 +342,18 @@ def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ("ba", {}, "prompts is a single text"),
+        ("ba", {}, "prompts must be a list of prompts, got a single text"),
         (b"ba", {}, "prompts must be a list of .* got bytes"),
         (5, {}, "prompts must be a list of .* got int"),
         (None, {}, "prompts must be a list of .* got NoneType"),
         ({"ba": "de"}, {}, "prompts must be a list of .* got dict"),
         ({"ba", "de"}, {}, "prompts must be a list of .* got set"),
-        ([3, 4], {}, r"prompt 0 must be .* got '3' \(one prompt alone goes into a list"),
-        ([{"role": "user", "content": "ba"}], {}, "prompt 0 must be .*one prompt alone goes into"),
+        ([3, 4], {}, r"prompt 0 must be .* got '3' \(give a single prompt as a list"),
+        (
+            [{"role": "user", "content": "ba"}],
+            {},
+            "prompt 0 must be .*give a single prompt as",
+        ),
         (["ba", None], {}, "prompt 1 must be a text"),
         ([b"ba"], {}, "prompt 0 must be a text"),
         ([[1.5]], {}, "prompt 0 must be a text"),
@@ -382,7 +394,7 @@ def test_places_that_are_not_there_cannot_be_done(decoder):
         ({"max_new_tokens": 0}, "max_new_tokens must"),
         ({"buckets": (8, 4)}, "that increase"),
         ({"temperature": float("nan")}, "temperature must"),
-        ({"buckets": 64}, r"buckets=64 must be lengths that increase"),
+        ({"buckets": 64}, r"buckets must be lengths that increase, .* got 64"),
         ({"buckets": (1.5, 2)}, "buckets must be a whole number .* got 1.5"),
     ],
 )
@@ -440,7 +452,7 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
     with pytest.raises(TypeError, match="mesh must come from .*make_mesh, got 4"):
         specjax.load_pair(**paths, mesh=4)
     monkeypatch.setattr(_pair, "BUILT_IN", tmp_path / "pairs")
-    with pytest.raises(FileNotFoundError, match="no built-in pair; pass load_pair"):
+    with pytest.raises(FileNotFoundError, match="no built-in pair: call load_pair"):
         specjax.load_pair()
 
 

@@ -8,7 +8,7 @@ import specjax
 from tests import tiny_pair
 
 
-def test_other_special_ids_are_told(tmp_path):
+def test_other_special_ids_give_a_warning(tmp_path):
     paths = tiny_pair.write_pair(tmp_path)
     specjax.load_pair(**paths)  # the same: no warning
     path = paths["drafter"] / "config.json"

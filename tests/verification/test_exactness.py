@@ -25,7 +25,7 @@ def after_token_one(context, drafted):
 
 
 def after_the_context(context, drafted):
-    """Stops after one token where the last emitted one was 0, after two elsewhere."""
+    """Stops after one token if the last emitted token was 0, else after two."""
     return float(len(drafted) >= (1 if context[-1:] == (0,) else 2))
 
 
@@ -95,7 +95,7 @@ def test_control_uniforms_of_block_verification(law):
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
 def test_control_a_token_dropped_because_of_its_value(name):
-    # The draft ends after token 1, and token 1 itself is then taken out of the block.
+    # The draft ends after token 1, and token 1 is then removed from the block.
     def ends_at_one(context, drafted):
         return float(drafted[-1] == 1)
 
@@ -144,7 +144,7 @@ class EndsWithTheBlock(verification.GreedyBlock):
 
 @dataclasses.dataclass(frozen=True)
 class OnlyTheLatest(verification.GreedyBlock):
-    """Carry-overs do not nest: an older one is dropped when a new one begins."""
+    """Carry-overs do not nest: an older one is dropped when a new one starts."""
 
     def next_carry(self, *args):
         new = super().next_carry(*args)

@@ -51,7 +51,7 @@ def random_tree(seed, vocab, length, zeros=0.0):
 @pytest.mark.parametrize(
     ("name", "want"), [("Token", 10 / 9), ("Block", 11 / 9), ("GreedyBlock", 12 / 9)]
 )
-def test_the_papers_toy(name, want):
+def test_the_toy_example_of_the_paper(name, want):
     q, pi = iid([2 / 3, 1 / 3], 2), iid([1 / 3, 2 / 3], 2)
     assert expected_tokens(VERIFICATIONS[name], q, pi, 2) == pytest.approx(want, abs=1e-6)
 
@@ -164,7 +164,7 @@ def test_sampled_rounds_follow_the_law(name):
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
 def test_a_token_without_target_probability_is_never_accepted(name):
-    # Also at the uniforms' edges: u < threshold is strict, and the threshold is exactly 0 or 1.
+    # Also at the edges of the uniforms: u < threshold is strict, the threshold is exactly 0 or 1.
     q = jnp.full((4, 3), 1 / 3, jnp.float32)
     pi = jnp.array([[0.5, 0.5, 0.0]] * 4, jnp.float32)
     for block in itertools.product(range(3), repeat=3):
@@ -172,7 +172,7 @@ def test_a_token_without_target_probability_is_never_accepted(name):
         thresholds = np.asarray(_acceptance(VERIFICATIONS[name])(tokens, q, pi, 3).thresholds)
         if 2 in block:
             first = block.index(2)
-            last = first + 1 if name == "Token" else None  # it stops there; block goes on
+            last = first + 1 if name == "Token" else None  # Token stops there, Block goes on
             assert (thresholds[first:last] == 0.0).all()
         elif name == "Token":
             assert (thresholds == 1.0).all()
@@ -210,7 +210,7 @@ def test_padding_changes_nothing(name):
     np.testing.assert_array_equal(long.thresholds[:2], short.thresholds)
     np.testing.assert_array_equal(long.scales[:3], short.scales)
     assert (long.thresholds[2:] == 0).all()
-    # What stands in the padding is not read, and cannot make a NaN.
+    # The padding is not read, and cannot make a NaN.
     poisoned = [
         np.concatenate([x[:3], np.full((2, 4), v, np.float32)]) for x, v in ((q, 0.0), (pi, np.inf))
     ]
@@ -239,7 +239,7 @@ def test_one_compilation_for_a_sweep_of_strengths():
     for alpha in np.linspace(0, 1, 50):
         run(rules.OPT(alpha))
     assert len(traces) == 1
-    run(rules.OPT(1))  # an integer is a strength like any other
+    run(rules.OPT(1))  # an integer strength compiles nothing new
     assert len(traces) == 1
     for change in ({"algorithm": verification.Token()}, {"length": 2}, {"vocab": 7}):
         before = len(traces)
@@ -304,8 +304,8 @@ def test_stops_of_another_shape_are_refused():
     ],
     ids=str,
 )
-def test_greedy_block_refuses_what_it_is_not_exact_for(traits):
-    with pytest.raises(ValueError, match="GreedyBlock is not exact with .*: use Block or Token"):
+def test_greedy_block_refuses_drafters_for_which_it_is_not_exact(traits):
+    with pytest.raises(ValueError, match="GreedyBlock is not exact with .*: use Block or"):
         verification.GreedyBlock().check(5, traits)
     verification.GreedyBlock().check(5, DraftTraits())
     verification.Token().check(5, traits)

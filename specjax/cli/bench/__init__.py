@@ -1,8 +1,8 @@
-"""`specjax bench NAME`: measurements of a pair of models, each a ratio inside one run.
+"""`specjax bench NAME`: measures a pair of models; each result is a ratio within one run.
 
 A benchmark is a module with `HELP`, `add_arguments(parser)` and `run(args) -> Report`. `bench`
-prints its table and, as the last line, all its figures as JSON. What measures specjax's parts
-by themselves is in the checkout's `benchmarks/`.
+prints its table and, as the last line, all figures as JSON. The benchmarks of specjax's single
+parts are in the folder `benchmarks/` of a checkout.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Verification algorithms on one pair: tokens per verifier call, and exactness when greedy."""
+"""Compares verification algorithms on one pair: tokens per verifier call, and greedy outputs."""
 
 import argparse
 from typing import Any
@@ -11,7 +11,9 @@ from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.text import Result, RunInfo
 
-HELP = "tokens per verifier call of each verification, and greedy outputs against the verifier's"
+HELP = (
+    "tokens per verifier call of each verification, and whether greedy outputs are the verifier's"
+)
 
 ALGORITHMS: dict[str, verification.Verification] = {
     "Token": verification.Token(),
@@ -21,9 +23,9 @@ ALGORITHMS: dict[str, verification.Verification] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, its prompts and the sizes."""
+    """Adds the arguments for the pair, its prompts and the sizes."""
     pairs.add_pair(parser)
-    parser.add_argument("--prompts", type=int, default=1000, help="how many of its lines")
+    parser.add_argument("--prompts", type=int, default=1000, help="number of prompts")
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -37,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Decodes all prompts losslessly with every algorithm, draft length and temperature.
 
-    `sum_P` and `sum_prod` are expected accepted tokens of block and of token verification on the
-    same drafts (Sun et al., Block Verification, section 4); `rows_below` counts the rows where the
-    first is less, beyond float32 rounding. A standard error is that of a ratio of sums over rows;
-    `difference` is that of tokens per call to the first algorithm on the same prompts, row by row.
+    `sum_P` and `sum_prod` are the expected accepted tokens of block and of token verification on
+    the same drafts (Sun et al., Block Verification, section 4). `rows_below` counts the rows where
+    the first is smaller by more than float32 rounding. A standard error is that of a ratio of sums
+    over rows. `difference` is the tokens per call minus those of the first algorithm; its standard
+    error compares the same prompts row by row.
     """
     pairs.check_positive(args, "prompts", "rows", "drafts", "max_new")
     texts = pairs.read_texts(args)
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> Report:
     lines = []
     for temperature in args.temperatures:
         alone = None
-        # Draws differ where they are random: only greedy outputs must agree.
+        # Random draws differ, so only greedy outputs must be equal.
         if temperature == 0:
             print("T=0 verifier ...", flush=True)
             alone = specjax.Decoder(pair.verifier, temperature=temperature, **shape)(texts)
@@ -82,14 +85,14 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
-    """What a run's totals say of its verification.
+    """The figures of a run's verification.
 
     Args:
-      info: the totals.
-      first: those of another verification of the same prompts, to compare with.
+      info: the totals of the run.
+      first: the totals of another verification of the same prompts, to compare with; or None.
 
     Returns:
-      The columns; None where one row alone leaves a standard error unknown, or nothing is compared.
+      The columns. A standard error of one row, and a difference without `first`, are None.
     """
     block, token = np.float64(info.rows.block_sum), np.float64(info.rows.token_sum)
     rate, parts = info.tokens_per_verifier_call, _residuals(info)
@@ -111,18 +114,18 @@ def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
 
 
 def same(first: Result, second: Result) -> int:
-    """How many rows have the same tokens and ended alike."""
+    """The number of rows with the same tokens and the same kind of end."""
     columns = zip(first.tokens, second.tokens, first.ended, second.ended, strict=True)
     return sum(np.array_equal(a, b) and bool(c == d) for a, b, c, d in columns)
 
 
 def _residuals(info: RunInfo) -> np.ndarray:
-    """Each row's part in the error of tokens per call, a ratio of sums over rows (linearised)."""
+    """Each row's part of the error of tokens per call, a ratio of sums over rows (linearised)."""
     calls = info.rows.verifier_calls
     return (info.rows.emitted - info.tokens_per_verifier_call * calls) / np.sum(calls)
 
 
 def _root(parts: np.ndarray) -> float | None:
-    """The standard error of a sum of independent parts whose mean, 0, was fitted to them."""
+    """The standard error of a sum of independent parts whose mean, 0, was estimated from them."""
     count = len(parts)
     return float(np.sqrt(count / (count - 1) * np.sum(parts**2))) if count > 1 else None

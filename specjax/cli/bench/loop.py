@@ -1,24 +1,24 @@
-"""What the decoding loop adds to the passes of its models."""
+"""Measures the time that the decoding loop adds to the passes of its models."""
 
 import argparse
 
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 
-HELP = "the speculative loop against the passes that it is made of"
+HELP = "the time of the speculative loop against the time of its models' passes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, its prompts and the sizes."""
+    """Adds the arguments for the pair, its prompts and the sizes."""
     pairs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every batch size, draft length and temperature.
 
-    The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1),
-    all times from this run. Milliseconds are of one pass (draft_two: of two tokens), but loop_ms of
-    all calls together.
+    The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1);
+    all times are from this run. Milliseconds are those of one pass (draft_two: a pass of two
+    tokens), but loop_ms is the time of the whole loop.
     """
     rows_of_table = []
     for sizes, measured in pairs.measure_all(args):

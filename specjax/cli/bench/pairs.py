@@ -1,4 +1,4 @@
-"""What the benchmarks of whole pairs share: the pair, its prompts, the time of single passes."""
+"""The code that benchmarks of pairs share: the pair, its prompts, the times of single passes."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ from specjax.verification import Block
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair and its prompts."""
+    """Adds the arguments for the pair and its prompts."""
     parser.add_argument("--drafter", help="directory; the built-in pair by default")
     parser.add_argument("--verifier", help="directory; the built-in pair by default")
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
@@ -35,10 +35,10 @@ def read_texts(args: argparse.Namespace) -> list[str]:
 
 
 def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
-    """Their tokens, `[n]` int32 each.
+    """The tokens of the texts, `[n]` int32 each.
 
     Raises:
-      ValueError: naming the text that is empty or longer than the Decoder's last bucket.
+      ValueError: a text is empty or longer than the Decoder's last bucket; the message names it.
     """
     prompts = []
     for i, text in enumerate(texts):
@@ -52,7 +52,7 @@ def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> 
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raises unless these arguments, or all in a list of them, are at least 1."""
+    """Raises ValueError unless these arguments, or all entries of a list, are at least 1."""
     for name in names:
         value = getattr(args, name)
         if min(value if isinstance(value, list) else [value]) < 1:
@@ -60,9 +60,9 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, its prompts and the sizes."""
+    """Adds the arguments for the pair, its prompts and the sizes."""
     add_pair(parser)
-    parser.add_argument("--prompts", type=int, default=64, help="how many of its lines")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -73,17 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# No logit is as large, which XLA cannot know.
+# No logit is this large, but XLA cannot know that.
 _NEVER = 1e30
 # More steps than any output takes.
 _FOREVER = 2**31 - 1
-# How long the passes of a turn take in all.
+# The time that the passes of one turn take together.
 _PASSES_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Emitted tokens, rounds by row, and passes of either model (each serves a whole batch)."""
+    """Emitted tokens, rounds summed over rows, and passes of each model (one serves a batch)."""
 
     emitted: int = 0
     rounds: int = 0
@@ -101,12 +101,12 @@ class Setup:
 
     Attributes:
       verifier: the large model.
-      drafter: the small one.
-      params: the verifier's and the drafter's.
+      drafter: the small model.
+      params: the parameters of the verifier and of the drafter.
       inputs: `[n, P]` int32.
       lengths: `[n]` int32.
-      eos_ids: what ends a row.
-      max_new: N.
+      eos_ids: the tokens that end a row.
+      max_new: N, the longest output.
     """
 
     verifier: LanguageModel
@@ -127,11 +127,11 @@ class Setup:
         return decoding.Autoregressive(self.verifier, eos_ids=self.eos_ids)
 
     def batches(self, rows: int) -> list[slice]:
-        """The prompts in whole batches of `rows`."""
+        """The prompts in full batches of `rows`; a rest is left out."""
         return [slice(i, i + rows) for i in range(0, len(self.inputs) - rows + 1, rows)]
 
     def decode(self, method: Method, part: slice, temperature: float) -> tuple[float, Totals]:
-        """Decodes one batch; returns the seconds in the loop (prefill left out), and totals."""
+        """Decodes one batch; returns the seconds of the loop (without prefill), and the totals."""
         rows = part.stop - part.start
         params = self.params_of(method)
         prompts = PromptBatch(
@@ -166,17 +166,17 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What the same prompts took, decoded and in parts; times in seconds.
+    """The times of loops and of single passes on the same prompts, in seconds.
 
     Attributes:
-      alone: the verifier's loop by itself.
+      alone: the loop of the verifier alone.
       loop: the speculative loop.
-      draft: one pass of the drafter, of one token.
-      draft_two: one pass of the drafter, of two tokens.
-      one: one pass of the verifier, of one token.
-      block: one pass of the verifier, of G + 1 tokens.
-      lone_totals: of the verifier by itself.
-      totals: of the speculative loop.
+      draft: one pass of the drafter over one token.
+      draft_two: one pass of the drafter over two tokens.
+      one: one pass of the verifier over one token.
+      block: one pass of the verifier over G + 1 tokens.
+      lone_totals: the totals of the verifier alone.
+      totals: the totals of the speculative loop.
     """
 
     alone: float
@@ -190,16 +190,16 @@ class Measured:
 
     @property
     def overhead(self) -> float:
-        """The loop's time over that of its passes."""
+        """The time of the loop divided by the time of its passes."""
         parts = self.totals.drafter * self.draft + self.totals.verifier * self.block
         return self.loop / parts
 
 
 def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats: int) -> Measured:
-    """Decodes all prompts by both loops, with passes of their parts in between.
+    """Decodes all prompts with both loops, and measures single passes in between.
 
-    Loops and passes take turns at every batch, and all that each took is summed up: noise that
-    lasts longer than a batch disturbs all of them alike.
+    Loops and passes take turns at every batch, and the times of each are summed. So noise that is
+    longer than a batch affects all of them equally.
     """
     methods: dict[str, Method] = {
         "alone": setup.autoregressive(),
@@ -227,20 +227,22 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
 
 
 def load(args: argparse.Namespace) -> Setup:
-    """The pair and prompts that the arguments name."""
+    """Loads the pair and the prompts that the arguments name."""
     check_positive(args, "rows", "drafts", "prompts", "max_new", "repeats")
     texts = read_texts(args)
     if len(texts) < max(args.rows):
         raise ValueError(
-            f"{args.inputs} has {len(texts)} prompts, but a batch takes {max(args.rows)}: give "
-            "more lines or smaller --rows"
+            f"{args.inputs} has {len(texts)} prompts, but a batch needs {max(args.rows)}: add "
+            "lines or give a smaller --rows"
         )
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     verifier = pair.verifier
     tokens = encode_texts(args, texts, verifier.tokenizer)
     if args.grown:
         if not isinstance(verifier.model, T5):
-            raise ValueError(f"{verifier.name}: --grown grows a T5 alone; leave it out")
+            raise ValueError(
+                f"{verifier.name} is not a T5, but --grown needs a T5: leave out --grown"
+            )
         model, params = testing.grow_t5(verifier.model, verifier.params)
         verifier = dataclasses.replace(verifier, model=model, params=params)
     width = -(-max(map(len, tokens)) // 8) * 8
@@ -259,7 +261,7 @@ def load(args: argparse.Namespace) -> Setup:
 
 
 def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:
-    """Measures the pair that the arguments name at every batch size, draft length, temperature."""
+    """Measures the pair for every batch size, draft length and temperature of the arguments."""
     setup = load(args)
     for rows, max_draft, temperature in itertools.product(
         args.rows, args.drafts, args.temperatures
@@ -272,7 +274,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Meas
 def _passes(
     model: LanguageModel, params: Params, setup: Setup, rows: int, width: int
 ) -> Callable[[], float]:
-    """A function that makes passes of `width` tokens, mid-output, and returns seconds per pass."""
+    """A function that runs passes of `width` tokens in mid-output and returns seconds per pass."""
     length = setup.inputs.shape[1] + setup.max_new + width
     inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
     filled = jax.jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
@@ -285,7 +287,7 @@ def _passes(
         def step(_: Any, carry: Any) -> Any:
             cache, tokens = carry
             logits, _, cache = model.extend(params, cache, tokens, positions)
-            # The next tokens depend on this pass, so that none can be left out or overlap.
+            # The next tokens depend on this pass, so that no pass can be left out or overlap.
             return cache, tokens + (jnp.max(logits, axis=-1) > _NEVER).astype(jnp.int32)
 
         return jax.lax.fori_loop(0, steps, step, (cache, tokens))
@@ -299,6 +301,6 @@ def _passes(
         return (time.perf_counter() - begin) / steps
 
     call(1)  # compiles
-    # Long enough that neither the call nor its first, cold pass counts.
+    # So many that the cost of the call and of its first, cold pass does not matter.
     steps = max(8, int(_PASSES_SECONDS / min(call(8) for _ in range(3))))
     return functools.partial(call, steps)

@@ -1,4 +1,4 @@
-"""Whole generations by the public API, against transformers' on the same directories."""
+"""Compares whole generations with transformers', both by their public API."""
 
 import argparse
 import contextlib
@@ -19,31 +19,31 @@ from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.text.models import BUILT_IN, load_text_model
 
-HELP = "greedy decoding at batch 1, alone and speculative, against transformers' generate"
+HELP = "greedy decoding at batch 1, alone and speculative, compared with transformers' generate"
 
-# A generation: the number of a prompt -> the tokens emitted; whichever token ended the sequence,
-# the first of those that may stands for it.
+# A generation: the index of a prompt -> the emitted tokens. A token that ended the sequence is
+# replaced by the first end-of-sequence token.
 Generate = Callable[[int], np.ndarray]
 
-# Prompts that one side decodes before it is the other's turn.
+# The number of prompts that one side decodes per turn.
 _TURN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, its prompts and the sizes."""
+    """Adds the arguments for the pair, its prompts and the sizes."""
     pairs.add_pair(parser)
-    parser.add_argument("--prompts", type=int, default=100, help="how many of its lines")
+    parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
     parser.add_argument(
         "--drafts",
         type=int,
         nargs="+",
         default=[2, 3, 5],
-        help="draft lengths G; each side takes its fastest",
+        help="draft lengths G; each side uses its fastest",
     )
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--pilot", type=int, default=10, help="prompts on which each side's settings are chosen"
+        "--pilot", type=int, default=10, help="number of prompts that choose each side's settings"
     )
     parser.add_argument(
         "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
@@ -51,16 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures both sides turn by turn.
+    """Measures both sides in turns.
 
-    A generation is one call of each side's public API, a `Decoder` or `generate`, timed whole. Both
-    compute in float32 from the same token ids, with the same end of sequence and length limit.
-    Each takes the settings that were the fastest for it on the first prompts.
+    A generation is one call of the side's public API, a `Decoder` or `generate`; the time is that
+    of the whole call. Both sides compute in float32 from the same token ids, with the same end of
+    sequence and length limit. Each uses the settings that were its fastest on the first prompts.
     """
     pairs.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
         raise ValueError(
-            f"JAX uses the {jax.default_backend()}, but this comparison is of CPUs: set "
+            f"JAX uses the {jax.default_backend()}, but this benchmark compares on CPUs: set "
             "JAX_PLATFORMS=cpu"
         )
     torch, transformers = _peer()
@@ -89,14 +89,14 @@ def run(args: argparse.Namespace) -> Report:
             "theirs_setting",
         ],
         notes=[
-            "Each side by its public API, encoder included, batch 1, float32: ours from token ids "
-            "to text, theirs from token ids to token ids.",
+            "Each side runs by its public API, with the encoder, at batch 1, in float32: ours from "
+            "token ids to text, theirs from token ids to token ids.",
             f"Medians over turns of {_TURN} prompts. ratio: the median of the turns' ratios, "
             "ratio_low and ratio_high their quartiles.",
-            "same_outputs: prompts for which both emit the same tokens; two logits within float "
-            "rounding of each other may part them.",
+            "same_outputs: the number of prompts for which both emit the same tokens; they can "
+            "differ where two logits are equal up to float rounding.",
             *(
-                f"{row['method']}: as without a draft for {row['ours_as_plain']} prompts (ours) "
+                f"{row['method']}: same outputs as plain for {row['ours_as_plain']} prompts (ours) "
                 f"and {row['theirs_as_plain']} (theirs)"
                 for row in rows[1:]
             ),
@@ -116,7 +116,7 @@ def _peer() -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise ValueError(
-            f"{error.name} is not installed: this benchmark compares with transformers; pip "
+            f"{error.name} is not installed, but this benchmark needs it: install it with pip "
             "install transformers torch"
         ) from None
     transformers.utils.logging.disable_progress_bar()
@@ -126,7 +126,7 @@ def _peer() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
-    """The drafter's and the verifier's directory, which both sides load."""
+    """The directories of the drafter and of the verifier, which both sides load."""
     from specjax import testing
     from specjax.checkpoints import read_config, save_model
     from specjax.models import T5Config
@@ -139,14 +139,14 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
         config = read_config(directory)
         if not (directory / "config.json").is_file():
             raise ValueError(
-                f"{directory}: transformers reads Hugging Face directories alone; specjax convert "
-                "makes one"
+                f"{directory} must be a Hugging Face directory, which transformers reads: make one "
+                "with specjax convert"
             )
     if not args.grown:
         yield drafter, verifier
         return
     if not isinstance(config, T5Config):
-        raise ValueError(f"{verifier}: --grown grows a T5 alone; leave it out")
+        raise ValueError(f"{verifier} is not a T5, but --grown needs a T5: leave out --grown")
     with tempfile.TemporaryDirectory(prefix="specjax-grown-") as temporary:
         small = load_text_model(verifier, dtype="float32")
         grown: Any = testing.grow_t5(small.model, small.params)  # type: ignore[arg-type]
@@ -158,21 +158,21 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """What one side can do: settings in words -> a generation."""
+    """The generations of one side, by their settings in words."""
 
     alone: Mapping[str, Generate]
     speculative: Mapping[str, Generate]
 
 
 def _ours(pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_new: int) -> _Side:
-    """A `Decoder` of each kind, compiled for all prompts."""
+    """A `Decoder` for each setting, compiled for all prompts."""
     eos_id = pair.verifier.tokenizer.eos_ids[0]
 
     def generate(models: Pair | TextModel, max_draft: int | None = None) -> Generate:
         decoder = Decoder(
             models, max_draft=max_draft, temperature=0.0, max_new_tokens=max_new, batch_size=1
         )
-        # One token each: a lower limit runs the same programs.
+        # One token each compiles all programs: a lower limit runs the same ones.
         decoder(prompts, max_new_tokens=1, progress=False)
 
         def call(i: int) -> np.ndarray:
@@ -196,7 +196,7 @@ def _theirs(
     drafts: Sequence[int],
     max_new: int,
 ) -> _Side:
-    """`generate`, plain and assisted, with one thread and with as many as there are cores."""
+    """`generate`, plain and assisted, with one thread and with one thread per core."""
     eos = list(pair.verifier.tokenizer.eos_ids)
     verifier = _load_peer(torch, transformers, pair.verifier, eos)
     drafter = _load_peer(torch, transformers, pair.drafter, eos)
@@ -219,7 +219,7 @@ def _theirs(
                     do_sample=False,
                     **extra,
                 )
-            # An encoder-decoder's output begins with the start token, another's with the prompt.
+            # Output starts with the start token (encoder-decoder) or with the prompt (others).
             start = 1 if verifier.config.is_encoder_decoder else inputs[i].shape[1]
             tokens = out[0, start:].numpy()
             return np.where(np.isin(tokens, eos), eos[0], tokens)
@@ -246,12 +246,12 @@ def _theirs(
 
 
 def _thread_counts() -> list[int]:
-    # XLA uses all cores. On a busy machine PyTorch is faster with one: the better one counts.
+    # XLA uses all cores. PyTorch is faster with one on a busy machine, so both are tried.
     return sorted({1, len(os.sched_getaffinity(0))})
 
 
 def _load_peer(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -> Any:
-    """The same directory in float32; of its generation settings only the special ids are kept."""
+    """The same directory in float32; only the special ids of its generation settings are kept."""
     config = transformers.AutoConfig.from_pretrained(ours.name, local_files_only=True)
     kind = (
         transformers.AutoModelForSeq2SeqLM
@@ -261,7 +261,7 @@ def _load_peer(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -
     model = kind.from_pretrained(ours.name, dtype=torch.float32, local_files_only=True).eval()
     if config.model_type == "t5":
         # transformers 5.23 makes as many caches as the encoder has layers, and fails where the
-        # decoder has more. The networks are made by now: nothing else reads this.
+        # decoder has more. The networks exist by now, and nothing else reads this.
         model.config.num_layers = config.num_decoder_layers
     old = model.generation_config
     model.generation_config = transformers.GenerationConfig(
@@ -276,7 +276,7 @@ def _load_peer(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -
 def _measure(
     ours: _Side, theirs: _Side, count: int, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Chooses each side's settings on the first prompts, then times them on all."""
+    """Chooses each side's settings on the first prompts, then times them on all prompts."""
     ways = {
         "plain": (ours.alone, theirs.alone),
         "assisted": (ours.speculative, theirs.speculative),
@@ -290,8 +290,8 @@ def _measure(
             print(f"{method}, {('ours', 'theirs')[side]}: {len(settings)} settings", flush=True)
             for generate in settings.values():
                 generate(0)
-            # Threads that wait for each other on a busy machine can be 100 times slower than one.
-            # The better of two tries, so that a stall leaves no setting out.
+            # On a busy machine, threads that wait for each other can be 100 times slower than one.
+            # The better of two tries counts, so that one stall does not remove a setting.
             first = {k: max(tries) for k, tries in _turns(settings, every[:1], 2)[0].items()}
             near = {k: call for k, call in settings.items() if 4 * first[k] >= max(first.values())}
             tried[method, side] = _medians(_turns(near, pilot, args.repeats)[0])
@@ -324,13 +324,13 @@ def _measure(
 def _turns(
     calls: Mapping[Any, Generate], prompts: Sequence[int], repeats: int
 ) -> tuple[dict[Any, list[float]], dict[Any, list[np.ndarray]]]:
-    """Decodes all prompts by every call, some prompts at a turn: noise disturbs all alike.
+    """Decodes all prompts with every call, some prompts per turn: noise affects all calls equally.
 
-    Every second time the calls take their turns in reverse: none is always the first.
+    Every second time the order of the calls is reversed, so that no call is always the first.
 
     Returns:
-      By call: the tokens per second of each turn (of tokens really emitted), and the outputs in
-      the order of the prompts.
+      For each call: the emitted tokens per second of each turn, and the outputs in the order of the
+      prompts.
     """
     samples: dict[Any, list[float]] = {name: [] for name in calls}
     outputs: dict[Any, list[np.ndarray]] = {name: [] for name in calls}
@@ -347,7 +347,7 @@ def _turns(
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """The median and the quartiles of each turn's ratio."""
+    """The median and the quartiles of the turns' ratios."""
     low, middle, high = np.percentile(np.divide(ours, theirs), (25, 50, 75)).tolist()
     return {"ratio": middle, "ratio_low": low, "ratio_high": high}
 

@@ -1,4 +1,4 @@
-"""What a benchmark returns, and how it is timed and printed."""
+"""The report that a benchmark returns and prints, and the timing of calls."""
 
 import dataclasses
 import json
@@ -19,9 +19,9 @@ class Report:
     """The figures of one benchmark.
 
     Attributes:
-      rows: one dict per line of the table; all of them go into the JSON line.
-      columns: the keys to show in the table, in order.
-      notes: lines printed under the table.
+      rows: one dict per line of the table; the JSON line has all rows with all keys.
+      columns: the keys that the table shows, in order.
+      notes: lines that are printed below the table.
       summary: figures about the whole run.
     """
 
@@ -41,12 +41,12 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
     def show(self, name: str) -> None:
-        """Prints the table, then all figures on one line of JSON."""
+        """Prints the table, then all figures as one line of JSON."""
         print(self.table())
         print(self.json_line(name))
 
     def json_line(self, name: str) -> str:
-        """All figures on one line of JSON, with the machine they were measured on."""
+        """All figures as one line of JSON, with the machine that they were measured on."""
         machine = {
             "backend": jax.default_backend(),
             "device": jax.devices()[0].device_kind,
@@ -69,15 +69,15 @@ def _cell(value: Any) -> str:
 def time_interleaved(
     calls: Mapping[K, Callable[[], Any]], *, repeats: int = 7, min_seconds: float = 0.02
 ) -> dict[K, float]:
-    """Times several calls turn by turn, so that a noisy machine disturbs all of them alike.
+    """Times several calls in turns, so that noise of the machine affects all of them equally.
 
     Args:
-      calls: name -> a function without arguments that returns arrays (they are waited for).
-      repeats: how many turns each call gets.
-      min_seconds: a turn repeats a call until it has taken this long.
+      calls: name -> a function without arguments that returns arrays; the timing waits for them.
+      repeats: the number of turns of each call.
+      min_seconds: a turn repeats a call so often that it takes about this long.
 
     Returns:
-      name -> the median seconds per call. Compilation is done before and not counted.
+      name -> the median seconds per call. Compilation happens before and is not counted.
     """
     counts = {}
     for name, call in calls.items():

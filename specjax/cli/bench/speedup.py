@@ -1,4 +1,4 @@
-"""Lossless speculative decoding against the verifier alone, and against the ideal of its parts."""
+"""Compares lossless speculative decoding with the verifier alone and with the ideal speed-up."""
 
 import argparse
 
@@ -9,7 +9,7 @@ HELP = "lossless speculative decoding against the verifier alone, and the ideal 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, its prompts and the sizes."""
+    """Adds the arguments for the pair, its prompts and the sizes."""
     pairs.add_arguments(parser)
 
 
@@ -17,9 +17,9 @@ def run(args: argparse.Namespace) -> Report:
     """Measures every batch size, draft length and temperature.
 
     With c = t_draft / t_verifier(1) and r = t_verifier(G + 1) / t_verifier(1), the ideal speed-up
-    is that of loops which cost no more than their passes: at batch 1 E[tokens per round] /
-    (G c + r). In a batch the rows that end early wait for the last one, in both loops. All times
-    are from this run.
+    is that of loops which take no longer than their passes: at batch 1 it is E[tokens per round] /
+    (G c + r). In a batch, rows that end early wait for the last row, in both loops. All times are
+    from this run.
     """
     rows_of_table = []
     for sizes, measured in pairs.measure_all(args):
