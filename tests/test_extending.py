@@ -48,11 +48,6 @@ def test_a_rule(pair):
     assert result[1].info.accepted == result[1].info.drafted
 
 
-@dataclasses.dataclass(frozen=True)
-class NotAPytree(Mixture):
-    pass
-
-
 @types.traced_dataclass
 class Doubled(Mixture):
     alpha: object
@@ -316,6 +311,57 @@ def test_any_number_of_models_has_one_vocabulary(pair):
     narrow = dataclasses.replace(pair.drafter, model=testing.TabularModel(300, 1))
     with pytest.raises(ValueError, match="middle and verifier have different vocabulary sizes"):
         specjax.Models(verifier=pair.verifier, middle=narrow)
+
+
+def test_what_is_left_out_of_a_part_is_told():
+    class Half(types.Drafter):
+        max_draft = 2
+        vocab_size = 259
+
+        def prefill(self, *args):
+            return ()
+
+    with pytest.raises(TypeError, match="abstract .*Half.* (bonus|propose)"):
+        Half()
+
+    class Lazy(types.Stopping):
+        pass
+
+    with pytest.raises(TypeError, match="abstract .*Lazy.* step"):
+        Lazy()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter_params": ()}, "drafter_params= must be left out: it belongs to drafter="),
+        ({"stopping_params": 0.5}, "stopping_params= must be left out: it belongs to stopping="),
+        ({"params": ()}, "params= must be left out: it is for a method of your own"),
+        ({"widths": (1, 2)}, r"widths must .* G \+ 1 = 6, got \(1, 2\)"),
+        ({"widths": 3}, r"widths must .* G \+ 1 = 6, got \(3,\)"),
+    ],
+)
+def test_parts_without_their_owner_are_refused(pair, options, message):
+    with pytest.raises(ValueError, match=message):
+        specjax.Decoder(pair, **options)
+
+
+def test_descriptions_tell_own_parameters_apart(pair):
+    def described(**options):
+        return specjax.Decoder(pair, stopping=Unsure(), **options, **SHAPE).describe()
+
+    one, two = (described(stopping_params=jnp.float32(x)) for x in (0.1, 0.2))
+    assert one != two and one == described(stopping_params=jnp.float32(0.1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 18])
+def test_greedy_block_decodes_any_number_of_prompts(pair, count):
+    decoder = specjax.Decoder(
+        pair, verification=specjax.verification.GreedyBlock(), max_draft=3, temperature=0.0, **SHAPE
+    )
+    alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)
+    prompts = [f"p{i}" for i in range(count)]
+    assert decoder(prompts).texts == alone(prompts).texts
 
 
 def test_drafting_is_public():

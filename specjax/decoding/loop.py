@@ -126,18 +126,9 @@ class LoopMethod(abc.ABC):
         if self.partitioner is None:
             return _init(self, *static, params, prompts)
         prompts = self.partitioner.place_rows(prompts)
-        return self._partitioned_init(static, params, prompts)
-
-    def _partitioned_init(
-        self, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
-    ) -> DecodeState:
-        """Makes every array of the state where it is to lie."""
-        assert self.partitioner is not None
-        shapes = jax.eval_shape(lambda *args: _start(self, *static, *args), params, prompts)
-        axes = row_axes(shapes._replace(inner=()))._replace(inner=self.inner_axes(shapes.inner))
-        shardings = self.partitioner.shardings(shapes, axes)
-        leaves, structure = jax.tree.flatten(shardings)
-        return _init_at((structure, tuple(leaves)))(self, *static, params, prompts)
+        leaves, structure = jax.tree.flatten((params, prompts))
+        where = _places(self, static, structure, tuple((x.shape, x.dtype) for x in leaves))
+        return _init_at(where)(self, *static, params, prompts)
 
     def run(
         self,
@@ -175,6 +166,19 @@ def _start(
 
 
 _init = jax.jit(_start, static_argnums=(0, 1, 2, 3))
+
+
+@functools.lru_cache(maxsize=256)
+def _places(
+    method: LoopMethod, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
+) -> Any:
+    """Where every array of a first state is to lie, as `jit_at` takes it."""
+    assert method.partitioner is not None
+    params, prompts = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*k) for k in kinds])
+    shapes = jax.eval_shape(functools.partial(_start, method, *static), params, prompts)
+    axes = row_axes(shapes._replace(inner=()))._replace(inner=method.inner_axes(shapes.inner))
+    leaves, where = jax.tree.flatten(method.partitioner.shardings(shapes, axes))
+    return where, tuple(leaves)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.decoding.history import History
 from specjax.types import Acceptance, Array, Cache, DraftBlock, Params, Rule
 from specjax.verification import block_acceptance_probs, token_acceptance_probs
 
@@ -35,6 +36,7 @@ class RoundState(NamedTuple):
       cache: the verifier's.
       drafter: the drafter's state.
       carry: the verification's carry.
+      history: of a nested round, what of the rows the verifier has read; else None.
     """
 
     tokens: Array  # [B]
@@ -42,6 +44,7 @@ class RoundState(NamedTuple):
     cache: Cache
     drafter: Any
     carry: Any
+    history: History | None = None
 
 
 class RoundInfo(NamedTuple):
@@ -74,8 +77,9 @@ class RoundOutcome(NamedTuple):
     Attributes:
       tokens: `[B, G + 1]` int32: the accepted tokens, then one more; the rest is padding.
       counts: `[B]` int32, how many of them are real (at least 1).
-      probs: `[B, G + 1, V]` float32, the target distribution that each of them follows. So a block
-        that a round has emitted can be the draft of a round above, with `probs` as its q.
+      probs: `[B, G + 1, V]` float32, the target distribution that each of them follows, where
+        verification leaves no carry. So a block that a round has emitted can be the draft of a
+        round above, with `probs` as its q.
     """
 
     tokens: Array  # [B, G + 1]
@@ -83,8 +87,14 @@ class RoundOutcome(NamedTuple):
     probs: Array  # [B, G + 1, V]
 
 
-def report(block: DraftBlock, p: Array, acceptance: Acceptance, outcome: RoundOutcome) -> RoundInfo:
-    """What happened, but for the passes."""
+def report(
+    block: DraftBlock, p: Array, acceptance: Acceptance, outcome: RoundOutcome, bonus_nan: Array
+) -> RoundInfo:
+    """What happened, but for the passes; `bonus_nan [B]`: whether the drafter gave NaN there.
+
+    A NaN anywhere in a block ends the row, even where the row might not have come there: to drop
+    the tokens before it for their values would be biased.
+    """
     accepted = outcome.counts - 1
     log_p, log_target = (_log_at(x, outcome.tokens) for x in (p, outcome.probs))
     position = jnp.arange(p.shape[1])[None]
@@ -95,6 +105,7 @@ def report(block: DraftBlock, p: Array, acceptance: Acceptance, outcome: RoundOu
         jnp.isnan(log_target) & (position < outcome.counts[:, None]),
     )
     in_verifier, in_drafter, in_rule = (x.any(axis=1) for x in bad)
+    in_drafter |= bonus_nan
     nan_in = jnp.where(in_verifier, 0, jnp.where(in_drafter, 1, jnp.where(in_rule, 2, -1)))
     return RoundInfo(
         drafted=block.num_drafted,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_parts, check_rule
 from specjax.decoding.outcome import (
     RoundInfo,
@@ -49,11 +50,13 @@ class Round:
         takes the least width that holds the longest draft of an active row. None: G + 1 alone where
         drafts have a fixed length, else powers of two. Each width is compiled.
       name: of the verifier, under which its passes are counted.
+      nested: whether a round above reviews what this one emits. Then more may be committed than it
+        emitted, and its verifier catches up on that; verification must leave no carry.
 
     Raises:
       TypeError: if a part is not what it must be.
-      ValueError: if the vocabularies differ, the verification is not exact for the drafter, or the
-        widths do not end with G + 1.
+      ValueError: if the vocabularies differ, the verification is not exact for the drafter, the
+        widths do not end with G + 1, or two models have one name.
     """
 
     verifier: LanguageModel
@@ -61,11 +64,20 @@ class Round:
     verification: Verification
     widths: tuple[int, ...] | None = None
     name: str = "verifier"
+    nested: bool = False
 
     def __post_init__(self) -> None:
         check_parts(self.verifier, self.drafter, self.verification)
         if self.widths is not None:
             check_widths(self.widths, self.drafter.max_draft + 1)
+        names = self.model_names
+        if len(set(names)) < len(names):
+            raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
+        if self.nested and self.verification.has_carry:
+            raise ValueError(
+                f"{type(self.verification).__name__} is not exact in a round that another round "
+                "reviews: use Block or Token verification"
+            )
 
     @property
     def num_uniforms(self) -> int:
@@ -117,7 +129,10 @@ class Round:
             lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
             self.verification.init_carry(self.drafter.max_draft),
         )
-        return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry)
+        history = None
+        if self.nested:
+            history = history_lib.begin(filled, max_length, self.drafter.max_draft)
+        return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry, history)
 
     def __call__(
         self,
@@ -146,6 +161,7 @@ class Round:
         ends = np.cumsum(self._uniforms)[:-1].tolist()
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
+        state, behind = self._catch_up(params, state, active)
         block, drafter = self.drafter.propose(
             params.drafter,
             state.drafter,
@@ -174,7 +190,7 @@ class Round:
         acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
             for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
         )
-        bonus_target, drafter, bonus_calls = self._bonus(
+        bonus_target, drafter, bonus_calls, bonus_nan = self._bonus(
             params._replace(rule=rule), sampling, state, drafter, block, scored, targets,
             active & (accepted == block.num_drafted),
         )  # fmt: skip
@@ -188,9 +204,13 @@ class Round:
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         outcome = RoundOutcome(emitted(block.tokens, accepted, next_token), accepted + 1, targets)
         calls = {name: block.calls[name] + bonus_calls[name] for name in self.drafter.model_names}
-        info = report(block, scored.p, acceptance, outcome)
-        info = info._replace(calls={self.name: jnp.int32(1), **calls})
+        info = report(block, scored.p, acceptance, outcome, bonus_nan)
+        info = info._replace(calls={self.name: behind + 1, **calls})
         state = state._replace(cache=scored.cache, drafter=drafter, carry=carry)
+        if state.history is not None:
+            read = block.num_drafted + 1
+            history = history_lib.note_block(state.history, state.positions, block.tokens, read)
+            state = state._replace(history=history)
         return outcome, state, info
 
     def commit(self, old: RoundState, new: RoundState, tokens: Array, counts: Array) -> RoundState:
@@ -199,9 +219,10 @@ class Round:
         Args:
           old: the state before the round.
           new: the state that the round returned.
-          tokens: `[B, G + 1]` int32, the outcome's.
+          tokens: `[B, T]` int32, the outcome's.
           counts: `[B]` int32, how many of them are committed; fewer than the outcome's cut a block
-            back (for verification without a carry).
+            back (for verification without a carry). A nested round may be told more tokens, `[B,
+            T]`, than it emitted; no other may.
 
         Returns:
           The state for the next round. Caches are taken as they are: what was written past a
@@ -215,12 +236,16 @@ class Round:
                 lambda x, y: jnp.where(moved.reshape((-1,) + (1,) * (y.ndim - 1)), y, x), a, b
             )
 
+        history = new.history
+        if history is not None:
+            history = history_lib.commit(history, old.positions, tokens, counts)
         return RoundState(
             tokens=jnp.where(moved, last, old.tokens),
             positions=old.positions + counts,
             cache=new.cache,
             drafter=self.drafter.commit(new.drafter, tokens, counts),
             carry=keep(old.carry, new.carry),
+            history=history,
         )
 
     def state_axes(self, state: RoundState) -> Axes:
@@ -230,6 +255,17 @@ class Round:
             cache=self.verifier.cache_axes(state.cache),
             drafter=self.drafter.state_axes(state.drafter),
         )
+
+    def _catch_up(
+        self, params: RoundParams, state: RoundState, active: Array
+    ) -> tuple[RoundState, Array]:
+        """Lets the verifier of a nested round read what others added; also counts its passes."""
+        if state.history is None:
+            return state, jnp.int32(0)
+        cache, history, calls = history_lib.catch_up(
+            self.verifier, params.verifier, state.cache, state.positions, state.history, active
+        )
+        return state._replace(cache=cache, history=history), calls
 
     def _reads_bonus(self, rule: Rule) -> bool:
         """Whether the drafter's distribution at the bonus position is read."""
@@ -245,17 +281,18 @@ class Round:
         scored: Scored,
         targets: Array,
         whole: Array,
-    ) -> tuple[Array, Any, dict[str, Array]]:
-        """The target at the bonus position `[B, V]`, the drafter's state, and its passes.
+    ) -> tuple[Array, Any, dict[str, Array], Array]:
+        """The target at the bonus position `[B, V]`, the drafter's state, its passes, and its NaNs.
 
         The drafter runs once more only where a whole block stands (`whole`): there alone it lacks
         the last token's entries, and there alone its distribution is read.
         """
         rule = params.rule
-        needed = whole if self._reads_bonus(rule) else whole & (block.num_drafted > 0)
+        reads = self._reads_bonus(rule)
+        needed = whole if reads else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
 
-        def run(drafter: Any) -> tuple[Array, Any, dict[str, Array]]:
+        def run(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
             extra, drafter = self.drafter.bonus(
                 params.drafter,
                 drafter,
@@ -267,11 +304,12 @@ class Round:
             p = _at(scored.p, block.num_drafted)
             p_conf = None if scored.p_conf is None else _at(scored.p_conf, block.num_drafted)
             target = jax.vmap(_call)(rule, extra.probs, p, extra.confidences, p_conf)
-            return target, drafter, {name: extra.calls[name] for name in names}
+            calls = {name: extra.calls[name] for name in names}
+            return target, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
 
-        def skip(drafter: Any) -> tuple[Array, Any, dict[str, Array]]:
+        def skip(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
             target = _at(targets, block.num_drafted)
-            return target, drafter, {name: jnp.int32(0) for name in names}
+            return target, drafter, {name: jnp.int32(0) for name in names}, needed & False
 
         return lax.cond(jnp.any(needed), run, skip, drafter)
 

@@ -57,24 +57,28 @@ def score(
     Returns:
       A `Scored`.
     """
-    read = functools.partial(model.score, params, cache)
+
+    def read(width: int, tokens: Array, positions: Array) -> tuple[Array, Array | None, Any]:
+        logits, _, updates = model.score(params, cache, tokens[:, :width], positions)
+        p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
+        p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
+        return p, p_conf, updates
+
+    full = widths[-1]
     if len(widths) == 1:
-        logits, _, updates = read(tokens, positions)
+        p, p_conf, updates = read(full, tokens, positions)
     else:
-        like = jax.eval_shape(read, tokens, positions)
+        like = jax.eval_shape(functools.partial(read, full), tokens, positions)
 
         def branch(width: int, tokens: Array, positions: Array) -> Any:
             # Padded to one shape: what lies past the width is masked, or overwritten unseen.
-            return jax.tree.map(_pad_to, read(tokens[:, :width], positions), like)
+            return jax.tree.map(_pad_to, read(width, tokens, positions), like)
 
         index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
         branches = [functools.partial(branch, width) for width in widths]
-        logits, _, updates = lax.switch(index, branches, tokens, positions)
+        p, p_conf, updates = lax.switch(index, branches, tokens, positions)
     # Outside of the switch, whose branches would copy the cache.
-    cache = model.write(cache, updates, positions)
-    p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
-    p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
-    return Scored(p, p_conf, cache)
+    return Scored(p, p_conf, model.write(cache, updates, positions))
 
 
 def powers_of_two(full: int) -> tuple[int, ...]:

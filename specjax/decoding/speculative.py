@@ -142,8 +142,11 @@ class Speculative(LoopMethod):
         one_round = self.round
         active = ~state.finished
         uniforms = step_uniforms(state, one_round.num_uniforms)
+        limits = state.draft_limits
+        if self.verification.has_carry:
+            limits = jnp.full_like(limits, self.max_draft)  # as `init` has checked
         outcome, inner, seen = one_round(
-            params, state.sampling, state.inner, uniforms, active, state.draft_limits
+            params, state.sampling, state.inner, uniforms, active, limits
         )
         counts = jnp.where(active & (seen.nan_in < 0), outcome.counts, 0)
         new, kept = append(state, outcome.tokens, counts, self.eos_ids)

@@ -1,6 +1,6 @@
 """A drafter that is a language model of its own, token by token.
 
-Axes: B rows, G longest block, V vocabulary, S cache length, T committed tokens, W tokens of a pass.
+Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count, check_part
+from specjax.decoding import history as history_lib
+from specjax.decoding.history import History
 from specjax.drafting.stopping import FixedLength
 from specjax.sampling import confidence, distribution, draw, num_uniforms
 from specjax.types import (
@@ -41,18 +43,13 @@ class NeuralDrafterState(NamedTuple):
 
     Attributes:
       cache: the model's.
-      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on.
       positions: `[B]` int32, where the last committed token belongs.
-      read: `[B]` int32: the entries of the cache below it are those of `tokens`. Less than
-        `positions` in a row that lags.
-      drafted: `[B, G]` int32, the last block.
+      history: what of the rows the cache holds.
     """
 
     cache: Cache
-    tokens: Array  # [B, S]
-    positions: Array  # [B]
-    read: Array  # [B]
-    drafted: Array  # [B, G]
+    positions: Array
+    history: History
 
 
 class _Drafting(NamedTuple):
@@ -121,7 +118,12 @@ class NeuralDrafter(Drafter):
 
     def describe(self) -> Any:
         """See `Drafter`."""
-        return {"max_draft": self.max_draft, "stopping": repr(self.stopping)}
+        return {
+            "name": self.name,
+            "model": self.model.describe(),
+            "max_draft": self.max_draft,
+            "stopping": repr(self.stopping),
+        }
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `Drafter`."""
@@ -140,15 +142,8 @@ class NeuralDrafter(Drafter):
         filled = self.model.prefill(
             params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
         )
-        rows = filled.tokens.shape[0]
-        tokens = jnp.zeros((rows, max_length), jnp.int32)
-        return NeuralDrafterState(
-            cache=filled.cache,
-            tokens=_put_at(tokens, filled.tokens[:, None], filled.positions),
-            positions=filled.positions,
-            read=filled.positions,
-            drafted=jnp.zeros((rows, self.max_draft), jnp.int32),
-        )
+        history = history_lib.begin(filled, max_length, self.max_draft)
+        return NeuralDrafterState(filled.cache, filled.positions, history)
 
     def propose(
         self,
@@ -163,7 +158,9 @@ class NeuralDrafter(Drafter):
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """See `Drafter`."""
-        state, behind = self._catch_up(params.model, state, active)
+        cache, history, behind = history_lib.catch_up(
+            self.model, params.model, state.cache, state.positions, state.history, active
+        )
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
         uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
         keep_confidence = with_confidence or self.stopping.reads_confidence
@@ -197,17 +194,16 @@ class NeuralDrafter(Drafter):
         start = _Drafting(
             step=jnp.int32(0),
             block=block,
-            cache=state.cache,
+            cache=cache,
             last=tokens,
             going=active & (limits > 0),
             policy=self.stopping.init(rows),
         )
         done = lax.while_loop(unfinished, step, start)
         block = done.block._replace(calls={self.name: done.step + behind})
-        # Step i read the token before draft token i + 1; a row that lags has read nothing yet.
-        read = jnp.maximum(state.read, state.positions + done.step)
-        read = jnp.where(state.read < state.positions, state.read, read)
-        return block, state._replace(cache=done.cache, read=read, drafted=block.tokens)
+        # Step i read the token before draft token i + 1.
+        history = history_lib.note_block(history, state.positions, block.tokens, done.step)
+        return block, state._replace(cache=done.cache, history=history)
 
     def bonus(
         self,
@@ -224,54 +220,22 @@ class NeuralDrafter(Drafter):
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
         q, q_conf, _, cache = self._read(params, state.cache, last, at, sampling, with_confidence)
-        # A row that lags still lacks what came before.
-        read = jnp.where(state.read < at, state.read, jnp.maximum(state.read, at + 1))
-        state = state._replace(cache=cache, read=read)
+        history = state.history
+        read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
+        state = state._replace(cache=cache, history=history._replace(read=read))
         return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
     def commit(self, state: NeuralDrafterState, tokens: Array, counts: Array) -> NeuralDrafterState:
-        """See `Drafter`; what was read of a block stands as far as the committed tokens agree."""
-        width = min(tokens.shape[1], self.max_draft)
-        agrees = tokens[:, :width] == state.drafted[:, :width]
-        agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
-        same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+        """See `Drafter`."""
         return state._replace(
-            tokens=_put_at(state.tokens, tokens, state.positions + 1),
             positions=state.positions + counts,
-            read=jnp.minimum(state.read, state.positions + 1 + same),
+            history=history_lib.commit(state.history, state.positions, tokens, counts),
         )
 
     def state_axes(self, state: NeuralDrafterState) -> Axes:
         """See `Drafter`."""
         axes = row_axes(state._replace(cache=()))
         return axes._replace(cache=self.model.cache_axes(state.cache))
-
-    def _catch_up(
-        self, params: Params, state: NeuralDrafterState, active: Array
-    ) -> tuple[NeuralDrafterState, Array]:
-        """Reads what was committed while a row drafted nothing, all but its last token.
-
-        Returns the state, and the number of passes.
-        """
-        width = self.max_draft + 1
-
-        def lags(carry: tuple[NeuralDrafterState, Array]) -> Array:
-            state, _ = carry
-            return jnp.any(active & (state.read < state.positions))
-
-        def step(carry: tuple[NeuralDrafterState, Array]) -> tuple[NeuralDrafterState, Array]:
-            state, calls = carry
-            # Rows that do not lag read their last token again, which changes nothing.
-            start = jnp.minimum(state.read, state.positions)
-            place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-            # No padding: past the end the last token is repeated.
-            place = jnp.minimum(place, state.positions[:, None])
-            tokens = jnp.take_along_axis(state.tokens, place, axis=1, mode="clip")
-            cache = self.model.extend(params, state.cache, tokens, start).cache
-            read = jnp.maximum(state.read, jnp.minimum(start + width, state.positions))
-            return state._replace(cache=cache, read=read), calls + 1
-
-        return lax.while_loop(lags, step, (state, jnp.int32(0)))
 
     def _read(self, params, cache, tokens, positions, sampling, with_confidence):
         logits, hidden, cache = self.model.extend(params.model, cache, tokens[:, None], positions)
@@ -294,10 +258,3 @@ def _empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> 
 def _put(buffer: Array, value: Array, index: Array) -> Array:
     """Writes `value [B, ...]` at `index` of axis 1."""
     return lax.dynamic_update_index_in_dim(buffer, value, index, axis=1)
-
-
-def _put_at(buffer: Array, values: Array, starts: Array) -> Array:
-    """Writes `values [B, n]` at `starts[b] ..` of each row; what falls past the end is dropped."""
-    place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
-    put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
-    return jax.vmap(put)(buffer, place, values)

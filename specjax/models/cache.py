@@ -126,7 +126,11 @@ def write(cache: RaggedCache, updates: CacheEntries, positions: Array) -> Ragged
     def write_row(axis: int, row: Array, block: Array, slots: Array) -> Array:
         index = (slice(None),) * axis + (slots,)
         return row.at[index].set(
-            block, mode="drop", unique_indices=True, wrap_negative_indices=False
+            block,
+            mode="drop",
+            unique_indices=True,
+            indices_are_sorted=slots.size == 1,
+            wrap_negative_indices=False,
         )
 
     def write_layers(axis: int, layers: tuple[Array, ...], blocks: tuple[Array, ...]) -> Any:

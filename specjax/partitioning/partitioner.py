@@ -84,6 +84,10 @@ class Partitioner:
 
         return jax.tree.map(place, tree, shardings)
 
+    def replicate(self, tree: Any) -> Any:
+        """Places the whole arrays on every device; see `place`."""
+        return self.place(tree, jax.tree.map(lambda _: NamedSharding(self.mesh, jax.P()), tree))
+
     def place_rows(self, tree: Any) -> Any:
         """Places arrays whose leading axis is the batch, split over the rows; see `place`."""
         arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)

@@ -1,14 +1,17 @@
 """From models and parts to a decoding method with its parameters."""
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from specjax.checks import check_part, checked
 from specjax.decoding import Autoregressive, AutoregressiveParams, RoundParams, Speculative
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.rules import Lossless
-from specjax.text.models import Models, TextModel
+from specjax.text.models import Models, TextModel, whole
 from specjax.types import Drafter, Method, Params, Rule, Stopping, Verification
 from specjax.verification import Block
 
@@ -24,7 +27,7 @@ class Parts:
     stopping_params: Params = None
     drafter: Drafter | None = None
     drafter_params: Params = None
-    widths: tuple[int, ...] | None = None
+    widths: Sequence[int] | None = None
     method: Method | None = None
     params: Params = None
 
@@ -37,12 +40,21 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assembled:
-    """Attributes: a method, its parameters, and the models whose fingerprints count, by name."""
+    """A method, ready to decode.
+
+    Attributes:
+      method: the method.
+      params: its parameters.
+      models: the models that were given, by name.
+      main: the model whose tokenizer is used.
+      own_params: a hash of the parameters that are none of the models', or None.
+    """
 
     method: Method
     params: Params
     models: dict[str, TextModel]
     main: TextModel
+    own_params: str | None = None
 
 
 def assemble(models: Models | TextModel, parts: Parts) -> Assembled:
@@ -72,6 +84,15 @@ def assemble(models: Models | TextModel, parts: Parts) -> Assembled:
         return _whole(named, main, parts)
     if parts.params is not None:
         raise ValueError("params= must be left out: it is for a method of your own, method=")
+    if parts.drafter is None and parts.drafter_params is not None:
+        raise ValueError("drafter_params= must be left out: it belongs to drafter=")
+    if parts.stopping is None and parts.stopping_params is not None:
+        raise ValueError("stopping_params= must be left out: it belongs to stopping=")
+    if parts.drafter is None and "drafter" not in named and len(named) > 1:
+        raise ValueError(
+            f"one of the models must be called drafter, got {', '.join(named)}: name one so, "
+            "or give drafter="
+        )
     if parts.drafter is None and "drafter" not in named:
         parts.check_none(f"{main.name} decodes alone; give a Pair, or drafter=")
         method = Autoregressive(
@@ -84,13 +105,21 @@ def assemble(models: Models | TextModel, parts: Parts) -> Assembled:
 def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
     """A method of the user's own."""
     method, params = parts.method, parts.params
-    needed = ("init", "run", "describe", "cache_length", "model_names", "vocab_size")
+    needed = [
+        *("init", "run", "describe", "cache_length", "check_rule", "model_names"),
+        *("nan_sources", "vocab_size", "max_draft", "partitioner"),
+    ]
     check_part("method", method, needed, "decoding.Speculative(...)")
     assert method is not None
+    if not hasattr(params, "_replace"):
+        raise TypeError(
+            f"params must be a NamedTuple, the parameters of {type(method).__name__}, got "
+            f"{type(params).__name__}"
+        )
     if parts.rule is not None:
         method.check_rule(parts.rule)
         params = params._replace(rule=parts.rule)
-    return Assembled(method, params, named, main)
+    return Assembled(method, params, named, main, digest(params))
 
 
 def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
@@ -109,14 +138,37 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
                 raise ValueError(f"{name}= must be left out: the drafter has its own")
         # A drafter of the user's own takes the place of the pair's.
         named = {name: model for name, model in named.items() if name != "drafter"}
+    if main.partitioner is not None and parts.drafter is not None:
+        drafter_params = main.partitioner.replicate(drafter_params)
+    if main.partitioner is not None and parts.stopping_params is not None:
+        own = main.partitioner.replicate(parts.stopping_params)
+        drafter_params = drafter_params._replace(stopping=own)
+    widths = parts.widths
+    if widths is not None:
+        widths = tuple(checked("widths", widths, low=1, dtype=np.int32).reshape(-1).tolist())
     method = Speculative(
         main.model,
         drafter,
         Block() if parts.verification is None else parts.verification,
-        parts.widths,
+        widths,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )
     rule = Lossless() if parts.rule is None else parts.rule
     method.check_rule(rule)
-    return Assembled(method, RoundParams(main.prepared, drafter_params, rule), named, main)
+    params = RoundParams(main.prepared, drafter_params, rule)
+    own_params = digest((parts.drafter_params, parts.stopping_params))
+    return Assembled(method, params, named, main, own_params)
+
+
+def digest(params: Params) -> str | None:
+    """A hash of parameters' names, shapes and values; None where there are none."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        return None
+    made = hashlib.sha256()
+    for path, leaf in leaves:
+        array = whole(leaf)
+        made.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        made.update(np.ascontiguousarray(array).tobytes())
+    return made.hexdigest()[:16]

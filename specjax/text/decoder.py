@@ -95,16 +95,16 @@ class Decoder:
             stopping_params=stopping_params,
             drafter=drafter,
             drafter_params=drafter_params,
-            widths=None if widths is None else tuple(widths),
+            widths=widths,
             method=method,
             params=params,
         )
         made = assemble(models, parts)
         self.models, self.method, self._params = models, made.method, made.params
         self._named, self._main = made.models, made.main
+        self._own_params = made.own_params
         self.rule: Rule | None = getattr(made.params, "rule", None)
-        if self.rule is not None:
-            check_rule(self.rule)
+        _check_own_rule(self.rule)
         self.tokenizer = made.main.tokenizer
 
     def __call__(
@@ -130,7 +130,7 @@ class Decoder:
             - log_probs: True keeps the log-probability of each token.
 
         Returns:
-          A `Result`, in the order of the prompts.
+          A `Result`, in the order of the prompts. Of several processes each gets its own rows.
 
         Raises:
           ValueError: if a prompt is empty or does not fit, or a value is out of range.
@@ -220,6 +220,7 @@ class Decoder:
         return {
             **{name: model.fingerprint for name, model in self._named.items()},
             **self.method.describe(),
+            "own_params": self._own_params,
             "rule": None if self.rule is None else repr(self.rule),
             # In full: what is shown of many numbers leaves some out.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
@@ -247,7 +248,7 @@ class Decoder:
 
         Args:
           prompt_length: the longest prompt in tokens.
-          rows: the slots; the batch size by default.
+          rows: the slots; the batch size by default. Over a mesh they are rounded up.
           refill: how many free slots are filled at once; see `Engine`.
           rule: instead of the Decoder's; each strength one number.
           log_probs: whether the log-probability of each token is kept.
@@ -258,6 +259,9 @@ class Decoder:
         Raises:
           ValueError: as `Engine` does, or for strengths per prompt.
         """
+        if rule is not None:
+            self.method.check_rule(rule)
+            _check_own_rule(rule)
         rule = self.rule if rule is None else rule
         values = [*jax.tree.leaves(rule), *self._sampling.values()]
         if any(np.ndim(value) for value in values if value is not None):
@@ -265,11 +269,15 @@ class Decoder:
                 "an engine takes one value of each setting: give strengths, temperature, top_k and "
                 "top_p per row with its requests"
             )
+        rows = self.batch_size if rows is None else rows
+        refill = max(1, rows // 4) if refill is None else refill
+        partitioner = self.method.partitioner
+        multiple = 1 if partitioner is None else partitioner.row_multiple
         return self._engine(
             rule,
             Sampling(**self._sampling),
-            rows=self.batch_size if rows is None else rows,
-            refill=refill,
+            rows=rows + -rows % multiple,
+            refill=refill + -refill % multiple,
             prompt_length=prompt_length,
             token_log_probs=log_probs,
         )
@@ -281,7 +289,6 @@ class Decoder:
             params,
             sampling=sampling,
             max_new=self.max_new_tokens,
-            partitioner=self._main.partitioner,
             pad_id=self.tokenizer.pad_id,
             **sizes,
         )
@@ -303,7 +310,7 @@ class Decoder:
         """The requests of a call, its rule, and whether log-probabilities are kept by token."""
         if rule is not None:
             self.method.check_rule(rule)
-            check_rule(rule)
+            _check_own_rule(rule)
         rule = self.rule if rule is None else rule
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         limits = self.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -337,7 +344,7 @@ class Decoder:
         eager: bool,
     ) -> Iterator[Row]:
         requests, rule, log_probs = asked
-        partitioner = self._main.partitioner
+        partitioner = self.method.partitioner
         multiple = 1 if partitioner is None else partitioner.row_multiple
         lengths = [len(request.tokens) for request in requests]
         plans = prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple)
@@ -345,13 +352,21 @@ class Decoder:
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], rule)
 
         def make_engine(plan: SlotPlan) -> Engine:
-            sampling = requests[int(plan.members[0])].sampling
-            assert sampling is not None
+            # Of the first row; the others say their own.
+            first = requests[int(plan.members[0])]
+            given = (first.temperature, first.top_k, first.top_p)
+            sampling = Sampling(*given)  # type: ignore[arg-type]
             sizes = {"rows": plan.rows, "refill": plan.refill, "prompt_length": plan.length}
             return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
 
         done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
+
+
+def _check_own_rule(rule: Rule | None) -> None:
+    """Checks a rule that a user wrote; those of `specjax.rules` are known to be right."""
+    if rule is not None and not type(rule).__module__.startswith("specjax.rules"):
+        check_rule(rule)
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -6,6 +6,7 @@ Axes: B slots, n slots filled at once, L prompt length, N longest output.
 import collections
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from specjax.checks import check_count
 from specjax.decoding import end_row, insert_rows
-from specjax.partitioning import Partitioner, local_rows
+from specjax.partitioning import local_rows
 from specjax.text.results import RowInfo
 from specjax.types import (
     ABORTED,
@@ -29,6 +30,7 @@ from specjax.types import (
     Sampling,
 )
 
+_SETTINGS = ("temperature", "top_k", "top_p")
 # Steps between two returns to the host, so that an interrupt is heard.
 STOP_AFTER = 64
 
@@ -42,16 +44,21 @@ class Request:
       limit: how many tokens it may emit.
       seed: in 0 .. 2**32 - 1.
       stream: in 0 .. 2**32 - 1; randomness depends on the seed and this number alone.
-      sampling: fields are scalars; None, or a field that is None: the engine's own.
+      temperature: None for the engine's own.
+      top_k: None for the engine's own.
+      top_p: None for the engine's own.
       draft_limit: the longest block in 0 .. G; None for G.
-      strengths: the leaves of the rule, scalars; None for the engine's own.
+      strengths: the leaves of the rule, numbers in its range (its constructor checks them); None
+        for the engine's own.
     """
 
     tokens: np.ndarray
     limit: int
     seed: int = 0
     stream: int = 0
-    sampling: Sampling | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
     draft_limit: int | None = None
     strengths: tuple[Any, ...] | None = None
 
@@ -65,7 +72,7 @@ class Finished:
       tokens: `[n]` int32, all that it emitted, an end-of-sequence token included.
       ended_by: "eos", "length" or "nan".
       info: what it took.
-      seconds: from its entering a slot.
+      seconds: from its entering a slot until the engine returned it.
       error: for a row that ended by NaN, which model gave it and in which step; else None.
     """
 
@@ -99,7 +106,6 @@ class Engine:
       refill: n, how many free slots are filled at once; a quarter of the slots by default.
       sampling: fields are scalars: what requests do not say. A field that is None cannot be asked
         for: its filter is not compiled in.
-      partitioner: where arrays lie on a mesh; the method's own.
       pad_id: pads prompts.
       token_log_probs: whether log-probabilities are kept token by token.
 
@@ -117,13 +123,15 @@ class Engine:
         max_new: int,
         refill: int | None = None,
         sampling: Sampling | None = None,
-        partitioner: Partitioner | None = None,
         pad_id: int = 0,
         token_log_probs: bool = False,
     ) -> None:
         refill = max(1, rows // 4) if refill is None else refill
         for name, size in (("rows", rows), ("refill", refill), ("prompt_length", prompt_length)):
             check_count(name, size, "give a whole number")
+        if refill > rows:
+            raise ValueError(f"refill must be at most rows={rows}, got {refill}")
+        partitioner = method.partitioner
         multiple = 1 if partitioner is None else partitioner.row_multiple
         for name, size in (("rows", rows), ("refill", refill)):
             if size % multiple:
@@ -135,7 +143,7 @@ class Engine:
         self._rows, self._refill, self._length = rows, refill, prompt_length
         self._max_new, self._pad_id = max_new, pad_id
         self._sampling = Sampling() if sampling is None else sampling
-        self._partitioner, self._token_log_probs = partitioner, token_log_probs
+        self._token_log_probs, self._filled_at = token_log_probs, 0.0
         self._rule = getattr(params, "rule", None)
         self._max_length = method.cache_length(prompt_length, 0, max_new)
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
@@ -157,34 +165,50 @@ class Engine:
         Raises:
           ValueError: if it does not fit the engine.
         """
-        count = len(request.tokens)
-        if not 1 <= count <= self._length:
+        self._check(request)
+        self._next_id += 1
+        self._waiting.append((self._next_id - 1, request))
+        return self._next_id - 1
+
+    def _check(self, request: Request) -> None:
+        """Raises ValueError for a request that would fail once it enters a slot."""
+        tokens, last = np.asarray(request.tokens), self._method.vocab_size - 1
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(
-                f"the prompt must have 1 to {self._length} tokens, got {count}: shorten it, or "
-                "make the engine with a larger prompt_length"
+                f"tokens must be whole numbers [n], got {tokens.dtype} {list(tokens.shape)}"
+            )
+        if not 1 <= len(tokens) <= self._length:
+            raise ValueError(
+                f"the prompt must have 1 to {self._length} tokens, got {len(tokens)}: shorten it, "
+                "or make the engine with a larger prompt_length"
             )
         spans = {"limit": (1, self._max_new), "draft_limit": (0, self._method.max_draft)}
         spans |= dict.fromkeys(("seed", "stream"), (0, 2**32 - 1))
+        values = {"token": tokens.min(), "tokens": tokens.max()}
+        values |= {name: getattr(request, name) for name in spans}
+        spans |= dict.fromkeys(("token", "tokens"), (0, last))
         for name, (low, high) in spans.items():
-            value = getattr(request, name)
-            if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} must be in {low} .. {high}, got {value}")
-        needed = len(jax.tree.leaves(self._rule))
-        if request.strengths is not None and len(request.strengths) != needed:
-            raise ValueError(
-                f"strengths must have {needed} value{'s' * (needed != 1)}, one for each of the "
-                f"rule, got {len(request.strengths)}"
-            )
-        for name in ("top_k", "top_p"):
-            asked, own = (getattr(x, name, None) for x in (request.sampling, self._sampling))
-            if asked is not None and own is None:
+            value = values[name]
+            if value is not None and not (value == int(value) and low <= value <= high):
+                raise ValueError(f"{name} must be a whole number in {low} .. {high}, got {value}")
+        asked = {n: getattr(request, n) for n in _SETTINGS if getattr(request, n) is not None}
+        Sampling(**asked)  # its checks
+        for name in asked:
+            if np.ndim(asked[name]):
+                raise ValueError(f"{name} must be one number, got {asked[name]}")
+            if getattr(self._sampling, name) is None:
                 raise ValueError(
                     f"{name} must be None: this engine is compiled without it; make it with "
                     f"sampling=Sampling({name}=...)"
                 )
-        self._next_id += 1
-        self._waiting.append((self._next_id - 1, request))
-        return self._next_id - 1
+        needed = len(jax.tree.leaves(self._rule))
+        if request.strengths is not None and (
+            len(request.strengths) != needed or any(map(np.ndim, request.strengths))
+        ):
+            raise ValueError(
+                f"strengths must have {needed} number{'s' * (needed != 1)}, one for each of the "
+                f"rule, got {request.strengths}"
+            )
 
     def abort(self, request_id: int) -> bool:
         """Drops a request, whether it waits or runs; it will not be among the finished.
@@ -230,28 +254,27 @@ class Engine:
     def _fill(self) -> None:
         """Gives free slots to waiting requests."""
         if self._state is None and self._waiting:
-            chosen = self._take(self._rows)
-            self._state = self._init(chosen, self._rows)
-            self._occupy(range(self._rows), chosen)
+            self._state = self._init(self._rows)
+            self._occupy(range(self._rows))
         while self._waiting and self._slots.count(None) >= self._refill:
             assert self._state is not None
             free = [place for place, slot in enumerate(self._slots) if slot is None]
             free = free[: self._refill]
-            chosen = self._take(self._refill)
-            new = self._init(chosen, self._refill)
+            new = self._init(self._refill)
             self._state = insert_rows(self._state, jnp.asarray(free, jnp.int32), new)
-            self._occupy(free, chosen)
+            self._occupy(free)
 
-    def _take(self, count: int) -> list[tuple[int, Request]]:
-        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+    def _occupy(self, places: Iterable[int]) -> None:
+        """Moves the first waiting requests into slots."""
+        for place in places:
+            if self._waiting:
+                request_id, request = self._waiting.popleft()
+                self._slots[place] = _Slot(request_id, request, self._filled_at)
 
-    def _occupy(self, places: Iterable[int], chosen: Sequence[tuple[int, Request]]) -> None:
-        now = time.perf_counter()
-        for place, (request_id, request) in zip(places, chosen, strict=False):
-            self._slots[place] = _Slot(request_id, request, now)
-
-    def _init(self, chosen: Sequence[tuple[int, Request]], rows: int) -> DecodeState:
+    def _init(self, rows: int) -> DecodeState:
         """Takes prompts in; rows without one, at the end, are finished from the start."""
+        self._filled_at = time.perf_counter()
+        chosen = list(itertools.islice(self._waiting, rows))
         batch = self._batch([request for _, request in chosen], rows)
         return self._method.init(
             self._params,
@@ -268,8 +291,8 @@ class Engine:
             lengths[row] = len(request.tokens)
             inputs[row, : lengths[row]] = request.tokens
 
-        def column(values: Iterable[Any], dtype: Any) -> np.ndarray:
-            filled = np.zeros(rows, dtype)
+        def column(values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
+            filled = np.full(rows, rest, dtype)
             filled[: len(requests)] = list(values)
             return filled
 
@@ -277,7 +300,7 @@ class Engine:
             own = getattr(self._sampling, name)
             if own is None:
                 return None
-            asked = [getattr(r.sampling, name, None) for r in requests]
+            asked = [getattr(request, name) for request in requests]
             column = np.full(rows, own)
             column[: len(asked)] = [own if value is None else value for value in asked]
             return column
@@ -289,9 +312,11 @@ class Engine:
             ids=column((r.stream for r in requests), np.uint32),
             limits=column((r.limit for r in requests), np.int32),
             seeds=column((r.seed for r in requests), np.uint32),
-            sampling=Sampling(*map(setting, ("temperature", "top_k", "top_p"))),  # type: ignore[arg-type]
+            sampling=Sampling(*map(setting, _SETTINGS)),  # type: ignore[arg-type]
             draft_limits=column(
-                (longest if r.draft_limit is None else r.draft_limit for r in requests), np.int32
+                (longest if r.draft_limit is None else r.draft_limit for r in requests),
+                np.int32,
+                rest=longest,
             ),
         )
 
@@ -306,8 +331,8 @@ class Engine:
             for i in range(len(own))
         ]
         rule = jax.tree.unflatten(structure, columns)
-        if self._partitioner is not None:
-            rule = self._partitioner.place_rows(rule)
+        if self._method.partitioner is not None:
+            rule = self._method.partitioner.place_rows(rule)
         return self._params._replace(rule=rule)
 
     def _drain(self) -> list[Finished]:

@@ -68,11 +68,11 @@ class TextModel:
         digest = hashlib.sha256(described.encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-            digest.update(np.ascontiguousarray(_whole(leaf)).tobytes())
+            digest.update(np.ascontiguousarray(whole(leaf)).tobytes())
         return digest.hexdigest()[:16]
 
 
-def _whole(array: Any) -> np.ndarray:
+def whole(array: Any) -> np.ndarray:
     """The values of an array, also if this process has only a part of them."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)

@@ -185,7 +185,7 @@ def requests(
             limit=int(of_row(limits, row)),
             seed=int(of_row(seeds, row)),
             stream=row if ids is None else int(ids[row]),
-            sampling=Sampling(*(of_row(getattr(settings, name), row) for name in _SETTINGS)),
+            **{name: of_row(getattr(settings, name), row) for name in _SETTINGS},
             draft_limit=None if drafts is None else int(of_row(drafts, row)),
             strengths=None if rule is None else tuple(of_row(x, row) for _, x in strengths),
         )

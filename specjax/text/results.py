@@ -121,7 +121,7 @@ class Row:
       tokens: `[n]` int32, the output without its end-of-sequence token.
       ended_by: "eos"; "length": its limit; "nan": a model gave NaN, see `error`.
       info: what it took.
-      seconds: from its entering the batch.
+      seconds: from its entering the batch until the batch was looked at.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
         end-of-sequence token) under the verifier; None unless `log_probs=True` asked for them.
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.

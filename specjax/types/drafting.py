@@ -3,6 +3,7 @@
 Axes: B rows, G longest block, V vocabulary, D drafter's width, T committed tokens.
 """
 
+import abc
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specjax.types.language_model import Array, Axes, Params, row_axes
@@ -120,6 +121,7 @@ class Drafter(Protocol):
         """Counts the cache positions of each prompt; see `LanguageModel.prompt_positions`."""
         return 0 * input_lengths
 
+    @abc.abstractmethod
     def prefill(
         self,
         params: Params,
@@ -129,8 +131,13 @@ class Drafter(Protocol):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Any:
-        """Takes prompts in (see `LanguageModel.prefill`); returns the drafter's state."""
+        """Takes prompts in (see `LanguageModel.prefill`).
 
+        Returns:
+          The drafter's state; the leading axis of every array in it is the batch.
+        """
+
+    @abc.abstractmethod
     def propose(
         self,
         params: Params,
@@ -160,6 +167,7 @@ class Drafter(Protocol):
           The block and the new state.
         """
 
+    @abc.abstractmethod
     def bonus(
         self,
         params: Params,
@@ -244,6 +252,7 @@ class Stopping(Protocol):
         """The state before a draft's first token; the leading axis of its arrays is the batch."""
         return ()
 
+    @abc.abstractmethod
     def step(
         self,
         params: Params,

@@ -4,6 +4,7 @@ Axes: B rows, P prompt length, F prefix length, T tokens in one extend, S cache 
 V vocabulary.
 """
 
+import abc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -77,6 +78,7 @@ class LanguageModel(Protocol):
         def vocab_size(self) -> int:
             """V, the size of the last axis of the logits."""
 
+    @abc.abstractmethod
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """Counts the cache positions of each prompt, its last token included.
 
@@ -88,6 +90,7 @@ class LanguageModel(Protocol):
           The same shape; the first generated token has this position.
         """
 
+    @abc.abstractmethod
     def prefill(
         self,
         params: Params,
@@ -111,6 +114,7 @@ class LanguageModel(Protocol):
           A `Prefilled`.
         """
 
+    @abc.abstractmethod
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
@@ -122,6 +126,7 @@ class LanguageModel(Protocol):
           cross a `lax.switch` between several T without copying it.
         """
 
+    @abc.abstractmethod
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
         """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
 

@@ -80,7 +80,8 @@ class DecodeState(NamedTuple):
       lengths: `[B]` int32, how many tokens were emitted.
       limits: `[B]` int32, how many tokens each row may emit; at most N.
       draft_limits: `[B]` int32 in 0 .. G, the longest block of each row. It may be replaced between
-        two calls by whatever looks at committed tokens only.
+        two calls by whatever looks at committed tokens only. A verification with a carry
+        (GreedyBlock) drafts G tokens whatever it says.
       ended_by: `[B]` int32, a code of `ENDED_BY`. A row that is not running stays frozen.
       keys: `[B]` keys, one stream per row.
       steps: `[B]` int32, the row's steps so far: its counter of random numbers.
@@ -111,7 +112,7 @@ class Method(Protocol):
 
     `specjax.decoding.LoopMethod` has everything but a prefill and a step.
 
-    Its parameters are one pytree with named fields, such as `verifier`, `drafter` and `rule`. Where
+    Its parameters are a NamedTuple of pytrees, such as `verifier`, `drafter` and `rule`. Where
     there is a field `rule`, its strengths are scalar or `[B]`.
     """
 
@@ -122,6 +123,10 @@ class Method(Protocol):
     @property
     def max_draft(self) -> int:
         """G, 0 without a drafter."""
+
+    @property
+    def partitioner(self) -> Any:
+        """The `specjax.partitioning.Partitioner` that says where arrays lie; None on one device."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

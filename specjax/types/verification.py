@@ -3,6 +3,7 @@
 Axes: G longest block, V vocabulary.
 """
 
+import abc
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from specjax.types.drafting import DraftTraits
@@ -56,6 +57,7 @@ class Verification(Protocol):
     keeps_last_pass: ClassVar[bool] = False
     has_carry: ClassVar[bool] = False
 
+    @abc.abstractmethod
     def acceptance(
         self,
         tokens: Array,

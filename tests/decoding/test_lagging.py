@@ -101,7 +101,8 @@ def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     state = state._replace(draft_limits=jnp.array([3, 3, 3]))
     state = method.run(given, state, 100)
     lengths = np.arange(4)
-    drafted, accepted = (np.asarray(x) @ lengths for x in state.info[1:3])
+    counts = (state.info.drafted_lengths, state.info.accepted_lengths)
+    drafted, accepted = (np.asarray(x) @ lengths for x in counts)
     np.testing.assert_array_equal(drafted, accepted)
     assert drafted.min() > 0
     plain = method.init(given, prompts._replace(draft_limits=None), max_new=24)
@@ -168,3 +169,53 @@ def test_the_cache_must_hold_the_prompt_of_every_model():
         method.init(params, prompts, max_new=4, max_length=10)
     state = method.run(params, method.init(params, prompts, max_new=4), 9)
     assert int(state.lengths[0]) == 4
+
+
+def test_a_nested_round_catches_up_on_what_others_add():
+    """More is committed than it emitted: its next distributions are those after all of that."""
+    model = whole.MODEL
+    drafter = drafting.NeuralDrafter(model, 2)
+    one = decoding.Round(model, drafter, VERIFICATIONS["Token"], nested=True)
+    params = pair(*whole.PARAMS)
+    inputs, lengths = jnp.asarray(whole.PROMPTS), jnp.asarray(whole.LENGTHS)
+    settings, everyone = sampling.Sampling(jnp.ones(3)), jnp.ones(3, bool)
+    uniforms = jax.random.uniform(jax.random.key(3), (3, one.num_uniforms))
+    added = jnp.array([[1, 0], [0, 1], [1, 1]])
+
+    def next_target(one):
+        state = one.prefill(params, inputs, lengths, 24)
+        outcome, new, _ = one(params, settings, state, uniforms, everyone, jnp.full(3, 2))
+        # All that it emitted, and up to two tokens of somebody else's.
+        width = outcome.tokens.shape[1]
+        tokens = jnp.pad(outcome.tokens, ((0, 0), (0, 2)))
+        place = outcome.counts[:, None] + jnp.arange(2)[None]
+        tokens = jax.vmap(lambda row, at, new: row.at[at].set(new))(tokens, place, added)
+        counts = outcome.counts + jnp.array([0, 1, 2])
+        assert tokens.shape[1] == width + 2
+        state = one.commit(state, new, tokens, counts)
+        outcome, _, seen = one(params, settings, state, uniforms, everyone, jnp.full(3, 2))
+        return tokens, counts, outcome, seen
+
+    tokens, counts, outcome, seen = next_target(one)
+    assert int(seen.calls["verifier"]) == 2  # one to catch up
+    for row in range(3):
+        prompt = whole.PROMPTS[row, : whole.LENGTHS[row]]
+        text = np.concatenate([prompt, np.asarray(tokens)[row, : counts[row]]])[None]
+        cache, last, at = model.prefill(
+            whole.PARAMS[0], jnp.asarray(text), jnp.array([text.size]), 24
+        )
+        logits = model.extend(whole.PARAMS[0], cache, last[:, None], at).logits[0, 0]
+        want = sampling.distribution(logits, sampling.Sampling(1.0))
+        np.testing.assert_allclose(outcome.probs[row, 0], want, rtol=1e-6)
+    # The control: a round that is not nested has not read them.
+    wrong = next_target(decoding.Round(model, drafter, VERIFICATIONS["Token"]))[2]
+    assert np.abs(np.asarray(wrong.probs[2, 0]) - np.asarray(outcome.probs[2, 0])).max() > 1e-3
+
+
+def test_rounds_that_cannot_nest_are_refused():
+    drafter = drafting.NeuralDrafter(whole.MODEL, 2)
+    with pytest.raises(ValueError, match="GreedyBlock is not exact in a round that another round"):
+        decoding.Round(whole.MODEL, drafter, VERIFICATIONS["GreedyBlock"], nested=True)
+    same = drafting.NeuralDrafter(whole.MODEL, 2, name="verifier")
+    with pytest.raises(ValueError, match="models of a round must have different names"):
+        decoding.Round(whole.MODEL, same, VERIFICATIONS["Token"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import rules
+from specjax import partitioning, rules
 from tests import tiny_pair
 
 
@@ -68,9 +68,8 @@ def test_a_request_can_be_dropped(decoder, expected):
 def test_settings_are_each_requests_own(decoder):
     engine = decoder.engine(prompt_length=16, rows=2)
     strengths = (np.float32(-9.0),)
-    cold = specjax.Sampling(0.0)
     engine.add(_request(decoder, "a", 0, strengths=strengths, draft_limit=0))
-    engine.add(_request(decoder, "b", 1, sampling=cold))
+    engine.add(_request(decoder, "b", 1, temperature=0.0))
     rows = {}
     while engine.unfinished:
         rows |= {row.id: row for row in engine.step(until_empty=True)}
@@ -85,11 +84,19 @@ def test_settings_are_each_requests_own(decoder):
     [
         ({"tokens": np.zeros(17, np.int32)}, "prompt must have 1 to 16 tokens, got 17: shorten it"),
         ({"tokens": np.zeros(0, np.int32)}, "prompt must have 1 to 16 tokens, got 0"),
-        ({"limit": 13}, "limit must be in 1 .. 12, got 13"),
-        ({"sampling": specjax.Sampling(1.0, top_k=3)}, "top_k must be None: this engine is comp"),
-        ({"draft_limit": 4}, "draft_limit must be in 0 .. 3, got 4"),
-        ({"seed": -1}, r"seed must be in 0 .. 4294967295, got -1"),
-        ({"strengths": ()}, "strengths must have 1 value, one for each of the rule, got 0"),
+        ({"tokens": np.zeros((1, 3), np.int32)}, r"tokens must be whole numbers \[n\], got int32"),
+        ({"tokens": np.zeros(3)}, r"tokens must be whole numbers \[n\], got float64"),
+        ({"tokens": np.full(3, 259)}, "token must be a whole number in 0 .. 258, got 259"),
+        ({"tokens": np.full(3, -1)}, "token must be a whole number in 0 .. 258, got -1"),
+        ({"limit": 13}, "limit must be a whole number in 1 .. 12, got 13"),
+        ({"limit": 2.5}, "limit must be a whole number in 1 .. 12, got 2.5"),
+        ({"top_k": 3}, "top_k must be None: this engine is comp"),
+        ({"temperature": -1.0}, r"temperature must lie in \[0, .*\], got -1"),
+        ({"temperature": [0.0, 1.0]}, "temperature must be one number, got"),
+        ({"draft_limit": 4}, "draft_limit must be a whole number in 0 .. 3, got 4"),
+        ({"seed": -1}, r"seed must be a whole number in 0 .. 4294967295, got -1"),
+        ({"strengths": ()}, r"strengths must have 1 number, one for each of the rule, got \(\)"),
+        ({"strengths": ([0.1, 0.2],)}, "strengths must have 1 number, one for each of the rule"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
@@ -105,3 +112,21 @@ def test_an_engine_takes_one_value_of_each_setting(decoder):
         decoder.engine(prompt_length=16, rule=rules.OPT([0.1, 0.2]))
     with pytest.raises(ValueError, match="rows must be a whole number of at least 1, got 0"):
         decoder.engine(prompt_length=16, rows=0)
+    with pytest.raises(ValueError, match="refill must be at most rows=2, got 4"):
+        decoder.engine(prompt_length=16, rows=2, refill=4)
+    with pytest.raises(TypeError, match="rule must be one such as"):
+        decoder.engine(prompt_length=16, rule=3)
+
+
+def test_an_engine_fits_its_mesh():
+    mesh = partitioning.make_mesh(data=8)
+    pair = specjax.Pair(*(tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)))
+    decoder = specjax.Decoder(pair, max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16,))
+    engine = decoder.engine(prompt_length=16)
+    for i in range(9):  # one more than the slots, which are rounded up to the devices
+        engine.add(_request(decoder, TEXTS[i], i))
+    rows = []
+    while engine.unfinished:
+        rows += engine.step()
+    assert sorted(row.id for row in rows) == list(range(9))
+    _check(rows, decoder(TEXTS, seed=5))

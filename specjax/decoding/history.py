@@ -1,0 +1,122 @@
+"""What a model has read of a row, so that it may lag behind what was committed and catch up.
+
+Axes: B rows, G longest block, S cache length, T committed tokens, W tokens of a pass.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.types import Array, Cache, LanguageModel, Params, Prefilled
+
+
+class History(NamedTuple):
+    """A row's tokens by cache position, and how far the cache agrees with them.
+
+    Attributes:
+      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on.
+      read: `[B]` int32: the cache's entries below it are those of `tokens`. It is less than the
+        position of the last committed token in a row that lags.
+      drafted: `[B, G]` int32, the block that was read last.
+    """
+
+    tokens: Array  # [B, S]
+    read: Array  # [B]
+    drafted: Array  # [B, G]
+
+
+def begin(filled: Prefilled, max_length: int, max_draft: int) -> History:
+    """The history after a prompt: all of it is read but its last token."""
+    rows = filled.tokens.shape[0]
+    tokens = jnp.zeros((rows, max_length), jnp.int32)
+    return History(
+        tokens=_put_at(tokens, filled.tokens[:, None], filled.positions),
+        read=filled.positions,
+        drafted=jnp.zeros((rows, max_draft), jnp.int32),
+    )
+
+
+def catch_up(
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    positions: Array,
+    history: History,
+    active: Array,
+) -> tuple[Cache, History, Array]:
+    """Reads what active rows lack, all but their last committed token; G + 1 tokens to a pass.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      cache: its cache.
+      positions: `[B]` int32, where the last committed token belongs.
+      history: the rows' history.
+      active: `[B]` bool; no pass is made for other rows alone.
+
+    Returns:
+      The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
+    """
+    width = history.drafted.shape[1] + 1
+    start_of = (cache, history.read, jnp.int32(0))
+
+    def lags(carry: tuple[Cache, Array, Array]) -> Array:
+        return jnp.any(active & (carry[1] < positions))
+
+    def step(carry: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
+        cache, read, calls = carry
+        # Rows that do not lag read their last token again, which changes nothing.
+        start = jnp.minimum(read, positions)
+        place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+        # No padding: past the end the last token is repeated.
+        place = jnp.minimum(place, positions[:, None])
+        tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+        cache = model.extend(params, cache, tokens, start).cache
+        read = jnp.maximum(read, jnp.minimum(start + width, positions))
+        return cache, read, calls + 1
+
+    cache, read, calls = lax.while_loop(lags, step, start_of)
+    return cache, history._replace(read=read), calls
+
+
+def note_block(history: History, positions: Array, drafted: Array, count: Array) -> History:
+    """Notes that the last committed token and the first tokens of a block were read.
+
+    Args:
+      history: the rows' history.
+      positions: `[B]` int32, where the last committed token belongs.
+      drafted: `[B, G]` int32, the block.
+      count: int32, scalar or `[B]`: how many tokens were read, the committed one included. In a row
+        that lags the reading is worth nothing: it did not see what came before.
+    """
+    read = jnp.maximum(history.read, positions + count)
+    read = jnp.where(history.read < positions, history.read, read)
+    return history._replace(read=read, drafted=drafted)
+
+
+def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:
+    """Notes what was committed after `positions`; what was read stands as far as it agrees.
+
+    Args:
+      history: the rows' history.
+      positions: `[B]` int32, where the last committed token before these belongs.
+      tokens: `[B, T]` int32, of which `counts [B]` are committed.
+      counts: `[B]` int32.
+    """
+    width = min(tokens.shape[1], history.drafted.shape[1])
+    agrees = tokens[:, :width] == history.drafted[:, :width]
+    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
+    same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    return history._replace(
+        tokens=_put_at(history.tokens, tokens, positions + 1),
+        read=jnp.minimum(history.read, positions + 1 + same),
+    )
+
+
+def _put_at(buffer: Array, values: Array, starts: Array) -> Array:
+    """Writes `values [B, n]` at `starts[b] ..` of each row; what falls past the end is dropped."""
+    place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+    put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
+    return jax.vmap(put)(buffer, place, values)
