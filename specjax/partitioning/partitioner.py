@@ -85,7 +85,7 @@ class Partitioner:
         return jax.tree.map(place, tree, shardings)
 
     def replicate(self, tree: Any) -> Any:
-        """Puts arrays whole on every device; see `place`."""
+        """Places the whole arrays on every device; see `place`."""
         return self.place(tree, jax.tree.map(lambda _: NamedSharding(self.mesh, jax.P()), tree))
 
     def place_rows(self, tree: Any) -> Any:
