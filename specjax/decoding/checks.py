@@ -1,5 +1,6 @@
 """Checks, on the host, of what a method is started with."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -111,6 +112,21 @@ def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verific
         raise ValueError(
             f"{type(verification).__name__} needs drafts of a fixed length here: use "
             "Block or Token verification with adaptive stopping"
+        )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises ValueError if two models of a round have one name."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
+
+
+def check_nests(verification: Verification) -> None:
+    """Raises ValueError if a round with this verification cannot be reviewed by another one."""
+    if verification.has_carry:
+        raise ValueError(
+            f"{type(verification).__name__} is not exact in a round that another round reviews: "
+            "use Block or Token verification"
         )
 
 

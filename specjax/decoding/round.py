@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from specjax.decoding import history as history_lib
-from specjax.decoding.checks import check_parts, check_rule
+from specjax.decoding.checks import check_names, check_nests, check_parts, check_rule
 from specjax.decoding.outcome import (
     RoundInfo,
     RoundOutcome,
@@ -68,16 +68,11 @@ class Round:
 
     def __post_init__(self) -> None:
         check_parts(self.verifier, self.drafter, self.verification)
+        check_names(self.model_names)
         if self.widths is not None:
             check_widths(self.widths, self.drafter.max_draft + 1)
-        names = self.model_names
-        if len(set(names)) < len(names):
-            raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
-        if self.nested and self.verification.has_carry:
-            raise ValueError(
-                f"{type(self.verification).__name__} is not exact in a round that another round "
-                "reviews: use Block or Token verification"
-            )
+        if self.nested:
+            check_nests(self.verification)
 
     @property
     def num_uniforms(self) -> int:
@@ -103,10 +98,9 @@ class Round:
     @property
     def verifier_widths(self) -> tuple[int, ...]:
         """The widths that are compiled."""
-        if self.widths is not None:
-            return self.widths
         full = self.drafter.max_draft + 1
-        return (full,) if self.drafter.traits.fixed_length else powers_of_two(full)
+        usual = (full,) if self.drafter.traits.fixed_length else powers_of_two(full)
+        return usual if self.widths is None else self.widths
 
     def check_rule(self, rule: Rule) -> None:
         """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
@@ -230,12 +224,6 @@ class Round:
         """
         moved = counts > 0
         last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
-
-        def keep(a, b):
-            return jax.tree.map(
-                lambda x, y: jnp.where(moved.reshape((-1,) + (1,) * (y.ndim - 1)), y, x), a, b
-            )
-
         history = new.history
         if history is not None:
             history = history_lib.commit(history, old.positions, tokens, counts)
@@ -244,7 +232,7 @@ class Round:
             positions=old.positions + counts,
             cache=new.cache,
             drafter=self.drafter.commit(new.drafter, tokens, counts),
-            carry=keep(old.carry, new.carry),
+            carry=_where_rows(moved, new.carry, old.carry),
             history=history,
         )
 
@@ -312,6 +300,15 @@ class Round:
             return target, drafter, {name: jnp.int32(0) for name in names}, needed & False
 
         return lax.cond(jnp.any(needed), run, skip, drafter)
+
+
+def _where_rows(rows: Array, new: Any, old: Any) -> Any:
+    """The arrays of `new` in the rows `[B]` that are true, those of `old` in the others."""
+
+    def choose(x: Array, y: Array) -> Array:
+        return jnp.where(rows.reshape((-1,) + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(choose, new, old)
 
 
 def _call(rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None) -> Array:

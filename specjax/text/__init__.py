@@ -1,9 +1,10 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
 from specjax.text.decoder import Decoder
-from specjax.text.engine import Engine, Finished, Request
+from specjax.text.engine import Engine, Finished
 from specjax.text.models import Models, Pair, TextModel, load_models, load_pair, load_text_model
 from specjax.text.prompts import BUCKETS, Prompt
+from specjax.text.requests import Request
 from specjax.text.results import Result, Row, RowInfo, RunInfo
 
 __all__ = [

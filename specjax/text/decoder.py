@@ -19,9 +19,10 @@ from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble
-from specjax.text.engine import Engine, Request
+from specjax.text.engine import Engine
 from specjax.text.models import Models, TextModel
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
+from specjax.text.requests import Request, settings_of
 from specjax.text.results import Result, Row, collect
 from specjax.text.rows import finished_rows, to_row
 from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
@@ -271,8 +272,7 @@ class Decoder:
             )
         rows = self.batch_size if rows is None else rows
         refill = max(1, rows // 4) if refill is None else refill
-        partitioner = self.method.partitioner
-        multiple = 1 if partitioner is None else partitioner.row_multiple
+        multiple = _row_multiple(self.method)
         return self._engine(
             rule,
             Sampling(**self._sampling),
@@ -327,12 +327,7 @@ class Decoder:
             max_draft=self.method.max_draft,
             rule=rule,
         )
-        longest = max(request.limit for request in asked)
-        if longest > self.max_new_tokens:
-            raise ValueError(
-                f"max_new_tokens is {longest} but this Decoder has room for {self.max_new_tokens}: "
-                f"make it with max_new_tokens={longest}"
-            )
+        prompts_lib.check_limits(asked, self.max_new_tokens)
         return asked, rule, log_probs
 
     def _rows(
@@ -344,8 +339,7 @@ class Decoder:
         eager: bool,
     ) -> Iterator[Row]:
         requests, rule, log_probs = asked
-        partitioner = self.method.partitioner
-        multiple = 1 if partitioner is None else partitioner.row_multiple
+        multiple = _row_multiple(self.method)
         lengths = [len(request.tokens) for request in requests]
         plans = prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple)
         # Requests carry their own strengths: here the engine needs the rule's structure alone.
@@ -353,9 +347,7 @@ class Decoder:
 
         def make_engine(plan: SlotPlan) -> Engine:
             # Of the first row; the others say their own.
-            first = requests[int(plan.members[0])]
-            given = (first.temperature, first.top_k, first.top_p)
-            sampling = Sampling(*given)  # type: ignore[arg-type]
+            sampling = settings_of(requests[int(plan.members[0])])
             sizes = {"rows": plan.rows, "refill": plan.refill, "prompt_length": plan.length}
             return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
 
@@ -367,6 +359,10 @@ def _check_own_rule(rule: Rule | None) -> None:
     """Checks a rule that a user wrote; those of `specjax.rules` are known to be right."""
     if rule is not None and not type(rule).__module__.startswith("specjax.rules"):
         check_rule(rule)
+
+
+def _row_multiple(method: Method) -> int:
+    return 1 if method.partitioner is None else method.partitioner.row_multiple
 
 
 def _at_least_one(name: str, value: Any) -> int:

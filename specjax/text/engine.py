@@ -18,6 +18,7 @@ import numpy as np
 from specjax.checks import check_count
 from specjax.decoding import end_row, insert_rows
 from specjax.partitioning import local_rows
+from specjax.text.requests import SETTINGS, Request, check_request
 from specjax.text.results import RowInfo
 from specjax.types import (
     ABORTED,
@@ -30,37 +31,8 @@ from specjax.types import (
     Sampling,
 )
 
-_SETTINGS = ("temperature", "top_k", "top_p")
 # Steps between two returns to the host, so that an interrupt is heard.
 STOP_AFTER = 64
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Request:
-    """What is asked of one row.
-
-    Attributes:
-      tokens: `[n]` int32, the prompt.
-      limit: how many tokens it may emit.
-      seed: in 0 .. 2**32 - 1.
-      stream: in 0 .. 2**32 - 1; randomness depends on the seed and this number alone.
-      temperature: None for the engine's own.
-      top_k: None for the engine's own.
-      top_p: None for the engine's own.
-      draft_limit: the longest block in 0 .. G; None for G.
-      strengths: the leaves of the rule, numbers in its range (its constructor checks them); None
-        for the engine's own.
-    """
-
-    tokens: np.ndarray
-    limit: int
-    seed: int = 0
-    stream: int = 0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    draft_limit: int | None = None
-    strengths: tuple[Any, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,50 +137,18 @@ class Engine:
         Raises:
           ValueError: if it does not fit the engine.
         """
-        self._check(request)
+        check_request(
+            request,
+            vocab_size=self._method.vocab_size,
+            max_draft=self._method.max_draft,
+            prompt_length=self._length,
+            max_new=self._max_new,
+            sampling=self._sampling,
+            rule=self._rule,
+        )
         self._next_id += 1
         self._waiting.append((self._next_id - 1, request))
         return self._next_id - 1
-
-    def _check(self, request: Request) -> None:
-        """Raises ValueError for a request that would fail once it enters a slot."""
-        tokens, last = np.asarray(request.tokens), self._method.vocab_size - 1
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(
-                f"tokens must be whole numbers [n], got {tokens.dtype} {list(tokens.shape)}"
-            )
-        if not 1 <= len(tokens) <= self._length:
-            raise ValueError(
-                f"the prompt must have 1 to {self._length} tokens, got {len(tokens)}: shorten it, "
-                "or make the engine with a larger prompt_length"
-            )
-        spans = {"limit": (1, self._max_new), "draft_limit": (0, self._method.max_draft)}
-        spans |= dict.fromkeys(("seed", "stream"), (0, 2**32 - 1))
-        values = {"token": tokens.min(), "tokens": tokens.max()}
-        values |= {name: getattr(request, name) for name in spans}
-        spans |= dict.fromkeys(("token", "tokens"), (0, last))
-        for name, (low, high) in spans.items():
-            value = values[name]
-            if value is not None and not (value == int(value) and low <= value <= high):
-                raise ValueError(f"{name} must be a whole number in {low} .. {high}, got {value}")
-        asked = {n: getattr(request, n) for n in _SETTINGS if getattr(request, n) is not None}
-        Sampling(**asked)  # its checks
-        for name in asked:
-            if np.ndim(asked[name]):
-                raise ValueError(f"{name} must be one number, got {asked[name]}")
-            if getattr(self._sampling, name) is None:
-                raise ValueError(
-                    f"{name} must be None: this engine is compiled without it; make it with "
-                    f"sampling=Sampling({name}=...)"
-                )
-        needed = len(jax.tree.leaves(self._rule))
-        if request.strengths is not None and (
-            len(request.strengths) != needed or any(map(np.ndim, request.strengths))
-        ):
-            raise ValueError(
-                f"strengths must have {needed} number{'s' * (needed != 1)}, one for each of the "
-                f"rule, got {request.strengths}"
-            )
 
     def abort(self, request_id: int) -> bool:
         """Drops a request, whether it waits or runs; it will not be among the finished.
@@ -312,7 +252,7 @@ class Engine:
             ids=column((r.stream for r in requests), np.uint32),
             limits=column((r.limit for r in requests), np.int32),
             seeds=column((r.seed for r in requests), np.uint32),
-            sampling=Sampling(*map(setting, _SETTINGS)),  # type: ignore[arg-type]
+            sampling=Sampling(*map(setting, SETTINGS)),  # type: ignore[arg-type]
             draft_limits=column(
                 (longest if r.draft_limit is None else r.draft_limit for r in requests),
                 np.int32,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specjax.checks import checked
-from specjax.text.engine import Request
+from specjax.text.requests import SETTINGS, Request
 from specjax.tokenizers import Tokenizer
 from specjax.types import Rule, Sampling
 
@@ -185,7 +185,7 @@ def requests(
             limit=int(of_row(limits, row)),
             seed=int(of_row(seeds, row)),
             stream=row if ids is None else int(ids[row]),
-            **{name: of_row(getattr(settings, name), row) for name in _SETTINGS},
+            **{name: of_row(getattr(settings, name), row) for name in SETTINGS},
             draft_limit=None if drafts is None else int(of_row(drafts, row)),
             strengths=None if rule is None else tuple(of_row(x, row) for _, x in strengths),
         )
@@ -193,7 +193,14 @@ def requests(
     ]
 
 
-_SETTINGS = ("temperature", "top_k", "top_p")
+def check_limits(asked: Sequence[Request], max_new: int) -> None:
+    """Raises ValueError if a row may emit more than there is room for."""
+    longest = max(request.limit for request in asked)
+    if longest > max_new:
+        raise ValueError(
+            f"max_new_tokens is {longest} but this Decoder has room for {max_new}: make it with "
+            f"max_new_tokens={longest}"
+        )
 
 
 def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import tqdm
 
-from specjax.text.engine import Engine, Finished, Request
+from specjax.text.engine import Engine, Finished
 from specjax.text.prompts import SlotPlan
+from specjax.text.requests import Request
 from specjax.text.results import Row
 from specjax.tokenizers import Tokenizer
 
