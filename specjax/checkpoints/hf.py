@@ -319,8 +319,8 @@ def write_hf(
     rules = [hf_names.to_hf(type(config), path) for path in params]
     if isinstance(config, T5Config) and config.tie_embeddings and not config.scale_tied_logits:
         # 4.x scales every tied head: an equal head, called untied, is right there and in 5.x.
-        rules.append(hf_names.Rule(LM_HEAD, "token_embedder/embedding"))
-    shards: list[list[hf_names.Rule]] = [[]]
+        rules.append(hf_names.Renaming(LM_HEAD, "token_embedder/embedding"))
+    shards: list[list[hf_names.Renaming]] = [[]]
     filled = 0
     for rule in rules:
         nbytes = params[rule.path].size * dtype.itemsize

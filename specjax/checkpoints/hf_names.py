@@ -13,7 +13,7 @@ from specjax.models.config import ModelConfig
 T = True
 
 
-class Rule(NamedTuple):
+class Renaming(NamedTuple):
     """One line of a table.
 
     Attributes:
@@ -27,62 +27,67 @@ class Rule(NamedTuple):
     transposed: bool = False
 
 
-def _t5_attention(hf: str, path: str) -> list[Rule]:
+def _t5_attention(hf: str, path: str) -> list[Renaming]:
     names = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    return [Rule(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in names.items()]
+    return [Renaming(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in names.items()]
 
 
-def _t5_stack(stack: str) -> list[Rule]:
+def _t5_stack(stack: str) -> list[Renaming]:
     """The encoder's or the decoder's block: attention, perhaps cross attention, MLP."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
     decoder = stack == "decoder"
     attention, last = ("self_attention", 2) if decoder else ("attention", 1)
     rules = [
         *_t5_attention(f"{block}.0.SelfAttention", f"{layer}/{attention}"),
-        Rule(f"{block}.0.layer_norm.weight", f"{layer}/pre_{attention}_layer_norm/scale"),
+        Renaming(f"{block}.0.layer_norm.weight", f"{layer}/pre_{attention}_layer_norm/scale"),
         *(
-            Rule(f"{block}.{last}.DenseReluDense.{w}.weight", f"{layer}/mlp/{w}/kernel", T)
+            Renaming(f"{block}.{last}.DenseReluDense.{w}.weight", f"{layer}/mlp/{w}/kernel", T)
             for w in ("wi", "wi_0", "wi_1", "wo")
         ),
-        Rule(f"{block}.{last}.layer_norm.weight", f"{layer}/pre_mlp_layer_norm/scale"),
-        Rule(
+        Renaming(f"{block}.{last}.layer_norm.weight", f"{layer}/pre_mlp_layer_norm/scale"),
+        Renaming(
             f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             f"{stack}/relpos_bias/rel_embedding",
             T,
         ),
-        Rule(f"{stack}.final_layer_norm.weight", f"{stack}/{stack}_norm/scale"),
+        Renaming(f"{stack}.final_layer_norm.weight", f"{stack}/{stack}_norm/scale"),
     ]
     if decoder:
         rules += _t5_attention(f"{block}.1.EncDecAttention", f"{layer}/encoder_decoder_attention")
         rules.append(
-            Rule(f"{block}.1.layer_norm.weight", f"{layer}/pre_cross_attention_layer_norm/scale")
+            Renaming(
+                f"{block}.1.layer_norm.weight", f"{layer}/pre_cross_attention_layer_norm/scale"
+            )
         )
     return rules
 
 
 _T5 = (
-    Rule("shared.weight", "token_embedder/embedding"),
+    Renaming("shared.weight", "token_embedder/embedding"),
     *_t5_stack("encoder"),
     *_t5_stack("decoder"),
-    Rule("lm_head.weight", "decoder/logits_dense/kernel", T),
+    Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
 )
 
 
-def _decoder_only(norms: dict[str, str]) -> tuple[Rule, ...]:
+def _decoder_only(norms: dict[str, str]) -> tuple[Renaming, ...]:
     """Llama's names; the families differ in their norms."""
     hf, layer = "model.layers.{i}", "decoder/layers_{i}"
     heads = {"q": "query", "k": "key", "v": "value", "o": "out"}
     mlp = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
     return (
-        Rule("model.embed_tokens.weight", "token_embedder/embedding"),
+        Renaming("model.embed_tokens.weight", "token_embedder/embedding"),
         *(
-            Rule(f"{hf}.self_attn.{a}_proj.weight", f"{layer}/self_attention/{b}/kernel", T)
+            Renaming(f"{hf}.self_attn.{a}_proj.weight", f"{layer}/self_attention/{b}/kernel", T)
             for a, b in heads.items()
         ),
-        *(Rule(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T) for a, b in mlp.items()),
-        *(Rule(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
-        Rule("model.norm.weight", "decoder/decoder_norm/scale"),
-        Rule("lm_head.weight", "decoder/logits_dense/kernel", T),
+        *(
+            Renaming(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
+            for a, b in mlp.items()
+        ),
+        *(Renaming(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
+        Renaming("model.norm.weight", "decoder/decoder_norm/scale"),
+        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
     )
 
 
@@ -102,7 +107,7 @@ _GEMMA2 = _decoder_only(
     }
 )
 
-TABLES: dict[type[ModelConfig], tuple[Rule, ...]] = {
+TABLES: dict[type[ModelConfig], tuple[Renaming, ...]] = {
     T5Config: _T5,
     LlamaConfig: _LLAMA,
     Gemma2Config: _GEMMA2,
@@ -128,7 +133,7 @@ def embedding_name(family: type[ModelConfig]) -> str:
     return next(r.hf for r in TABLES[family] if r.path == "token_embedder/embedding")
 
 
-def to_hf(family: type[ModelConfig], path: str) -> Rule:
+def to_hf(family: type[ModelConfig], path: str) -> Renaming:
     """Finds a parameter's line, its numbers filled in.
 
     Args:
@@ -146,5 +151,5 @@ def to_hf(family: type[ModelConfig], path: str) -> Rule:
     pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path
     for rule in TABLES[family]:
         if rule.path == pattern:
-            return Rule(rule.hf.replace("{i}", layer), path, rule.transposed)
+            return Renaming(rule.hf.replace("{i}", layer), path, rule.transposed)
     raise KeyError(f"{family.__name__} has no Hugging Face name for the parameter {path}")
