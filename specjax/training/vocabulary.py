@@ -216,6 +216,7 @@ def _copy(source: Path, directory: Path) -> None:
     else:
         name = "tokenizer.json" if source.suffix == ".json" else "spiece.model"
         shutil.copyfile(source, directory / name)
+        keep_sentinels(directory, tokenizer.vocab_size)  # a lone file has no others
     if not (directory / GENERATION_FILE).exists():
         ids = SpecialIds(tokenizer.eos_ids, tokenizer.pad_id, tokenizer.bos_id)
         (directory / GENERATION_FILE).write_text(json.dumps(ids.to_json()))

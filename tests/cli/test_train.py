@@ -8,6 +8,7 @@ import pytest
 from specjax.checkpoints import load_model
 from specjax.cli.main import main
 from specjax.tokenizers import load_tokenizer
+from specjax.tokenizers.load import keep_sentinels
 from specjax.training.vocabulary import provide_vocabulary
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +143,9 @@ def test_a_vocabulary_may_be_one_file_of_any_name(trained, tmp_path):
     found = load_tokenizer(tmp_path / "a")
     assert found.fingerprint == expected.fingerprint
     assert (found.eos_ids, found.pad_id) == (expected.eos_ids, expected.pad_id)
+    # As an export does, whose embedding may have rows to spare: they are no sentinels.
+    keep_sentinels(tmp_path / "a", 160)
+    assert load_tokenizer(tmp_path / "a").fingerprint == expected.fingerprint
 
 
 def test_sentinels_that_only_the_embedding_tells_are_kept(trained, tmp_path):
@@ -152,12 +156,13 @@ def test_sentinels_that_only_the_embedding_tells_are_kept(trained, tmp_path):
     provide_vocabulary(tmp_path / "a", source, [], vocab_size=160, model_type="bpe", begun=False)
     assert load_tokenizer(source).fingerprint == load_tokenizer(tmp_path / "a").fingerprint
     assert load_tokenizer(tmp_path / "a").encode("<extra_id_0>")[0] > 100
+    options = {"vocab_size": 160, "model_type": "bpe", "begun": False}
+    provide_vocabulary(tmp_path / "b", source / "spiece.model", [], **options)
+    assert load_tokenizer(source).fingerprint == load_tokenizer(tmp_path / "b").fingerprint
+    (source / "added_tokens.json").write_text('{"<mark>": 160}')
     with pytest.raises(ValueError, match="depends on files beside it; give the directory instead"):
-        provide_vocabulary(
-            tmp_path / "b", source / "spiece.model", [],
-            vocab_size=160, model_type="bpe", begun=False,
-        )  # fmt: skip
-    assert not (tmp_path / "b").exists()
+        provide_vocabulary(tmp_path / "c", source / "spiece.model", [], **options)
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_damaged_line_costs_only_itself(data, tmp_path, capsys):
