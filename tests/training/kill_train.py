@@ -107,8 +107,12 @@ def outcome(output: Path) -> dict[str, object]:
             found[key] = (array.dtype.str, array.shape, array.tobytes())
     for path in sorted(output.rglob("*")):
         name = str(path.relative_to(output))
-        if path.is_file() and not name.startswith(("checkpoints/", "metrics.jsonl", ".")):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        # runs.jsonl lists every process with its time: it differs by design.
+        if path.is_file() and not name.startswith(("checkpoints/", "metrics.jsonl", "runs.", ".")):
+            content = path.read_bytes()
+            if name == "config.gin":
+                content = content.replace(str(output).encode(), b"OUTPUT_DIR")
+            found[name] = hashlib.sha256(content).hexdigest()
     return found
 
 
