@@ -354,7 +354,9 @@ def test_descriptions_tell_own_parameters_apart(pair):
     assert one != two and one == described(stopping_params=jnp.float32(0.1))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 18])
+@pytest.mark.parametrize(
+    "count", [1, 18, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3, 5))]
+)
 def test_greedy_block_decodes_any_number_of_prompts(pair, count):
     decoder = specjax.Decoder(
         pair, verification=specjax.verification.GreedyBlock(), max_draft=3, temperature=0.0, **SHAPE

@@ -52,6 +52,7 @@ def test_both_sides_emit_the_same_tokens(arguments, capsys):
     assert rows[1]["ours_setting"] == "G=2"
 
 
+@pytest.mark.exhaustive
 def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys, monkeypatch):
     """Both sides read it, so equal outputs show that it was saved correctly."""
     monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})

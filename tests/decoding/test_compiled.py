@@ -37,7 +37,9 @@ def arguments(loop, params):
     )
 
 
-@pytest.fixture(scope="module", params=["t5_v1_1", "gemma2"])
+@pytest.fixture(
+    scope="module", params=["t5_v1_1", pytest.param("gemma2", marks=pytest.mark.exhaustive)]
+)
 def programs(request):
     """Jaxpr, compiled program and cache shapes, for each method over one family."""
     model = model_from_config(CONFIGS[request.param])
