@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specjax.cli.bench.report import Report
+from specjax.cli.help_format import HelpFormatter
 
 
 def main(
@@ -31,7 +32,7 @@ def main(
     parser = argparse.ArgumentParser(
         prog=f"benchmarks.{name}",
         description=about,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add_arguments(parser)
     try:

@@ -1,5 +1,8 @@
 """Speculative decoding and model cascades in JAX: exact, fast, and freely combined."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from specjax import decoding, drafting, rules, sampling, verification
 from specjax.runs.compilation_cache import enable_compilation_cache
 from specjax.sampling import Sampling
@@ -16,6 +19,20 @@ from specjax.text import (
     load_text_model,
 )
 
+if TYPE_CHECKING:
+    from specjax import (
+        checkpoints,
+        data,
+        evaluation,
+        models,
+        partitioning,
+        testing,
+        text,
+        tokenizers,
+        training,
+        types,
+    )
+
 __all__ = [
     "Decoder",
     "Engine",
@@ -25,13 +42,33 @@ __all__ = [
     "Result",
     "Sampling",
     "TextModel",
+    "checkpoints",
+    "data",
     "decoding",
     "drafting",
     "enable_compilation_cache",
+    "evaluation",
     "load_models",
     "load_pair",
     "load_text_model",
+    "models",
+    "partitioning",
     "rules",
     "sampling",
+    "testing",
+    "text",
+    "tokenizers",
+    "training",
+    "types",
     "verification",
 ]
+
+if not TYPE_CHECKING:
+    # Modules that `import specjax` leaves out, because they take long, are imported when first used.
+    def __getattr__(name):
+        if name in __all__:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

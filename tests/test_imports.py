@@ -85,7 +85,27 @@ def test_packages_only_reexport():
         if path.parent.name in ("cli", "bench"):
             continue
         kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
+        if path.parent == ROOT:
+            kinds += (ast.If,)  # it imports its modules when they are first used
         assert all(isinstance(n, kinds) for n in ast.parse(path.read_text()).body), path
+
+
+def test_every_public_module_is_an_attribute_after_import_specjax_alone():
+    code = """
+import sys, specjax
+assert "orbax" not in sys.modules and "specjax.training" not in sys.modules
+for name in ("training", "evaluation", "checkpoints", "testing", "models", "types", "rules", "text"):
+    assert name in dir(specjax)
+    assert getattr(specjax, name).__name__ == f"specjax.{name}"
+assert set(specjax.__all__) <= set(dir(specjax))
+try:
+    specjax.trainings
+except AttributeError as error:
+    assert str(error) == "module 'specjax' has no attribute 'trainings'"
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("module", ["specjax"])

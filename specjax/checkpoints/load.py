@@ -39,6 +39,9 @@ from specjax.types import Params
 PathLike = str | os.PathLike[str]
 
 VERSION = 1  # of specjax.json
+# Files by which a user may name a checkpoint.
+_FILES = ("config.json", "checkpoint", SPECJAX_FILE)
+_SUFFIXES = (".safetensors", ".index.json", ".bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,9 +233,11 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
-        raise ValueError(
-            f"{path} is a file; give the directory that holds it, {path.absolute().parent}"
-        )
+        if path.name in _FILES or path.name.endswith(_SUFFIXES):
+            raise ValueError(
+                f"{path} is a file; give the directory that holds it, {path.absolute().parent}"
+            )
+        raise ValueError(f"{path} is a file, not a checkpoint's directory; check the path")
     explicit = config if isinstance(config, ModelConfig) else None
     if (path / SPECJAX_FILE).is_file():
         _no_gin(path, config)

@@ -34,11 +34,12 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, the texts, and where the results go."""
-    parser.add_argument("--drafter", help="its directory; the built-in one by default")
-    parser.add_argument("--verifier", help="its directory; the built-in one by default")
+    parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
+    parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
     parser.add_argument(
         "--samples",
-        help="a TSV file of sources and references below a header line; the built-in by default",
+        help="a TSV file of sources and references below a header line; the built-in one if left "
+        "out",
     )
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")

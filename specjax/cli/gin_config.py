@@ -14,18 +14,22 @@ gin is imported here and nowhere in the library.
 
 import argparse
 import difflib
+import itertools
 import logging
 import os
 import re
+import textwrap
 import tokenize
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 
 _PACKAGE = Path(__file__).parents[1]
+# The names that `register` has made configurable.
+_configurables: set[str] = set()
 # The recipes that are part of the package.
 SHIPPED = _PACKAGE / "gin_configs"
 # A file is also looked up in the folder of this name above any other gin file.
@@ -40,16 +44,23 @@ _NOT_FOUND = re.compile(
     r"Unable to open file: (.*?)\. Searched config paths: (.*)\."
     r"(?:\n  In file \"(.*)\", line (\d+))?"
 )
+# gin's words for a name on the left of a binding, and for one on the right.
+_UNKNOWN = re.compile(r"No configurable matching (?:reference )?'([^']*)'")
 _UNDEFINED = re.compile(r"No bindings specified for '(?:\w+/)*(\w+)/(?:gin\.)?macro'")
 
 
-def add_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    default: str | None = None,
+    groups: Mapping[str, str] | None = None,
+) -> None:
     """Adds gin's options, named as in T5X; `specjax` also takes `--gin.NAME=VALUE`.
 
     Args:
       parser: of the command.
       default: the file to read where none is given; without it one must be given. Its names are
         listed below the options.
+      groups: folder of shipped gin files -> what they are; listed with the names that they add.
     """
     parser.add_argument(
         "--gin_file",
@@ -78,14 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: str | None = None) -
     )
     if default:
         parser.set_defaults(default_gin_file=default)
-        methods = sorted(file.stem for file in (SHIPPED / "methods").glob("*.gin"))
-        parser.epilog = (
-            f"names in {default}, each set by --gin.NAME=VALUE:\n\n"
-            + "\n".join(_list_names(SHIPPED / default))
-            + f"\n\nmethods, each chosen by --gin_file={default} --gin_file=methods/METHOD.gin:\n\n"
-            + "  "
-            + ", ".join(methods)
-        )
+        parser.epilog = "\n".join(_describe(default, groups or {}))
 
 
 def configure_from(args: argparse.Namespace) -> None:
@@ -101,6 +105,8 @@ def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) ->
       *configurables: under their own names.
       **named: under these names.
     """
+    _configurables.update(c.__name__ for c in configurables)
+    _configurables.update(named)
     for name, configurable in ({c.__name__: c for c in configurables} | named).items():
         try:
             gin.get_configurable(configurable)
@@ -131,6 +137,7 @@ def configure(
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder")
     folders = [str(folder) for folder in (*search_paths, *_folders_of(files), SHIPPED)]
+    reading = ""  # the override that gin is at
     gin.clear_config()
     for folder in folders:
         gin.add_config_file_search_path(folder)
@@ -143,7 +150,9 @@ def configure(
         used = {name for text in texts for line in text for name in _REFERENCE.findall(line)}
         used.update(name for binding in bindings for name in _REFERENCE.findall(binding))
         for binding in bindings:
+            reading = f"--gin.{binding}"
             _override(binding, set(defined), used)
+        reading = ""
         _refuse_unused(defined, used)
         _refuse_missing(defined)
         gin.finalize()
@@ -159,6 +168,8 @@ def configure(
                 f"the gin files use %{undefined[1]}, but none defines it; add the file that does, "
                 f"or --gin.{undefined[1]}=..."
             ) from None
+        if unknown := _UNKNOWN.search(str(error)):
+            raise ValueError(_unknown(unknown[1], reading, str(error))) from None
         raise ValueError(_one_line(error)) from None
     finally:
         logging.disable(logging.NOTSET)
@@ -274,19 +285,72 @@ def _refuse_missing(defined: Iterable[str]) -> None:
         )
 
 
-def _list_names(file: Path) -> Iterator[str]:
-    """Each name that a file defines, with its default and the comment above it."""
+def _describe(default: str, groups: Mapping[str, str]) -> Iterator[str]:
+    """The lines below the options: the names that can be set, then the files that can be added."""
+    own = list(_names_in(SHIPPED / default))
+    yield f"names in {default}, each set by --gin.NAME=VALUE:"
+    yield ""
+    yield from _columns(own, "  ")
+    known = {name for name, _ in own}
+    for folder, what in groups.items():
+        yield ""
+        yield f"{what}:"
+        yield ""
+        files = sorted((SHIPPED / folder).glob("*.gin"))
+        width = 2 + max(len(file.stem) for file in files)
+        for file in files:
+            yield from _columns([(file.stem, _header(file))], "  ", width)
+            yield from _columns(list(_names_in(file, known)), "      ")
+
+
+def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Each name that a file defines but the known ones: the comment above it and its default."""
     comment: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             comment.append(line.removeprefix("#").strip())
-        elif match := _DEFINITION.match(line):
+            continue
+        if (match := _DEFINITION.match(line)) and match[1] not in known:
             name, value = match.groups()
             default = "required" if value == "%gin.REQUIRED" else f"default: {value}"
-            yield f"  {name:<16}{' '.join(comment)} ({default})"
-            comment = []
-        else:
-            comment = []
+            yield name, " ".join([*comment, f"({default})"])
+        comment = []
+
+
+def _header(file: Path) -> str:
+    """The first paragraph of the comment on top of a file."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    header = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line.removeprefix("#").strip() for line in header)
+
+
+def _columns(rows: Sequence[tuple[str, str]], margin: str, width: int = 0) -> Iterator[str]:
+    """Names on the left, texts on the right, wrapped."""
+    width = max([width, *(len(name) + 2 for name, _ in rows)])
+    for name, text in rows:
+        yield textwrap.fill(
+            text,
+            width=100,
+            initial_indent=f"{margin}{name:<{width}}",
+            subsequent_indent=margin + " " * width,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+def _unknown(name: str, reading: str, message: str) -> str:
+    """What to say of a function or class that gin does not know, in an override or in a file."""
+    mark = "@" if name.startswith("@") else ""
+    call = "()" if name.endswith("()") else ""
+    plain = name.removeprefix("@").removesuffix("()").split("/")[-1].split(".")[-1]
+    near = difflib.get_close_matches(plain, _configurables, n=1)
+    in_file = re.search(r'In file "(.*)", line (\d+)', message)
+    place = f"{in_file[1]}:{in_file[2]}" if in_file else reading
+    if near:
+        remedy = f"did you mean {mark}{near[0]}{call}?"
+    else:
+        remedy = f"gin files can name {', '.join(sorted(_configurables))}"
+    return f"{place}: {name} is no function or class that gin can use; {remedy}"
 
 
 def _not_found(error: OSError) -> OSError:

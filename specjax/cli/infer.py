@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from specjax import text
 
 DEFAULT_FILE = "runs/infer.gin"
+GROUPS = {
+    "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin"
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    gin_config.add_arguments(parser, DEFAULT_FILE)
+    gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
 
 
 def register() -> None:

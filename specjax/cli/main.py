@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jax
 
+from specjax.cli.help_format import HelpFormatter
 from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
 from specjax.runs.environment import specjax_version
 
@@ -40,14 +41,6 @@ COMMANDS = {
 }
 # A program that is compiled once is not worth keeping.
 _WITHOUT_CACHE = ("convert",)
-
-
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults that say something; keeps line breaks in the text below the options."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        silent = action.default is None or action.default is False or action.default == []
-        return action.help if silent else super()._get_help_string(action)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +85,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, (module_name, what) in COMMANDS.items():
         sub = commands.add_parser(
-            command, help=what, description=what, formatter_class=_HelpFormatter
+            command, help=what, description=what, formatter_class=HelpFormatter
         )
         if name == command:
             module = importlib.import_module(module_name)

@@ -6,10 +6,17 @@ from pathlib import Path
 
 from specjax.cli import gin_config
 
+DEFAULT_FILE = "runs/train.gin"
+GROUPS = {
+    "models": f"networks, each chosen by --gin_file={DEFAULT_FILE} --gin_file=models/NETWORK.gin",
+    "tasks": "kinds of texts, one of which is needed beside it: --gin_file=tasks/KIND.gin",
+    "pairs": "whole recipes, each instead of all that: --gin_file=pairs/RECIPE.gin",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    gin_config.add_arguments(parser, "runs/train.gin")
+    gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
 
 
 def run(args: argparse.Namespace) -> int:

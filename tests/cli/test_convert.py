@@ -111,6 +111,15 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
     before = sorted(tmp_path.iterdir())
     assert "no such directory" in told(tmp_path / "absent", tmp_path / "x", "--to", "hf")
     assert "not empty" in told(source, source, "--to", "hf")
+    (tmp_path / "ten.txt").write_text("ten\n")
+    assert f"{tmp_path / 'ten.txt'} is a file, not a checkpoint's directory" in told(
+        tmp_path / "ten.txt", tmp_path / "x", "--to", "hf"
+    )
+    (tmp_path / "ten.txt").unlink()
+    weights = next(source.glob("*.safetensors"))
+    assert f"give the directory that holds it, {source}" in told(
+        weights, tmp_path / "x", "--to", "hf"
+    )
     assert "spiece.model is a file; give" in told(
         source, source / "spiece.model" / "a" / "b", "--to", "hf"
     )

@@ -86,7 +86,15 @@ def test_literals_are_parsed(files, text, value):
         ),
         (["NAME"], "--gin.NAME: must have the form --gin.NAME=value"),
         (["NAME=x", "vehicle.dors=1"], "doesn't have a parameter named 'dors'"),
-        (["NAME=x", "boat.sail=1"], "No configurable matching 'boat'"),
+        (
+            ["NAME=x", "boat.sail=1"],
+            "--gin.boat.sail=1: boat is no function or class that gin can use; gin files can name ",
+        ),
+        (
+            ["NAME=x", "vehicle.wheel=@Whel()"],
+            "--gin.vehicle.wheel=@Whel(): @Whel() is no function or class that gin can use; did "
+            "you mean @Wheel()?",
+        ),
         (["NAME=@"], "--gin.NAME=@: @ is not a gin reference"),
         (["NAME=x", "DOORS=-1"], "doors=-1 must not be negative"),
         (["NAME=disk"], "disk is full"),
@@ -137,6 +145,22 @@ def fault(self):
     raise TypeError("a fault")
 
 
+def test_a_method_that_is_misspelt_is_told_with_the_near_one(files):
+    infer.register()
+    bindings = ["INPUT=a", "OUTPUT_DIR=b"]
+    with pytest.raises(ValueError, match=r"did you mean @Block\(\)\?$"):
+        gin_config.configure(["runs/infer.gin"], [*bindings, "Decoder.verification='@Blok()'"])
+    with pytest.raises(ValueError, match=r"@Zzz\(\) is no .*Block, .*GreedyBlock, .*Token, "):
+        gin_config.configure(["runs/infer.gin"], [*bindings, "VERIFICATION=@Zzz()"])
+
+
+def test_an_unknown_function_in_a_file_is_told_with_its_line(tmp_path):
+    own = tmp_path / "own.gin"
+    own.write_text("vehicle.name = 'x'\nvehicle.wheel = @Whel()\n")
+    with pytest.raises(ValueError, match=r"own\.gin:2: @Whel\(\) is no .* mean @Wheel\(\)\?$"):
+        gin_config.configure([str(own)], [])
+
+
 SHIPPED = [["runs/infer.gin", f"methods/{f.name}"] for f in (CONFIGS / "methods").glob("*.gin")]
 SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
@@ -155,6 +179,40 @@ def test_shipped_files_define_no_name_in_vain(shipped):
     names = set(re.findall(r"^(\w+) *=", text, re.M))
     assert "OUTPUT_DIR" in names
     assert names <= set(re.findall(r"%(\w+)", text))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [f for folder in ("runs", "methods", "models", "tasks") for f in CONFIGS.glob(f"{folder}/*")],
+)
+def test_every_name_of_a_shipped_file_is_explained(file):
+    lines = file.read_text().splitlines()
+    for above, line in zip(lines, lines[1:], strict=False):
+        if re.match(r"[A-Z_]+ = ", line):
+            assert re.fullmatch(r"# .*[^:]", above), f"{line} has no comment"
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "other"),
+    [
+        ("train", ["t5_mini ", "llama_mini ", "fields ", "TRAIN ", "VALIDATION "], "opt_log"),
+        ("infer", ["opt_log ", "verifier_alone ", "ALPHA ", "BUDGET "], "t5_mini"),
+    ],
+)
+def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told, other):
+    with pytest.raises(SystemExit, match="0"):
+        main.main([command, "--help"])
+    shown = capsys.readouterr().out
+    for text in told:
+        assert re.search(rf"^ +{text}", shown, re.M), text
+    assert not re.search(rf"^ +{other} ", shown, re.M)
+    names = re.findall(r"^ +([A-Z_]{4,})( *)(.*)$", shown, re.M)
+    assert len(names) >= 17
+    for name, gap, text in names:
+        assert len(gap) >= 2 and re.match(r"[A-Z'].*", text) and not text.startswith("Required:"), (
+            name
+        )
+    assert max(map(len, shown.split("\n\nnames in ")[1].splitlines())) <= 100
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What all commands have in common: versions, errors in one line, the cache of programs."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -47,6 +48,27 @@ def test_help_shows_defaults_that_say_something(capsys):
         main.main(["drive", "--help"])
     told = capsys.readouterr().out
     assert "how large (default: 3)" in told and "how called\n" in told
+
+
+EVERY = [
+    ["demo"],
+    ["convert"],
+    ["train"],
+    ["infer"],
+    *(["bench", name] for name in ("acceptance", "loop", "peers", "speedup")),
+]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_every_option_has_a_text_and_no_empty_default(monkeypatch, capsys, words):
+    monkeypatch.undo()  # the real commands
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit, match="0"):
+        main.main([*words, "--help"])
+    options = capsys.readouterr().out.split("options:\n")[1].split("\n\n")[0]
+    for line in options.splitlines():
+        assert re.fullmatch(r"  -.*\S  +\w.*", line), line
+    assert "default: None" not in options and "default: False" not in options
 
 
 def test_a_command_knows_its_own_words():

@@ -9,6 +9,7 @@ import argparse
 import importlib
 
 from specjax.cli.bench.report import Report
+from specjax.cli.help_format import HelpFormatter
 
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name,
             help=module.HELP,
             description=module.HELP,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         module.add_arguments(sub)
         sub.set_defaults(bench=module.run)

@@ -28,12 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=1000, help="number of prompts")
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    pairs.add_temperatures(parser)
     parser.add_argument(
-        "--verifications", nargs="+", choices=ALGORITHMS, default=["Token", "Block"]
+        "--verifications",
+        nargs="+",
+        choices=ALGORITHMS,
+        default=["Token", "Block"],
+        help="algorithms to measure; the first is what the others are compared with",
     )
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws")
 
 
 def run(args: argparse.Namespace) -> Report:

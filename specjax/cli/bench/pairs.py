@@ -24,9 +24,22 @@ from specjax.verification import Block
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair and its prompts."""
-    parser.add_argument("--drafter", help="directory; the built-in pair by default")
-    parser.add_argument("--verifier", help="directory; the built-in pair by default")
-    parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+    parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
+    parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
+    parser.add_argument(
+        "--inputs", required=True, help="a text file, one prompt per line (required)"
+    )
+
+
+def add_temperatures(parser: argparse.ArgumentParser) -> None:
+    """Adds the temperatures."""
+    parser.add_argument(
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=[0.0, 1.0],
+        help="temperatures to measure; 0 is greedy",
+    )
 
 
 def read_texts(args: argparse.Namespace) -> list[str]:
@@ -65,9 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
     parser.add_argument(
         "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
     )

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft lengths G; each side uses its fastest",
     )
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
     parser.add_argument(
         "--pilot", type=int, default=10, help="number of prompts that choose each side's settings"
     )
