@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # Modules that `import specjax` leaves out, because they take long, are imported when first used.
+    # The modules that `import specjax` leaves out to stay quick; each is imported on its first use.
     def __getattr__(name):
         if name in __all__:
             return importlib.import_module(f"{__name__}.{name}")

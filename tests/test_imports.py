@@ -94,7 +94,7 @@ def test_every_public_module_is_an_attribute_after_import_specjax_alone():
     code = """
 import sys, specjax
 assert "orbax" not in sys.modules and "specjax.training" not in sys.modules
-for name in ("training", "evaluation", "checkpoints", "testing", "models", "types", "rules", "text"):
+for name in ("training", "evaluation", "checkpoints", "testing", "models", "types", "rules"):
     assert name in dir(specjax)
     assert getattr(specjax, name).__name__ == f"specjax.{name}"
 assert set(specjax.__all__) <= set(dir(specjax))

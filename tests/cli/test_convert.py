@@ -116,10 +116,11 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
         tmp_path / "ten.txt", tmp_path / "x", "--to", "hf"
     )
     (tmp_path / "ten.txt").unlink()
-    weights = next(source.glob("*.safetensors"))
-    assert f"give the directory that holds it, {source}" in told(
-        weights, tmp_path / "x", "--to", "hf"
+    (tmp_path / "checkpoint").touch()
+    assert f"checkpoint is a file; give the directory that holds it, {tmp_path}" in told(
+        tmp_path / "checkpoint", tmp_path / "x", "--to", "hf"
     )
+    (tmp_path / "checkpoint").unlink()
     assert "spiece.model is a file; give" in told(
         source, source / "spiece.model" / "a" / "b", "--to", "hf"
     )

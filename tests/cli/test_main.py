@@ -66,8 +66,9 @@ def test_every_option_has_a_text_and_no_empty_default(monkeypatch, capsys, words
     with pytest.raises(SystemExit, match="0"):
         main.main([*words, "--help"])
     options = capsys.readouterr().out.split("options:\n")[1].split("\n\n")[0]
-    for line in options.splitlines():
-        assert re.fullmatch(r"  -.*\S  +\w.*", line), line
+    for option in re.split(r"\n(?=  -)", options):
+        # Two spaces or a new line, then the text.
+        assert re.search(r"\S(  |\n) *\w", option), option
     assert "default: None" not in options and "default: False" not in options
 
 

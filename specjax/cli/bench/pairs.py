@@ -26,9 +26,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair and its prompts."""
     parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
     parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
-    parser.add_argument(
-        "--inputs", required=True, help="a text file, one prompt per line (required)"
-    )
+    parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
 
 
 def add_temperatures(parser: argparse.ArgumentParser) -> None:
