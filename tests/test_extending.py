@@ -1,18 +1,21 @@
-"""Parts of a user's own, from public names alone, each decoded with `Decoder`."""
+"""The parts of docs/extending.md, from public names alone, each decoded with `Decoder`."""
 
+import contextlib
 import dataclasses
-from typing import ClassVar, NamedTuple
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specjax
-from specjax import decoding, drafting, rules, testing, types
+from specjax import drafting, rules, testing, types
 from tests import tiny_pair
-from tests.tables import prefix_tables
 
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 SHAPE = {"max_new_tokens": 8, "batch_size": 4, "buckets": (16,)}
 PROMPTS = ["one", "two", "three"]
 
@@ -22,23 +25,43 @@ def pair():
     return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
 
 
-# A rule: half of the drafter, half of the verifier, more or less.
+def run_page():
+    """Runs the blocks of the page one after another, in one namespace; returns what they define."""
+    text, names = PAGE.read_text(encoding="utf-8"), {"__name__": "extending"}
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S))
+    assert len(blocks) == text.count("```python") >= 10
+    for block in blocks:
+        # Above it as many lines as in the page, so that a traceback has the page's own numbers.
+        code = "\n" * text.count("\n", 0, block.start(1)) + block[1]
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(code, str(PAGE), "exec"), names)
+    return SimpleNamespace(**names)
 
 
-@types.traced_dataclass
-class Mixture:
-    alpha: object
-
-    reads_draft: ClassVar[bool] = True
-    reads_draft_confidence: ClassVar[bool] = False
-    reads_verifier_confidence: ClassVar[bool] = False
-
-    def __call__(self, q, p, q_conf=None, p_conf=None):
-        return self.alpha * q + (1.0 - self.alpha) * p
+@pytest.fixture(scope="module")
+def page(pair):
+    """The page, run with a pair that compiles quickly in the place of the built-in one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(specjax, "load_pair", lambda: pair)
+        return run_page()
 
 
-def test_a_rule(pair):
-    testing.check_rule(Mixture(np.float32(0.5)))
+@pytest.mark.exhaustive
+def test_the_page_runs_with_the_built_in_pair():
+    assert run_page().ended == {0: "length"}
+
+
+def test_the_page_runs_and_has_one_of_each_part(page):
+    assert page.pair.verifier.name == "the model"  # not the built-in one
+    parts = (page.Unsure, page.Never, page.Remembered, page.Counter)
+    protocols = (types.Stopping, types.Verification, types.Drafter, types.LanguageModel)
+    assert all(issubclass(*both) for both in zip(parts, protocols, strict=True))
+    assert page.Remembered.traits.fixed_length is False
+    assert set(page.ended) == {page.first}
+
+
+def test_a_rule(pair, page):
+    Mixture = page.Mixture
     decoder = specjax.Decoder(pair, rule=Mixture(np.float32(0.0)), max_draft=2, **SHAPE)
     lossless = specjax.Decoder(pair, rule=rules.Lossless(), max_draft=2, **SHAPE)
     assert decoder(PROMPTS, seed=1).texts == lossless(PROMPTS, seed=1).texts
@@ -48,15 +71,14 @@ def test_a_rule(pair):
     assert result[1].info.accepted == result[1].info.drafted
 
 
-@types.traced_dataclass
-class Doubled(Mixture):
-    alpha: object
+def test_a_wrong_rule_is_told_in_one_line(pair, page):
+    @types.traced_dataclass
+    class Doubled(page.Mixture):
+        alpha: object
 
-    def __call__(self, q, p, q_conf=None, p_conf=None):
-        return 2.0 * p
+        def __call__(self, q, p, q_conf=None, p_conf=None):
+            return 2.0 * p
 
-
-def test_a_wrong_rule_is_told_in_one_line(pair):
     with pytest.raises(ValueError, match="Doubled must return distributions that sum to one, got"):
         specjax.Decoder(pair, rule=Doubled(np.float32(0.0)))
 
@@ -70,25 +92,13 @@ def test_a_wrong_rule_is_told_in_one_line(pair):
         specjax.Decoder(pair, rule=Plain())
 
 
-# A stopping policy: stop where the drafter is unsure. It reads the confidence, which greedy
-# decoding leaves as it is.
-
-
-@dataclasses.dataclass(frozen=True)
-class Unsure(types.Stopping):
-    reads_confidence: bool = True
-
-    def step(self, params, state, token, probs, confidences, hidden, index):
-        return jnp.max(confidences, axis=-1) < params, state
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_stopping_policy(pair, temperature):
+def test_a_stopping_policy(pair, page, temperature):
     def decode(threshold):
         decoder = specjax.Decoder(
             pair,
             max_draft=4,
-            stopping=Unsure(),
+            stopping=page.Unsure(),
             stopping_params=jnp.float32(threshold),
             temperature=temperature,
             **SHAPE,
@@ -103,118 +113,13 @@ def test_a_stopping_policy(pair, temperature):
         assert eager.texts == careful.texts == always.texts
 
 
-# A verification: accept nothing, draw from the target. Slow, and exact.
-
-
-@dataclasses.dataclass(frozen=True)
-class Never(types.Verification):
-    def acceptance(self, tokens, draft_probs, target_probs, num_drafted, carry=(), still=None):
-        # norm((inf * target - draft)_+) is the target itself.
-        scales = jnp.full((tokens.size + 1,), 1e30, jnp.float32)
-        return types.Acceptance(jnp.zeros(tokens.shape, jnp.float32), scales, target_probs)
-
-
-def test_a_verification(pair):
-    decoder = specjax.Decoder(pair, verification=Never(), max_draft=2, temperature=0.0, **SHAPE)
-    alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)
-    result = decoder(PROMPTS)
-    assert result.texts == alone(PROMPTS).texts
-    assert result.info.acceptance_rate == 0.0
-    q, p, _, _ = prefix_tables(3, 4)
-    law = testing.emitted_law(Never(), q, p, 2, 2)
-    assert testing.total_variation(law, testing.target_law(p, 2)) < 1e-5
-
-
-# A language model: it counts upwards, most of the time.
-
-
-@dataclasses.dataclass(frozen=True)
-class Counter(types.LanguageModel):
-    vocab_size: int
-
-    def prompt_positions(self, input_lengths, prefix_lengths):
-        return input_lengths + prefix_lengths
-
-    def prefill(self, params, inputs, input_lengths, max_length, prefix=None, prefix_lengths=None):
-        at = input_lengths.astype(jnp.int32) - 1
-        last = jnp.take_along_axis(inputs, at[:, None], axis=1)[:, 0]
-        return types.Prefilled(jnp.zeros((inputs.shape[0], max_length)), last, at)
-
-    def score(self, params, cache, tokens, positions):
-        logits = params * jax.nn.one_hot((tokens + 1) % self.vocab_size, self.vocab_size)
-        return logits, logits, ()
-
-    def write(self, cache, updates, positions):
-        return cache
-
-
-def test_a_language_model(pair):
-    words = pair.verifier.tokenizer
-    counter = specjax.TextModel(Counter(259), jnp.float32(50.0), words)
-    result = specjax.Decoder(counter, temperature=0.0, **SHAPE)([[10, 20]])
-    np.testing.assert_array_equal(result.tokens[0], np.arange(21, 29))
-    both = specjax.Pair(drafter=counter, verifier=pair.verifier)
+def test_a_language_model_drafts(pair, page):
+    both = specjax.Pair(drafter=page.counter, verifier=pair.verifier)
     alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)
     assert specjax.Decoder(both, temperature=0.0, **SHAPE)(PROMPTS).texts == alone(PROMPTS).texts
 
 
-# A drafter that lags and catches up: it proposes what followed the last token when it was last
-# committed, from a table that `commit` fills. It takes part in every other round only.
-
-
-class Bigrams(NamedTuple):
-    following: jax.Array  # [B, V]
-    last: jax.Array  # [B]
-    rounds: jax.Array  # [B]
-
-
-@dataclasses.dataclass(frozen=True)
-class Remembered(types.Drafter):
-    max_draft: int
-    vocab_size: int
-
-    @property
-    def traits(self):
-        return types.DraftTraits(prefix_only=False, fixed_length=False)
-
-    def prefill(self, params, inputs, input_lengths, max_length, prefix=None, prefix_lengths=None):
-        rows = inputs.shape[0]
-        last = jnp.take_along_axis(inputs, input_lengths[:, None] - 1, axis=1)[:, 0]
-        table = jnp.zeros((rows, self.vocab_size), jnp.int32)
-        return Bigrams(table, last, jnp.zeros(rows, jnp.int32))
-
-    def propose(
-        self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence
-    ):
-        chain = [tokens]
-        for _ in range(self.max_draft):
-            chain.append(jnp.take_along_axis(state.following, chain[-1][:, None], axis=1)[:, 0])
-        drafted = jnp.stack(chain[1:], axis=1)
-        probs = jax.nn.one_hot(drafted, self.vocab_size, dtype=jnp.float32)
-        probs = jnp.pad(probs, ((0, 0), (0, 1), (0, 0)))
-        count = jnp.where(active & (state.rounds % 2 == 1), limits, 0)
-        return types.DraftBlock(drafted, probs, None, count, {}), state
-
-    def bonus(self, params, state, tokens, block, sampling, *, with_confidence):
-        drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
-        last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)
-        following = jnp.take_along_axis(state.following, last, axis=1)[:, 0]
-        probs = jax.nn.one_hot(following, self.vocab_size, dtype=jnp.float32)
-        return types.Bonus(probs, None, {}), state
-
-    def commit(self, state, tokens, counts):
-        def note(i, state):
-            real = i < counts
-            at = jnp.where(real, state.last, self.vocab_size)
-            put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
-            table = put(state.following, at, tokens[:, i])
-            return state._replace(following=table, last=jnp.where(real, tokens[:, i], state.last))
-
-        state = jax.lax.fori_loop(0, tokens.shape[1], note, state)
-        return state._replace(rounds=state.rounds + (counts > 0).astype(jnp.int32))
-
-
-def test_a_drafter(pair):
+def test_a_drafter_that_lags_and_catches_up(pair, page):
     table = np.full((260, 259), -9.0, np.float32)
     table[np.arange(260), 10 + np.arange(260) % 3] = 9.0  # it repeats itself
     looping = specjax.TextModel(
@@ -223,7 +128,7 @@ def test_a_drafter(pair):
     alone = specjax.Decoder(looping, temperature=0.0, **(SHAPE | {"max_new_tokens": 24}))
     decoder = specjax.Decoder(
         looping,
-        drafter=Remembered(3, 259),
+        drafter=page.Remembered(3, 259),
         drafter_params=(),
         temperature=0.0,
         **(SHAPE | {"max_new_tokens": 24}),
@@ -237,52 +142,12 @@ def test_a_drafter(pair):
         decoder(PROMPTS, rule=rules.Chow(0.5))
 
 
-# A whole method: the verifier decodes, and every token is repeated once.
-
-
-class EchoParams(NamedTuple):
-    verifier: object
-
-
-@dataclasses.dataclass(frozen=True)
-class Echo(decoding.LoopMethod):
-    model: types.LanguageModel
-
-    @property
-    def vocab_size(self):
-        return self.model.vocab_size
-
-    @property
-    def model_names(self):
-        return ("verifier",)
-
-    def prompt_positions(self, input_lengths, prefix_lengths):
-        return self.model.prompt_positions(input_lengths, prefix_lengths)
-
-    def prefill(self, params, prompts, max_length):
-        return self.model.prefill(
-            params.verifier, prompts.inputs, prompts.input_lengths, max_length
-        )
-
-    def step(self, params, state):
-        tokens, at = state.inner.tokens, state.inner.positions
-        out = self.model.extend(params.verifier, state.inner.cache, tokens[:, None], at)
-        best = jnp.argmax(out.logits[:, 0], axis=-1).astype(jnp.int32)
-        active = (~state.finished).astype(jnp.int32)
-        pairs = jnp.stack([best, best], axis=1)
-        new, _ = decoding.append(state, pairs, 2 * active, self.eos_ids)
-        inner = types.Prefilled(out.cache, jnp.where(active > 0, best, tokens), at + active)
-        calls = {"verifier": state.info.calls["verifier"] + active}
-        info = new.info._replace(calls=calls)
-        return new._replace(inner=inner, info=info, steps=state.steps + active)
-
-
-def test_a_whole_method(pair):
+def test_a_whole_method(pair, page):
     model = pair.verifier
     echo = specjax.Decoder(
         model,
-        method=Echo(model.model, eos_ids=tuple(model.tokenizer.eos_ids)),
-        params=EchoParams(model.params),
+        method=page.Echo(model.model, eos_ids=tuple(model.tokenizer.eos_ids)),
+        params=page.EchoParams(model.params),
         **SHAPE,
     )
     plain = specjax.Decoder(model, temperature=0.0, **SHAPE)(PROMPTS)
@@ -346,9 +211,9 @@ def test_parts_without_their_owner_are_refused(pair, options, message):
         specjax.Decoder(pair, **options)
 
 
-def test_descriptions_tell_own_parameters_apart(pair):
+def test_descriptions_tell_own_parameters_apart(pair, page):
     def described(**options):
-        return specjax.Decoder(pair, stopping=Unsure(), **options, **SHAPE).describe()
+        return specjax.Decoder(pair, stopping=page.Unsure(), **options, **SHAPE).describe()
 
     one, two = (described(stopping_params=jnp.float32(x)) for x in (0.1, 0.2))
     assert one != two and one == described(stopping_params=jnp.float32(0.1))
