@@ -16,8 +16,9 @@ from specjax import drafting, rules, testing, types
 from tests import tiny_pair
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
-SHAPE = {"max_new_tokens": 8, "batch_size": 4, "buckets": (16,)}
-PROMPTS = ["one", "two", "three"]
+# The shapes of the page, whose programs are compiled by then.
+SHAPE = {"max_new_tokens": 8, "batch_size": 2, "buckets": (32,)}
+PROMPTS = ["one", "two"]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,8 @@ def test_the_page_runs_with_the_built_in_pair():
 
 def test_the_page_runs_and_has_one_of_each_part(page):
     assert page.pair.verifier.name == "the model"  # not the built-in one
-    parts = (page.Unsure, page.Never, page.Remembered, page.Counter)
-    protocols = (types.Stopping, types.Verification, types.Drafter, types.LanguageModel)
-    assert all(issubclass(*both) for both in zip(parts, protocols, strict=True))
+    assert types.Stopping in page.Unsure.__mro__ and types.Verification in page.Never.__mro__
+    assert types.Drafter in page.Remembered.__mro__ and types.LanguageModel in page.Counter.__mro__
     assert page.Remembered.traits.fixed_length is False
     assert set(page.ended) == {page.first}
 
@@ -66,7 +66,7 @@ def test_a_rule(pair, page):
     lossless = specjax.Decoder(pair, rule=rules.Lossless(), max_draft=2, **SHAPE)
     assert decoder(PROMPTS, seed=1).texts == lossless(PROMPTS, seed=1).texts
     # Its strengths are traced, per prompt too; at 1 all that is drafted stands.
-    result = decoder(PROMPTS, seed=1, rule=Mixture(np.array([0.0, 1.0, 0.5], np.float32)))
+    result = decoder(PROMPTS, seed=1, rule=Mixture(np.array([0.0, 1.0], np.float32)))
     assert result[0].text == lossless(PROMPTS, seed=1)[0].text
     assert result[1].info.accepted == result[1].info.drafted
 
