@@ -169,9 +169,7 @@ class Round:
             active if self._reads_bonus(rule) else limits > 0,
             with_confidence=rule.reads_draft_confidence,
         )
-        block, drafter = checked_block(
-            self.drafter, proposed, limits, rule.reads_draft_confidence
-        )
+        block, drafter = checked_block(self.drafter, proposed, limits, rule.reads_draft_confidence)
         scored = score(
             self.verifier,
             params.verifier,
