@@ -127,9 +127,8 @@ def _check_whole(name: str, value: Any, low: int, high: int) -> None:
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        kind = TypeError if number is None else ValueError
         shown = repr(value) if number is None else number
-        raise kind(f"{name} must be a whole number in {low} .. {high}, got {shown}")
+        raise ValueError(f"{name} must be a whole number in {low} .. {high}, got {shown}")
 
 
 def _check_strengths(strengths: Any, rule: Rule | None) -> None:
