@@ -216,7 +216,8 @@ def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: A
 
 def check_like(what: str, new: Any, old: Any) -> None:
     """Raises TypeError (at trace time) unless two states have one structure, shapes and dtypes."""
-    before, after = (jax.tree_util.tree_flatten_with_path(tree) for tree in (old, new))
+    before: Any = jax.tree_util.tree_flatten_with_path(old)
+    after: Any = jax.tree_util.tree_flatten_with_path(new)
     if before[1] != after[1]:
         raise TypeError(f"{what} must keep its structure {before[1]}, got {after[1]}")
     for (path, was), (_, now) in zip(before[0], after[0], strict=True):

@@ -72,6 +72,13 @@ def checked_bonus(
     return extra, state
 
 
+def committed(drafter: Drafter, state: Any, before: Any, tokens: Array, counts: Array) -> Any:
+    """What `commit` returns; raises TypeError unless it is like the state `before` the round."""
+    new = drafter.commit(state, tokens, counts)
+    check_like(f"{type(drafter).__name__}.commit: state", new, before)
+    return new
+
+
 def _check_calls(where: str, drafter: Drafter, calls: Any) -> None:
     names = drafter.model_names
     if not isinstance(calls, dict) or set(calls) != set(names):

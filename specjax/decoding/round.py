@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.checks import check_like
 from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_names, check_nests, check_parts, check_rule
 from specjax.decoding.outcome import (
@@ -23,7 +22,7 @@ from specjax.decoding.outcome import (
     emitted,
     report,
 )
-from specjax.decoding.returned import check_state, checked_block, checked_bonus
+from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed
 from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
 from specjax.sampling import num_uniforms
 from specjax.types import (
@@ -231,13 +230,11 @@ class Round:
         history = new.history
         if history is not None:
             history = history_lib.commit(history, old.positions, tokens, counts)
-        drafter = self.drafter.commit(new.drafter, tokens, counts)
-        check_like(f"{type(self.drafter).__name__}.commit: state", drafter, old.drafter)
         return RoundState(
             tokens=jnp.where(moved, last, old.tokens),
             positions=old.positions + counts,
             cache=new.cache,
-            drafter=drafter,
+            drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts),
             carry=_where_rows(moved, new.carry, old.carry),
             history=history,
         )
@@ -287,17 +284,11 @@ class Round:
         names = self.drafter.model_names
 
         def run(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
+            asked = rule.reads_draft_confidence
             returned = self.drafter.bonus(
-                params.drafter,
-                drafter,
-                state.tokens,
-                block,
-                sampling,
-                with_confidence=rule.reads_draft_confidence,
+                params.drafter, drafter, state.tokens, block, sampling, with_confidence=asked
             )
-            extra, drafter = checked_bonus(
-                self.drafter, returned, drafter, whole.size, rule.reads_draft_confidence
-            )
+            extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
             p = _at(scored.p, block.num_drafted)
             p_conf = None if scored.p_conf is None else _at(scored.p_conf, block.num_drafted)
             target = jax.vmap(_call)(rule, extra.probs, p, extra.confidences, p_conf)

@@ -262,10 +262,7 @@ class Decoder:
         Raises:
           ValueError: as `Engine` does, or for strengths per prompt.
         """
-        if rule is not None:
-            self.method.check_rule(rule)
-            _check_own_rule(rule)
-        rule = self.rule if rule is None else rule
+        rule = self.rule if rule is None else _checked_rule(self.method, rule)
         values = [*jax.tree.leaves(rule), *self._sampling.values()]
         if any(np.ndim(value) for value in values if value is not None):
             raise ValueError(
@@ -311,11 +308,8 @@ class Decoder:
         **unknown: Any,
     ) -> tuple[list[Request], Rule | None, bool]:
         """The requests of a call, its rule, and whether log-probabilities are kept by token."""
-        prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__))
-        if rule is not None:
-            self.method.check_rule(rule)
-            _check_own_rule(rule)
-        rule = self.rule if rule is None else rule
+        prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
+        rule = self.rule if rule is None else _checked_rule(self.method, rule)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         limits = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         asked = prompts_lib.requests(
@@ -357,6 +351,13 @@ class Decoder:
 
         done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
+
+
+def _checked_rule(method: Method, rule: Rule) -> Rule:
+    """A rule that the method takes."""
+    method.check_rule(rule)
+    _check_own_rule(rule)
+    return rule
 
 
 def _check_own_rule(rule: Rule | None) -> None:

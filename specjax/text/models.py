@@ -44,11 +44,11 @@ class TextModel:
     name: str = "the model"
 
     def __post_init__(self) -> None:
-        needed = ("vocab_size", "prompt_positions", "prefill", "score", "write")
-        check_part("model", self.model, needed, "models.T5(config)")
+        methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
+        check_part("model", self.model, methods, "models.T5(config)")
         check_static("model", self.model)
-        needed = ("vocab_size", "eos_ids", "encode", "decode")
-        check_part("tokenizer", self.tokenizer, needed, "tokenizers.load_tokenizer(DIRECTORY)")
+        reads = ("vocab_size", "eos_ids", "encode", "decode")
+        check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
         if self.tokenizer.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
