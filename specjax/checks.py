@@ -12,7 +12,9 @@ import numpy as np
 def check_path(path: Any, what: str = "") -> None:
     """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in the message."""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{what}{path!r} must be a path; put a path of digits in quotes")
+        digits = isinstance(path, int) and not isinstance(path, bool)
+        remedy = "put a path of digits in quotes" if digits else "give a text or a pathlib.Path"
+        raise TypeError(f"{what}{path!r} must be a path; {remedy}")
 
 
 def check_count(name: str, value: Any, remedy: str) -> None:
@@ -39,6 +41,19 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
     if missing:
         lacks = f" (it has no {missing[0]})" if len(missing) < len(needed) else ""
         raise TypeError(f"{name} must be one such as {example}, got {value!r}{lacks}")
+
+
+def check_static(name: str, value: Any) -> None:
+    """Raises TypeError unless a part of a method is hashable: compiled programs are found by it."""
+    try:
+        hash(value)
+    except TypeError as error:
+        kind = type(value).__name__
+        raise TypeError(
+            f"{name} must be hashable, got a {kind} ({' '.join(str(error).split())}): write "
+            f"@dataclasses.dataclass(frozen=True) above {kind}, and keep lists and arrays out of "
+            "its fields"
+        ) from None
 
 
 def require(module: str, extra: str) -> Any:
@@ -100,15 +115,14 @@ def checked(
     except ValueError as error:
         raise TypeError(f"{name} must be a number or one number per row, got {value!r}") from error
     if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {_short(array.tolist())}")
     if array.ndim > 1 or not array.size:
         raise ValueError(f"{name} must be a number or one number per row, got shape {array.shape}")
     whole = np.dtype(dtype).kind == "i"
     exact = array.astype(np.float64)
     if whole:
         limit = np.iinfo(dtype).max
-        low, high = max(low, -limit), min(high, limit)
-        good = np.trunc(exact) == exact
+        good = (np.trunc(exact) == exact) & (np.abs(exact) <= limit)
     else:
         with np.errstate(over="ignore"):
             used = exact.astype(dtype).astype(np.float64)
@@ -119,10 +133,37 @@ def checked(
     if not np.all(good):
         row = f" in row {int(np.argmin(good))}" if array.ndim else ""
         bad = array.reshape(-1)[np.argmin(good)]
-        span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        kind = "be a whole number in" if whole else "lie in"
-        raise ValueError(f"{name} must {kind} {span}, got {bad}{row}")
+        wanted = _wanted(low, high, open_low, open_high, np.dtype(dtype), float(bad))
+        raise ValueError(f"{name} must {wanted}, got {bad}{row}")
     return array.astype(dtype)
+
+
+def _wanted(
+    low: float, high: float, open_low: bool, open_high: bool, dtype: Any, bad: float
+) -> str:
+    """A range in words: "lie in [0, 1]", "be at least 0", "be a whole number of at least 1"."""
+    whole = dtype.kind == "i"
+    limit = float(np.iinfo(dtype).max if whole else np.finfo(dtype).max)
+    if low > -limit and high < limit:
+        span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+        return f"{'be a whole number in' if whole else 'lie in'} {span}"
+    ends = []
+    if low > -limit:
+        ends.append(f"{'above' if open_low else 'at least'} {low:g}")
+    if high < limit:
+        ends.append(f"{'below' if open_high else 'at most'} {high:g}")
+    if limit < abs(bad) < np.inf:
+        ends.append(f"small enough for {dtype}")
+    if whole:
+        return f"be a whole number{' of ' * bool(ends)}{' and '.join(ends)}"
+    if high == limit or (high > limit and open_high):
+        ends.insert(0, "finite")
+    return f"be {' and '.join(ends)}" if ends else "be a number, not NaN"
+
+
+def _short(value: Any) -> str:
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) -> Any:
@@ -138,3 +179,74 @@ def check_scalars(tree: Any) -> None:
                 f"{name} has shape {jax.numpy.shape(leaf)}, but must be one number per position: "
                 "vmap over the rows"
             )
+
+
+def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
+    """What a method of a part returned, as a tuple.
+
+    Args:
+      where: the method, such as "Lookup.propose".
+      value: what it returned.
+      names: what must be in the tuple, for its length and the message.
+
+    Raises:
+      TypeError: if it is not a tuple of that length.
+    """
+    if not isinstance(value, tuple) or len(value) != len(names):
+        raise TypeError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
+    return value
+
+
+def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: Any) -> None:
+    """Raises TypeError (at trace time) unless a part gave an array of this shape and dtype.
+
+    Args:
+      what: the part, its method and the field, such as "Lookup.propose: probs".
+      value: what it gave.
+      axes: the shape in letters, such as "[B, V]".
+      shape: the same in numbers.
+      dtype: the dtype.
+    """
+    found = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if found != (tuple(shape), np.dtype(dtype)):
+        raise TypeError(
+            f"{what} must be {axes} = {list(shape)} {np.dtype(dtype)}, got {_described(value)}"
+        )
+
+
+def check_like(what: str, new: Any, old: Any) -> None:
+    """Raises TypeError (at trace time) unless two states have one structure, shapes and dtypes."""
+    before: Any = jax.tree_util.tree_flatten_with_path(old)
+    after: Any = jax.tree_util.tree_flatten_with_path(new)
+    if before[1] != after[1]:
+        raise TypeError(f"{what} must keep its structure {before[1]}, got {after[1]}")
+    for (path, was), (_, now) in zip(before[0], after[0], strict=True):
+        kinds = [(jax.numpy.shape(x), jax.numpy.result_type(x)) for x in (was, now)]
+        if kinds[0] != kinds[1]:
+            raise TypeError(
+                f"{what}{jax.tree_util.keystr(path)} must stay {_described(was)}, got "
+                f"{_described(now)}"
+            )
+
+
+def checked_scores(model: Any, returned: Any, tokens: Any) -> Any:
+    """What `LanguageModel.score` returned for `tokens [B, T]`.
+
+    Raises:
+      TypeError: (at trace time) unless it is a triple with logits `[B, T, V]` of a float dtype.
+    """
+    where = f"{type(model).__name__}.score"
+    logits, hidden, updates = unpacked(where, returned, ("logits", "hidden", "updates"))
+    dtype = getattr(logits, "dtype", np.dtype(bool))
+    floats = dtype if jax.numpy.issubdtype(dtype, jax.numpy.floating) else np.float32
+    shape = (*tokens.shape, model.vocab_size)
+    check_array(f"{where}: logits", logits, "[B, T, V]", shape, floats)
+    return logits, hidden, updates
+
+
+def _described(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{list(value.shape)} {value.dtype}"
+    if isinstance(value, tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return _short(value)

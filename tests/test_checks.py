@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checks import checked, require
+from specjax.checks import check_path, checked, require
 from specjax.types import traced_dataclass
 
 
@@ -70,10 +70,10 @@ def test_leaves_have_names_and_a_readable_form():
 
 @pytest.mark.parametrize("bad", [2**33 + 2, 2**31, 1e10, np.inf])
 def test_a_number_too_large_for_its_dtype_is_shown_as_given(bad):
-    with pytest.raises(ValueError, match="top_k must be a whole number in") as error:
+    with pytest.raises(ValueError, match="top_k must be a whole number of at least 1") as error:
         checked("top_k", bad, low=1, dtype=np.int32)
     assert str(bad) in str(error.value)
-    with pytest.raises(ValueError, match="alpha must lie in"):
+    with pytest.raises(ValueError, match="^alpha must be small enough for float32, got 1e.39$"):
         checked("alpha", 1e39)
 
 
@@ -98,3 +98,27 @@ def test_a_broken_library_is_not_called_missing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"broken_library cannot be imported \(No module named"):
         require("broken_library", "eval")
+
+
+@pytest.mark.parametrize(
+    ("value", "span", "message"),
+    [
+        (np.nan, {}, "x must be a number, not NaN, got nan"),
+        (-1, {"low": 0.0}, "x must be at least 0, got -1"),
+        (0, {"low": 0.0, "open_low": True}, "x must be above 0, got 0"),
+        (np.inf, {"low": 0.0, "open_high": True}, "x must be finite and at least 0, got inf"),
+        (2, {"high": 1.0, "open_high": True}, "x must be below 1, got 2"),
+        (0, {"low": 1, "dtype": np.int32}, "x must be a whole number of at least 1, got 0"),
+        (4, {"low": 0, "high": 3, "dtype": np.int32}, "x must be a whole number in [0, 3], got 4"),
+    ],
+)
+def test_a_range_without_an_end_is_told_in_words(value, span, message):
+    with pytest.raises(ValueError) as error:
+        checked("x", value, **span)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("path", "remedy"), [(5, "digits in quotes"), (None, "give a text or a")])
+def test_the_remedy_for_what_is_no_path_fits(path, remedy):
+    with pytest.raises(TypeError, match=f"path={path} must be a path; .*{remedy}"):
+        check_path(path, "path=")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_part
+from specjax.checks import check_part, check_static
 from specjax.types import (
     Array,
     DecodeState,
@@ -100,6 +100,9 @@ def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verific
         ("acceptance", "has_carry", "keeps_last_pass"),
         "verification.Block()",
     )
+    parts = {"verifier": verifier, "drafter": drafter, "verification": verification}
+    for name, part in parts.items():
+        check_static(name, part)
     if verifier.vocab_size != drafter.vocab_size:
         raise ValueError(
             f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
@@ -110,8 +113,10 @@ def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verific
     if verification.has_carry and not traits.fixed_length:
         # Its carry-overs would need each earlier block's stopping state; see `still_drafting`.
         raise ValueError(
-            f"{type(verification).__name__} needs drafts of a fixed length here: use "
-            "Block or Token verification with adaptive stopping"
+            f"{type(verification).__name__} needs drafts of a fixed length, but "
+            f"{type(drafter).__name__}'s traits say fixed_length=False: use Block or Token "
+            "verification, or a drafter whose every block is as long as its limit and says "
+            "fixed_length=True"
         )
 
 

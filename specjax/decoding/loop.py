@@ -62,12 +62,18 @@ class LoopMethod(abc.ABC):
         """One step of all rows; traced. It leaves finished rows as they are.
 
         `specjax.decoding.append` appends its tokens, `step_uniforms` draws its random numbers; the
-        step counts itself in `state.steps`.
+        step counts itself in `state.steps`. `add_log_probs` writes the tokens' log-probabilities;
+        where a step leaves it out, those by token (`log_probs=True`) are NaN.
         """
 
     @property
     def max_draft(self) -> int:
         """G, 0 without a drafter."""
+        return 0
+
+    @property
+    def min_draft(self) -> int:
+        """See `Method`."""
         return 0
 
     @property

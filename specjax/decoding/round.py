@@ -22,6 +22,7 @@ from specjax.decoding.outcome import (
     emitted,
     report,
 )
+from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed
 from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
 from specjax.sampling import num_uniforms
 from specjax.types import (
@@ -119,6 +120,7 @@ class Round:
         prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
         filled = self.verifier.prefill(params.verifier, *prompt)
         drafter = self.drafter.prefill(params.drafter, *prompt)
+        check_state(self.drafter, drafter, inputs.shape[0])
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
             self.verification.init_carry(self.drafter.max_draft),
@@ -156,7 +158,7 @@ class Round:
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
         state, behind = self._catch_up(params, state, active)
-        block, drafter = self.drafter.propose(
+        proposed = self.drafter.propose(
             params.drafter,
             state.drafter,
             state.tokens,
@@ -166,6 +168,7 @@ class Round:
             active if self._reads_bonus(rule) else limits > 0,
             with_confidence=rule.reads_draft_confidence,
         )
+        block, drafter = checked_block(self.drafter, proposed, limits, rule.reads_draft_confidence)
         scored = score(
             self.verifier,
             params.verifier,
@@ -231,7 +234,7 @@ class Round:
             tokens=jnp.where(moved, last, old.tokens),
             positions=old.positions + counts,
             cache=new.cache,
-            drafter=self.drafter.commit(new.drafter, tokens, counts),
+            drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts),
             carry=_where_rows(moved, new.carry, old.carry),
             history=history,
         )
@@ -281,14 +284,11 @@ class Round:
         names = self.drafter.model_names
 
         def run(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
-            extra, drafter = self.drafter.bonus(
-                params.drafter,
-                drafter,
-                state.tokens,
-                block,
-                sampling,
-                with_confidence=rule.reads_draft_confidence,
+            asked = rule.reads_draft_confidence
+            returned = self.drafter.bonus(
+                params.drafter, drafter, state.tokens, block, sampling, with_confidence=asked
             )
+            extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
             p = _at(scored.p, block.num_drafted)
             p_conf = None if scored.p_conf is None else _at(scored.p_conf, block.num_drafted)
             target = jax.vmap(_call)(rule, extra.probs, p, extra.confidences, p_conf)

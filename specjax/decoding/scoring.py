@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.checks import checked_scores
 from specjax.sampling import confidence, distribution
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
@@ -59,7 +60,9 @@ def score(
     """
 
     def read(width: int, tokens: Array, positions: Array) -> tuple[Array, Array | None, Any]:
-        logits, _, updates = model.score(params, cache, tokens[:, :width], positions)
+        read_now = tokens[:, :width]
+        returned = model.score(params, cache, read_now, positions)
+        logits, _, updates = checked_scores(model, returned, read_now)
         p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
         p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
         return p, p_conf, updates

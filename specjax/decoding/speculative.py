@@ -72,6 +72,11 @@ class Speculative(LoopMethod):
         return self.drafter.max_draft
 
     @property
+    def min_draft(self) -> int:
+        """G under a verification with a carry, else 0."""
+        return self.max_draft if self.verification.has_carry else 0
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """The verifier's, then those of the drafter's models."""
         return self.round.model_names

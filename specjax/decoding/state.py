@@ -73,7 +73,8 @@ def initial_state(
     draft_limits = prompts.draft_limits
     if draft_limits is None:
         draft_limits = jnp.full((rows,), max_draft, jnp.int32)
-    by_token = jnp.zeros((rows, max_new), jnp.float32) if token_log_probs else None
+    # Not zero, which would say probability 1 for what a method does not write.
+    by_token = jnp.full((rows, max_new), jnp.nan, jnp.float32) if token_log_probs else None
     return DecodeState(
         tokens=jnp.zeros((rows, max_new), jnp.int32),
         lengths=counts,

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import check_count, check_part
+from specjax.checks import check_count, check_part, check_static
 from specjax.decoding import history as history_lib
 from specjax.decoding.history import History
-from specjax.drafting.stopping import FixedLength
+from specjax.drafting.stopping import FixedLength, decide
 from specjax.sampling import confidence, distribution, draw, num_uniforms
 from specjax.types import (
     Array,
@@ -88,6 +88,7 @@ class NeuralDrafter(Drafter):
     def __post_init__(self) -> None:
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
         check_part("stopping", self.stopping, ("init", "step"), "drafting.FixedLength()")
+        check_static("stopping", self.stopping)
 
     @property
     def vocab_size(self) -> int:
@@ -172,8 +173,8 @@ class NeuralDrafter(Drafter):
             )
             uniform = lax.dynamic_index_in_dim(uniforms, index, axis=1, keepdims=False)
             token = jax.vmap(draw)(q, uniform)
-            stops, policy = self.stopping.step(
-                params.stopping, carry.policy, token, q, q_conf, hidden, index
+            stops, policy = decide(
+                self.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index
             )
             confidences = block.confidences
             if confidences is not None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checks import check_part
 from specjax.types import Rule
 
 _TOLERANCE = 1e-4
@@ -20,9 +21,12 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
       positions: how many random positions are tried: flat and peaked ones, some with zeros.
 
     Raises:
+      TypeError: it is no rule, or reads a confidence that it does not say it reads.
       ValueError: the rule's target is not `[V]` float32, has a negative or NaN entry, or does not
         sum to one. The message names the rule.
     """
+    flags = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
+    check_part("rule", rule, flags, "rules.OPT(alpha=0.2)")
     name = type(rule).__name__
     single: Any = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1)[0], rule)
     rng = np.random.default_rng(0)
@@ -32,7 +36,18 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     logits[..., 0] = 0.0
     weights = np.exp(logits)
     q, p, q_conf, p_conf = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-    target = np.asarray(_targets(single, q, p, q_conf, p_conf))
+    # As in decoding, where what a rule does not say that it reads may be None.
+    q_conf = q_conf if rule.reads_draft_confidence else None
+    p_conf = p_conf if rule.reads_verifier_confidence else None
+    try:
+        target = np.asarray(_targets(single, q, p, q_conf, p_conf))
+    except (AttributeError, TypeError) as error:
+        if "NoneType" not in str(error) or (q_conf is not None and p_conf is not None):
+            raise
+        raise TypeError(
+            f"{name} failed ({' '.join(str(error).split())}): q_conf and p_conf may be None unless "
+            "it sets reads_draft_confidence or reads_verifier_confidence = True"
+        ) from error
     if target.shape != q.shape or target.dtype != np.float32:
         raise ValueError(
             f"{name} must return one float32 distribution [V] per position, got {target.dtype} of "

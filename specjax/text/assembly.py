@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from specjax.checks import check_part, checked
+from specjax.checks import check_part, check_static, checked
 from specjax.decoding import Autoregressive, AutoregressiveParams, RoundParams, Speculative
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.rules import Lossless
@@ -107,9 +107,10 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
     method, params = parts.method, parts.params
     needed = [
         *("init", "run", "describe", "cache_length", "check_rule", "model_names"),
-        *("nan_sources", "vocab_size", "max_draft", "partitioner"),
+        *("nan_sources", "vocab_size", "min_draft", "max_draft", "partitioner"),
     ]
     check_part("method", method, needed, "decoding.Speculative(...)")
+    check_static("method", method)
     assert method is not None
     if not hasattr(params, "_replace"):
         raise TypeError(

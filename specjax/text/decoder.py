@@ -128,7 +128,9 @@ class Decoder:
             - max_new_tokens: one or n in 1 .. N, how many tokens each row may emit.
             - draft_limit: one or n in 0 .. G, the longest draft of each row; a row with 0 takes
               one token per round.
-            - log_probs: True keeps the log-probability of each token.
+            - log_probs: True keeps the log-probability of each token, after temperature, top-k
+              and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN where a method of
+              your own does not write them with `decoding.add_log_probs`.
 
         Returns:
           A `Result`, in the order of the prompts. Of several processes each gets its own rows.
@@ -252,7 +254,7 @@ class Decoder:
           rows: the slots; the batch size by default. Over a mesh they are rounded up.
           refill: how many free slots are filled at once; see `Engine`.
           rule: instead of the Decoder's; each strength one number.
-          log_probs: whether the log-probability of each token is kept.
+          log_probs: whether the log-probability of each token is kept, as in a call.
 
         Returns:
           An `Engine`. Its requests hold tokens (see `encode`), and its finished rows too.
@@ -260,10 +262,7 @@ class Decoder:
         Raises:
           ValueError: as `Engine` does, or for strengths per prompt.
         """
-        if rule is not None:
-            self.method.check_rule(rule)
-            _check_own_rule(rule)
-        rule = self.rule if rule is None else rule
+        rule = self.rule if rule is None else _checked_rule(self.method, rule)
         values = [*jax.tree.leaves(rule), *self._sampling.values()]
         if any(np.ndim(value) for value in values if value is not None):
             raise ValueError(
@@ -306,12 +305,11 @@ class Decoder:
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         log_probs: bool = False,
+        **unknown: Any,
     ) -> tuple[list[Request], Rule | None, bool]:
         """The requests of a call, its rule, and whether log-probabilities are kept by token."""
-        if rule is not None:
-            self.method.check_rule(rule)
-            _check_own_rule(rule)
-        rule = self.rule if rule is None else rule
+        prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
+        rule = self.rule if rule is None else _checked_rule(self.method, rule)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         limits = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         asked = prompts_lib.requests(
@@ -353,6 +351,13 @@ class Decoder:
 
         done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
+
+
+def _checked_rule(method: Method, rule: Rule) -> Rule:
+    """A rule that the method takes."""
+    method.check_rule(rule)
+    _check_own_rule(rule)
+    return rule
 
 
 def _check_own_rule(rule: Rule | None) -> None:

@@ -79,7 +79,8 @@ class Engine:
       sampling: fields are scalars: what requests do not say. A field that is None cannot be asked
         for: its filter is not compiled in.
       pad_id: pads prompts.
-      token_log_probs: whether log-probabilities are kept token by token.
+      token_log_probs: whether log-probabilities are kept token by token; NaN where the method
+        writes none (see `specjax.decoding.add_log_probs`).
 
     Raises:
       ValueError: if a size is no whole number of at least 1, or a mesh does not divide the slots.
@@ -135,11 +136,13 @@ class Engine:
           Its id: 0, 1, 2, ... in the order of the calls.
 
         Raises:
-          ValueError: if it does not fit the engine.
+          TypeError: if it is not a `Request`, or a field is of a wrong type.
+          ValueError: if it does not fit the engine. The engine goes on without it.
         """
         check_request(
             request,
             vocab_size=self._method.vocab_size,
+            min_draft=self._method.min_draft,
             max_draft=self._method.max_draft,
             prompt_length=self._length,
             max_new=self._max_new,

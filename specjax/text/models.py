@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import check_path
+from specjax.checks import check_part, check_path, check_static
 from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.types import LanguageModel, Params
@@ -33,6 +33,7 @@ class TextModel:
       name: its name in messages, such as its path.
 
     Raises:
+      TypeError: if the model or the tokenizer is not what it must be.
       ValueError: if the tokenizer has ids that are not in the model's vocabulary.
     """
 
@@ -43,6 +44,11 @@ class TextModel:
     name: str = "the model"
 
     def __post_init__(self) -> None:
+        methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
+        check_part("model", self.model, methods, "models.T5(config)")
+        check_static("model", self.model)
+        reads = ("vocab_size", "eos_ids", "encode", "decode")
+        check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
         if self.tokenizer.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "

@@ -3,6 +3,7 @@
 Axes: n prompts, B rows of a batch, L length of a bucket.
 """
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -102,7 +103,7 @@ def _token_ids(prompt: Any, name: str) -> np.ndarray:
         hint = " (give a single prompt as a list: [prompt])"
     raise TypeError(
         f"{name} must be a text, a list of token ids or a list of chat messages, got "
-        f"{str(prompt)[:60]!r}{hint}"
+        f"{repr(prompt)[:60]}{hint}"
     )
 
 
@@ -193,6 +194,14 @@ def requests(
     ]
 
 
+def check_options(given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises TypeError if an option of a call is not among those that there are."""
+    for name in given:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise TypeError(f"there is no option {name}{hint}; the options are {', '.join(known)}")
+
+
 def check_limits(asked: Sequence[Request], max_new: int) -> None:
     """Raises ValueError if a row may emit more than there is room for."""
     longest = max(request.limit for request in asked)
@@ -234,6 +243,8 @@ def _whole(name: str, values: np.ndarray, high: int) -> np.ndarray:
 
 def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     """Checks the bucket lengths of a caller: they must be whole, at least 1, and increase."""
+    if np.shape(buckets) == (0,):
+        raise ValueError("buckets is empty: give lengths such as (64, 128)")
     lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
     if not lengths.ndim or np.any(np.diff(lengths) < 1):
         raise ValueError(f"buckets must be lengths that increase, such as (64, 128), got {buckets}")

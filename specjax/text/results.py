@@ -27,7 +27,8 @@ class RowInfo(NamedTuple):
       accepted_lengths: `[G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted.
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
-      log_p: float32, log-probability of the output under the verifier, in nats.
+      log_p: float32, log-probability of the output under the verifier, in nats, after temperature,
+        top-k and top-p; 0.0 where a method of one's own writes none.
       log_target: float32, the same under the rule's target distribution.
     """
 
@@ -123,7 +124,10 @@ class Row:
       info: what it took.
       seconds: from its entering the batch until the batch was looked at.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
-        end-of-sequence token) under the verifier; None unless `log_probs=True` asked for them.
+        end-of-sequence token) under the verifier, after temperature, top-k and top-p: at
+        temperature 0 all are 0.0, or -inf where a rule took another token. NaN where a method of
+        one's own does not write them (see `specjax.decoding.add_log_probs`). None unless
+        `log_probs=True` asked for them.
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
       error: which model gave NaN in which step, or None.
     """

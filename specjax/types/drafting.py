@@ -18,7 +18,7 @@ class DraftBlock(NamedTuple):
       probs: `[B, G + 1, V]` float32; row i is what `tokens[:, i]` was drawn from. The row at
         `num_drafted`, the bonus position, is filled in only where it is asked for.
       confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
-      num_drafted: `[B]` int32, at most the row's limit.
+      num_drafted: `[B]` int32, at most the row's limit; a round cuts off what is longer.
       calls: model's name -> int32 scalar, how many passes of it made the block.
     """
 
@@ -50,12 +50,13 @@ class DraftTraits(NamedTuple):
       prefix_only: each draft distribution depends on the tokens before it alone, and on one drafter
         (no horizontal cascade, no statistics gathered from earlier rounds).
       random_stops: whether the decision to stop a draft uses randomness of its own.
-      fixed_length: every block is as long as its row's limit allows.
+      fixed_length: every block is as long as its row's limit allows. False is always safe: True
+        lets `GreedyBlock` in, which is biased where it is not so.
     """
 
     prefix_only: bool = True
     random_stops: bool = False
-    fixed_length: bool = True
+    fixed_length: bool = False
 
 
 class Drafter(Protocol):

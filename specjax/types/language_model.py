@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
+from specjax.checks import checked_scores
+
 Array = jax.Array
 Params = Any  # a pytree of arrays
 Cache = Any  # a pytree of arrays whose leading axis is the batch
@@ -132,7 +134,8 @@ class LanguageModel(Protocol):
 
     def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
         """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache."""
-        logits, hidden, updates = self.score(params, cache, tokens, positions)
+        returned = self.score(params, cache, tokens, positions)
+        logits, hidden, updates = checked_scores(self, returned, tokens)
         return Extended(logits, hidden, self.write(cache, updates, positions))
 
     def prepare(self, params: Params) -> Params:

@@ -56,7 +56,8 @@ class DecodeInfo(NamedTuple):
       log_target: `[B]` float32, the same under the target distributions.
       nan_in: `[B]` int32, for a row that ended by NaN the index into `Method.nan_sources` of what
         gave it; else -1.
-      token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for.
+      token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for; NaN
+        where nothing was written. A method writes them with `specjax.decoding.add_log_probs`.
       token_log_target: `[B, N]` float32, `log_target` token by token, or None likewise.
     """
 
@@ -123,6 +124,10 @@ class Method(Protocol):
     @property
     def max_draft(self) -> int:
         """G, 0 without a drafter."""
+
+    @property
+    def min_draft(self) -> int:
+        """The least draft limit of a row: 0, or G where all blocks must have a fixed length."""
 
     @property
     def partitioner(self) -> Any:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.checks import check_array
 from specjax.sampling import draw, num_uniforms, residual, residual_weights
 from specjax.types import Acceptance, Array, Verification, Verified
 
@@ -97,7 +98,19 @@ def accept(
     acceptance = verification.acceptance(
         tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
     )
+    _check_acceptance(verification, acceptance, target_probs.shape)
     return acceptance, _num_accepted(verification, uniforms, acceptance.thresholds)
+
+
+def _check_acceptance(verification: Verification, given: Any, shape: tuple[int, ...]) -> None:
+    """Raises TypeError (at trace time) unless an algorithm's numbers have the block's shapes."""
+    where = f"{type(verification).__name__}.acceptance"
+    if not isinstance(given, Acceptance):
+        raise TypeError(f"{where} must return a types.Acceptance, got {type(given).__name__}")
+    longest = shape[0] - 1
+    check_array(f"{where}: thresholds", given.thresholds, "[G]", (longest,), jnp.float32)
+    check_array(f"{where}: scales", given.scales, "[G + 1]", (longest + 1,), jnp.float32)
+    check_array(f"{where}: targets", given.targets, "[G + 1, V]", shape, jnp.float32)
 
 
 def draw_next(

@@ -303,7 +303,7 @@ def test_the_law_with_drafts_that_stop_early(name):
 
 def test_greedy_block_refuses_drafts_that_stop_early():
     drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
-    with pytest.raises(ValueError, match="GreedyBlock needs drafts of a fixed length here"):
+    with pytest.raises(ValueError, match="NeuralDrafter's traits say fixed_length=False"):
         decoding.Speculative(MODEL, drafter, verification.GreedyBlock())
 
 

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import partitioning, rules
+from specjax import partitioning, rules, verification
 from tests import tiny_pair
 
 
 @pytest.fixture(scope="module")
 def decoder():
-    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
     return specjax.Decoder(
-        pair, rule=rules.OPT(0.1), max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16,)
+        _pair(), rule=rules.OPT(0.1), max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16,)
     )
+
+
+def _pair():
+    return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
 
 
 def _request(decoder, text, stream, **options):
@@ -91,10 +94,16 @@ def test_settings_are_each_requests_own(decoder):
         ({"limit": 13}, "limit must be a whole number in 1 .. 12, got 13"),
         ({"limit": 2.5}, "limit must be a whole number in 1 .. 12, got 2.5"),
         ({"top_k": 3}, "top_k must be None: this engine is comp"),
-        ({"temperature": -1.0}, r"temperature must lie in \[0, .*\], got -1"),
+        ({"temperature": -1.0}, "temperature must be finite and at least 0, got -1"),
         ({"temperature": [0.0, 1.0]}, "temperature must be one number, got"),
         ({"draft_limit": 4}, "draft_limit must be a whole number in 0 .. 3, got 4"),
         ({"seed": -1}, r"seed must be a whole number in 0 .. 4294967295, got -1"),
+        ({"limit": None}, "limit must be a whole number in 1 .. 12, got None"),
+        ({"limit": 5.0}, "limit must be a whole number in 1 .. 12, got 5.0"),
+        ({"seed": None}, "seed must be a whole number in 0 .. 4294967295, got None"),
+        ({"stream": "a"}, "stream must be a whole number in 0 .. 4294967295, got 'a'"),
+        ({"draft_limit": True}, "draft_limit must be a whole number in 0 .. 3, got True"),
+        ({"strengths": (float("nan"),)}, r"strengths\[0\] must be a number, not NaN, got nan"),
         ({"strengths": ()}, r"strengths must have 1 number, one for each of the rule, got \(\)"),
         ({"strengths": ([0.1, 0.2],)}, "strengths must have 1 number, one for each of the rule"),
     ],
@@ -105,6 +114,58 @@ def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
     with pytest.raises(ValueError, match=message):
         engine.add(specjax.Request(**request))
     assert engine.unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": "hello"}, r"got the text 'hello': use decoder.encode\(text\)"),
+        ({"strengths": 0.1}, r"strengths must be a tuple of 1 number, got 0.1: write \(0.1,\)"),
+        ({"strengths": ("x",)}, r"strengths\[0\] must be a number, got 'x'"),
+        ({"strengths": (None,)}, r"strengths\[0\] must be a number, got None"),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused(decoder, change, message):
+    request = {"tokens": np.zeros(3, np.int32), "limit": 5} | change
+    with pytest.raises(TypeError, match=message):
+        decoder.engine(prompt_length=16).add(specjax.Request(**request))
+
+
+def test_add_takes_requests_alone(decoder):
+    with pytest.raises(TypeError, match=r"add takes a Request, got ndarray: write Request"):
+        decoder.engine(prompt_length=16).add(np.zeros(3, np.int32))
+
+
+def test_a_filter_that_is_not_compiled_in_is_told_with_the_decoders_own_option(decoder):
+    request = specjax.Request(np.zeros(3, np.int32), limit=5, top_k=3)
+    with pytest.raises(ValueError, match=r"make the Decoder with top_k=\.\.\., or an Engine"):
+        decoder.engine(prompt_length=16).add(request)
+
+
+def test_strengths_pass_the_checks_of_the_rule():
+    decoder = specjax.Decoder(_pair(), rule=rules.Chow(0.1), max_draft=3, buckets=(16,))
+    request = specjax.Request(np.zeros(3, np.int32), limit=5, strengths=(1.5,))
+    with pytest.raises(ValueError, match=r"the rule: alpha must lie in \[0, 1\], got 1.5"):
+        decoder.engine(prompt_length=16).add(request)
+
+
+def test_an_engine_goes_on_after_a_refusal():
+    decoder = specjax.Decoder(
+        _pair(), verification=verification.GreedyBlock(), max_draft=3, max_new_tokens=12,
+        batch_size=2, buckets=(16,),
+    )  # fmt: skip
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    engine.add(_request(decoder, TEXTS[0], 0))
+    for bad in ({"draft_limit": 2}, {"limit": None}, {"seed": None}):
+        options = {"limit": 5} | bad
+        with pytest.raises(ValueError, match="^(draft_limit|limit|seed) must be"):
+            engine.add(specjax.Request(decoder.encode("x"), **options))
+    engine.add(_request(decoder, TEXTS[1], 1, draft_limit=3))
+    finished = []
+    while engine.unfinished:
+        finished += engine.step()
+    assert sorted(row.id for row in finished) == [0, 1]
+    _check(finished, decoder(TEXTS[:2], seed=5))
 
 
 def test_an_engine_takes_one_value_of_each_setting(decoder):

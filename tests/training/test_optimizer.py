@@ -73,11 +73,11 @@ def test_long_gradients_are_clipped():
     [
         (
             lambda: InverseSqrt(peak=0.0, warmup_steps=5),
-            r"InverseSqrt: peak must lie in \(0, inf\), got 0.0",
+            r"InverseSqrt: peak must be finite and above 0, got 0.0",
         ),
         (
             lambda: InverseSqrt(peak=1.0, warmup_steps=0),
-            r"warmup_steps must lie in \(0, inf\), got 0",
+            r"warmup_steps must be finite and above 0, got 0",
         ),
         (
             lambda: Cosine(peak=1.0, warmup_steps=5, total_steps=5),
@@ -93,7 +93,7 @@ def test_long_gradients_are_clipped():
         ),
         (
             lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), weight_decay=-1.0),
-            r"weight_decay must lie in \[0, inf\), got -1.0",
+            r"weight_decay must be finite and at least 0, got -1.0",
         ),
     ],
 )

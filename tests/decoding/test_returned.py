@@ -1,0 +1,257 @@
+"""What a user's own parts may return, and how a wrong part is told: in one line, by its name."""
+
+import dataclasses
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import drafting, testing, types, verification
+from specjax.tokenizers import ByteTokenizer
+from tests import tiny_pair
+
+VOCAB = 259
+SHAPE = {"max_new_tokens": 3, "batch_size": 2, "buckets": (16,)}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Short(types.Drafter):
+    """Draws from a table `[V, V]`; a block ends after an odd token."""
+
+    max_draft: int = 2
+    vocab_size: int = VOCAB
+    num_uniforms: int = 2
+    beyond: int = 0
+
+    def prefill(self, params, inputs, input_lengths, max_length, prefix=None, prefix_lengths=None):
+        return jnp.zeros(inputs.shape[0])
+
+    def propose(
+        self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence
+    ):
+        drawn, probs, count, alive = [tokens], [], jnp.zeros_like(tokens), active
+        for i in range(self.max_draft):
+            probs.append(params[drawn[-1]])
+            below = jnp.cumsum(probs[-1], axis=1)
+            drawn.append((uniforms[:, i : i + 1] > below).sum(axis=1, dtype=jnp.int32))
+            count += (alive & (i < limits)).astype(jnp.int32)
+            alive &= drawn[-1] % 2 == 0
+        probs.append(params[drawn[-1]])
+        count = count + self.beyond
+        block = types.DraftBlock(
+            jnp.stack(drawn[1:], axis=1), jnp.stack(probs, axis=1), None, count, {}
+        )
+        return block, state
+
+    def bonus(self, params, state, tokens, block, sampling, *, with_confidence):
+        drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
+        last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
+        return types.Bonus(params[last], None, {}), state
+
+
+def _table(seed):
+    """Logits `[V + 1, V]` of three tokens."""
+    logits = np.full((VOCAB + 1, VOCAB), -np.inf, np.float32)
+    logits[:, 10:13] = np.random.default_rng(seed).normal(size=(VOCAB + 1, 3)) * 1.5
+    return logits
+
+
+def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_fixed_length(pair):
+    with pytest.raises(ValueError, match="Short's traits say fixed_length=False: use Block or"):
+        specjax.Decoder(
+            pair.verifier, drafter=Short(), verification=verification.GreedyBlock(), **SHAPE
+        )
+    assert drafting.NeuralDrafter(pair.drafter.model, 2).traits.fixed_length
+
+
+@pytest.mark.parametrize("beyond", [0, 9, -9])
+def test_blocks_of_any_claimed_length_are_exact(beyond):
+    """Two tokens of 4,000 rows follow the verifier: what is claimed past a limit is cut off."""
+    p, rows = _table(1), 4000
+    verifier = specjax.TextModel(testing.TabularModel(VOCAB, 1), jnp.asarray(p), ByteTokenizer())
+    q = jax.nn.softmax(jnp.asarray(_table(2))[:VOCAB], axis=-1)
+    decoder = specjax.Decoder(
+        verifier, drafter=Short(beyond=beyond), drafter_params=q, max_new_tokens=2,
+        batch_size=1024, buckets=(16,),
+    )  # fmt: skip
+    result = decoder([[20]] * rows, seed=1, draft_limit=[i % 3 for i in range(rows)])
+    seen = Counter(tuple(tokens.tolist()) for tokens in result.tokens)
+    law = np.asarray(jax.nn.softmax(jnp.asarray(p), axis=-1))
+    three = range(10, 13)
+    off = sum(abs(seen[a, b] / rows - law[20, a] * law[a, b]) for a in three for b in three)
+    assert off / 2 < 0.03
+    limits = np.arange(rows) % 3
+    longest = result.info.rows.drafted_lengths * np.arange(3)
+    assert (longest.max(axis=1) <= limits * longest.max()).all()
+
+
+def _own(base, **methods):
+    """A part of class `Mine` with other methods or fields than those of `base`."""
+    return dataclasses.dataclass(frozen=True)(type("Mine", (base,), methods))
+
+
+def _stop(step, **fields):
+    return {"stopping": _own(types.Stopping, step=step, **fields)()}
+
+
+def _verify(thresholds, scales):
+    def acceptance(self, tokens, q, p, num_drafted, carry=(), still=None):
+        sizes = {"G": (tokens.size,), "G + 1": (tokens.size + 1,), "one": ()}
+        return types.Acceptance(jnp.zeros(sizes[thresholds]), jnp.ones(sizes[scales]), p)
+
+    return {"verification": _own(types.Verification, acceptance=acceptance)()}
+
+
+def _draft(change):
+    def propose(self, *args, **options):
+        block, state = Short.propose(self, *args, **options)
+        return change(block, state)
+
+    table = jnp.full((VOCAB, VOCAB), 1 / VOCAB, jnp.float32)
+    return {"drafter": _own(Short, propose=propose)(), "drafter_params": table}
+
+
+WRONG = {
+    "stops are numbers": (
+        _stop(lambda self, params, state, token, *rest: (token, state)),
+        r"Mine.step: stops must be \[B\] = \[2\] bool, got \[2\] int32",
+    ),
+    "stops are one for all rows": (
+        _stop(lambda self, params, state, token, *rest: (jnp.bool_(True), state)),
+        r"Mine.step: stops must be \[B\] = \[2\] bool, got \[\] bool",
+    ),
+    "stops alone": (
+        _stop(lambda self, params, state, token, *rest: token > 3),
+        r"Mine.step must return \(stops, state\), got \[2\] bool",
+    ),
+    "state of another kind": (
+        _stop(
+            lambda self, params, state, token, *rest: (token > 3, state.astype(jnp.float32)),
+            init=lambda self, rows: jnp.zeros(rows, jnp.int32),
+        ),
+        r"Mine.step: state must stay \[2\] int32, got \[2\] float32",
+    ),
+    "confidences undeclared": (
+        _stop(lambda self, params, state, token, q, conf, *rest: (conf.max(-1) < 0.5, state)),
+        "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
+    ),
+    "parameters left out": (
+        _stop(lambda self, params, state, token, q, *rest: (q[:, 0] < params, state)),
+        "Mine.step failed .*: it has no parameters: give stopping_params=",
+    ),
+    "scales": (
+        _verify("G", "G"),
+        r"Mine.acceptance: scales must be \[G \+ 1\] = \[6\] float32, got \[5\] float32",
+    ),
+    "thresholds": (
+        _verify("one", "G + 1"),
+        r"Mine.acceptance: thresholds must be \[G\] = \[5\] float32, got \[\] float32",
+    ),
+    "draft probabilities": (
+        _draft(lambda block, state: (block._replace(probs=block.probs[:, :-1]), state)),
+        r"Mine.propose: probs must be \[B, G \+ 1, V\] = \[2, 3, 259\] float32, got \[2, 2, 259\]",
+    ),
+    "calls": (
+        _draft(lambda block, state: (block._replace(calls=None), state)),
+        r"Mine.propose: calls must be a dict with the model_names \[\] as its keys, got None",
+    ),
+    "names of calls": (
+        _draft(lambda block, state: (block._replace(calls={"me": jnp.int32(1)}), state)),
+        r"Mine.propose: calls must be a dict with the model_names \[\] .*, got \['me'\]",
+    ),
+    "block alone": (
+        _draft(lambda block, state: block),
+        r"Mine.propose must return \(block, state\), got a DraftBlock of 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_part_that_returns_something_else_is_named(pair, name):
+    parts, message = WRONG[name]
+    models = pair.verifier if "drafter" in parts else pair
+    with pytest.raises(TypeError, match=message) as error:
+        specjax.Decoder(models, **parts, **SHAPE)([[20], [21]])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (
+            lambda self, params, cache, tokens, at: (jnp.zeros((*tokens.shape, 7)),) * 2 + ((),),
+            r"Mine.score: logits must be \[B, T, V\] = \[2, 1, 259\] float32, got \[2, 1, 7\]",
+        ),
+        (
+            lambda self, params, cache, tokens, at: (jnp.zeros((*tokens.shape, VOCAB)),) * 2,
+            r"Mine.score must return \(logits, hidden, updates\), got a tuple of 2",
+        ),
+    ],
+)
+def test_a_language_model_that_returns_something_else_is_named(pair, score, message):
+    model = _own(testing.TabularModel, score=score, extend=types.LanguageModel.extend)(VOCAB, 1)
+    mine = specjax.TextModel(model, pair.verifier.params, pair.verifier.tokenizer)
+    for models in (mine, specjax.Pair(drafter=pair.drafter, verifier=mine)):
+        with pytest.raises(TypeError, match=message.replace("2, 1,", "2, [16],")):
+            specjax.Decoder(models, **SHAPE)([[20], [21]])
+
+
+def test_parts_that_cannot_be_hashed_are_refused(pair):
+    @dataclasses.dataclass
+    class Loose(types.Stopping):
+        x: int = 1
+
+        def step(self, params, state, token, *rest):
+            return token > 3, state
+
+    with pytest.raises(TypeError, match=r"stopping must be hashable, got a Loose .*frozen=True"):
+        specjax.Decoder(pair, stopping=Loose())
+
+
+def test_a_text_model_takes_a_model_and_a_tokenizer(pair):
+    model, params, words = pair.verifier.model, pair.verifier.params, pair.verifier.tokenizer
+    with pytest.raises(TypeError, match="tokenizer must be one such as .*, got None"):
+        specjax.TextModel(model, params, None)
+    with pytest.raises(TypeError, match="model must be one such as .*, got 'x'"):
+        specjax.TextModel("x", params, words)
+
+
+def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
+    class Silent(type(specjax.Decoder(pair.verifier).method)):
+        def step(self, params, state):
+            new = super().step(params, state)
+            kept = {n: getattr(state.info, n) for n in ("token_log_p", "token_log_target")}
+            return new._replace(info=new.info._replace(**kept))
+
+    alone = specjax.Decoder(pair.verifier, **SHAPE)
+    method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)
+    mine = specjax.Decoder(pair.verifier, method=method, params=alone._params, **SHAPE)
+    assert np.isnan(mine([[20]], log_probs=True)[0].log_probs).all()
+    assert np.isfinite(alone([[20]], log_probs=True)[0].log_probs).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: d(["a"], draft_limits=3), "no option draft_limits, did you mean draft_limit?; "),
+        (lambda d: d(["a"], draft_limit=True), "draft_limit must be a number, got True$"),
+        (lambda d: d(["a", None]), "prompt 1 must be a text, .* got None$"),
+        (lambda d: d.encode(5), "the prompt must be a text, .* got 5 "),
+    ],
+)
+def test_what_a_call_does_not_take_is_shown_as_given(pair, call, message):
+    with pytest.raises(TypeError, match=message.replace("?", r"\?")):
+        call(specjax.Decoder(pair, max_draft=3, **SHAPE))
+
+
+def test_empty_buckets_are_told(pair):
+    with pytest.raises(ValueError, match=r"^buckets is empty: give lengths such as \(64, 128\)$"):
+        specjax.Decoder(pair, buckets=())
