@@ -9,6 +9,7 @@ from benchmarks.verification import main
 SMALL = ["--rows", "1", "2", "--drafts", "2", "--vocabs", "32", "--repeats", "1"]
 
 
+@pytest.mark.exhaustive
 def test_table_and_json(capsys):
     assert main([*SMALL, "--rules", "OPT", "Mentored"]) == 0
     *table, last = capsys.readouterr().out.splitlines()

@@ -30,6 +30,7 @@ def test_figures_fit_together(arguments, capsys):
     assert 1 <= row["tokens_per_call"] <= 3
 
 
+@pytest.mark.exhaustive
 def test_overhead_is_the_loops_time_over_its_passes(arguments, capsys):
     assert main(["bench", "loop", *arguments]) == 0
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
@@ -53,6 +54,7 @@ def test_bad_input_is_one_line(arguments, capsys, change, message):
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
     alone = []
     decode = specjax.Decoder.__call__

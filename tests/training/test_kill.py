@@ -1,8 +1,13 @@
+import pytest
+
 from tests.training.kill_train import run
 
+# The first kill comes amid the steps.
+SEED = 0
 
-def test_killed_twice_it_ends_with_the_same_bits():
-    # This seed kills once before the first step and once amid the steps.
-    outcome = run(kills=2, seed=14)
-    assert outcome["kills"] == len(outcome["killed_after"]) == 2
+
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.exhaustive)])
+def test_a_killed_run_ends_with_the_same_bits(kills):
+    outcome = run(kills=kills, seed=SEED)
+    assert outcome["kills"] == len(outcome["killed_after"]) == kills
     assert outcome["compared"] > 100
