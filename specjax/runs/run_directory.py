@@ -1,0 +1,350 @@
+"""The directory of a run: one process at a time owns it, and only what a run has made is replaced.
+
+Every command that writes takes its directory in the same order: lock it; check everything; claim it
+for one configuration; record how the run was started; write. The file of the configuration lists
+what the run has made, and nothing else in the directory is ever replaced or removed.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specjax.checks import check_path
+from specjax.runs.environment import environment
+from specjax.runs.lock import locked
+from specjax.writing import naming_failures, new_directory, write_atomically
+
+GIN_NAME = "config.gin"
+RUNS_NAME = "runs.jsonl"
+_ENVIRONMENT = "environment"
+_KEPT = "kept"
+_RECORDS = (GIN_NAME, RUNS_NAME)
+
+
+class RunDirectory:
+    """The directory of one run, locked while the context is open.
+
+    A start that fails leaves the directory as it was: it takes back its claim and what it has made,
+    unless it, or one before it, has called `keep`; and it removes the directory if it has made that
+    too. A claim that a killed process left without `keep` binds nobody.
+
+    Args:
+      path: the directory; it is made, with its parents, when the context opens.
+      config_name: the file of the configuration, such as `infer_config.json`.
+      makes: the names of all files and directories that the run may write.
+
+    Raises:
+      FileExistsError: (on opening) the directory holds one of these names, and no run made it.
+      OSError: (on opening) it cannot be written, or another process is at work in it.
+      TypeError: `path` is not a path.
+      ValueError: `path` is empty, or (on opening) the file of the configuration is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
+        check_path(path, "output_dir=")
+        if not os.fspath(path):  # an empty path would mean the working directory
+            raise ValueError("output_dir is empty: give a directory")
+        try:
+            # Shells do not expand --name=~/directory.
+            self.path = Path(path).expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"output_dir={path}: {error}: give the full path") from None
+        self._config = self.path / config_name
+        self._makes = (*_RECORDS, *makes)
+        self._stack = contextlib.ExitStack()
+        self._claimed_here = False
+        self._stored: dict[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_made(self.path))
+            stack.enter_context(locked(self.path))
+            self._stored = _read_config(self._config)
+            self._refuse_foreign()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._claimed_here and not self.kept:
+                if kind is None:
+                    self.keep()
+                else:
+                    self._take_back()
+        finally:
+            self._stack.__exit__(kind, error, trace)
+
+    @property
+    def kept(self) -> bool:
+        """Whether a start of this run, this one or an earlier one, has made something of worth."""
+        return self._stored is not None and self._stored[_KEPT]
+
+    def claim(
+        self,
+        configuration: Mapping[str, Any],
+        *,
+        allow_other_environment: bool = False,
+        replace: bool = False,
+    ) -> None:
+        """Records the configuration of the run, or compares it with the recorded one.
+
+        Args:
+          configuration: JSON values that determine the run; under the key `environment` stands what
+            `specjax.runs.environment.environment` returns, if it counts.
+          allow_other_environment: whether to go on, with a warning, where the environment alone is
+            another one than recorded.
+          replace: whether another configuration takes the place of the recorded one.
+
+        Raises:
+          OSError: the file cannot be written.
+          ValueError: the directory has a run of another configuration.
+        """
+        # As JSON, so that tuples and lists are equal.
+        text = json.dumps(configuration, indent=1, sort_keys=True)
+        ours = {**json.loads(text), "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
+        theirs = self._stored
+        if not self.kept:
+            self._take_back()
+            self._store({**ours, "files": [], _KEPT: False})
+            self._claimed_here = True
+        elif theirs is not None and theirs["fingerprint"] != ours["fingerprint"]:
+            if not replace:
+                self._compare(theirs, ours, allow_other_environment)
+            self._store({**ours, "files": theirs["files"], _KEPT: True})
+
+    def _compare(self, theirs: Any, ours: Any, allow_other_environment: bool) -> None:
+        told = difference(theirs, ours)
+        remedy = "choose another output_dir, or use the same configuration to continue the run"
+        if not difference({**theirs, _ENVIRONMENT: ours.get(_ENVIRONMENT)}, ours):
+            if allow_other_environment:
+                print(f"specjax: warning: the run goes on, though {told}", file=sys.stderr)
+                return
+            remedy += (
+                ", or set allow_other_environment=True to have its other rows rounded as they are "
+                "here"
+            )
+        raise ValueError(
+            f"output_dir={self.path} holds a run of another configuration ({told}): {remedy}"
+        )
+
+    def record(
+        self,
+        *,
+        command: Sequence[str],
+        config: str | None = None,
+        paths: Mapping[str, str] | None = None,
+    ) -> None:
+        """Saves the gin configuration, and adds a line about this process to `runs.jsonl`.
+
+        Args:
+          command: the words of the command line.
+          config: the configuration as gin text, such as `gin.operative_config_str()`; None for a
+            command without one.
+          paths: names and absolute paths of the files that the run reads.
+
+        Raises:
+          OSError: the directory cannot be written.
+        """
+        if config is not None:
+            self.write(GIN_NAME, config.encode())
+        line: dict[str, Any] = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(command),
+            "working_directory": os.getcwd(),
+            "host": platform.node(),
+            "paths": {**(paths or {}), "output_dir": str(self.path)},
+            "python": platform.python_version(),
+            **environment(),
+        }
+        path = self.own(RUNS_NAME)
+        with naming_failures(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def own(self, name: str) -> Path:
+        """The path of something that the run writes itself, listed as made by the run.
+
+        Args:
+          name: one of the names that were given as `makes`.
+
+        Raises:
+          OSError: the list cannot be written.
+        """
+        assert self._stored is not None, "the directory must be claimed before it is written"
+        assert name in self._makes, name
+        if name not in self._stored["files"]:
+            self._store({**self._stored, "files": [*self._stored["files"], name]})
+        return self.path / name
+
+    def keep(self) -> None:
+        """Says that the run has made something of worth, which a failure must not remove."""
+        assert self._stored is not None, "the directory must be claimed before it is written"
+        if not self.kept:
+            self._store({**self._stored, _KEPT: True})
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Writes a file of the run such that it is complete or unchanged.
+
+        Args:
+          name: see `own`.
+          data: its content.
+
+        Returns:
+          Its path.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        path = self.own(name)
+        write_atomically(path, data)
+        return path
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A directory that takes the place of `name` when the context ends without an error.
+
+        Args:
+          name: see `own`.
+
+        Yields:
+          Where to write.
+        """
+        with new_directory(self.own(name), replace=True) as partial:
+            yield partial
+
+    def makes(self, path: str | os.PathLike[str]) -> bool:
+        """Whether a path is the directory, or in what the run writes there; links are followed."""
+        inside, place = Path(path).expanduser().resolve(), self.path.resolve()
+        if not inside.is_relative_to(place):
+            return False
+        return inside == place or inside.relative_to(place).parts[0] in self._makes
+
+    def _take_back(self) -> None:
+        """Removes what a run has made that kept nothing."""
+        if self._stored is None:
+            return
+        for path in (self.path / name for name in self._stored["files"]):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        self._config.unlink(missing_ok=True)
+        self._stored = None
+
+    def _store(self, values: dict[str, Any]) -> None:
+        write_atomically(self._config, (json.dumps(values, indent=1, sort_keys=True)).encode())
+        self._stored = values
+
+    def _refuse_foreign(self) -> None:
+        made = [] if self._stored is None else self._stored["files"]
+        for name in self._makes:
+            path = self.path / name
+            # What is written there would go to another's file. A directory may have been moved.
+            if path.is_symlink() and not os.path.isdir(path):
+                raise FileExistsError(
+                    f"{path} is a link, which no run made: choose another output_dir, or move it"
+                )
+            if name not in made and os.path.lexists(path):
+                raise FileExistsError(
+                    f"{path} exists, but {self._config.name} does not say that a run made it: "
+                    "choose another output_dir, or move it"
+                )
+
+
+@contextlib.contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """Makes a directory and its parents; at the end, removes those of them that are empty."""
+    # os.path, for which a name that is too long does not exist: what makes it tells of it.
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise NotADirectoryError(f"output_dir={directory} is a file: choose a directory")
+    if os.path.islink(directory) and not os.path.exists(directory):
+        raise NotADirectoryError(
+            f"output_dir={directory} is a link that leads to nothing: choose a directory"
+        )
+    absent = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
+    try:
+        try:
+            _make_writable(directory)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OSError(
+                f"output_dir={directory} cannot be written ({reason}): choose another one"
+            ) from None
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # such as: not empty
+            for path in absent:
+                path.rmdir()
+
+
+def _make_writable(directory: Path, attempts: int = 5) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        # Only an attempt shows whether it can be written: root passes every permission check.
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except FileNotFoundError:  # another start has just failed, and removed what it had made
+        if not attempts:
+            raise
+        _make_writable(directory, attempts - 1)
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if not path.is_symlink():
+            return None
+        data = b""
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}): correct that, or choose another output_dir"
+        ) from None
+    try:
+        stored = json.loads(data)
+    except (ValueError, RecursionError):
+        stored = None
+    if not _is_configuration(stored):
+        raise ValueError(
+            f"{path} is damaged, or not the configuration of a run: choose another output_dir, or "
+            "empty this one"
+        )
+    return stored
+
+
+def _is_configuration(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("fingerprint"), str)
+        and isinstance(value.get(_KEPT), bool)
+        and isinstance(value.get("files"), list)
+        and all(isinstance(name, str) for name in value["files"])
+    )
+
+
+def difference(theirs: Any, ours: Any, name: str = "") -> str:
+    """The first few differences of two configurations, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        parts = [
+            difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)
+            for key in sorted({*theirs, *ours})
+            if theirs.get(key) != ours.get(key) and key not in ("fingerprint", "files", _KEPT)
+        ]
+        shown = ", ".join(parts[:4])
+        return shown + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+    return f"{name}: {theirs!r} there, {ours!r} here"

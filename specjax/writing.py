@@ -1,0 +1,239 @@
+"""Files and directories that are written whole or not at all."""
+
+import contextlib
+import errno
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+
+@contextlib.contextmanager
+def naming_failures(path: Path) -> Iterator[None]:
+    """Turns what the system says of a failed write into one line that names the path.
+
+    Args:
+      path: what is being written, and all that the body does.
+
+    Raises:
+      OSError: the write failed.
+    """
+    with naming_full_disk(path):
+        try:
+            yield
+        except OSError as error:
+            # The others have a message of their own, or get one.
+            if error.errno is None or _full_disk(error):
+                raise
+            raise _failure(path, error.strerror or str(error), "") from error
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Turns the errors of a full disk, and no others, into one line that names the path.
+
+    Args:
+      path: what is being written; the body may read other files.
+
+    Raises:
+      OSError: the write failed. The cause is what the library below raised: Orbax, TensorStore and
+        NumPy each wrap the system's error in one of their own.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _full_disk(error)
+        if reason is None:
+            raise
+        raise _failure(path, reason, "free some space, or ") from error
+
+
+def _failure(path: Path, reason: str, remedy: str) -> OSError:
+    return OSError(
+        f"{path} cannot be written ({reason}): {remedy}choose another place; what was written "
+        "before is kept"
+    )
+
+
+# What the system's errors are called in the texts of libraries that wrap them.
+_TEXTS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+    "Read-only file system",
+)
+
+
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def _full_disk(error: BaseException | None) -> str | None:
+    """The system's words for a full disk, or None for an error of another kind."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NUMBERS:
+            return error.strerror
+        for text in _TEXTS:
+            if text in str(error):
+                return text
+        hidden = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or hidden
+    return None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file such that it is complete or unchanged, even if the process is killed.
+
+    Args:
+      path: the file. Only one process may write it at a time.
+      data: its new content.
+
+    Raises:
+      OSError: it cannot be written; it is then unchanged.
+    """
+    # Always the same name, so that a file left by a killed process is overwritten.
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with naming_failures(path):
+            if unfinished.is_symlink():
+                unfinished.unlink()  # else another's file would be overwritten
+            with unfinished.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+def check_free(path: Path) -> None:
+    """Asserts that nothing would be overwritten.
+
+    Args:
+      path: where a directory shall be.
+
+    Raises:
+      FileExistsError: it is a file, or a directory with something in it.
+      NotADirectoryError: one of its parents is a file. Missing parents are made in time.
+    """
+    if path.is_dir() and any(path.iterdir()):
+        raise FileExistsError(f"{path} is not empty; give a new directory or empty it first")
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path} is a file; give a new directory")
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{existing} is a file; give a path that does not go through it")
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A directory beside `path` that becomes `path` on a regular exit and vanishes on an error.
+
+    Args:
+      path: does not exist, or is an empty directory.
+      replace: whether `path` may hold something, which is removed when the new one is complete. A
+        process that is killed meanwhile leaves the one or the other at `path`, or the old one
+        beside it, which the next call puts back.
+
+    Yields:
+      The directory to write into, an absolute path.
+
+    Raises:
+      FileExistsError: `path` may not be replaced and is a file, or a directory with something in
+        it; or another process of this machine is writing it.
+      NotADirectoryError: one of its parents is a file.
+      OSError: it cannot be written.
+    """
+    # Of a link, what it leads to is replaced.
+    path = path.resolve() if path.is_symlink() else path.absolute()
+    old = path.with_name(f".{path.name}.specjax-old")
+    first = jax.process_index() == 0
+    if not replace:
+        check_free(path)
+    # Two programs must not meet in one directory; but all processes of one must.
+    stem = f".{path.name}.specjax-partial"
+    alone = jax.process_count() == 1
+    mine = f"{stem}-{platform.node()}-{os.getpid()}" if alone else stem
+    partial = path.with_name(mine)
+    try:
+        with naming_failures(path):
+            if first:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if replace:
+                    _put_back(path, old)
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                if alone:
+                    _refuse_others(path, f"{stem}-{platform.node()}-")
+        _wait_for_all(f"{partial} made")
+        with naming_full_disk(path):
+            yield partial
+        _wait_for_all(f"{partial} written")
+        with naming_failures(path):
+            if first:
+                _put(partial, path, old, replace=replace)
+        _wait_for_all(f"{path} in place")
+    except BaseException:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _put(partial: Path, path: Path, old: Path, *, replace: bool) -> None:
+    if replace and path.is_dir():
+        path.rename(old)
+    elif path.is_dir():
+        check_free(path)
+        path.rmdir()
+    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(path: Path, old: Path) -> None:
+    """Ends a replacement in which a process was killed."""
+    if not old.exists():
+        return
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        old.rename(path)
+
+
+def _refuse_others(path: Path, prefix: str) -> None:
+    """Removes what killed processes of this machine left; refuses where another one is at work."""
+    at_work = []
+    for other in path.parent.iterdir():
+        pid = other.name.removeprefix(prefix)
+        if other.name == pid or not pid.isdecimal() or int(pid) == os.getpid():
+            continue
+        if _runs(int(pid)):
+            at_work.append((pid, other))
+        else:
+            shutil.rmtree(other, ignore_errors=True)
+    if at_work:
+        pid, other = at_work[0]
+        raise FileExistsError(
+            f"{path}: another process ({pid}) is writing it into {other}: wait for it, or give "
+            "another directory; if that process is no specjax, delete what is left there"
+        )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
+
+
+def _wait_for_all(name: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
