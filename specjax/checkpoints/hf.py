@@ -60,6 +60,14 @@ class SafetensorsReader:
 
     def _add(self, path: Path) -> None:
         try:
+            path.open("rb").close()  # the library calls each failure "No such file"
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: no such file; download the whole checkpoint"
+            ) from None
+        except OSError as error:
+            raise OSError(f"{path} cannot be read ({error.strerror}); correct that") from None
+        try:
             # The library checks the whole header, and that the file is as long as it says.
             with safetensors.safe_open(path, framework="numpy"):
                 pass

@@ -137,10 +137,11 @@ def _gemma2(f: ConfigFields) -> Gemma2Config:
     f.refuse("attention_bias", (False,), False)
     f.refuse("use_bidirectional_attention", (False,), False)
     sizes = _decoder_sizes(f)
-    alternating = [
-        "full_attention" if i % 2 else "sliding_attention" for i in range(sizes["num_layers"])
-    ]
-    if f.values.get("layer_types") not in (None, alternating):
+    types = f.values.get("layer_types")
+    # As long as the list, for a damaged file may name any number of layers.
+    count = len(types) if isinstance(types, list) else 0
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
+    if types is not None and (types != alternating or count != sizes["num_layers"]):
         raise ValueError(
             f"{f.path}: layer_types={f.values['layer_types']} must alternate between "
             "sliding_attention and full_attention, as in Gemma 2"

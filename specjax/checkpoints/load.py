@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import partitioning
-from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config, t5x_names
+from specjax.checkpoints import extent, hf, hf_config, orbax, t5x, t5x_config, t5x_names
 from specjax.checkpoints.arrays import (
     Mismatch,
+    NotFiniteError,
     Piece,
     Reader,
     check_floating,
@@ -24,6 +25,7 @@ from specjax.checkpoints.arrays import (
     materialise,
     own_dtype,
 )
+from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
 from specjax.models import Model, T5Config, config_from_dict, model_from_config
 from specjax.models.config import ModelConfig
 from specjax.tokenizers.model_files import (
@@ -103,6 +105,7 @@ def load_model(
     rules: partitioning.AxisRules = partitioning.STANDARD_RULES,
     shardings: Params | jax.sharding.Sharding | None = None,
     config: ModelConfig | PathLike | None = None,
+    check_weights: bool = True,
 ) -> LoadedModel:
     """Loads a checkpoint, array by array, straight into its dtype and sharding.
 
@@ -129,6 +132,8 @@ def load_model(
       shardings: instead of `mesh`: one sharding for all, or a tree of them like the parameters.
       config: a configuration, the path of a JSON file of one (see
         `specjax.models.config_to_dict`), or of a T5X gin file; instead of what the directory says.
+      check_weights: whether to search the arrays for NaN and infinity and, where specjax wrote the
+        checkpoint, to compare the files of the arrays with their checksums.
 
     Returns:
       The loaded model.
@@ -146,13 +151,14 @@ def load_model(
         for name, value in (("dtype", dtype), ("param_dtype", param_dtype))
         if value is not None
     }
-    opened = _open(path, config)
+    opened = _open(path, config, check_weights)
     ids, rows = opened.ids, opened.config.vocab_size
     if any(eos >= rows for eos in ids.eos):
         raise ValueError(
             f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}; correct "
             f"{GENERATION_FILE}"
         )
+    extent.check_config(opened.path, opened.config, opened.specs or opened.reader.specs)
     shapes = {
         name: tuple(leaf.shape)
         for name, leaf in flatten(model_from_config(opened.config).abstract_params()).items()
@@ -163,12 +169,21 @@ def load_model(
     stored = asked.get("param_dtype", asked.get("dtype", kept))
     final = opened.config.replace(dtype=asked.get("dtype", stored), param_dtype=stored)
     model = model_from_config(final)
-    params = materialise(
-        opened.reader,
-        pieces,
-        dtype=stored,
-        shardings=_shardings(model, shapes, mesh, rules, shardings),
-    )
+    placed = _shardings(model, shapes, mesh, rules, shardings)
+    extent.check_params(opened.path, shapes, stored, placed)
+    try:
+        params = materialise(
+            opened.reader,
+            pieces,
+            dtype=stored,
+            shardings=placed,
+            check_finite=check_weights,
+        )
+    except NotFiniteError as error:
+        raise ValueError(
+            f"{opened.path}: {error}: copy the checkpoint again, or load it with "
+            "check_weights=False (convert: --no-check-weights)"
+        ) from None
     return LoadedModel(
         model=model,
         params=params,
@@ -181,6 +196,14 @@ def load_model(
         step=opened.step,
         stored_dtype=own,
     )
+
+
+def _check_files(path: Path) -> None:
+    if has_checksums(path) and (why := find_damage(path)):
+        raise ValueError(
+            f"{path}: {why}: copy the checkpoint again; if you have changed "
+            f"it yourself, delete {CHECKSUMS_NAME}"
+        )
 
 
 def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) -> ModelConfig:
@@ -197,10 +220,10 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
       FileNotFoundError: see `load_model`.
       ValueError: see `load_model`.
     """
-    return _open(path, config).config
+    return _open(path, config, False).config
 
 
-def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
+def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> _Opened:
     """Opens a checkpoint and decides its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"`path` must be a directory's path, got {path!r}")
@@ -209,8 +232,12 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None) -> _Opened:
             f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"
         )
     if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
-        config = _config_from_file(Path(config))
+        config = _own_config(read_json(Path(config)), Path(config))
+    if check_files:  # first: what reads a damaged file may say less
+        _check_files(Path(path))
     opened = _recognise(Path(path), config)
+    if check_files and opened.path != Path(path):
+        _check_files(opened.path)
     ids = special_ids(opened.path)
     if opened.format == "t5x":
         ids = ids.or_else(special_ids(opened.path.parent))
@@ -320,11 +347,6 @@ def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     return _Opened(
         reader, found, path, "orbax", special_ids_from_json(values, file), step=values.get("step")
     )
-
-
-def _config_from_file(path: Path) -> ModelConfig:
-    """Reads a configuration from a JSON file that holds what `config_to_dict` returns."""
-    return _own_config(read_json(path), path)
 
 
 def _own_config(values: Any, file: Path) -> ModelConfig:

@@ -1,10 +1,14 @@
 """Orbax directories: our own (`specjax.json` and `params/`), and T5X's Orbax form (`state/`)."""
 
 import contextlib
+import functools
 import logging
+import os
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +16,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
+from specjax.checkpoints.extent import check_arrays
 from specjax.types import Params
 
 PARAMS = "params"
@@ -40,7 +45,7 @@ class OrbaxReader:
         if not is_orbax(directory):
             raise FileNotFoundError(f"{directory} holds no Orbax arrays; copy the whole directory")
         _check_ocdbt(self.directory)
-        with _quiet():
+        with quiet():
             self._checkpointer = ocp.PyTreeCheckpointer()
             try:
                 tree = self._checkpointer.metadata(self.directory).item_metadata.tree
@@ -54,6 +59,7 @@ class OrbaxReader:
         if not self.specs:
             where = f" under {prefix!r}" if prefix else ""
             raise ValueError(f"{directory} holds no arrays{where}; give another checkpoint")
+        check_arrays(directory, self.specs)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """See `Reader`."""
@@ -66,7 +72,7 @@ class OrbaxReader:
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
         args = ocp.args.PyTreeRestore(item, as_numpy, partial_restore=True)
         try:
-            with _quiet():
+            with quiet():
                 (value,) = flatten(self._checkpointer.restore(self.directory, args)).values()
         except Exception as error:
             raise ValueError(_damaged(self.directory, error)) from None
@@ -78,7 +84,10 @@ def _check_ocdbt(directory: Path) -> None:
 
     Orbax reads all descriptions concurrently. If one fails, the others print a traceback each.
     """
-    if not (directory / "manifest.ocdbt").is_file():
+    manifest = directory / "manifest.ocdbt"
+    if not manifest.is_file():
+        if os.path.lexists(manifest) or any(directory.glob("ocdbt.process_*")):
+            raise ValueError(_damaged(directory, FileNotFoundError(f"{manifest.name} is no file")))
         return
     try:
         store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{directory}/"}).result()
@@ -95,17 +104,42 @@ def _damaged(directory: Path, error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silences Orbax, which warns that T5X's directories lack files that newer ones have."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)  # what is damaged and matters is also raised
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def quiet_writes() -> Iterator[None]:
+    """As `quiet`; a failure is raised, and not told in 200 lines besides."""
+    before = sys.unraisablehook
+    if getattr(before, "__name__", "") != _tell_others.__name__:
+        sys.unraisablehook = functools.partial(_tell_others, before)
+        sys.unraisablehook.__name__ = _tell_others.__name__  # type: ignore[attr-defined]
+    logging.getLogger("asyncio").addFilter(_is_of_worth)
+    with quiet():
+        yield
+    # Not after a failure: writes that have begun fail later.
+    sys.unraisablehook = before
+    logging.getLogger("asyncio").removeFilter(_is_of_worth)
+
+
+def _tell_others(before: Callable[[Any], None], told: Any) -> None:
+    # TensorStore writes on, and calls the event loop that Orbax has closed.
+    if str(told.exc_value) != "Event loop is closed":
+        before(told)
+
+
+def _is_of_worth(told: logging.LogRecord) -> bool:
+    return "never retrieved" not in told.getMessage()
 
 
 def write_orbax(directory: Path, params: Params) -> None:
@@ -115,5 +149,5 @@ def write_orbax(directory: Path, params: Params) -> None:
       directory: where to; exists, with an absolute path.
       params: a nested dict of arrays.
     """
-    with _quiet(), ocp.StandardCheckpointer() as checkpointer:
+    with quiet_writes(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory / PARAMS, params)

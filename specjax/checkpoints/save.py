@@ -1,11 +1,7 @@
 """Writing checkpoints in any of the formats that `load_model` reads, all or nothing."""
 
-import contextlib
 import dataclasses
 import os
-import platform
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import numpy as np
 from specjax.checkpoints import hf, hf_config, orbax, t5x, t5x_config
 from specjax.checkpoints.arrays import flatten, float_dtype
 from specjax.checkpoints.load import VERSION
+from specjax.checksums import write_checksums
 from specjax.models import Model, T5Config, config_to_dict, model_from_config
 from specjax.models.config import ModelConfig
 from specjax.tokenizers.load import keep_sentinels
@@ -27,8 +24,10 @@ from specjax.tokenizers.model_files import (
     special_ids_from_json,
 )
 from specjax.types import Params
+from specjax.writing import new_directory
 
 FORMATS = ("hf", "t5x", "orbax")
+_ARRAYS = ".safetensors"
 
 
 def save_model(
@@ -42,6 +41,7 @@ def save_model(
     tokenizer_from: str | os.PathLike[str] | None = None,
     step: int = 0,
     max_position_embeddings: int | None = None,
+    replace: bool = False,
 ) -> Path:
     """Writes a checkpoint that `load_model` reads back.
 
@@ -49,7 +49,7 @@ def save_model(
     was. In a program of several processes, each must call it, and only "orbax" can be written.
 
     Args:
-      path: a directory that does not exist, or is empty.
+      path: a directory that does not exist, or is empty (but see `replace`).
       model: the model, or its configuration.
       params: its parameters.
       format: "orbax" (ours: keeps shardings, any dtype, any family), "hf" (safetensors and a
@@ -61,6 +61,8 @@ def save_model(
       step: the training step; T5X's directory is named after it.
       max_position_embeddings: the longest context, which no network here depends on but
         transformers' config.json names ("t5x" has no place for it).
+      replace: whether a directory there, with all that it holds, is removed once the new one is
+        complete.
 
     Returns:
       The path.
@@ -82,7 +84,7 @@ def save_model(
     disk_dtype = _disk_dtype(flat, dtype)
     ids = _all_ids(config, special_ids, tokenizer_from)
     longest = max_position_embeddings
-    with replacing(Path(path)) as directory:
+    with new_directory(Path(path), replace=replace) as directory:
         if tokenizer_from is not None and jax.process_index() == 0:
             copy_tokenizer_files(Path(tokenizer_from), directory)
         if format == "hf":
@@ -112,6 +114,9 @@ def save_model(
                 hf.write_json(directory / SPECJAX_FILE, values)
         if jax.process_index() == 0:
             _write_generation(directory, ids, always=format != "orbax")
+            # Of the arrays alone: people correct the other files by hand.
+            place = next(directory.glob("checkpoint_*"), directory)
+            write_checksums(place, lambda n: "/" in n or n == "checkpoint" or n.endswith(_ARRAYS))
     return Path(path)
 
 
@@ -184,88 +189,3 @@ def _disk_dtype(flat: dict[str, Any], dtype: Any) -> np.dtype:
 
 def _cast(value: Any, dtype: np.dtype) -> Any:
     return value if value.dtype == dtype else value.astype(dtype)
-
-
-def check_free(path: Path) -> None:
-    """Asserts that nothing would be overwritten.
-
-    Args:
-      path: where a checkpoint shall be.
-
-    Raises:
-      FileExistsError: where it is a file, or a directory with something in it.
-      NotADirectoryError: where one of its parents is a file. Missing parents are made in time.
-    """
-    if path.is_dir() and any(path.iterdir()):
-        raise FileExistsError(f"{path} is not empty; give a new directory or empty it first")
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path} is a file; give a new directory")
-    existing = next(parent for parent in path.absolute().parents if parent.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(f"{existing} is a file; give a path that does not go through it")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A directory beside `path` that becomes `path` on a regular exit and vanishes on an error.
-
-    Args:
-      path: does not exist, or is an empty directory.
-
-    Yields:
-      The directory to write into, an absolute path.
-
-    Raises:
-      FileExistsError: where `path` is a file, or a directory with something in it.
-      NotADirectoryError: where one of its parents is a file.
-    """
-    path = path.absolute()
-    check_free(path)
-    stem = f".{path.name}.specjax-partial"
-    # Two programs must not meet in one directory; but all processes of one must.
-    alone = jax.process_count() == 1
-    partial = path.with_name(f"{stem}-{platform.node()}-{os.getpid()}" if alone else stem)
-    first = jax.process_index() == 0
-    if first:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path.parent, f"{stem}-{platform.node()}-")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    _wait_for_all(f"{partial} made")
-    try:
-        yield partial
-        _wait_for_all(f"{partial} written")
-        if first:
-            if path.is_dir():
-                path.rmdir()
-            partial.rename(path)
-        _wait_for_all(f"{path} in place")
-    except BaseException:
-        if first:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _remove_abandoned(directory: Path, prefix: str) -> None:
-    """Removes what killed programs of this host left; of other hosts it cannot be known."""
-    for left in directory.iterdir():
-        pid = left.name.removeprefix(prefix)
-        if left.name != pid and pid.isdecimal() and not _runs(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True
-
-
-def _wait_for_all(name: str) -> None:
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(name)

@@ -10,6 +10,7 @@ T5X's Orbax form (`checkpoint_<step>/state/_METADATA`) is read by `orbax.py`.
 Source: `t5x/checkpoints.py`.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,7 @@ import numpy as np
 import tensorstore as ts
 
 from specjax.checkpoints.arrays import ArraySpec, condense, copy_as
+from specjax.checkpoints.extent import check_arrays
 
 VERSION = 3
 CHUNK_BYTES = 64 * 2**20
@@ -79,6 +81,7 @@ class T5XReader:
             name: ArraySpec(tuple(leaf.shape), _meant_dtype(_dtype(leaf)))
             for name, leaf in self._leaves.items()
         }
+        check_arrays(directory, self.specs)
 
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
         """Where the zarr array of one spec lies."""
@@ -135,13 +138,26 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
         return
     grid = [-(-n // chunk) for n, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)]
     separator = metadata.get("dimension_separator", ".")
-    keys = [separator.join(map(str, index)) or "0" for index in np.ndindex(*grid)]
-    absent = [key for key in keys if not (folder / key).is_file()]
-    if absent:
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    # One by one: a damaged shape may claim more chunks than memory could list.
+    first = next((key for key in _keys(grid, separator) if key not in files), None)
+    if first is not None:
+        total = math.prod(grid)
+        absent = total - sum(not key.startswith(".") for key in files)
         raise FileNotFoundError(
-            f"{folder.parent}: {len(absent)} of {len(keys)} chunks of {name} are not there "
-            f"({folder.name}/{absent[0]}{', ...' if absent[1:] else ''}); copy the whole checkpoint"
+            f"{folder.parent}: {absent} of {total} chunks of {name} are not there "
+            f"({folder.name}/{first}{', ...' if absent > 1 else ''}); copy the whole checkpoint"
         )
+
+
+def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
+    """The names of the chunks, the last axis first."""
+    for number in range(math.prod(grid)):
+        index = []
+        for size in reversed(grid):
+            number, place = divmod(number, size)
+            index.append(str(place))
+        yield separator.join(reversed(index)) or "0"
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

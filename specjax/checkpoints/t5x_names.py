@@ -14,6 +14,7 @@ import numpy as np
 from specjax.checkpoints.arrays import ArraySpec, Piece, Reader, same_values
 
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
+_MOST_LAYERS = 10_000
 _LAYER_BIAS = re.compile(r"(encoder|decoder)/layers_\d+/(relpos_bias/rel_embedding)")
 
 
@@ -54,6 +55,11 @@ class Tree:
             if match is None or len(spec.shape) <= axis:
                 self._add(source, source, spec.shape, np.asarray)
                 continue
+            if spec.shape[axis] > _MOST_LAYERS:
+                raise ValueError(
+                    f"{reader.directory}: {source}, whose shape is said to be {spec.shape}, would "
+                    f"have {spec.shape[axis]:,} layers, more than any network; copy it again"
+                )
             shape = spec.shape[:axis] + spec.shape[axis + 1 :]
             for i in range(spec.shape[axis]):
                 self._add(f"{match[1]}/layers_{i}/{match[2]}", source, shape, Layer(i, axis))

@@ -28,14 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what SRC does not say of the model: a JSON file of a configuration (as "
         "specjax.models.config_to_dict gives it), or a gin file of T5X",
     )
+    parser.add_argument(
+        "--no-check-weights",
+        dest="check_weights",
+        action="store_false",
+        help="convert weights with NaN or infinity, or with other checksums than specjax wrote",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import load_model, read_config, save_model
-    from specjax.checkpoints.save import check_format, check_free
+    from specjax.checkpoints.save import check_format
     from specjax.tokenizers.model_files import SPECJAX_FILE, read_json_if_there
+    from specjax.writing import check_free
 
     check_free(args.destination)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
@@ -45,7 +52,13 @@ def run(args: argparse.Namespace) -> int:
         host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS leaves the host out
         host = None
-    loaded = load_model(args.source, dtype=dtype, shardings=host, config=args.config)
+    loaded = load_model(
+        args.source,
+        dtype=dtype,
+        shardings=host,
+        config=args.config,
+        check_weights=args.check_weights,
+    )
     settings: dict[str, Any] = {}
     for name in (SPECJAX_FILE, "config.json"):
         settings |= read_json_if_there(loaded.path / name)

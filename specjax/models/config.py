@@ -66,15 +66,37 @@ class ModelConfig:
                 continue  # may be 0
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name}: {field}={value} must be at least 1")
+            if isinstance(value, int) and value >= 2**31:
+                raise ValueError(f"{name}: {field}={value} must be at most {2**31 - 1}")
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name}: {field}={value} must be positive and finite")
-        kv_heads = getattr(self, "num_kv_heads", self.num_heads)
+        kv_heads = self._kv_heads
         if self.num_heads % kv_heads:
             raise ValueError(
                 f"{name}: num_heads={self.num_heads} must be a multiple of num_kv_heads={kv_heads}"
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
             raise ValueError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+
+    @property
+    def num_layers_in_all(self) -> int:
+        """The layers of all stacks."""
+        return getattr(self, "num_layers", 0)
+
+    @property
+    def num_weights(self) -> int:
+        """The entries of kernels and embedding, by arithmetic: no layer is traced."""
+        attention = 2 * self.embed_dim * self.head_dim * (self.num_heads + self._kv_heads)
+        layers = self.num_layers_in_all * (attention + 3 * self.embed_dim * self.mlp_dim)
+        return layers + self._embeddings
+
+    @property
+    def _kv_heads(self) -> int:
+        return getattr(self, "num_kv_heads", self.num_heads)
+
+    @property
+    def _embeddings(self) -> int:
+        return self.vocab_size * self.embed_dim * (1 if self.tie_embeddings else 2)
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """The same configuration with some fields changed.
@@ -102,7 +124,7 @@ def _float_dtype(name: str, value: Any) -> Any:
     remedy = "must be a floating dtype, such as float32 or bfloat16"
     try:
         dtype = jnp.dtype(value)
-    except TypeError:
+    except Exception:  # NumPy takes a text for a format, and Python's parser for a tuple
         raise ValueError(f"{name}={value!r} {remedy}") from None
     if value is None or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name}={value} {remedy}")
@@ -126,7 +148,10 @@ def _fix_types(config: Any) -> None:
         elif field.type is float or (field.type == float | None and value is not None):
             if flag or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise TypeError(f"{told} must be a number")
-            fixed = float(value)
+            try:
+                fixed = float(value)
+            except OverflowError:
+                raise TypeError(f"{told} must be a number that a float can hold") from None
         else:
             continue
         object.__setattr__(config, field.name, fixed)
@@ -201,6 +226,19 @@ class T5Config(ModelConfig):
                 f"decoder_start_token={self.decoder_start_token} must be a token id in "
                 f"0 .. {self.vocab_size - 1}"
             )
+
+    @property
+    def num_layers_in_all(self) -> int:
+        """The layers of both stacks."""
+        return self.num_encoder_layers + self.num_decoder_layers
+
+    @property
+    def num_weights(self) -> int:
+        """See `ModelConfig`; a layer of the decoder has two attentions."""
+        attentions = self.num_encoder_layers + 2 * self.num_decoder_layers
+        kernels = (len(self.mlp_activations) + 1) * self.embed_dim * self.mlp_dim
+        attention = 4 * self.embed_dim * self.head_dim * self.num_heads
+        return attentions * attention + self.num_layers_in_all * kernels + self._embeddings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -324,7 +362,7 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
     """
     values = dict(values)
     family = values.pop("family", None)
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(f"family={family!r} must be one of {', '.join(FAMILIES)}")
     cls = FAMILIES[family]
     fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -347,5 +385,5 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
         if isinstance(values.get("rope_scaling"), dict):
             values["rope_scaling"] = Llama3RopeScaling(**values["rope_scaling"])
         return cls(**values)
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"configuration of family {family!r}: {error}") from None

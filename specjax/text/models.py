@@ -154,6 +154,7 @@ def load_text_model(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
+    check_weights: bool = True,
 ) -> TextModel:
     """Loads one model with its tokenizer.
 
@@ -162,6 +163,7 @@ def load_text_model(
       dtype: the dtype of parameters, activations and cache; by default that of the checkpoint.
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path; by default that of the directory.
+      check_weights: see `specjax.checkpoints.load_model`.
 
     Returns:
       The model.
@@ -177,7 +179,7 @@ def load_text_model(
     _check_path("path", path)
     _check_mesh(mesh)
     words = _tokenizer(path, tokenizer)
-    loaded = load_model(path, dtype=dtype, mesh=mesh)
+    loaded = load_model(path, dtype=dtype, mesh=mesh, check_weights=check_weights)
     return TextModel(loaded.model, loaded.params, words, mesh, os.fspath(path))
 
 
@@ -188,6 +190,7 @@ def load_pair(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
+    check_weights: bool = True,
 ) -> Pair:
     """Loads a drafter and a verifier; by default the built-in pair (English to German captions).
 
@@ -197,6 +200,7 @@ def load_pair(
       dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
+      check_weights: see `specjax.checkpoints.load_model`.
 
     Returns:
       The pair.
@@ -222,7 +226,12 @@ def load_pair(
                     "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
                 )
     loaded = load_models(
-        drafter=drafter, verifier=verifier, dtype=dtype, mesh=mesh, tokenizer=tokenizer
+        drafter=drafter,
+        verifier=verifier,
+        dtype=dtype,
+        mesh=mesh,
+        tokenizer=tokenizer,
+        check_weights=check_weights,
     )
     return Pair(loaded.named["drafter"], loaded.verifier)
 
@@ -232,6 +241,7 @@ def load_models(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
+    check_weights: bool = True,
     **paths: PathLike,
 ) -> Models:
     """Loads any number of models, and checks that they have one vocabulary.
@@ -240,6 +250,7 @@ def load_models(
       dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
+      check_weights: see `specjax.checkpoints.load_model`.
       **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
 
     Returns:
@@ -268,9 +279,10 @@ def load_models(
     for name, size in sizes.items():
         _check_vocabularies({name: size, "verifier": sizes["verifier"]})
     _tell_special_ids(words)
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights}
     return Models(
         **{
-            name: load_text_model(path, dtype=dtype, mesh=mesh, tokenizer=words[name])
+            name: load_text_model(path, tokenizer=words[name], **options)
             for name, path in paths.items()
         }
     )

@@ -24,6 +24,7 @@ from checkpoint_helpers import (
 from specjax.checkpoints import hf, load_model, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.hf_names import to_hf
+from specjax.checksums import CHECKSUMS_NAME
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
@@ -420,6 +421,7 @@ def _rewrite(directory, change):
     change(arrays)
     arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    (directory / CHECKSUMS_NAME).unlink(missing_ok=True)  # others write none
 
 
 def test_known_duplicates_are_dropped(copy, saved):
@@ -519,6 +521,11 @@ def test_another_architecture(copy, saved):
     told("hidden_size=nan must be finite", hidden_size=float("nan"))
     told("model_type=['llama']", model_type=["llama"])
     told("architectures='LlamaForCausalLM' must be a list", architectures="LlamaForCausalLM")
+    told("num_hidden_layers='x' must be a number", num_hidden_layers="x")
+    told("num_hidden_layers=[2] must be a number", num_hidden_layers=[2])
+    told("num_hidden_layers=None must be a number", num_hidden_layers=None)
+    told("num_hidden_layers=-1 must be a whole number >= 1", num_hidden_layers=-1)
+    told("hidden_size=1000", "must be finite", hidden_size=10**400)
     told("rms_norm_eps=-1e-05 must be above 0", rms_norm_eps=-1e-5)
     told("rope_theta=0 must be above 0", rope_theta=0, rope_parameters={"rope_theta": 0})
     told("eos_token_id=[2, 48] must be below vocab_size=48", eos_token_id=[2, 48])
@@ -554,7 +561,15 @@ def test_another_architecture(copy, saved):
     gemma = copy("gemma2")
     edit_json(gemma / "config.json", layer_types=["full_attention"] * 2)
     one_line(lambda: load_model(gemma), "layer_types")
-    edit_json(gemma / "config.json", layer_types=..., sliding_window=None)
+    edit_json(gemma / "config.json", num_hidden_layers=10**9)
+    one_line(lambda: load_model(gemma), "layer_types")
+    edit_json(gemma / "config.json", layer_types=...)
+    one_line(lambda: load_model(gemma), gemma, "asks for 1,000,000,000 layers")
+    edit_json(gemma / "config.json", num_hidden_layers=2, hidden_size=2 * 10**9, head_dim=10**9)
+    one_line(lambda: load_model(gemma), gemma, "asks for 2 layers with", "weights, but there")
+    edit_json(gemma / "config.json", hidden_size=10**8, head_dim=8)
+    one_line(lambda: load_model(gemma), gemma, "is (48, 16) and should be (48, 100000000)")
+    edit_json(gemma / "config.json", hidden_size=16, sliding_window=None)
     one_line(lambda: load_model(gemma), "sliding_window=None must be a number")
 
 

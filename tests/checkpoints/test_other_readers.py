@@ -16,7 +16,7 @@ from specjax.models import LlamaConfig, T5Config
 from specjax.text import load_text_model
 from specjax.tokenizers import load_tokenizer
 from specjax.tokenizers.load import keep_sentinels
-from specjax.training.vocabulary import provide_vocabulary
+from specjax.training.vocabulary import write_vocabulary
 
 PAIR = Path(specjax.__file__).parent / "pairs" / "multi30k_ende"
 TEXTS = [
@@ -130,7 +130,7 @@ def test_a_model_trained_with_a_vocabulary_from_a_file(source, rows, tmp_path):
         (tmp_path / "made" / "tokenizer.json").rename(file)
         (file.parent / "generation_config.json").write_text('{"eos_token_id": 1}')
     vocabulary = tmp_path / "vocabulary"
-    provide_vocabulary(vocabulary, file, [], vocab_size=rows, model_type="unigram", begun=False)
+    write_vocabulary(vocabulary, file, [], vocab_size=rows, model_type="unigram")
     config = T5Config(vocab_size=rows, **_SIZES, **_LAYERS)
     out = tmp_path / "out"
     save_model(out, config, random_params(config), format="hf", tokenizer_from=vocabulary)
@@ -141,9 +141,7 @@ def test_a_model_trained_with_a_vocabulary_from_a_file(source, rows, tmp_path):
 
 
 def test_bytes_are_read_as_bytes(tmp_path):
-    provide_vocabulary(
-        tmp_path / "vocabulary", "bytes", [], vocab_size=259, model_type="unigram", begun=False
-    )
+    write_vocabulary(tmp_path / "vocabulary", "bytes", [], vocab_size=259, model_type="unigram")
     config = T5Config(vocab_size=259, **_SIZES, **_LAYERS)
     out = tmp_path / "out"
     save_model(

@@ -15,8 +15,14 @@ from checkpoint_helpers import CONFIGS, assert_same, bits, edit_json, one_line, 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.checkpoints import FORMATS, load_model, save_model
-from specjax.checkpoints.arrays import condense, copy_as, flatten, same_values, unflatten
-from specjax.checkpoints.save import replacing
+from specjax.checkpoints.arrays import (
+    condense,
+    copy_as,
+    flatten,
+    float_dtype,
+    same_values,
+    unflatten,
+)
 from specjax.models import model_from_config
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.tokenizers.model_files import SpecialIds
@@ -123,9 +129,11 @@ def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypat
     for name in (f"{stem}-{ended.pid}", running):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rest").touch()
-    save()
+    one_line(save, f"another process ({os.getppid()}) is writing it")
     assert sorted(p.name for p in tmp_path.iterdir()) == [running, "out"]
     shutil.rmtree(tmp_path / running)
+    save()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
     assert_same(load_model(out).params, params)
     (tmp_path / "file").touch()
     one_line(
@@ -166,13 +174,6 @@ def test_special_ids_survive_every_format(format, tmp_path):
     if format != "orbax":
         start = json.loads(written.read_text())["decoder_start_token_id"]
         assert start == config.decoder_start_token
-
-
-def test_the_new_directory_appears_at_once(tmp_path):
-    with replacing(tmp_path / "out") as directory:
-        (directory / "x").touch()
-        assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out" / "x").exists()
 
 
 def test_bad_arguments(tmp_path):
@@ -220,11 +221,19 @@ def test_damaged_directories_of_ours(tmp_path):
     ):
         edit_json(settings, config={**json.loads(whole)["config"], field: value})
         told(settings, f"{field}={value!r} must be", part)
+    edit_json(settings, config={**json.loads(whole)["config"], "num_layers": 10**9})
+    told(out, "the configuration asks for 1,000,000,000 layers with", "there are 21 arrays")
+    edit_json(settings, config="x")
+    told(settings, "config='x' must be an object")
+    settings.write_text("9" * 5000)
+    told(settings, "is not readable as JSON")
+    settings.write_text(whole)
     edit_json(settings, config=[1])
     told(settings, "config=[1] must be an object")
     edit_json(settings, version=99)
     told(settings, "version=99 must be 1")
     settings.write_text(whole)
+    (out / "specjax_checksums.json").unlink()
     for file in (out / "params").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:20])
     told(out / "params", "cut short or damaged")
@@ -259,3 +268,34 @@ def test_copies():
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert unflatten(flatten(tree)) == tree
     assert list(bits({"a": {"b": np.ones(2)}})) == ["a/b"]
+
+
+@pytest.mark.parametrize("text", ["1]", "01", "\ud800", (1, 2), []])
+def test_a_dtype_that_numpy_cannot_parse_is_named(text):
+    with pytest.raises(ValueError, match="`dtype` must be one of float32"):
+        float_dtype(text)
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "link"])
+def test_an_orbax_tree_without_its_manifest_is_damaged(tmp_path, kind, capfd):
+    config = CONFIGS["t5_v1_1"]
+    save_model(tmp_path / "model", config, random_params(config), format="orbax")
+    (tmp_path / "model/specjax_checksums.json").unlink()  # T5X writes none
+    manifest = tmp_path / "model/params/manifest.ocdbt"
+    manifest.unlink()
+    if kind == "directory":
+        manifest.mkdir()
+    elif kind == "link":
+        manifest.symlink_to("nothing")
+    with pytest.raises(ValueError, match="params is cut short or damaged .*manifest.ocdbt"):
+        load_model(tmp_path / "model")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_damaged_metadata_that_nothing_needs_is_not_told(tmp_path, capfd):
+    config = CONFIGS["t5_v1_1"]
+    save_model(tmp_path / "model", config, random_params(config), format="orbax")
+    (tmp_path / "model/params/_CHECKPOINT_METADATA").write_bytes(b"{")
+    (tmp_path / "model/specjax_checksums.json").unlink()
+    load_model(tmp_path / "model")
+    assert "Failed" not in capfd.readouterr().err

@@ -14,6 +14,7 @@ from checkpoint_helpers import (
     CONFIGS,
     assert_same,
     bits,
+    edit_json,
     logits,
     one_line,
     random_params,
@@ -24,6 +25,7 @@ from specjax.checkpoints import load_model, save_model
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.t5x import steps, write_t5x
 from specjax.checkpoints.t5x_config import gin_text, read_t5_fields
+from specjax.checksums import CHECKSUMS_NAME
 from specjax.models import T5Config, config_to_dict, model_from_config
 
 V1_0, V1_1 = CONFIGS["t5_v1_0"], CONFIGS["t5_v1_1"]
@@ -346,6 +348,34 @@ def test_an_absent_chunk_is_no_zeros(separator, tmp_path):
     assert f"target.token_embedder.embedding/1{separator}0" in told
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [10**12, 10**12]}, "chunks of token_embedder/embedding are not there"),
+        (
+            {"shape": [10**12, 10**12], "fill_value": 0.0},
+            "the numbers of token_embedder/embedding of shape (1000000000000, 1000000000000): this "
+            "needs at least 4e+06 EB",
+        ),
+    ],
+)
+def test_a_shape_beyond_all_memory_is_refused(change, message, tmp_path):
+    save_model(tmp_path / "out", V1_1, random_params(V1_1), format="t5x")
+    directory = tmp_path / "out" / "checkpoint_0"
+    edit_json(directory / "target.token_embedder.embedding" / ".zarray", **change)
+    one_line(lambda: load_model(tmp_path / "out"), directory, message)
+
+
+def test_scanned_layers_beyond_all_networks_are_refused(tmp_path):
+    written = HandWritten(tmp_path)
+    for name, value in _scanned(random_params(V1_1), V1_1).items():
+        written.zarr(name, value)
+    path = written.write()
+    folder = path / "target.encoder.encoder.pre_mlp_layer_norm.scale"
+    edit_json(folder / ".zarray", shape=[16, 10**6], chunks=[16, 10**6])
+    one_line(lambda: load_model(tmp_path), path, "would have 1,000,000 layers, more than any net")
+
+
 def test_other_relative_positions_must_be_told(tmp_path):
     """The arrays show the number of buckets, but not from which distance they are shared."""
     config = V1_1.replace(relpos_buckets=16, relpos_max_distance=40)
@@ -447,7 +477,8 @@ def test_damaged_checkpoints(tmp_path):
     told("does not hold a T5's parameters", "token_embedder/embedding")
     (directory / "checkpoint").write_bytes(packed)
     load_model(tmp_path / "out")
-    # One chunk cut short; then no metadata; then no arrays at all.
+    # One chunk cut short; then no metadata; then no arrays at all. T5X writes no checksums.
+    (directory / CHECKSUMS_NAME).unlink()
     folder = directory / "target.decoder.logits_dense.kernel"
     (folder / "0.0").write_bytes((folder / "0.0").read_bytes()[:20])
     told("decoder/logits_dense/kernel is damaged")

@@ -137,8 +137,8 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
 KILLED = """
 import os, sys
 from pathlib import Path
-from specjax.checkpoints.save import replacing
-with replacing(Path(sys.argv[1])) as directory:
+from specjax.writing import new_directory
+with new_directory(Path(sys.argv[1])) as directory:
     (directory / "half").touch()
     os.kill(os.getpid(), 9)
 """

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,25 @@ def test_configurations_survive_json(name):
     again = config_from_dict(json.loads(json.dumps(config_to_dict(config))))
     assert again == config
     assert hash(again) == hash(config)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_counted_without_a_network(name):
+    config = CONFIGS[name]
+    leaves = jax.tree_util.tree_leaves_with_path(model_from_config(config).abstract_params())
+    matrices = [leaf.size for path, leaf in leaves if path[-1].key in ("kernel", "embedding")]
+    assert config.num_weights == sum(matrices)
+    assert config.replace(**dict.fromkeys(_layers(config), 10**9)).num_layers_in_all >= 10**9
+
+
+def _layers(config):
+    return [f.name for f in dataclasses.fields(config) if f.name.endswith("_layers")]
+
+
+def test_a_number_too_large_for_a_float_is_named():
+    values = {**config_to_dict(CONFIGS["llama"]), "rope_theta": 10**400}
+    with pytest.raises(ValueError, match="rope_theta=10.* must be a number that a float can hold"):
+        config_from_dict(values)
 
 
 def test_one_spelling_per_dtype():
@@ -57,6 +77,7 @@ def test_one_spelling_per_dtype():
         ),
         ("t5_v1_1", {"decoder_start_token": 48}, "decoder_start_token=48 must be .* in 0 .. 47"),
         ("t5_v1_1", {"decoder_start_token": -1}, "decoder_start_token=-1 must be a token id"),
+        ("llama", {"num_layers": 2**31}, "num_layers=2147483648 must be at most 2147483647"),
         ("llama", {"colour": 1}, "LlamaConfig has no field colour; its fields are vocab_size, emb"),
     ],
 )

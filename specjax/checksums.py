@@ -1,0 +1,71 @@
+"""Checksums of the files of a directory, kept in a file beside them."""
+
+import concurrent.futures
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from specjax.writing import write_atomically
+
+CHECKSUMS_NAME = "specjax_checksums.json"
+
+
+def write_checksums(directory: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
+    """Writes the checksums of all files below a directory.
+
+    Args:
+      directory: holds the files; takes `specjax_checksums.json`.
+      wanted: whether a file counts, by its path relative to the directory.
+
+    Raises:
+      OSError: a file cannot be read, or the checksums cannot be written.
+    """
+    names = sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
+    names = [name for name in names if name != CHECKSUMS_NAME and wanted(name)]
+    with _threads() as threads:
+        sums = dict(zip(names, threads.map(lambda n: _sha256(directory / n), names), strict=True))
+    values = {"algorithm": "sha256", "files": sums}
+    write_atomically(directory / CHECKSUMS_NAME, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def has_checksums(directory: Path) -> bool:
+    """Whether `write_checksums` has written there."""
+    return (directory / CHECKSUMS_NAME).is_file()
+
+
+def find_damage(directory: Path) -> str | None:
+    """What differs from the checksums, in words; None if nothing does.
+
+    Args:
+      directory: has `specjax_checksums.json`.
+    """
+    try:
+        sums = json.loads((directory / CHECKSUMS_NAME).read_bytes())["files"]
+        files = [(name, directory / name, str(expected)) for name, expected in sums.items()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return f"{CHECKSUMS_NAME} cannot be read"
+    with _threads() as threads:
+        told = threads.map(lambda file: _difference(*file), files)
+        return next(filter(None, told), None)
+
+
+def _difference(name: str, path: Path, expected: str) -> str | None:
+    try:
+        found = _sha256(path)
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    return (
+        None if found == expected else f"the content of {name} has changed since specjax wrote it"
+    )
+
+
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(8)  # hashing leaves Python's lock
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
