@@ -10,11 +10,13 @@ import numpy as np
 
 
 def check_path(path: Any, what: str = "") -> None:
-    """Raises TypeError unless `path` is a str or os.PathLike; `what` is "name=" in the message."""
+    """Raises TypeError or ValueError unless a path can be opened; `what` is "name=" in messages."""
     if not isinstance(path, str | os.PathLike):
         digits = isinstance(path, int) and not isinstance(path, bool)
         remedy = "put a path of digits in quotes" if digits else "give a text or a pathlib.Path"
         raise TypeError(f"{what}{path!r} must be a path; {remedy}")
+    if "\0" in str(os.fspath(path)):
+        raise ValueError(f"{what}{path!r} must be a path, but has a NUL character: remove it")
 
 
 def check_count(name: str, value: Any, remedy: str) -> None:
@@ -136,6 +138,27 @@ def checked(
         wanted = _wanted(low, high, open_low, open_high, np.dtype(dtype), float(bad))
         raise ValueError(f"{name} must {wanted}, got {bad}{row}")
     return array.astype(dtype)
+
+
+def whole_number(name: str, value: Any, *, low: int) -> int:
+    """Checks one whole number that a user gives; see `checked`.
+
+    Args:
+      name: the argument's name, for the message.
+      value: a number; 1e3 is one.
+      low: the smallest value allowed.
+
+    Returns:
+      It as an int.
+
+    Raises:
+      TypeError: if `value` is not one number.
+      ValueError: if it is not whole, below `low`, or too large for int32.
+    """
+    array = checked(name, value, low=low, dtype=np.int32)
+    if array.ndim:
+        raise TypeError(f"{name} must be one whole number, got {_short(value)}")
+    return int(array)
 
 
 def _wanted(

@@ -1,6 +1,7 @@
 """Traced dataclasses, and checks of the values that users give."""
 
 import json
+import pathlib
 import sys
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checks import check_path, checked, require
+from specjax.checks import check_path, checked, require, whole_number
 from specjax.types import traced_dataclass
 
 
@@ -116,6 +117,19 @@ def test_a_range_without_an_end_is_told_in_words(value, span, message):
     with pytest.raises(ValueError) as error:
         checked("x", value, **span)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("bad", [[1, 2], [1, [2]], {"a": 1}, [[1]], None, "1"])
+def test_one_whole_number_is_no_list(bad):
+    assert whole_number("x", 1e3, low=1) == 1000
+    with pytest.raises((TypeError, ValueError), match="^x must be (one whole|a) number"):
+        whole_number("x", bad, low=1)
+
+
+@pytest.mark.parametrize("path", ["a\0b", pathlib.Path("a\0b")])
+def test_no_path_has_a_nul(path):
+    with pytest.raises(ValueError, match="path=.*a.x00b.* must be a path, but has a NUL"):
+        check_path(path, "path=")
 
 
 @pytest.mark.parametrize(("path", "remedy"), [(5, "digits in quotes"), (None, "give a text or a")])

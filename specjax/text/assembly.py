@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from specjax.checks import check_part, check_static, checked
+from specjax.checks import check_part, check_static, checked, whole_number
 from specjax.decoding import Autoregressive, AutoregressiveParams, RoundParams, Speculative
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.rules import Lossless
@@ -107,7 +107,8 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
     method, params = parts.method, parts.params
     needed = [
         *("init", "run", "describe", "cache_length", "check_rule", "model_names"),
-        *("nan_sources", "vocab_size", "min_draft", "max_draft", "partitioner"),
+        *("nan_sources", "vocab_size", "min_draft", "max_draft"),
+        *("independent_rows", "partitioner"),
     ]
     check_part("method", method, needed, "decoding.Speculative(...)")
     check_static("method", method)
@@ -127,7 +128,7 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     drafter, drafter_params = parts.drafter, parts.drafter_params
     if drafter is None:
         max_draft = 5 if parts.max_draft is None else parts.max_draft
-        max_draft = int(checked("max_draft", max_draft, low=1, dtype=np.int32))
+        max_draft = whole_number("max_draft", max_draft, low=1)
         stopping = FixedLength() if parts.stopping is None else parts.stopping
         small = named["drafter"]
         drafter = NeuralDrafter(small.model, max_draft, stopping)

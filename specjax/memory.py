@@ -1,0 +1,110 @@
+"""Whether arrays fit into the machine: asked before anything is allocated."""
+
+import contextlib
+import math
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+# What the control group of a container allows, version 2 and version 1.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def host_bytes() -> int:
+    """The host's memory, or what a container may use of it; no limit where that is not known."""
+    found = [sys.maxsize]
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # not a POSIX system
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in map(Path, _LIMITS):
+        try:
+            found.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return min(found)
+
+
+def nbytes(tree: Any, shardings: Any = None) -> int:
+    """The bytes that a tree takes on each device.
+
+    Args:
+      tree: a pytree of arrays or of their shapes. An array that is there twice counts once.
+      shardings: a pytree of shardings like it, or None where each array lies in one place.
+
+    Returns:
+      The sum, of any size.
+    """
+    leaves = jax.tree.leaves(tree)
+    places = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
+    # Shapes may be one object for several arrays.
+    own = {
+        id(leaf) if isinstance(leaf, jax.Array | np.ndarray) else -i: (leaf, place)
+        for i, (leaf, place) in enumerate(zip(leaves, places, strict=True), 1)
+    }
+    return sum(
+        math.prod(leaf.shape if place is None else place.shard_shape(tuple(leaf.shape)))
+        * leaf.dtype.itemsize
+        for leaf, place in own.values()
+    )
+
+
+def in_words(size: int) -> str:
+    """A number of bytes as "5.12 TB"."""
+    number = float(min(size, 10**300))
+    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} EB"
+
+
+@contextlib.contextmanager
+def told_if_full(what: str, remedy: str) -> Iterator[None]:
+    """Turns the words of XLA and Python for a full memory into one line.
+
+    Args:
+      what: the arrays or what makes them, for the message.
+      remedy: what to do.
+
+    Raises:
+      ValueError: where an allocation fails.
+    """
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        told = " ".join(str(error).split()) or "no room"
+        full = re.search(r"RESOURCE_EXHAUSTED|out of memory", told, re.IGNORECASE)
+        if full is None and not isinstance(error, MemoryError):
+            raise
+        raise ValueError(f"{what}: out of memory ({told[:200]}): {remedy}") from None
+
+
+def check_fits(
+    what: str, needed: int, remedy: str, devices: Collection[jax.Device] | None = None
+) -> None:
+    """Raises ValueError if arrays cannot fit.
+
+    Args:
+      what: the arrays or what makes them, for the message.
+      needed: their bytes on each device, or on the host; at least.
+      remedy: what to do.
+      devices: where they are to lie; None: on the host.
+    """
+    local = [d for d in devices or () if d.process_index == jax.process_index()]
+    room, where = host_bytes(), "the machine has"
+    if local and local[0].platform != "cpu":
+        stats = [device.memory_stats() or {} for device in local]
+        room = min(stat.get("bytes_limit", sys.maxsize) for stat in stats)
+        where = "a device has"
+    elif local:
+        needed *= len(local)  # they share the host's memory
+    if needed > room:
+        raise ValueError(
+            f"{what}: this needs at least {in_words(needed)} of memory, but {where} "
+            f"{in_words(room)}: {remedy}"
+        )

@@ -1,0 +1,118 @@
+"""Sizes that cannot fit are refused before anything is allocated."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import memory
+from specjax.cli import failures
+from specjax.memory import nbytes
+from specjax.text.capacity import resized
+from tests import tiny_pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture
+def room(monkeypatch):
+    def of(size):
+        monkeypatch.setattr(memory, "host_bytes", lambda: size)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"max_new_tokens": 10**9}, "1 row with prompts of 16, drafts of 5 and outputs of 10000"),
+        ({"max_new_tokens": 2**31 - 1}, "outputs of 2147483647 tokens: this needs at least"),
+        ({"buckets": (2**31 - 1,)}, "prompts of 2147483647, "),
+        ({"max_draft": 10**9}, "drafts of 1000000000"),
+    ],
+)
+def test_calls_that_cannot_fit_are_refused_at_once(pair, room, options, sizes):
+    room(10**9)
+    decoder = specjax.Decoder(pair, **options)
+    message = f"{sizes}.* but the machine has 1 GB: choose a smaller max_new_tokens, batch_size or"
+    with pytest.raises(ValueError, match=message):
+        decoder.rows(["ba ki"])
+    with pytest.raises(ValueError, match=message):
+        decoder(["ba ki"])
+
+
+@pytest.mark.parametrize("sizes", [{"rows": 10**12}, {"prompt_length": 2**70}])
+def test_engines_that_cannot_fit_are_refused_when_they_are_made(pair, sizes):
+    decoder = specjax.Decoder(pair, max_new_tokens=8)
+    with pytest.raises(ValueError, match="memory, but the machine has"):
+        decoder.engine(**{"prompt_length": 16, **sizes})
+
+
+@pytest.mark.parametrize("sizes", [{"rows": "x"}, {"rows": [4]}, {"refill": 0.5}])
+def test_sizes_of_an_engine_are_whole_numbers(pair, sizes):
+    (name,) = sizes
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got"):
+        specjax.Decoder(pair).engine(prompt_length=16, **sizes)
+
+
+def test_the_cache_has_no_more_positions_than_can_be_told_apart(room):
+    room(sys.maxsize)
+    decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=2**30, batch_size=1)
+    with pytest.raises(ValueError, match="positions of the cache, which has at most 1073741824: "):
+        decoder.engine(prompt_length=16)
+
+
+@pytest.mark.parametrize("mesh", [False, True])
+def test_the_estimate_is_the_states_own_size(pair, mesh, monkeypatch):
+    if mesh:
+        mesh = specjax.partitioning.make_mesh(data=4, model=2)
+        models = [tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)]
+        pair = specjax.Pair(*models)
+    seen = []
+    engine = specjax.Decoder(pair, max_new_tokens=8, batch_size=4).engine(prompt_length=16)
+    init = type(engine._method).init
+    monkeypatch.setattr(
+        type(engine._method),
+        "init",
+        lambda self, params, prompts, **sizes: (
+            seen.append(self.least_memory(params, prompts, **sizes))
+            or init(self, params, prompts, **sizes)
+        ),
+    )
+    engine.add(specjax.Request(np.zeros(3, np.int32), limit=4))
+    engine.step()
+    own = nbytes(engine._state, jax.tree.map(lambda x: x.sharding, engine._state))
+    assert seen[0] == own + nbytes(engine._params) // (8 if mesh else 1)
+
+
+def test_a_model_that_drafts_for_itself_is_counted_once():
+    model = tiny_pair.tabular(1)
+    asked = []
+    for drafter in (model, tiny_pair.tabular(2)):
+        engine = specjax.Decoder(specjax.Pair(drafter, model)).engine(prompt_length=16)
+        inputs = resized(engine._batch([], 1, 1), 1, 16)
+        sizes = {"max_new": 8, "max_length": 64}
+        asked.append(engine._method.least_memory(engine._params, inputs, **sizes))
+    assert asked[1] - asked[0] == nbytes(model.prepared)
+
+
+def full(*args, **options):
+    """What no machine has room for."""
+    return jnp.zeros((2**20, 2**30), jnp.int8).block_until_ready()
+
+
+@pytest.mark.parametrize("function", ["init", "run"])
+def test_an_engine_without_room_says_so_in_one_line(monkeypatch, function):
+    engine = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=8).engine(prompt_length=16)
+    monkeypatch.setattr(type(engine._method), function, full)
+    engine.add(specjax.Request(np.zeros(3, np.int32), limit=4))
+    message = r"rows? with prompts of 16 and outputs of 8 tokens: out of memory \(.*\): choose a"
+    with pytest.raises(ValueError, match=message) as error:
+        engine.step()
+    assert failures.is_refusal(error.value)
