@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from specjax.cli import gin_config
 
@@ -23,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains as the gin files say, and prints the result as one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import data, models, training
-    from specjax.runs.record import record_run
+    from specjax.runs.run_directory import RunDirectory
 
     gin_config.register(
         data.read_aligned,
@@ -44,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
     )
     gin_config.configure_from(args)
 
-    def record(directory: Path) -> None:
-        config = gin_config.operative_config()
-        record_run(directory, command=args.command_line, config=config)
+    def record(run: RunDirectory) -> None:
+        run.record(command=args.command_line, config=gin_config.operative_config())
 
     print(json.dumps(gin_config.call(training.run_recipe, on_start=record)))
     return 0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specjax.checks import checked
+from specjax.checks import checked, whole_number
 from specjax.data.pairs import TokenPairs
 
 
@@ -40,9 +40,9 @@ class Batching:
                 f"Batching: bucket_lengths={self.bucket_lengths} must be lengths that "
                 "increase, such as (64, 128), or one length, written (64,)"
             )
-        tokens = checked("Batching: tokens_per_batch", self.tokens_per_batch, low=1, dtype=np.int32)
+        tokens = whole_number("Batching: tokens_per_batch", self.tokens_per_batch, low=1)
         object.__setattr__(self, "bucket_lengths", tuple(lengths.tolist()))
-        object.__setattr__(self, "tokens_per_batch", int(tokens))
+        object.__setattr__(self, "tokens_per_batch", tokens)
 
 
 class Layout(Protocol):

@@ -1,14 +1,20 @@
 """Sequence-level distillation: training targets that the teacher itself has drawn."""
 
+import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specjax.data.pairs import TokenPairs
+from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, TextModel
+from specjax.training.fingerprint import digest
 from specjax.training.progress import say
 from specjax.training.scoring import covering
+
+SAMPLES_NAME = "teacher_samples.npz"
 
 
 def add_teacher_samples(
@@ -72,3 +78,42 @@ def add_teacher_samples(
             lengths.append(np.asarray([len(source), len(target)]))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
     return TokenPairs(np.concatenate(chunks).astype(np.int32), offsets)
+
+
+def stored_samples(run: RunDirectory, draw: Callable[[], TokenPairs]) -> TokenPairs:
+    """Pairs with drawn targets, drawn once and then read from the file of the run.
+
+    Args:
+      run: the run's directory; claimed, with `SAMPLES_NAME` among what it makes.
+      draw: draws them.
+
+    Returns:
+      The pairs.
+
+    Raises:
+      OSError: the file cannot be written.
+      ValueError: it is damaged.
+    """
+    path = run.path / SAMPLES_NAME
+    if path.exists():
+        return _read(path)
+    grown = draw()
+    arrays = {"tokens": grown.tokens, "offsets": grown.offsets}
+    stored: dict[str, Any] = {**arrays, "digest": np.asarray(digest(arrays))}
+    buffer = io.BytesIO()
+    np.savez(buffer, **stored)
+    run.keep()
+    run.write(SAMPLES_NAME, buffer.getvalue())
+    return grown
+
+
+def _read(path: Path) -> TokenPairs:
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ("tokens", "offsets")}
+            whole = str(stored["digest"]) == digest(arrays)
+    except Exception:  # zipfile, zlib and NumPy raise a dozen kinds
+        whole = False
+    if not whole:
+        raise ValueError(f"{path} is damaged: delete it, and the samples are drawn again")
+    return TokenPairs(**arrays)

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.runs.output_directory import write_atomically
+from specjax.runs.environment import device, xla_flags
+from specjax.runs.run_directory import RunDirectory
 from specjax.training.step import GENERATOR, root_key
 
 ENVIRONMENTS_NAME = "environments.json"
@@ -58,13 +59,14 @@ def environment() -> dict[str, Any]:
     """Versions, device, random generator and what it draws, as JSON values."""
     return {
         "versions": {name: _version(name) for name in PACKAGES},
-        "device": f"{jax.default_backend()}: {jax.devices()[0].device_kind}",
+        "device": device(),
+        "xla_flags": xla_flags(),
         "generator": GENERATOR,
         "streams": streams(),
     }
 
 
-def check_environment(directory: Path, step: int, *, allow_other_streams: bool) -> None:
+def check_environment(run: RunDirectory, step: int, *, allow_other_streams: bool) -> None:
     """Records the environment of a run, or compares it with the one that trained it last.
 
     Streams that have changed are refused, for half of the run would drop and order by one, half by
@@ -72,7 +74,7 @@ def check_environment(directory: Path, step: int, *, allow_other_streams: bool) 
     though not to the bits of an uninterrupted one, and says so on stderr.
 
     Args:
-      directory: of the run.
+      run: the run's directory; claimed.
       step: from which the run goes on.
       allow_other_streams: go on with other streams, too.
 
@@ -80,7 +82,7 @@ def check_environment(directory: Path, step: int, *, allow_other_streams: bool) 
       ValueError: the random streams are not those with which the run began, or the record is
         damaged.
     """
-    path = directory / ENVIRONMENTS_NAME
+    path = run.own(ENVIRONMENTS_NAME)
     ours = environment()
     history = _read(path)
     if step == 0:
@@ -92,17 +94,17 @@ def check_environment(directory: Path, step: int, *, allow_other_streams: bool) 
         told = _differences(theirs, ours)
         if theirs["streams"] != ours["streams"] and not allow_other_streams:
             raise ValueError(
-                f"the run in {directory} was trained with other random streams ({told}); install "
+                f"the run in {run.path} was trained with other random streams ({told}); install "
                 "these versions again, choose another output_dir, or set "
                 "allow_other_streams=True to go on with a mixture"
             )
         print(
-            f"specjax: warning: the run in {directory} was trained in another environment "
+            f"specjax: warning: the run in {run.path} was trained in another environment "
             f"({told}); it goes on, but will not end with the bits of an uninterrupted run",
             file=sys.stderr,
         )
     history.append({"step": step, **ours})
-    write_atomically(path, (json.dumps(history, indent=1) + "\n").encode())
+    run.write(ENVIRONMENTS_NAME, (json.dumps(history, indent=1) + "\n").encode())
 
 
 def _version(name: str) -> str | None:
@@ -128,5 +130,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """The values that differ, in words, versions first."""
     pairs = {**{name: (theirs["versions"].get(name), ours["versions"][name]) for name in PACKAGES}}
-    pairs |= {name: (theirs.get(name), ours[name]) for name in ("device", "generator", "streams")}
+    pairs |= {
+        name: (theirs.get(name), ours[name])
+        for name in ("device", "xla_flags", "generator", "streams")
+    }
     return ", ".join(f"{name}: {a} there, {b} here" for name, (a, b) in pairs.items() if a != b)

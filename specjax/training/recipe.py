@@ -2,43 +2,49 @@
 
 import dataclasses
 import functools
-import io
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specjax.checkpoints import load_model, save_model
-from specjax.checks import check_path, checked
+from specjax.checks import check_path, whole_number
 from specjax.data.batching import Batching, BucketedBatches
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
 from specjax.models import T5Config
 from specjax.models.config import FAMILIES, ModelConfig
-from specjax.runs.output_directory import make_writable, write_atomically
+from specjax.runs.run_directory import RunDirectory
 from specjax.text import TextModel
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.training.decoder_only import DecoderOnly
-from specjax.training.distillation import add_teacher_samples
+from specjax.training.distillation import SAMPLES_NAME, add_teacher_samples, stored_samples
 from specjax.training.fingerprint import describe, digest
 from specjax.training.losses import Objective
 from specjax.training.progress import say
-from specjax.training.run_directory import CONFIG_NAME
 from specjax.training.scoring import Evaluation, Scorer
 from specjax.training.seq2seq import Seq2Seq
+from specjax.training.step import check_room
 from specjax.training.text_task import TextTask
-from specjax.training.trainer import TrainerConfig, TrainingData, TrainResult, train
-from specjax.training.vocabulary import VOCABULARY_TYPES, provide_vocabulary
+from specjax.training.trainer import (
+    TrainerConfig,
+    TrainingData,
+    TrainResult,
+    run_directory,
+    train,
+)
+from specjax.training.vocabulary import (
+    TOKENIZER_NAME,
+    VOCABULARY_TYPES,
+    place_vocabulary,
+    vocabulary_of_run,
+)
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
-SAMPLES_NAME = "teacher_samples.npz"
-TOKENIZER_NAME = "tokenizer"
 
 PathLike = str | os.PathLike[str]
 Data = dict[str, list[Example]]
@@ -98,8 +104,8 @@ class Recipe:
             if getattr(self, name) not in choices:
                 told = f"one of {', '.join(filter(None, choices))}, got {getattr(self, name)!r}"
                 raise ValueError(f"`{name}` must be {told}")
-        samples = checked("teacher_samples", self.teacher_samples, low=0, dtype=np.int32)
-        object.__setattr__(self, "teacher_samples", int(samples))
+        samples = whole_number("teacher_samples", self.teacher_samples, low=0)
+        object.__setattr__(self, "teacher_samples", samples)
         weight = self.objective.distillation_weight
         if (self.teacher is not None) != bool(weight or self.teacher_samples):
             raise ValueError(
@@ -116,7 +122,7 @@ def run_recipe(
     training_data: Iterable[Example],
     validation_data: Iterable[Example],
     test_data: Iterable[Example] | None = None,
-    on_start: Callable[[Path], None] | None = None,
+    on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
     """Trains a language model on pairs of texts and writes it as a Hugging Face directory.
 
@@ -130,7 +136,7 @@ def run_recipe(
       training_data: pairs of texts.
       validation_data: pairs of texts; the best checkpoint on them is exported.
       test_data: pairs of texts on which the result is scored too.
-      on_start: called with the run's directory once all checks are passed, before the long work.
+      on_start: called with the `RunDirectory` once all checks are passed, before the long work.
 
     Returns:
       What `results.json` holds: step, validation loss (nats per token), number of parameters, and
@@ -142,43 +148,76 @@ def run_recipe(
       ValueError: unusable data, a model that does not fit, or an `output_dir` that holds another
         run.
     """
-    directory = make_writable(output_dir)
-    row_multiple = len(trainer.devices())
-    starting = _load(recipe.init_from)
-    teacher = _load(recipe.teacher)
-    config = recipe.model or (starting and starting.config)
-    data = _read(training_data, validation_data, test_data)
-    tokenizer = _tokenizer(directory, recipe, config, data)
-    pairs = {name: _tokenize(examples, tokenizer) for name, examples in data.items()}
-    task = make_task(config, recipe.objective, tokenizer, teacher and teacher.config)
-    scorers = _scorers(recipe, trainer, config, tokenizer, data, pairs)
-    batches = functools.partial(_batches, task, recipe, trainer, row_multiple)
-    grow: Callable[[], BucketedBatches] | None = None
-    notes: dict[str, Any] = {"vocabulary_type": recipe.vocabulary_type}
-    if teacher is not None and recipe.teacher_samples:
-        notes |= {"teacher_samples": recipe.teacher_samples, "sampled_teacher": _describe(teacher)}
-        sampler = TextModel(teacher.model, teacher.params, tokenizer, name=str(recipe.teacher))
-        sampled = functools.partial(
-            _sampled, directory / SAMPLES_NAME, recipe, trainer, task, sampler, pairs["training"]
+    names = (MODEL_NAME, RESULTS_NAME, SAMPLES_NAME, TOKENIZER_NAME)
+    with (
+        run_directory(output_dir, names) as run,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        _refuse_own_output(run, recipe)
+        row_multiple = len(trainer.devices())
+        starting = _load(recipe.init_from)
+        teacher = _load(recipe.teacher)
+        config = recipe.model or (starting and starting.config)
+        check_room(config, trainer.devices(), average=bool(trainer.ema_decay))
+        data = _read(training_data, validation_data, test_data)
+        files = _tokenizer_files(run, recipe, config, data, Path(scratch) / TOKENIZER_NAME)
+        tokenizer = _tokenizer(files, recipe, config)
+        pairs = {name: _tokenize(examples, tokenizer) for name, examples in data.items()}
+        task = make_task(config, recipe.objective, tokenizer, teacher and teacher.config)
+        scorers = _scorers(recipe, trainer, config, tokenizer, data, pairs)
+        batches = functools.partial(_batches, task, recipe, trainer, row_multiple)
+        grow: Callable[[], BucketedBatches] | None = None
+        notes: dict[str, Any] = {"vocabulary_type": recipe.vocabulary_type}
+        if teacher is not None and recipe.teacher_samples:
+            notes |= {
+                "teacher_samples": recipe.teacher_samples,
+                "sampled_teacher": _describe(teacher),
+            }
+            sampler = TextModel(teacher.model, teacher.params, tokenizer, name=str(recipe.teacher))
+            longest = recipe.batching.bucket_lengths[-1]
+            draw = functools.partial(
+                add_teacher_samples,
+                pairs["training"],
+                sampler,
+                samples=recipe.teacher_samples,
+                room=lambda length: task.target_room(length, longest),
+                seed=trainer.seed,
+                progress=trainer.progress,
+            )
+            grow = lambda: batches("training", stored_samples(run, draw))  # noqa: E731
+
+        def begin(run: RunDirectory) -> None:
+            place_vocabulary(run, files)
+            if on_start is not None:
+                on_start(run)
+
+        result = train(
+            trainer,
+            task,
+            TrainingData(
+                training=batches("training", pairs["training"]),
+                validation=batches("validation", pairs["validation"]),
+                grow=grow,
+            ),
+            output_dir=run,
+            constants=teacher and teacher.params if recipe.objective.distillation_weight else None,
+            init_params=starting and starting.params,
+            evaluate=scorers["validation"] if recipe.evaluation.at_checkpoints else None,
+            notes=notes,
+            on_start=begin,
         )
-        grow = lambda: batches("training", sampled())  # noqa: E731
-    result = train(
-        trainer,
-        task,
-        TrainingData(
-            training=batches("training", pairs["training"]),
-            validation=batches("validation", pairs["validation"]),
-            grow=grow,
-        ),
-        output_dir=directory,
-        constants=teacher and teacher.params if recipe.objective.distillation_weight else None,
-        init_params=starting and starting.params,
-        evaluate=scorers["validation"] if recipe.evaluation.at_checkpoints else None,
-        notes=notes,
-        on_start=on_start,
-    )
-    _export(directory, config, result, recipe.export_dtype, tokenizer)
-    return _results(directory, result, scorers, progress=trainer.progress)
+        _export(run, config, result, recipe.export_dtype, tokenizer)
+        return _results(run, result, scorers, progress=trainer.progress)
+
+
+def _refuse_own_output(run: RunDirectory, recipe: Recipe) -> None:
+    for name in ("init_from", "vocabulary", "teacher"):
+        path = getattr(recipe, name)
+        if path is not None and run.makes(path):
+            raise ValueError(
+                f"{name}={path} is what the run in output_dir={run.path} writes itself: choose "
+                "another output_dir, or copy it to another place"
+            )
 
 
 def make_task(
@@ -229,19 +268,24 @@ def _read(
     return data
 
 
-def _tokenizer(directory: Path, recipe: Recipe, config: ModelConfig, data: Data) -> Tokenizer:
-    """The run's tokenizer, its files in place."""
-    place = directory / TOKENIZER_NAME
-    provide_vocabulary(
-        place,
+def _tokenizer_files(
+    run: RunDirectory, recipe: Recipe, config: ModelConfig, data: Data, scratch: Path
+) -> Path:
+    """The directory with the run's tokenizer files."""
+    return vocabulary_of_run(
+        run,
         recipe.vocabulary or recipe.init_from or recipe.teacher,
         (text for e in data["training"] for text in (e.inputs, e.targets or "")),
+        scratch,
         vocab_size=config.vocab_size,
         model_type=recipe.vocabulary_type,
         family=next(name for name, family in FAMILIES.items() if type(config) is family),
-        begun=(directory / CONFIG_NAME).exists(),
     )
-    tokenizer = load_tokenizer(place)
+
+
+def _tokenizer(files: Path, recipe: Recipe, config: ModelConfig) -> Tokenizer:
+    """The run's tokenizer, which must be that of the models that it starts from."""
+    tokenizer = load_tokenizer(files)
     for name, path in (("init_from", recipe.init_from), ("teacher", recipe.teacher)):
         if path is not None and load_tokenizer(path).fingerprint != tokenizer.fingerprint:
             raise ValueError(
@@ -315,56 +359,29 @@ def _batches(
     return made
 
 
-def _sampled(
-    path: Path,
-    recipe: Recipe,
-    trainer: TrainerConfig,
-    task: TextTask,
-    teacher: TextModel,
-    pairs: TokenPairs,
-) -> TokenPairs:
-    """The training pairs with samples of the teacher, drawn once and then read from `path`."""
-    if path.exists():
-        with np.load(path) as stored:
-            return TokenPairs(stored["tokens"], stored["offsets"])
-    grown = add_teacher_samples(
-        pairs,
-        teacher,
-        samples=recipe.teacher_samples,
-        room=lambda length: task.target_room(length, recipe.batching.bucket_lengths[-1]),
-        seed=trainer.seed,
-        progress=trainer.progress,
-    )
-    buffer = io.BytesIO()
-    np.savez(buffer, tokens=grown.tokens, offsets=grown.offsets)
-    write_atomically(path, buffer.getvalue())
-    return grown
-
-
 def _export(
-    directory: Path, config: ModelConfig, result: TrainResult, dtype: str, tokenizer: Tokenizer
+    run: RunDirectory, config: ModelConfig, result: TrainResult, dtype: str, tokenizer: Tokenizer
 ) -> None:
     """Writes the Hugging Face directory, in the place of an earlier export."""
-    path = directory / MODEL_NAME
-    shutil.rmtree(path, ignore_errors=True)
     bos = None if isinstance(config, T5Config) else tokenizer.bos_id
     save_model(
-        path,
+        run.own(MODEL_NAME),
         # Computing in bfloat16 while training does not bind those who load the weights.
         config.replace(dtype="float32"),
         result.params,
         format="hf",
         dtype=dtype,
         special_ids=SpecialIds(tokenizer.eos_ids, tokenizer.pad_id, bos),
-        tokenizer_from=directory / TOKENIZER_NAME,
+        tokenizer_from=run.path / TOKENIZER_NAME,
+        replace=True,
     )
 
 
 def _results(
-    directory: Path, result: TrainResult, scorers: dict[str, Scorer], *, progress: bool
+    run: RunDirectory, result: TrainResult, scorers: dict[str, Scorer], *, progress: bool
 ) -> dict[str, Any]:
     """Scores the model as it was written, rounding included, and writes `results.json`."""
-    exported = _load(directory / MODEL_NAME)
+    exported = _load(run.path / MODEL_NAME)
     results = {
         "step": result.step,
         "validation_loss": result.validation_loss,
@@ -372,7 +389,7 @@ def _results(
     }
     for scorer in scorers.values():
         results |= scorer(exported.params)
-    write_atomically(directory / RESULTS_NAME, json.dumps(results, indent=1).encode())
+    written = run.write(RESULTS_NAME, json.dumps(results, indent=1).encode())
     if progress:
-        say(f"the model is in {directory / MODEL_NAME}, its figures in {directory / RESULTS_NAME}")
+        say(f"the model is in {run.path / MODEL_NAME}, its figures in {written}")
     return results

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import checked
+from specjax.checks import whole_number
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs
 from specjax.evaluation.metrics import METRICS, check_metrics
@@ -48,8 +48,7 @@ class Evaluation:
         for name in ("max_new_tokens", "max_input_tokens", "max_examples", "batch_size"):
             value = getattr(self, name)
             if name != "max_examples" or value is not None:
-                whole = int(checked(f"Evaluation: {name}", value, low=1, dtype=np.int32))
-                object.__setattr__(self, name, whole)
+                object.__setattr__(self, name, whole_number(f"Evaluation: {name}", value, low=1))
         if isinstance(self.metrics, str):
             raise TypeError(
                 f"Evaluation: `metrics` must be a tuple of names, got {self.metrics!r}; write "

@@ -1,22 +1,23 @@
 """The trainer: steps, checkpoints, resumption and evaluation of any `Task`."""
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from specjax.checks import checked
-from specjax.runs.output_directory import claim, locked, make_writable
-from specjax.training.environment import check_environment
+from specjax.checks import checked, whole_number
+from specjax.runs.run_directory import RunDirectory
+from specjax.training.checkpoint_store import CHECKPOINTS_NAME, DAMAGED_NAME, CheckpointStore
+from specjax.training.environment import ENVIRONMENTS_NAME, check_environment
 from specjax.training.fingerprint import describe, digest
+from specjax.training.log import METRICS_NAME, Log
 from specjax.training.optimizer import AdamW
 from specjax.training.progress import Progress, Window, say, warn_of_warmup
-from specjax.training.run_directory import CONFIG_NAME, RunDirectory
 from specjax.training.step import (
     TrainState,
     init_state,
@@ -26,6 +27,8 @@ from specjax.training.step import (
 )
 from specjax.training.task import Task
 from specjax.types import Params
+
+CONFIG_NAME = "train_config.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +68,8 @@ class TrainerConfig:
         if self.num_devices is not None:
             least["num_devices"] = 1
         for name, low in least.items():
-            value = checked(name, getattr(self, name), low=low, dtype=np.int32)
-            object.__setattr__(self, name, int(value))  # 1e4 has become 10000
+            value = whole_number(name, getattr(self, name), low=low)
+            object.__setattr__(self, name, value)  # 1e4 has become 10000
         checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
         if not isinstance(self.optimizer, AdamW):
             raise TypeError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
@@ -142,12 +145,12 @@ def train(
     task: Task,
     data: TrainingData,
     *,
-    output_dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str] | RunDirectory,
     constants: Any = None,
     init_params: Params | None = None,
     evaluate: Callable[[Params], Mapping[str, float]] | None = None,
     notes: Mapping[str, Any] | None = None,
-    on_start: Callable[[Path], None] | None = None,
+    on_start: Callable[[RunDirectory], None] | None = None,
 ) -> TrainResult:
     """Trains a task's parameters, or continues the run that `output_dir` holds.
 
@@ -160,24 +163,25 @@ def train(
       config: the trainer's settings.
       task: the loss and the parameters.
       data: batches to train on and to validate with.
-      output_dir: holds the checkpoints (the latest and the best), the configuration, the
-        environments and `metrics.jsonl`.
+      output_dir: holds the checkpoints (the two latest and the best), the configuration, the
+        environments and `metrics.jsonl`; a path, or an open `RunDirectory` (see `run_directory`).
       constants: a pytree of arrays that the task reads and nothing changes, such as a teacher's
         parameters.
       init_params: parameters to start from; by default the task's initialisers draw them.
       evaluate: called at each checkpoint with the parameters on one device; its figures are
         logged. They choose no checkpoint.
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
-      on_start: called with the run's directory once all checks are passed, before the long work.
+      on_start: called with the `RunDirectory` once all checks are passed, before the long work.
 
     Returns:
       A `TrainResult`.
 
     Raises:
-      OSError: `output_dir` cannot be written, or another process trains in it.
+      OSError: `output_dir` cannot be written, has files that no run made, or another process
+        trains in it.
       TypeError: a value of the wrong type.
       ValueError: a value outside its range, an `output_dir` that holds another run or one of other
-        random streams, or a loss that is no longer finite.
+        random streams or whose checkpoints are all damaged, or a loss that is no longer finite.
     """
     # Whatever refuses a first start comes before the claim.
     devices, expected = config.devices(), _float32_params(task)
@@ -193,32 +197,56 @@ def train(
         **{name: None if tree is None else digest(tree) for name, tree in arrays.items()},
         **(notes or {}),
     }
-    path = make_writable(output_dir)
     # Pinned like the generator: it decides what a generator draws.
-    with locked(path), jax.threefry_partitionable(True):
-        claim(path / CONFIG_NAME, record)
-        directory = RunDirectory(path)
+    with (
+        _opened(output_dir) as run,
+        jax.threefry_partitionable(True),
+    ):
+        run.claim(record)
+        store = CheckpointStore(run)
         try:
-            _check_resumption(config, directory)
+            _check_resumption(config, run, store.latest_step or 0)
             if on_start is not None:
-                on_start(path)
+                on_start(run)
             if data.grow is not None:
                 data = dataclasses.replace(data, training=data.grow(), grow=None)
-            run = _Run(config, task, data, directory, constants, evaluate, devices)
-            return run.train(init_params)
+            return _Run(config, task, data, run, store, constants, evaluate, devices).train(
+                init_params
+            )
         finally:
-            directory.close()
+            store.close()
 
 
-def _check_resumption(config: TrainerConfig, directory: RunDirectory) -> None:
+def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> RunDirectory:
+    """The directory of a training run.
+
+    Args:
+      path: the directory.
+      makes: further names that the run may write.
+
+    Returns:
+      A `RunDirectory`, to be opened with `with`.
+    """
+    names = (CHECKPOINTS_NAME, DAMAGED_NAME, ENVIRONMENTS_NAME, METRICS_NAME, *makes)
+    return RunDirectory(path, config_name=CONFIG_NAME, makes=names)
+
+
+def _opened(
+    place: str | os.PathLike[str] | RunDirectory,
+) -> contextlib.AbstractContextManager[RunDirectory]:
+    return (
+        contextlib.nullcontext(place) if isinstance(place, RunDirectory) else run_directory(place)
+    )
+
+
+def _check_resumption(config: TrainerConfig, run: RunDirectory, step: int) -> None:
     """Makes sure that the run can go on from its latest checkpoint."""
-    step = directory.latest_step or 0
     if step > config.num_steps:
         raise ValueError(
-            f"num_steps={config.num_steps}: the run in {directory.path} has done {step} updates; "
+            f"num_steps={config.num_steps}: the run in {run.path} has done {step} updates; "
             "give at least as many, or another output_dir"
         )
-    check_environment(directory.path, step, allow_other_streams=config.allow_other_streams)
+    check_environment(run, step, allow_other_streams=config.allow_other_streams)
 
 
 def _float32_params(task: Task) -> Params:
@@ -251,7 +279,8 @@ class _Run:
         config: TrainerConfig,
         task: Task,
         data: TrainingData,
-        directory: RunDirectory,
+        run: RunDirectory,
+        store: CheckpointStore,
         constants: Any,
         evaluate: Callable[[Params], Mapping[str, float]] | None,
         devices: list[jax.Device],
@@ -259,7 +288,8 @@ class _Run:
         mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
         self._replicated = jax.sharding.NamedSharding(mesh, jax.P())
         self._by_row = jax.sharding.NamedSharding(mesh, jax.P("data"))
-        self._config, self._task, self._data, self._directory = config, task, data, directory
+        self._config, self._task, self._data = config, task, data
+        self._run, self._store = run, store
         self._step = make_train_step(
             task, config.optimizer, seed=config.seed, ema_decay=config.ema_decay
         )
@@ -269,8 +299,9 @@ class _Run:
 
     def train(self, init_params: Params | None) -> TrainResult:
         """Trains up to `num_steps` and returns the best checkpoint."""
-        config, directory = self._config, self._directory
+        config, store = self._config, self._store
         state, step = self._start(init_params)
+        self._training_log = Log(self._run, step)
         first = step + 1
         progress = Progress(
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
@@ -294,19 +325,19 @@ class _Run:
                     window.close()  # the time that an evaluation took is none of training's
         finally:
             progress.close()
-        best = directory.best_step
+        best = store.best_step
         assert best is not None  # a checkpoint was written at num_steps, or there was one
-        params = directory.restore(state, best).best_params
-        return TrainResult(best, directory.validation_loss(best), params)
+        params = store.restore(state, best).best_params
+        return TrainResult(best, store.validation_loss(best), params)
 
     def _start(self, init_params: Params | None) -> tuple[TrainState, int]:
         """The state of the latest checkpoint or a fresh one, and its step."""
-        config, directory = self._config, self._directory
+        config, store = self._config, self._store
         if init_params is None:
             init_params = self._task.init(root_key(config.seed))
         state = init_state(init_params, config.optimizer, config.ema_decay)
         state = jax.device_put(state, self._replicated)
-        step = directory.latest_step or 0
+        step = store.latest_step or 0
         if config.progress:
             warn_of_warmup(config.optimizer.schedule, config.num_steps)
             size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
@@ -317,13 +348,12 @@ class _Run:
                 "each batch shape compiles"
             )
         if step:
-            state = directory.restore(state, step)
-        directory.open_log(step)
+            state = store.restore(state, step)
         return state, step
 
     def _log(self, step: int, means: dict[str, Any]) -> None:
         self._check_finite("loss", means["loss"], step)
-        self._directory.log(
+        self._training_log.add(
             {
                 "step": step,
                 "epoch": step / self._data.training.batches_per_epoch,
@@ -340,18 +370,18 @@ class _Run:
         row = {f"validation_{name}": value for name, value in figures.items()}
         if self._evaluate is not None:
             row |= self._evaluate(jax.device_put(state.best_params, self._first_device))
-        self._directory.log({"step": step, **row})
+        self._training_log.add({"step": step, **row})
         if self._config.progress:
             told = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
             say(f"step {step:,}: {told}")
-        self._directory.save(state, figures["loss"])
+        self._store.save(state, figures["loss"])
 
     def _check_finite(self, name: str, value: float, step: int) -> None:
         if not math.isfinite(value):
             raise ValueError(
                 f"the {name} is {value} at step {step}; lower the learning rate in another "
-                f"output_dir (the last good checkpoint of {self._directory.path} is step "
-                f"{self._directory.latest_step})"
+                f"output_dir (the last good checkpoint of {self._run.path} is step "
+                f"{self._store.latest_step})"
             )
 
     def _validate(self, state: TrainState) -> dict[str, float]:

@@ -12,11 +12,13 @@ from typing import Any
 
 import sentencepiece
 
-from specjax.checkpoints.save import replacing
+from specjax.runs.run_directory import RunDirectory
 from specjax.tokenizers.load import keep_sentinels, load_tokenizer
 from specjax.tokenizers.model_files import GENERATION_FILE, SpecialIds, copy_tokenizer_files
 from specjax.tokenizers.settings import TokenizerSettings
+from specjax.writing import new_directory
 
+TOKENIZER_NAME = "tokenizer"
 VOCABULARY_TYPES = ("unigram", "bpe")
 
 
@@ -147,46 +149,34 @@ def train_vocabulary(
     return model.getvalue()
 
 
-def provide_vocabulary(
+def write_vocabulary(
     directory: Path,
     source: str | os.PathLike[str] | None,
     texts: Iterable[str],
     *,
     vocab_size: int,
     model_type: str | None,
-    begun: bool,
     family: str = "t5",
 ) -> None:
-    """Puts a run's tokenizer files into `directory`, unless an earlier start did.
+    """Writes the tokenizer files of a run.
 
     A model that is written with these files has the very vocabulary of `source`: what a model's
     directory says of it outside of these files, and a tokenizer would miss, goes with them.
 
     Args:
-      directory: takes the files.
+      directory: takes the files; it does not exist, or is empty.
       source: a model's directory, a SentencePiece model, a `tokenizer.json`, "bytes", or None to
         train a SentencePiece vocabulary.
       texts: to train on.
       vocab_size: rows of the network's embedding: pieces of a trained vocabulary.
       model_type: see `train_vocabulary`.
-      begun: whether the run began with the files that `directory` holds.
       family: see `train_vocabulary`.
 
     Raises:
       FileNotFoundError: there is no `source`, or no tokenizer in it.
-      ValueError: it cannot be read, cannot be copied alone, or is not what the run began with; or
-        see `train_vocabulary`.
+      ValueError: it cannot be read or cannot be copied alone; or see `train_vocabulary`.
     """
-    if begun and directory.exists():
-        if source and load_tokenizer(source).fingerprint != load_tokenizer(directory).fingerprint:
-            raise ValueError(
-                f"vocabulary={source} is not the one that the run in {directory.parent} began "
-                "with; choose another output_dir"
-            )
-        return
-    # Left by a start that failed before the run began.
-    shutil.rmtree(directory, ignore_errors=True)
-    with replacing(directory) as partial:
+    with new_directory(directory) as partial:
         if source is None:
             options: Any = {"vocab_size": vocab_size, "model_type": model_type, "family": family}
             kind = _KINDS[family]
@@ -200,6 +190,59 @@ def provide_vocabulary(
             _write_json(partial / "tokenizer_config.json", settings)
         else:
             _copy(Path(source), partial)
+
+
+def vocabulary_of_run(
+    run: RunDirectory,
+    source: str | os.PathLike[str] | None,
+    texts: Iterable[str],
+    scratch: Path,
+    **options: Any,
+) -> Path:
+    """The tokenizer files of a run: those that it began with, or new ones in a scratch directory.
+
+    A run may write only when it has claimed its directory, and the claim depends on the vocabulary;
+    so new files come into the run's directory by `place_vocabulary`.
+
+    Args:
+      run: the run's directory.
+      source: see `write_vocabulary`.
+      texts: see `write_vocabulary`.
+      scratch: an empty directory for new files.
+      **options: see `write_vocabulary`.
+
+    Returns:
+      The directory with the files.
+
+    Raises:
+      FileNotFoundError: see `write_vocabulary`.
+      ValueError: see `write_vocabulary`; or `source` is not what the run began with.
+    """
+    kept = run.path / TOKENIZER_NAME
+    if not run.kept or not kept.exists():
+        write_vocabulary(scratch, source, texts, **options)
+        return scratch
+    if source and load_tokenizer(source).fingerprint != load_tokenizer(kept).fingerprint:
+        raise ValueError(
+            f"vocabulary={source} is not the one that the run in {run.path} began with; choose "
+            "another output_dir"
+        )
+    return kept
+
+
+def place_vocabulary(run: RunDirectory, files: Path) -> None:
+    """Copies new tokenizer files into the run's directory, which has been claimed.
+
+    Args:
+      run: the run's directory.
+      files: what `vocabulary_of_run` has returned.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    if files != run.path / TOKENIZER_NAME:
+        with run.replacing(TOKENIZER_NAME) as place:
+            shutil.copytree(files, place, dirs_exist_ok=True)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from specjax.checkpoints import load_model
 from specjax.cli.main import main
 from specjax.tokenizers import load_tokenizer
 from specjax.tokenizers.load import keep_sentinels
-from specjax.training.vocabulary import provide_vocabulary
+from specjax.training.vocabulary import write_vocabulary
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -135,11 +135,11 @@ def test_an_embedding_with_rows_to_spare_keeps_the_vocabulary(data, tmp_path):
 
 
 def test_a_vocabulary_may_be_one_file_of_any_name(trained, tmp_path):
-    options = {"vocab_size": 40, "model_type": "bpe", "begun": False}
+    options = {"vocab_size": 40, "model_type": "bpe"}
     expected = load_tokenizer(trained / "model")
     source = tmp_path / "mine.model"
     source.write_bytes((trained / "model" / "spiece.model").read_bytes())
-    provide_vocabulary(tmp_path / "a", source, [], **options)
+    write_vocabulary(tmp_path / "a", source, [], **options)
     found = load_tokenizer(tmp_path / "a")
     assert found.fingerprint == expected.fingerprint
     assert (found.eos_ids, found.pad_id) == (expected.eos_ids, expected.pad_id)
@@ -153,15 +153,15 @@ def test_sentinels_that_only_the_embedding_tells_are_kept(trained, tmp_path):
     source.mkdir()
     (source / "spiece.model").write_bytes((trained / "model" / "spiece.model").read_bytes())
     (source / "config.json").write_text('{"model_type": "t5", "vocab_size": 160}')
-    provide_vocabulary(tmp_path / "a", source, [], vocab_size=160, model_type="bpe", begun=False)
+    write_vocabulary(tmp_path / "a", source, [], vocab_size=160, model_type="bpe")
     assert load_tokenizer(source).fingerprint == load_tokenizer(tmp_path / "a").fingerprint
     assert load_tokenizer(tmp_path / "a").encode("<extra_id_0>")[0] > 100
-    options = {"vocab_size": 160, "model_type": "bpe", "begun": False}
-    provide_vocabulary(tmp_path / "b", source / "spiece.model", [], **options)
+    options = {"vocab_size": 160, "model_type": "bpe"}
+    write_vocabulary(tmp_path / "b", source / "spiece.model", [], **options)
     assert load_tokenizer(source).fingerprint == load_tokenizer(tmp_path / "b").fingerprint
     (source / "added_tokens.json").write_text('{"<mark>": 160}')
     with pytest.raises(ValueError, match="depends on files beside it; give the directory instead"):
-        provide_vocabulary(tmp_path / "c", source / "spiece.model", [], **options)
+        write_vocabulary(tmp_path / "c", source / "spiece.model", [], **options)
     assert not (tmp_path / "c").exists()
 
 
@@ -252,6 +252,12 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["INIT_FROM=/absent"], "/absent"),
         (["Batching.bucket_lengths=(1,)"], "longer than 1 tokens"),
         (["T5Config.embed_dim=0"], "embed_dim=0 must be at least 1"),
+        (
+            ["T5Config.num_encoder_layers=1000000000", "T5Config.mlp_dim=1000000000"],
+            "with gradients and optimizer state: this needs at least",
+        ),
+        (["NUM_STEPS=[1]"], "num_steps must be one whole number, got [1]"),
+        (["TEACHER_SAMPLES=[1]"], "teacher_samples must be one whole number, got [1]"),
         (["training/read_examples.source=absent.tsv"], "absent.tsv: no such file"),
         (["training/read_examples.source=seqio:x"], "seqio"),
         (["read_examples.targets_field=2"], "no column 2"),

@@ -9,7 +9,7 @@ from specjax.checkpoints import load_model
 from specjax.cli.main import main
 from specjax.models import Llama
 from specjax.tokenizers import load_tokenizer
-from specjax.training.vocabulary import provide_vocabulary
+from specjax.training.vocabulary import write_vocabulary
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "gin_configs"
@@ -160,9 +160,9 @@ def test_the_shipped_model_is_a_llama(data, tmp_path, capsys):
 )
 def test_a_trained_vocabulary_keeps_a_text_as_it_is(tmp_path, family, marks):
     texts = ["two  spaces", "a line\nand 1234 more", " begins with a space"] * 20
-    provide_vocabulary(
+    write_vocabulary(
         tmp_path / "words", None, texts,
-        vocab_size=300, model_type=None, begun=False, family=family,
+        vocab_size=300, model_type=None, family=family,
     )  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "words")
     assert [tokenizer.token(i) for i in range(len(marks))] == marks
@@ -174,9 +174,9 @@ def test_a_trained_vocabulary_keeps_a_text_as_it_is(tmp_path, family, marks):
     assert digits[-4:] == ["1", "2", "3", "4"]
     assert marks[tokenizer.eos_ids[0]] in ("</s>", "<eos>")
     with pytest.raises(ValueError, match=f"`vocabulary_type` of a {family} must be bpe, got 'uni"):
-        provide_vocabulary(
+        write_vocabulary(
             tmp_path / "other", None, texts,
-            vocab_size=300, model_type="unigram", begun=False, family=family,
+            vocab_size=300, model_type="unigram", family=family,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 STEPS = 45
@@ -41,14 +42,14 @@ def prepare(directory: Path) -> None:
 
     from specjax.checkpoints import save_model
     from specjax.models import T5, T5Config
-    from specjax.training.vocabulary import provide_vocabulary
+    from specjax.training.vocabulary import write_vocabulary
 
     rng = random.Random(0)
     texts = [" ".join(rng.choices(SYLLABLES, k=rng.randint(1, 5))) for _ in range(132)]
     for name, part in (("train", texts[:120]), ("validation", texts[120:])):
         (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in part))
-    options = {"vocab_size": 40, "model_type": "unigram", "begun": False}
-    provide_vocabulary(directory / "vocabulary", None, texts[:120], **options)
+    options = {"vocab_size": 40, "model_type": "unigram"}
+    write_vocabulary(directory / "vocabulary", None, texts[:120], **options)
     config = T5Config(
         vocab_size=40, embed_dim=16, num_heads=1, head_dim=16, mlp_dim=16,
         num_encoder_layers=1, num_decoder_layers=1,
@@ -59,7 +60,7 @@ def prepare(directory: Path) -> None:
     )  # fmt: skip
 
 
-def start(data: Path, output: Path) -> subprocess.Popen:
+def start(data: Path, output: Path, **options: Any) -> subprocess.Popen:
     bindings = {**BINDINGS, "DATA_DIR": data, "OUTPUT_DIR": output, "TEACHER": data / "teacher"}
     environment = {
         **os.environ,
@@ -73,7 +74,8 @@ def start(data: Path, output: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "specjax.cli.main", "train"]
     command += ["--gin_file=gin_configs/runs/train.gin", "--gin_file=tests/cli/tiny_train.gin"]
     command += [f"--gin.{name}={value}" for name, value in bindings.items()]
-    return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+    options = {"stdout": subprocess.DEVNULL, **options}
+    return subprocess.Popen(command, env=environment, cwd=ROOT, **options)
 
 
 def rows(output: Path) -> list[dict]:

@@ -7,6 +7,8 @@ from specjax import TextModel
 from specjax.data import PairBatch
 from specjax.models import T5
 from specjax.training import Seq2Seq, add_teacher_samples
+from specjax.training.distillation import SAMPLES_NAME, stored_samples
+from specjax.training.trainer import run_directory
 from tests.training.toy import CONFIG, EOS, Numbers, copy_pairs
 
 MODEL = T5(CONFIG)
@@ -35,6 +37,23 @@ def endless():
 @pytest.fixture(scope="module")
 def grown():
     return sample(samples=2)
+
+
+def test_stored_samples_are_drawn_once_and_damage_is_named(grown, tmp_path):
+    with run_directory(tmp_path / "run", [SAMPLES_NAME]) as run:
+        run.claim({})
+        stored_samples(run, lambda: grown)
+        again = stored_samples(run, lambda: pytest.fail("drawn again"))
+        np.testing.assert_array_equal(again.tokens, grown.tokens)
+        np.testing.assert_array_equal(again.offsets, grown.offsets)
+        path = run.path / SAMPLES_NAME
+        whole = path.read_bytes()
+        encrypted = bytearray(whole)
+        encrypted[whole.rindex(b"PK\1\2") + 8] |= 1  # zipfile raises RuntimeError
+        for damaged in (whole[:100], whole[:-1], b"", bytes(encrypted)):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match=f"{SAMPLES_NAME} is damaged: delete it, and the"):
+                stored_samples(run, lambda: grown)
 
 
 def test_samples_are_reproducible_and_follow_the_references(grown):

@@ -5,13 +5,17 @@ import pytest
 
 from specjax.training import environment as current
 from specjax.training.environment import ENVIRONMENTS_NAME, check_environment, streams
+from specjax.training.trainer import run_directory
 from tests.training.toy import train_copies
 
 
 def record(directory, **changes):
     """What an earlier start at step 0 would have left."""
     entry = {"step": 0, **current(), **changes}
-    (directory / ENVIRONMENTS_NAME).write_text(json.dumps([entry]))
+    with run_directory(directory) as run:
+        if not run.kept:
+            run.claim({})
+        run.write(ENVIRONMENTS_NAME, json.dumps([entry]).encode())
 
 
 def history(directory):
@@ -19,7 +23,8 @@ def history(directory):
 
 
 def check(directory, step=5, allow=False):
-    check_environment(directory, step, allow_other_streams=allow)
+    with run_directory(directory) as run:
+        check_environment(run, step, allow_other_streams=allow)
 
 
 def older(name="jax", version="0.9.0"):
@@ -92,6 +97,7 @@ def test_a_run_without_a_checkpoint_belongs_to_nobody(tmp_path):
 
 
 def test_a_damaged_record_is_told(tmp_path):
+    record(tmp_path)
     (tmp_path / ENVIRONMENTS_NAME).write_text("[{}]")
     with pytest.raises(ValueError, match="environments.json is damaged; delete it, and the run"):
         check(tmp_path)

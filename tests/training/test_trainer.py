@@ -8,7 +8,6 @@ import pytest
 
 from specjax.data import Batching
 from specjax.models import T5
-from specjax.runs.output_directory import locked
 from specjax.training import (
     AdamW,
     InverseSqrt,
@@ -18,11 +17,13 @@ from specjax.training import (
     TrainingData,
     train,
 )
+from specjax.training.trainer import run_directory
 from tests.training.toy import (
     BATCHING,
     CONFIG,
     OBJECTIVE,
     OPTIMIZER,
+    assert_equal_trees,
     copy_pairs,
     train_copies,
     trainer_config,
@@ -39,10 +40,6 @@ def log(directory):
     for row in rows:
         row.pop("items_per_second", None)
     return rows
-
-
-def assert_equal_trees(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +199,7 @@ def test_fewer_updates_than_done_are_refused(finished):
 
 def test_a_second_process_is_kept_out(finished):
     directory, _ = finished
-    with locked(directory), pytest.raises(OSError, match="another process is at work in it"):
+    with run_directory(directory), pytest.raises(OSError, match="another process is at work in it"):
         train_copies(directory)
 
 

@@ -1,5 +1,6 @@
 """A tiny copy task and a tiny network, for the tests of training."""
 
+import jax
 import numpy as np
 
 from specjax.data import Batching, Example, TokenPairs, tokenize_pairs
@@ -121,3 +122,7 @@ def train_copies(
         evaluate=evaluate,
         notes=notes,
     )
+
+
+def assert_equal_trees(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)

@@ -1,0 +1,141 @@
+"""The directory of `specjax train`: it touches what it has made, and nothing else."""
+
+import json
+import multiprocessing
+import shutil
+
+import pytest
+
+from specjax.cli.main import main
+from specjax.runs.run_directory import RunDirectory
+from specjax.tokenizers import load_tokenizer
+from tests.cli.test_train import FILES, SYLLABLES
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    for name, count in (("train", 40), ("validation", 8)):
+        texts = [f"{a} {b}" for a in SYLLABLES for b in SYLLABLES][:count]
+        (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in texts))
+    return directory
+
+
+def command(data, output, *bindings):
+    names = {"DATA_DIR": data, "OUTPUT_DIR": output, "NUM_STEPS": 1}
+    given = [f"--gin.{name}={value}" for name, value in names.items()]
+    return ["train", *FILES, *given, *(f"--gin.{binding}" for binding in bindings)]
+
+
+def run(data, output, *bindings):
+    return main(command(data, output, *bindings))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "out"
+    assert run(data, output) == 0
+    return output
+
+
+def content(directory):
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer", "checkpoints", "results.json"])
+def test_what_is_not_the_runs_own_is_refused_and_kept(data, tmp_path, capsys, name):
+    mine = tmp_path / name
+    if name.endswith(".json"):
+        mine.write_text("mine")
+    else:
+        mine.mkdir()
+        (mine / "file").write_text("mine")
+    before = content(tmp_path)
+    assert run(data, tmp_path) == 2
+    error = capsys.readouterr().err
+    assert f"{mine} exists, but train_config.json does not say that a run made it" in error
+    assert error.count("\n") == 1
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("binding", ["VOCABULARY={}/tokenizer", "INIT_FROM={}/model"])
+def test_a_source_that_the_run_would_replace_is_refused_and_kept(
+    data, trained, tmp_path, capsys, binding
+):
+    place = shutil.copytree(trained, tmp_path / "run")
+    assert run(data, place, binding.format(place)) == 2
+    error = capsys.readouterr().err
+    assert f" is what the run in output_dir={place} writes itself" in error
+    assert content(place) == content(trained)
+    # Another name there is nobody's business.
+    mine = shutil.copytree(trained / "model", tmp_path / "other" / "mine")
+    assert run(data, mine.parent, f"INIT_FROM={mine}") == 0
+    assert content(mine) == content(trained / "model")
+
+
+def test_checkpoints_without_a_configuration_are_not_continued(data, trained, tmp_path, capsys):
+    place = shutil.copytree(trained, tmp_path / "run")
+    (place / "train_config.json").unlink()
+    before = content(place)
+    assert run(data, place, "SEED=9") == 2
+    assert "train_config.json does not say that a run made it" in capsys.readouterr().err
+    assert content(place) == before
+
+
+def test_a_trainer_that_is_kept_out_touches_nothing(data, trained, tmp_path, capsys):
+    """Not even the vocabulary, though it asks for another."""
+    place = shutil.copytree(trained, tmp_path / "run")
+    before = content(place)
+    with RunDirectory(place, config_name="train_config.json", makes=[]):
+        assert run(data, place, "VOCABULARY=bytes", "T5Config.vocab_size=259") == 2
+    assert "another process is at work in it" in capsys.readouterr().err
+    assert content(place) == before
+
+
+def _start(data, place, ready, go, results):
+    ready.release()
+    go.wait()
+    results.put(run(data, place))
+
+
+def test_of_two_that_start_together_one_works(data, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, go, results = context.Semaphore(0), context.Event(), context.Queue()
+    place = tmp_path / "run"
+    starts = [
+        context.Process(target=_start, args=(data, place, ready, go, results)) for _ in range(2)
+    ]
+    for start in starts:
+        start.start()
+    for _ in starts:
+        ready.acquire()
+    go.set()
+    assert sorted(results.get(timeout=300) for _ in starts) in ([0, 2], [0, 0])
+    for start in starts:
+        start.join()
+    assert json.loads((place / "results.json").read_text())["step"] == 1
+    assert load_tokenizer(place / "model").encode("ba")
+
+
+def test_an_edited_result_of_an_earlier_stage_is_told(data, trained, tmp_path, capsys):
+    """The teacher's samples are verified before they are used again."""
+    place = tmp_path / "run"
+    bindings = [f"TEACHER={trained / 'model'}", "TEACHER_SAMPLES=1"]
+    assert run(data, place, *bindings) == 0
+    samples = place / "teacher_samples.npz"
+    sound = samples.read_bytes()
+    shutil.rmtree(place / "checkpoints")
+    flipped = bytearray(sound)
+    flipped[len(sound) // 3] ^= 4
+    for damaged in (sound[:-30], sound[: len(sound) // 2], b"", flipped):
+        samples.write_bytes(damaged)
+        capsys.readouterr()
+        status = run(data, place, *bindings)
+        error = capsys.readouterr().err
+        assert status == 2 and error.count("\n") == 1 and "teacher_samples.npz" in error
+    samples.write_bytes(sound)
+    assert run(data, place, *bindings) == 0
