@@ -3,13 +3,13 @@
 import argparse
 import functools
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specjax.cli import gin_config
 
 if TYPE_CHECKING:
     from specjax import text
+    from specjax.runs.run_directory import RunDirectory
 
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
@@ -52,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _record(directory: Path, *, command: list[str], paths: dict[str, str]) -> None:
-    from specjax.runs.record import record_run
-
-    record_run(directory, command=command, config=gin_config.operative_config(), paths=paths)
+def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
+    run.record(command=command, config=gin_config.operative_config(), paths=paths)
 
 
 def verifier_alone(pair: "text.Pair") -> "text.TextModel":

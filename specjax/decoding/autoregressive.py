@@ -57,6 +57,11 @@ class Autoregressive(LoopMethod):
         """One model alone counts as the verifier."""
         return ("verifier",)
 
+    @property
+    def independent_rows(self) -> bool:
+        """One token per row and pass, whatever the others do."""
+        return True
+
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `LoopMethod`."""
         return self.model.prompt_positions(input_lengths, prefix_lengths)

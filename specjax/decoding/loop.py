@@ -6,6 +6,8 @@ Axes: B rows, N longest output, G longest block.
 import abc
 import dataclasses
 import functools
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from jax import lax
 from specjax.decoding.checks import check_eos_ids, check_prompts, check_stops
 from specjax.decoding.compilation import jit_at, jit_steps, placement
 from specjax.decoding.state import initial_state
+from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
 from specjax.types import Array, Axes, DecodeState, Params, PromptBatch, row_axes
 
@@ -77,6 +80,11 @@ class LoopMethod(abc.ABC):
         return 0
 
     @property
+    def independent_rows(self) -> bool:
+        """See `Method`; a method must know that it is so."""
+        return False
+
+    @property
     def nan_sources(self) -> tuple[str, ...]:
         """See `Method`."""
         return self.model_names
@@ -129,12 +137,54 @@ class LoopMethod(abc.ABC):
             ids=np.asarray(prompts.ids).astype(np.uint32),
         )
         static = (max_new, int(max_length), bool(token_log_probs))
+        if self.partitioner is not None:
+            prompts = self.partitioner.place_rows(prompts)
+        return self._jitted_init(static, params, prompts)[0](self, *static, params, prompts)
+
+    def least_memory(
+        self,
+        params: Params,
+        prompts: PromptBatch,
+        *,
+        max_new: int,
+        max_length: int,
+        token_log_probs: bool = False,
+    ) -> int:
+        """The bytes that `init` needs on each device, at least; it allocates nothing.
+
+        Args:
+          params: the method's parameters.
+          prompts: see `init`; shapes will do.
+          max_new: see `init`.
+          max_length: see `init`.
+          token_log_probs: see `init`.
+
+        Returns:
+          The bytes of the state and of the parameters; or, if it is more, a part of the largest
+          product, which the compiler need not hold whole. What else a program needs, only it knows.
+        """
+        seeds, ids = (
+            jax.ShapeDtypeStruct(np.shape(x), np.uint32) for x in (prompts.seeds, prompts.ids)
+        )
+        prompts = prompts._replace(seeds=seeds, ids=ids)
+        static = (max_new, int(max_length), bool(token_log_probs))
+        jitted, shardings = self._jitted_init(static, params, prompts)
+        # What is traced here is not traced again by `init`.
+        traced = jitted.trace(self, *static, params, prompts)
+        devices = 1 if self.partitioner is None else self.partitioner.mesh.size
+        product = max(_products(traced.jaxpr.jaxpr), default=0)
+        certain = nbytes(traced.out_info, shardings) + nbytes(params) // devices
+        return max(certain, product // (64 * devices))
+
+    def _jitted_init(
+        self, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
+    ) -> tuple[Any, Any]:
+        """The jitted function, and where its results lie (None on one device)."""
         if self.partitioner is None:
-            return _init(self, *static, params, prompts)
-        prompts = self.partitioner.place_rows(prompts)
+            return _init, None
         leaves, structure = jax.tree.flatten((params, prompts))
         where = _places(self, static, structure, tuple((x.shape, x.dtype) for x in leaves))
-        return _init_at(where)(self, *static, params, prompts)
+        return _init_at(where), list(where[1])
 
     def run(
         self,
@@ -172,6 +222,21 @@ def _start(
 
 
 _init = jax.jit(_start, static_argnums=(0, 1, 2, 3))
+
+
+def _products(jaxpr: Any) -> Iterator[int]:
+    """The bytes of the results of all products of matrices."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (result,) = (variable.aval for variable in equation.outvars)
+            yield math.prod(result.shape) * result.dtype.itemsize
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                yield from _products(getattr(inner, "jaxpr", inner))
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns")
 
 
 @functools.lru_cache(maxsize=256)

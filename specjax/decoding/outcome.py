@@ -54,6 +54,8 @@ class RoundInfo(NamedTuple):
       drafted: `[B]` int32.
       accepted: `[B]` int32.
       calls: model's name -> int32 scalar, its passes; each serves the whole batch.
+      row_calls: model's name -> `[B]` int32, the same without the drafter's passes that only other
+        rows' whole blocks took.
       token_sum: `[B]` float32, sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft.
       block_sum: `[B]` float32, sum_i P_i on the same draft; never less.
       log_p: `[B, G + 1]` float32, natural logarithms of the emitted tokens' p (-inf possible).
@@ -64,6 +66,7 @@ class RoundInfo(NamedTuple):
     drafted: Array  # [B]
     accepted: Array  # [B]
     calls: dict[str, Array]
+    row_calls: dict[str, Array]  # [B]
     token_sum: Array  # [B]
     block_sum: Array  # [B]
     log_p: Array  # [B, G + 1]
@@ -111,6 +114,7 @@ def report(
         drafted=block.num_drafted,
         accepted=accepted,
         calls={},
+        row_calls={},
         token_sum=_sum_of_products(block, acceptance.targets),
         block_sum=jax.vmap(block_acceptance_probs)(
             block.tokens, block.probs, acceptance.targets, block.num_drafted
@@ -118,6 +122,16 @@ def report(
         log_p=log_p,
         log_target=log_target,
         nan_in=nan_in,
+    )
+
+
+def count_calls(
+    info: RoundInfo, calls: dict[str, Array], bonus: dict[str, Array], took: Array
+) -> RoundInfo:
+    """Notes the passes: `calls`, and those at the bonus position, which rows `took [B]`."""
+    return info._replace(
+        calls={name: calls[name] + bonus.get(name, 0) for name in calls},
+        row_calls={name: calls[name] + jnp.where(took, bonus.get(name, 0), 0) for name in calls},
     )
 
 

@@ -19,6 +19,7 @@ from specjax.decoding.outcome import (
     RoundOutcome,
     RoundParams,
     RoundState,
+    count_calls,
     emitted,
     report,
 )
@@ -187,7 +188,7 @@ class Round:
         acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
             for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
         )
-        bonus_target, drafter, bonus_calls, bonus_nan = self._bonus(
+        bonus_target, drafter, bonus_calls, took_bonus, bonus_nan = self._bonus(
             params._replace(rule=rule), sampling, state, drafter, block, scored, targets,
             active & (accepted == block.num_drafted),
         )  # fmt: skip
@@ -200,9 +201,9 @@ class Round:
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         outcome = RoundOutcome(emitted(block.tokens, accepted, next_token), accepted + 1, targets)
-        calls = {name: block.calls[name] + bonus_calls[name] for name in self.drafter.model_names}
         info = report(block, scored.p, acceptance, outcome, bonus_nan)
-        info = info._replace(calls={self.name: behind + 1, **calls})
+        calls = {self.name: behind + 1, **block.calls}
+        info = count_calls(info, calls, bonus_calls, took_bonus)
         state = state._replace(cache=scored.cache, drafter=drafter, carry=carry)
         if state.history is not None:
             read = block.num_drafted + 1
@@ -272,8 +273,10 @@ class Round:
         scored: Scored,
         targets: Array,
         whole: Array,
-    ) -> tuple[Array, Any, dict[str, Array], Array]:
-        """The target at the bonus position `[B, V]`, the drafter's state, its passes, and its NaNs.
+    ) -> tuple[Array, Any, dict[str, Array], Array, Array]:
+        """The target at the bonus position `[B, V]`, the drafter's state, and its passes.
+
+        Then, both `[B]` bool, which rows took them, and where they gave NaN.
 
         The drafter runs once more only where a whole block stands (`whole`): there alone it lacks
         the last token's entries, and there alone its distribution is read.
@@ -299,7 +302,8 @@ class Round:
             target = _at(targets, block.num_drafted)
             return target, drafter, {name: jnp.int32(0) for name in names}, needed & False
 
-        return lax.cond(jnp.any(needed), run, skip, drafter)
+        target, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
+        return target, drafter, calls, needed, nan
 
 
 def _where_rows(rows: Array, new: Any, old: Any) -> Any:

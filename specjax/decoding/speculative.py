@@ -77,6 +77,11 @@ class Speculative(LoopMethod):
         return self.max_draft if self.verification.has_carry else 0
 
     @property
+    def independent_rows(self) -> bool:
+        """Where drafts are, and all blocks are read in one width: another rounds otherwise."""
+        return self.drafter.traits.independent_rows and len(self.round.verifier_widths) == 1
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """The verifier's, then those of the drafter's models."""
         return self.round.model_names
@@ -171,7 +176,7 @@ def _add(info: DecodeInfo, seen: RoundInfo, active: Array) -> DecodeInfo:
     length = jnp.arange(info.drafted_lengths.shape[1])[None]
     hits = [(length == n[:, None]) & active[:, None] for n in (seen.drafted, seen.accepted)]
     return info._replace(
-        calls={name: info.calls[name] + once * seen.calls[name] for name in info.calls},
+        calls={name: info.calls[name] + once * seen.row_calls[name] for name in info.calls},
         drafted_lengths=info.drafted_lengths + hits[0].astype(jnp.int32),
         accepted_lengths=info.accepted_lengths + hits[1].astype(jnp.int32),
         token_sum=info.token_sum + jnp.where(real, seen.token_sum, 0.0),

@@ -108,8 +108,9 @@ class NeuralDrafter(Drafter):
     @property
     def traits(self) -> DraftTraits:
         """One drafter, whose distributions depend on the prefix alone."""
+        fixed = self.stopping.is_fixed
         return DraftTraits(
-            random_stops=self.stopping.is_random, fixed_length=self.stopping.is_fixed
+            random_stops=self.stopping.is_random, fixed_length=fixed, independent_rows=fixed
         )
 
     @property

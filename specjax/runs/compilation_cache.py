@@ -6,6 +6,8 @@ enables it with `specjax.enable_compilation_cache()` or with JAX's own options.
 
 import contextlib
 import dataclasses
+import hashlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -38,12 +40,16 @@ def enable_compilation_cache() -> str | None:
     JAX_COMPILATION_CACHE_DIR names another directory, and JAX_ENABLE_COMPILATION_CACHE=false
     disables the cache.
 
+    Each entry gets a checksum. One that is damaged (its writer was killed, a disk was full) is
+    removed, and the program compiled again; a line on stderr says so.
+
     Returns:
       The directory, or None if nothing is kept: it cannot be written, or the cache is disabled.
     """
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
         return None
+    _check_entries()
     if config.jax_compilation_cache_dir:
         return config.jax_compilation_cache_dir
     try:
@@ -58,6 +64,68 @@ def enable_compilation_cache() -> str | None:
     # Decoding also compiles many small programs, which together take seconds.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return str(directory)
+
+
+def _check_entries() -> None:
+    """Makes JAX's cache check its entries; JAX offers no public place for it."""
+    try:
+        jax_cache: Any = importlib.import_module("jax._src.compilation_cache")
+        make = jax_cache.get_file_cache
+    except (ImportError, AttributeError):  # another version of JAX
+        return
+    if hasattr(make, "checks_entries"):
+        return
+
+    def make_checked(path: str) -> tuple[Any, str] | None:
+        made = make(path)
+        return None if made is None else (CheckedCache(made[0]), made[1])
+
+    make_checked.checks_entries = True  # type: ignore[attr-defined]
+    jax_cache.get_file_cache = make_checked
+
+
+class CheckedCache:
+    """A cache of JAX whose entries end with a checksum, so that no damaged one is read.
+
+    What lies behind an entry does not disturb a JAX that reads it without this class. An entry that
+    such a JAX wrote has no checksum, and is written again.
+    """
+
+    # A frame of Zstandard that readers skip, of the checksum's length.
+    _FRAME = b"\x50\x2a\x4d\x18" + (32).to_bytes(4, "little")
+
+    def __init__(self, cache: Any) -> None:
+        self._cache, self._told = cache, False
+
+    @property
+    def _path(self) -> Any:
+        return self._cache._path
+
+    def get(self, key: str) -> bytes | None:
+        """The entry; None if there is none, or it was damaged and has been removed."""
+        entry = self._cache.get(key)
+        if entry is None:
+            return None
+        value = entry[: -len(self._end(b""))]
+        if entry == value + self._end(value):
+            return value
+        (self._path / f"{key}-cache").unlink(missing_ok=True)
+        if not self._told:
+            print(
+                f"specjax: {self._path} has programs that are damaged or have no checksum: "
+                "compiling them again",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._told = True
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps a value unless the key has one."""
+        self._cache.put(key, value + self._end(value))
+
+    def _end(self, value: bytes) -> bytes:
+        return self._FRAME + hashlib.sha256(value).digest()
 
 
 @dataclasses.dataclass

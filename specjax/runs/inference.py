@@ -6,7 +6,7 @@ Files in the output directory:
     predictions.jsonl   one object per input, appended as rows finish, sorted at the end
     metrics.json        totals over all rows, written at the end
 
-The command adds `config.gin` and `runs.jsonl` (see `specjax.runs.record`).
+The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 """
 
 import hashlib
@@ -14,15 +14,19 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from specjax.checks import check_path
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
 from specjax.runs.compilation_cache import count_compilations
-from specjax.runs.output_directory import claim, locked, make_writable, write_atomically
+from specjax.runs.lines import FIRST_KEY, Record, line_of, record_of
+from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
 from specjax.text.results import COUNTS, Row, finite
 
@@ -30,8 +34,7 @@ CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
 METRICS_NAME = "metrics.json"
 
-Record = dict[str, Any]
-_COUNTED = frozenset(COUNTS)
+_COUNTED = frozenset((*COUNTS, "rounds"))
 
 
 def infer(
@@ -45,6 +48,7 @@ def infer(
     split: str = "test",
     chat: bool = False,
     seed: int = 0,
+    allow_other_environment: bool = False,
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
@@ -59,13 +63,18 @@ def infer(
       `log_prob_target`: the same under the rule's distribution.
       `ended_by`: "eos", "length" or "nan". For "nan" the key `nan` names the model and the step.
       `info`: the counts of `specjax.text.RowInfo`.
+      `checksum`: of the rest of the line. A line that has been changed is refused when the run is
+        continued.
 
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
     stop the others: a message on stderr names it before decoding starts, and its line has a null
     `prediction` and the key `error`.
 
     The random stream of a row depends on its `id`. Batches are formed from the whole input, also if
-    a part of it is done, so that a run that is stopped and continued gives the same lines.
+    a part of it is done, so that a run that is stopped and continued gives the same lines. With
+    drafts of a fixed length, or none, only what is missing is decoded, so that each start gets
+    further that lasts for one row. Else up to 4 times the batch size of rows share a plan, and one
+    of which a row is missing is decoded from its start (see `Decoder.rows`).
 
     Args:
       make_decoder: is called after the input and the output directory have been checked.
@@ -77,9 +86,11 @@ def infer(
       split: see `read_examples`.
       chat: whether each input is a user's message for the model's chat template.
       seed: the seed of the run.
+      allow_other_environment: continue a run that was begun on another device, with other versions
+        or with other flags of XLA; its remaining rows may then be rounded in another way.
       progress: see `Decoder.__call__`.
-      on_start: is called as `on_start(directory, paths={"source": ...})` before decoding, after all
-        checks and when the run has claimed its directory; such as `record_run`.
+      on_start: is called as `on_start(run, paths={"source": ...})` with the `RunDirectory` before
+        decoding, after all checks and when the run has claimed its directory.
 
     Returns:
       The content of `metrics.json`: totals over all rows and, as `this_process`, the rows that this
@@ -88,64 +99,68 @@ def infer(
 
     Raises:
       FileNotFoundError: there is no such source.
-      OSError: the output directory cannot be written, or another process is working in it.
+      OSError: the output directory cannot be written, another process is working in it, or it
+        has a file of one of these names that no run made.
       TypeError: `source` or `output_dir` is not a path, or another argument has a wrong type.
       ValueError: the source is empty, unreadable or invalid, none of its inputs can be decoded, or
         the output directory has another run.
     """
     check_path(source, "source=")
-    if not isinstance(chat, bool):
-        raise TypeError(f"chat must be True or False, got {chat!r}")
+    for name, value in (("chat", chat), ("allow_other_environment", allow_other_environment)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    if not os.fspath(source):
+        raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
-    directory = make_writable(output_dir)
+    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(PREDICTIONS_NAME, METRICS_NAME))
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = list(read_examples(source, format=format, split=split, **fields))
     first_line = _first_line(source, format, **fields)
     names = [f"{source}:{first_line + example.id}" for example in examples]
-    path = directory / PREDICTIONS_NAME
-    with locked(directory):
+    path = run.path / PREDICTIONS_NAME
+    with run:
         decoder = make_decoder()
         prompts, failed = _encode(decoder, examples, names, chat)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
-        _claim(directory, decoder, examples, prompts, {"seed": seed, "chat": chat})
+        settings = {"seed": seed, "chat": chat}
+        _claim(run, decoder, examples, prompts, settings, allow_other_environment)
         done = _resume(path, examples, failed)
         if on_start is not None:
             named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
-            on_start(directory, paths={"source": named})
+            on_start(run, paths={"source": named})
         _tell_failed(failed, len(examples), path)
-        fresh = _decode(decoder, examples, prompts, failed, done, path, seed, progress)
+        _tell_unknown(decoder, prompts, names)
+        with warnings.catch_warnings():
+            # One line for all of them comes below.
+            warnings.filterwarnings("ignore", message=".*: look at the weights")
+            fresh = _decode(decoder, examples, prompts, failed, done, run, seed, progress)
         records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
         assert len(records) == len(examples)
-        write_atomically(path, b"".join(map(_line, records)))
+        run.write(PREDICTIONS_NAME, b"".join(map(line_of, records)))
         metrics = {**_metrics(records), "this_process": fresh}
-        write_atomically(directory / METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
+        totals = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
+    _tell_nan(records)
     print(
-        f"specjax: {len(records)} predictions are in {path}, totals in {directory / METRICS_NAME}",
+        f"specjax: {len(records)} predictions are in {path}, totals in {totals}",
         file=sys.stderr,
     )
     return metrics
 
 
 def _claim(
-    directory: Path,
+    run: RunDirectory,
     decoder: Decoder,
     examples: list[Example],
     prompts: Mapping[int, Any],
     settings: Mapping[str, Any],
+    allow_other_environment: bool,
 ) -> None:
     """Claims the directory for this run, or checks that it belongs to this run."""
-    path = directory / PREDICTIONS_NAME
-    if path.exists() and not (directory / CONFIG_NAME).exists():
-        raise ValueError(
-            f"{path} exists, but there is no {CONFIG_NAME} that says which run wrote it: choose "
-            "another output_dir, or move the file"
-        )
     # The tokens and the texts: similar tokenizers may split a text differently.
     texts = [(e.inputs, e.targets) for e in examples]
     tokens = [prompt.tolist() for prompt in prompts.values()]
-    claim(
-        directory / CONFIG_NAME,
+    run.claim(
         {
             **decoder.describe(),
             **settings,
@@ -153,6 +168,7 @@ def _claim(
             "input": _hash(texts),
             "tokens": _hash(tokens),
         },
+        allow_other_environment=allow_other_environment,
     )
 
 
@@ -163,6 +179,35 @@ def _tell_failed(failed: Mapping[int, str], rows: int, path: Path) -> None:
         print(
             f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; {path} "
             "gives the reason for each",
+            file=sys.stderr,
+        )
+
+
+def _tell_nan(records: list[Record]) -> None:
+    found = [record for record in records if "nan" in record]
+    if found:
+        print(
+            f"specjax: warning: {len(found)} of {len(records)} rows were ended by NaN, the first "
+            f"is {found[0]['id']}: {found[0]['nan']}: look at the weights",
+            file=sys.stderr,
+        )
+
+
+def _tell_unknown(decoder: Decoder, prompts: Mapping[int, np.ndarray], names: list[str]) -> None:
+    """Warns of inputs of which the vocabulary knows nothing: they are perhaps another model's."""
+    words = decoder.tokenizer
+    special = (words.unk_id, words.bos_id, *words.eos_ids)
+
+    def is_unknown(ids: list[int]) -> bool:
+        # Of an unknown text, SentencePiece knows the space before it.
+        known = [i for i in ids if i not in special]
+        return words.unk_id in ids and not words.decode(known).strip()
+
+    unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
+    if unknown:
+        print(
+            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have no token that the "
+            f"vocabulary knows; the first is {names[unknown[0]]}: is it the model for this text?",
             file=sys.stderr,
         )
 
@@ -193,11 +238,12 @@ def _decode(
     prompts: dict[int, Any],
     failed: dict[int, str],
     done: Mapping[int, Record],
-    path: Path,
+    run: RunDirectory,
     seed: int,
     progress: bool | None,
 ) -> dict[str, Any]:
     """Decodes the missing rows, and writes each row when it is finished."""
+    path = run.own(PREDICTIONS_NAME)
     records: dict[int, Record] = {}
     ids = list(prompts)
     start = time.perf_counter()
@@ -206,8 +252,9 @@ def _decode(
     with path.open("ab", buffering=0) as file, count_compilations() as compilations:
 
         def put(record: Record) -> None:
+            run.keep()
             records[record["id"]] = record
-            _write(file, _line(record), path)
+            _write(file, line_of(record), path)
 
         for i, error in failed.items():
             if i not in done:
@@ -216,7 +263,7 @@ def _decode(
             list(prompts.values()),
             seed=seed,
             ids=ids,
-            done={place for place, i in enumerate(ids) if i in done},
+            done={p: done[i]["info"]["rounds"] for p, i in enumerate(ids) if i in done},
             progress=progress,
         ):
             tokens += int(row.info.emitted)
@@ -262,6 +309,7 @@ def _metrics(records: list[Record]) -> dict[str, Any]:
         "rows": len(records),
         "failed": len(records) - len(decoded),
         "ended": sum(record["ended_by"] == "eos" for record in decoded),
+        "ended_by_nan": sum(record["ended_by"] == "nan" for record in decoded),
         **totals,
         "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
         "acceptance_rate": ratio("accepted", "drafted"),
@@ -286,21 +334,32 @@ def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> d
     """The rows that an earlier run wrote; removes an incomplete last line from the file."""
     if not path.exists():
         return {}
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}): restore it, or choose another output_dir"
+        ) from None
     whole = data[: data.rfind(b"\n") + 1]
+    torn = data[len(whole) :]
+    if torn[: len(FIRST_KEY)] != FIRST_KEY[: len(torn)]:
+        raise ValueError(
+            f"{path}: the end {torn[:40]!r} is no part of a row: delete it and run the same "
+            "command again"
+        )
     records: dict[int, Record] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
-            record = json.loads(line)
+            record = record_of(line)
             i = record["id"]
             ours = record["inputs"] == examples[i].inputs and i not in records and i >= 0
             ours &= "error" in record if i in failed else record["info"].keys() >= _COUNTED
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             ours = False
         if not ours:
             raise ValueError(
-                f"{path}:{number}: the line is not a row of this run, or it repeats an input: "
-                "delete it and run the same command again"
+                f"{path}:{number}: the line is not a row of this run, has been changed, or repeats "
+                f"an input: delete line {number} and run the same command again"
             )
         records[i] = record
     if len(whole) < len(data):
@@ -310,12 +369,6 @@ def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> d
 
 def _hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
-
-
-def _line(record: Record) -> bytes:
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-    # JSON can write half a surrogate pair and UTF-8 cannot, so it is written as JSON's escape.
-    return text.encode(errors="backslashreplace")
 
 
 def _first_line(

@@ -8,13 +8,13 @@ Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from specjax.checks import checked
+from specjax.checks import check_count, whole_number
 from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
@@ -83,8 +83,8 @@ class Decoder:
         batch_size: int = 16,
         buckets: Sequence[int] = BUCKETS,
     ) -> None:
-        self.max_new_tokens = _at_least_one("max_new_tokens", max_new_tokens)
-        self.batch_size = _at_least_one("batch_size", batch_size)
+        self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
+        self.batch_size = whole_number("batch_size", batch_size, low=1)
         self.buckets = prompts_lib.check_buckets(buckets)
         self._sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         Sampling(**self._sampling)  # its checks
@@ -164,7 +164,7 @@ class Decoder:
         self,
         prompts: Iterable[Prompt],
         *,
-        done: Collection[int] = (),
+        done: Collection[int] | Mapping[int, int] = (),
         progress: bool | None = None,
         **options: Any,
     ) -> Iterator[Row]:
@@ -172,9 +172,12 @@ class Decoder:
 
         Args:
           prompts: as in a call.
-          done: places of prompts that are not wanted any more. Everything is decoded together as
-            if they were, so that the others come out bit for bit as without it; only where
-            nothing of a plan (prompts that share slots) is wanted it is left out.
+          done: places of prompts that are not wanted any more; the others come out bit for bit as
+            without it. In a mapping each place has its row's `info.rounds`: then only what is
+            missing is decoded, if the rows beside a row change nothing in it
+            (`Method.independent_rows`: drafts of a fixed length, or none), no draft limit is given
+            and there is one process. Else a plan (prompts that share slots) of which something is
+            wanted is decoded from its start.
           progress: as in a call.
           **options: as in a call.
 
@@ -182,16 +185,12 @@ class Decoder:
           An iterator over `Row`s.
 
         Raises:
-          ValueError: as a call does, at once; also if there is no prompt at a place of `done`.
+          ValueError: as a call does, at once; also if there is no prompt at a place of `done`, or
+            its rounds are no whole number of at least 1.
           TypeError: likewise.
         """
         asked = self._asked(prompts, **options)
-        unwanted = frozenset(done)
-        if absent := unwanted.difference(range(len(asked[0]))):
-            raise ValueError(
-                f"done names {sorted(absent, key=str)[0]!r}, but the prompts' places are "
-                f"0 .. {len(asked[0]) - 1}"
-            )
+        unwanted = prompts_lib.check_done(done, len(asked[0]))
         return self._rows(asked, unwanted, progress, eager=True)
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> np.ndarray:
@@ -235,7 +234,7 @@ class Decoder:
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
             "mesh": None if mesh is None else dict(mesh.shape),
-            **environment.environment(),
+            "environment": environment.environment(),
         }
 
     def engine(
@@ -270,7 +269,9 @@ class Decoder:
                 "top_p per row with its requests"
             )
         rows = self.batch_size if rows is None else rows
+        check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
+        check_count("refill", refill, "give a whole number")
         multiple = _row_multiple(self.method)
         return self._engine(
             rule,
@@ -339,7 +340,10 @@ class Decoder:
         requests, rule, log_probs = asked
         multiple = _row_multiple(self.method)
         lengths = [len(request.tokens) for request in requests]
-        plans = prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple)
+        independent = _are_independent(self.method, requests)
+        turns = prompts_lib.TURNS if independent else prompts_lib.TURNS_AGAIN
+        plans = list(prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple, turns))
+        done = done if independent else frozenset(done)
         # Requests carry their own strengths: here the engine needs the rule's structure alone.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], rule)
 
@@ -349,8 +353,18 @@ class Decoder:
             sizes = {"rows": plan.rows, "refill": plan.refill, "prompt_length": plan.length}
             return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
 
+        # Whatever does not fit is refused now, not when its turn comes.
+        for same in {plan[1:]: plan for plan in plans}.values():
+            make_engine(same)
         done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
+
+
+def _are_independent(method: Method, requests: list[Request]) -> bool:
+    """Whether a row comes out the same without the others, if these keep their slots."""
+    longest = (None, method.max_draft)
+    same = method.independent_rows and all(r.draft_limit in longest for r in requests)
+    return same and jax.process_count() == 1  # a process sees the rounds of its own rows alone
 
 
 def _checked_rule(method: Method, rule: Rule) -> Rule:
@@ -368,7 +382,3 @@ def _check_own_rule(rule: Rule | None) -> None:
 
 def _row_multiple(method: Method) -> int:
     return 1 if method.partitioner is None else method.partitioner.row_multiple
-
-
-def _at_least_one(name: str, value: Any) -> int:
-    return int(checked(name, value, low=1, dtype=np.int32))

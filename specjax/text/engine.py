@@ -3,10 +3,8 @@
 Axes: B slots, n slots filled at once, L prompt length, N longest output.
 """
 
-import collections
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,9 +15,12 @@ import numpy as np
 
 from specjax.checks import check_count
 from specjax.decoding import end_row, insert_rows
+from specjax.memory import told_if_full
 from specjax.partitioning import local_rows
+from specjax.text.capacity import check_state_fits, in_words, resized
 from specjax.text.requests import SETTINGS, Request, check_request
 from specjax.text.results import RowInfo
+from specjax.text.slots import Held, Slots, Waiting
 from specjax.types import (
     ABORTED,
     ENDED_BY,
@@ -33,6 +34,10 @@ from specjax.types import (
 
 # Steps between two returns to the host, so that an interrupt is heard.
 STOP_AFTER = 64
+_REMEDY = (
+    "choose a smaller max_new_tokens, batch_size or last bucket (of an Engine: a smaller max_new, "
+    "rows or prompt_length)"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,13 +61,6 @@ class Finished:
     error: str | None = None
 
 
-@dataclasses.dataclass
-class _Slot:
-    id: int
-    request: Request
-    since: float
-
-
 class Engine:
     """Decodes requests that may arrive while others run.
 
@@ -83,7 +81,8 @@ class Engine:
         writes none (see `specjax.decoding.add_log_probs`).
 
     Raises:
-      ValueError: if a size is no whole number of at least 1, or a mesh does not divide the slots.
+      ValueError: if a size is no whole number of at least 1, a mesh does not divide the slots, or
+        they cannot fit into the memory.
     """
 
     def __init__(
@@ -99,8 +98,10 @@ class Engine:
         pad_id: int = 0,
         token_log_probs: bool = False,
     ) -> None:
+        check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
-        for name, size in (("rows", rows), ("refill", refill), ("prompt_length", prompt_length)):
+        sizes = {"rows": rows, "refill": refill, "prompt_length": prompt_length, "max_new": max_new}
+        for name, size in sizes.items():
             check_count(name, size, "give a whole number")
         if refill > rows:
             raise ValueError(f"refill must be at most rows={rows}, got {refill}")
@@ -116,28 +117,43 @@ class Engine:
         self._rows, self._refill, self._length = rows, refill, prompt_length
         self._max_new, self._pad_id = max_new, pad_id
         self._sampling = Sampling() if sampling is None else sampling
-        self._token_log_probs, self._filled_at = token_log_probs, 0.0
+        self._token_log_probs = token_log_probs
         self._rule = getattr(params, "rule", None)
         self._max_length = method.cache_length(prompt_length, 0, max_new)
-        self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
-        self._slots: list[_Slot | None] = [None] * rows
+        check_state_fits(
+            method,
+            params,
+            resized(self._batch([], 1, 1), rows, prompt_length),
+            max_new=max_new,
+            max_length=self._max_length,
+            token_log_probs=token_log_probs,
+            remedy=_REMEDY,
+        )
+        self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_id = 0
 
     @property
     def unfinished(self) -> int:
         """How many requests wait or run."""
-        return len(self._waiting) + self._rows - self._slots.count(None)
+        return len(self._slots.waiting) + self._rows - self._slots.free
 
-    def add(self, request: Request) -> int:
+    def add(self, request: Request, *, steps: int | None = None) -> int:
         """Takes a request, which waits for a free slot.
+
+        Args:
+          request: the request.
+          steps: for a row whose result is known, the rounds that it took. It is not decoded and
+            will not be among the finished, but has a slot for so many steps: the others are decoded
+            in the slots and at the steps at which they would be beside it. In one process alone.
 
         Returns:
           Its id: 0, 1, 2, ... in the order of the calls.
 
         Raises:
           TypeError: if it is not a `Request`, or a field is of a wrong type.
-          ValueError: if it does not fit the engine. The engine goes on without it.
+          ValueError: if it does not fit the engine, or `steps` is no whole number of at least 1.
+            The engine goes on without it.
         """
         check_request(
             request,
@@ -149,8 +165,10 @@ class Engine:
             sampling=self._sampling,
             rule=self._rule,
         )
+        if steps is not None:
+            check_count("steps", steps, "leave it out for a row that is to be decoded")
         self._next_id += 1
-        self._waiting.append((self._next_id - 1, request))
+        self._slots.waiting.append(Waiting(self._next_id - 1, request, steps))
         return self._next_id - 1
 
     def abort(self, request_id: int) -> bool:
@@ -162,17 +180,11 @@ class Engine:
         Returns:
           Whether it was there.
         """
-        for waiting in self._waiting:
-            if waiting[0] == request_id:
-                self._waiting.remove(waiting)
-                return True
-        for place, slot in enumerate(self._slots):
-            if slot is not None and slot.id == request_id:
-                assert self._state is not None
-                self._state = end_row(self._state, place, ABORTED)
-                self._slots[place] = None
-                return True
-        return False
+        dropped, place = self._slots.drop(request_id)
+        if place is not None:
+            assert self._state is not None
+            self._state = end_row(self._state, place, ABORTED)
+        return dropped
 
     def step(self, *, until_empty: bool = False) -> list[Finished]:
         """Fills free slots and decodes on, until a row is finished or `STOP_AFTER` steps are done.
@@ -184,51 +196,63 @@ class Engine:
 
         Returns:
           The rows that are finished; of several processes each returns its own.
+
+        Raises:
+          ValueError: if the memory does not suffice; this engine can go no further.
         """
+        asked = in_words(self._method, self._rows, self._length, self._max_new)
+        with told_if_full(asked, _REMEDY):
+            return self._step(until_empty)
+
+    def _step(self, until_empty: bool) -> list[Finished]:
         self._fill()
-        free = self._slots.count(None)
-        if self._state is None or free == self._rows:
+        free, known = self._slots.free, self._slots.known()
+        if free == self._rows:
             return []
         wanted = self._rows if until_empty else free + 1
-        wanted = max(self._refill, free + 1) if self._waiting else wanted
-        self._state = self._method.run(self._params_now(), self._state, STOP_AFTER, wanted)
+        wanted = max(self._refill, free + 1) if self._slots.waiting else wanted
+        if free + len(known) == self._rows:
+            # Nothing is decoded, so the time passes at once.
+            self._slots.pass_steps(known[wanted - free - 1])
+            return []
+        assert self._state is not None
+        # In the state the known rows are finished.
+        wanted = min(wanted + len(known), self._rows)
+        stop_after = min([STOP_AFTER, *known])
+        self._state = self._method.run(self._params_now(), self._state, stop_after, wanted)
         return self._drain()
 
     def _fill(self) -> None:
         """Gives free slots to waiting requests."""
-        if self._state is None and self._waiting:
-            self._state = self._init(self._rows)
-            self._occupy(range(self._rows))
-        while self._waiting and self._slots.count(None) >= self._refill:
-            assert self._state is not None
-            free = [place for place, slot in enumerate(self._slots) if slot is None]
-            free = free[: self._refill]
-            new = self._init(self._refill)
-            self._state = insert_rows(self._state, jnp.asarray(free, jnp.int32), new)
-            self._occupy(free)
+        while (group := self._slots.next_group())[0]:
+            places, asked = group
+            since = time.perf_counter()
+            if any(one.steps is None for one in asked):
+                self._insert(places, asked)
+            self._slots.occupy(places, since)
 
-    def _occupy(self, places: Iterable[int]) -> None:
-        """Moves the first waiting requests into slots."""
-        for place in places:
-            if self._waiting:
-                request_id, request = self._waiting.popleft()
-                self._slots[place] = _Slot(request_id, request, self._filled_at)
+    def _insert(self, places: list[int], asked: Sequence[Waiting]) -> None:
+        """Takes prompts in; slots without one, at the end, are finished from the start."""
+        new = self._init(asked, len(places))
+        if self._state is None and len(places) == self._rows:
+            self._state = new
+            return
+        # Where all the first rows are known, no slot has a state yet.
+        state = self._init([], self._rows) if self._state is None else self._state
+        self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
-    def _init(self, rows: int) -> DecodeState:
-        """Takes prompts in; rows without one, at the end, are finished from the start."""
-        self._filled_at = time.perf_counter()
-        chosen = list(itertools.islice(self._waiting, rows))
-        batch = self._batch([request for _, request in chosen], rows)
+    def _init(self, asked: Sequence[Waiting], rows: int) -> DecodeState:
         return self._method.init(
             self._params,
-            batch,
+            self._batch(asked, rows, self._length),
             max_new=self._max_new,
             max_length=self._max_length,
             token_log_probs=self._token_log_probs,
         )
 
-    def _batch(self, requests: Sequence[Request], rows: int) -> PromptBatch:
-        inputs = np.full((rows, self._length), self._pad_id, np.int32)
+    def _batch(self, asked: Sequence[Waiting], rows: int, length: int) -> PromptBatch:
+        requests = [one.request for one in asked]
+        inputs = np.full((rows, length), self._pad_id, np.int32)
         lengths = np.ones(rows, np.int32)
         for row, request in enumerate(requests):
             lengths[row] = len(request.tokens)
@@ -243,9 +267,9 @@ class Engine:
             own = getattr(self._sampling, name)
             if own is None:
                 return None
-            asked = [getattr(request, name) for request in requests]
+            values = [getattr(request, name) for request in requests]
             column = np.full(rows, own)
-            column[: len(asked)] = [own if value is None else value for value in asked]
+            column[: len(values)] = [own if value is None else value for value in values]
             return column
 
         longest = self._method.max_draft
@@ -253,7 +277,8 @@ class Engine:
             inputs=inputs,
             input_lengths=lengths,
             ids=column((r.stream for r in requests), np.uint32),
-            limits=column((r.limit for r in requests), np.int32),
+            # A known row keeps its place in the prefill, but makes no step.
+            limits=column((0 if w.steps else w.request.limit for w in asked), np.int32),
             seeds=column((r.seed for r in requests), np.uint32),
             sampling=Sampling(*map(setting, SETTINGS)),  # type: ignore[arg-type]
             draft_limits=column(
@@ -268,7 +293,7 @@ class Engine:
         if self._rule is None:
             return self._params
         own, structure = jax.tree.flatten(self._rule)
-        asked = [None if slot is None else slot.request.strengths for slot in self._slots]
+        asked = [None if slot is None else slot.request.strengths for slot in self._slots.held]
         columns = [
             np.array([own[i] if row is None else row[i] for row in asked], np.asarray(own[i]).dtype)
             for i in range(len(own))
@@ -285,25 +310,35 @@ class Engine:
         local = {int(place): i for i, place in enumerate(places)}
         done = []
         now = time.perf_counter()
-        for place, slot in enumerate(self._slots):
-            if slot is None or not ended_by[place]:
+        passed = 0
+        for place, slot in enumerate(self._slots.held):
+            if slot is None or slot.left is not None:
                 continue
-            self._slots[place] = None
             if place in local:
-                done.append(self._finished(slot, local[place], int(ended_by[place]), rows, now))
+                steps = int(rows[2][local[place]])
+                passed = max(passed, steps - slot.steps)
+                slot.steps = steps
+            if not ended_by[place]:
+                continue
+            self._slots.held[place] = None
+            if place in local:
+                own = slot, local[place], int(ended_by[place])
+                done.append(_finished(self._method, *own, rows, now))
+        self._slots.pass_steps(passed)
         return done
 
-    def _finished(self, slot: _Slot, i: int, code: int, rows: Any, now: float) -> Finished:
-        tokens, lengths, steps, info = rows
-        # Copies: a view would keep the whole batch in memory.
-        values: Any = jax.tree.map(lambda x: np.array(x[i]), info)
-        own = RowInfo.of(values, np.array(lengths[i]), np.array(steps[i]))
-        error = None
-        if code == NAN:
-            source = self._method.nan_sources[int(values.nan_in)]
-            error = f"{source} gave NaN in step {int(steps[i])}"
-        output = np.array(tokens[i, : lengths[i]])
-        return Finished(slot.id, output, ENDED_BY[code], own, now - slot.since, error)
+
+def _finished(method: Method, slot: Held, i: int, code: int, rows: Any, now: float) -> Finished:
+    tokens, lengths, steps, info = rows
+    # Copies: a view would keep the whole batch in memory.
+    values: Any = jax.tree.map(lambda x: np.array(x[i]), info)
+    own = RowInfo.of(values, np.array(lengths[i]), np.array(steps[i]))
+    error = None
+    if code == NAN:
+        source = method.nan_sources[int(values.nan_in)]
+        error = f"{source} gave NaN in step {int(steps[i])}"
+    output = np.array(tokens[i, : lengths[i]])
+    return Finished(slot.id, output, ENDED_BY[code], own, now - slot.since, error)
 
 
 def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, Any]:

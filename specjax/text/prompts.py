@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.checks import checked
+from specjax.checks import check_count, checked
 from specjax.text.requests import SETTINGS, Request
 from specjax.tokenizers import Tokenizer
 from specjax.types import Rule, Sampling
@@ -20,9 +20,10 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 # Powers of two and one length in between: padding adds at most about half to a row.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# How often the slots may be filled before all must be empty once. A resumed run decodes an
-# unfinished plan from its start.
+# How often the slots may be filled before all must be empty once.
 TURNS = 16
+# The same where a resumed run must decode an unfinished plan from its start.
+TURNS_AGAIN = 4
 _MAX_ID = 2**31 - 1
 _MAX_SEED = 2**32 - 1
 
@@ -202,6 +203,27 @@ def check_options(given: Iterable[str], known: Sequence[str]) -> None:
         raise TypeError(f"there is no option {name}{hint}; the options are {', '.join(known)}")
 
 
+def check_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
+    """Places 0 .. count - 1 of prompts, or a mapping from them to rounds.
+
+    Raises:
+      TypeError: if `done` is no collection, or a number of rounds is none.
+      ValueError: if there is no prompt at one of the places.
+    """
+    try:
+        found = dict(done) if isinstance(done, Mapping) else frozenset(done)
+    except TypeError:
+        raise TypeError(f"done must be places of prompts, such as {{0, 3}}, got {done!r}") from None
+    if absent := set(found).difference(range(count)):
+        raise ValueError(
+            f"done names {sorted(absent, key=str)[0]!r}, but the prompts' places are "
+            f"0 .. {count - 1}"
+        )
+    for place, rounds in found.items() if isinstance(found, Mapping) else ():
+        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
+    return found
+
+
 def check_limits(asked: Sequence[Request], max_new: int) -> None:
     """Raises ValueError if a row may emit more than there is room for."""
     longest = max(request.limit for request in asked)
@@ -268,12 +290,16 @@ class SlotPlan(NamedTuple):
 
 
 def plan(
-    lengths: Sequence[int], buckets: Sequence[int], batch_size: int, row_multiple: int = 1
+    lengths: Sequence[int],
+    buckets: Sequence[int],
+    batch_size: int,
+    row_multiple: int = 1,
+    turns: int = TURNS,
 ) -> Iterator[SlotPlan]:
     """Sorts prompts by length and splits them into plans.
 
     The plans depend only on the arguments, and decoding a plan does not depend on the plans before
-    it. So a resumed run finds the same plans, and decodes the unfinished ones as before.
+    it. So a resumed run finds the same plans, and what is missing of them comes out as before.
 
     Args:
       lengths: the lengths of the prompts, at most that of the last bucket.
@@ -281,9 +307,10 @@ def plan(
       batch_size: the number of slots. Fewer prompts get the next power of four of slots, so that
         there are few shapes.
       row_multiple: slots and refills are multiples of this.
+      turns: how often the slots may be filled in one plan.
 
     Yields:
-      Plans of at most `TURNS * B` prompts. A plan that fills the slots ends at the next end of a
+      Plans of at most `turns * B` prompts. A plan that fills the slots ends at the next end of a
       bucket.
     """
     rows = 1
@@ -299,6 +326,6 @@ def plan(
     for end in range(1, len(order) + 1):
         count = end - start
         last = end == len(order)
-        if last or count == TURNS * rows or (count >= rows and sizes[end] != sizes[end - 1]):
+        if last or count == turns * rows or (count >= rows and sizes[end] != sizes[end - 1]):
             yield SlotPlan(order[start:end][::-1], rows, refill, int(sizes[end - 1]))
             start = end

@@ -1,7 +1,7 @@
 """Many requests through engines of few shapes, and finished rows as text."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import tqdm
 
@@ -27,14 +27,16 @@ def finished_rows(
       make_engine: makes the engine of a plan.
       requests: what is asked of each row.
       plans: which rows share slots.
-      done: rows that are not wanted. They are decoded beside the others of their plan, so that
-        these come out as without it; a plan of which nothing is wanted is left out.
+      done: rows that are not wanted. Where it is a mapping, their values are the rounds that they
+        took, and only their slots are held for so long; else they are decoded beside the others of
+        their plan. So these come out as without it. A plan of which nothing is wanted is left out.
       progress: whether to show a progress bar; None: on a terminal, after two seconds.
       eager: whether rows are yielded as they finish, not once all slots have.
 
     Yields:
       (place of the request, its row).
     """
+    steps = done if isinstance(done, Mapping) else {}
     disable = None if progress is None else not progress
     with tqdm.tqdm(
         total=len(requests),
@@ -50,7 +52,7 @@ def finished_rows(
                 continue
             engine = make_engine(plan)
             for member in members:
-                engine.add(requests[member])
+                engine.add(requests[member], steps=steps.get(member))
             while engine.unfinished:
                 for finished in engine.step(until_empty=not eager):
                     if members[finished.id] not in done:

@@ -52,11 +52,14 @@ class DraftTraits(NamedTuple):
       random_stops: whether the decision to stop a draft uses randomness of its own.
       fixed_length: every block is as long as its row's limit allows. False is always safe: True
         lets `GreedyBlock` in, which is biased where it is not so.
+      independent_rows: where all limits are G, a row's block and the passes that `propose` counts
+        do not depend on the other rows. False is always safe; see `Method.independent_rows`.
     """
 
     prefix_only: bool = True
     random_stops: bool = False
     fixed_length: bool = False
+    independent_rows: bool = False
 
 
 class Drafter(Protocol):

@@ -45,7 +45,8 @@ class DecodeInfo(NamedTuple):
 
     Attributes:
       calls: model's name -> `[B]` int32, its passes while the row was unfinished. A pass serves the
-        whole batch, so rows beside this one can add passes of the drafter.
+        whole batch, so rows beside this one that draft more can add passes of the drafter; the pass
+        after a whole block counts where a row's own block stood.
       drafted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G tokens were drafted.
       accepted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted;
         those past an EOS or the limit count too.
@@ -128,6 +129,14 @@ class Method(Protocol):
     @property
     def min_draft(self) -> int:
         """The least draft limit of a row: 0, or G where all blocks must have a fixed length."""
+
+    @property
+    def independent_rows(self) -> bool:
+        """Whether a row's result, its counts included, depends on nothing in the rows beside it.
+
+        Rows then have draft limits of G. False is always safe: True lets a resumed call leave
+        finished rows out, and yet give the others the bits that they would have had.
+        """
 
     @property
     def partitioner(self) -> Any:

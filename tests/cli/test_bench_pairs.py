@@ -46,6 +46,8 @@ def test_overhead_is_the_loops_time_over_its_passes(arguments, capsys):
         ("--rows=9", "has 4 prompts, but a batch needs 9"),
         ("--drafts=0", "--drafts must be at least 1, got [0]"),
         ("--inputs=/missing.txt", "/missing.txt"),
+        ("--max-new=2000000000", "give a smaller --max-new or --rows, or shorter prompts"),
+        ("--max-new=2147483648", "--max-new must be below 2147483648, got 2147483648"),
     ],
 )
 def test_bad_input_is_one_line(arguments, capsys, change, message):

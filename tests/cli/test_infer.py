@@ -1,10 +1,5 @@
-import errno
-import fcntl
 import json
-import os
 import re
-import shutil
-from pathlib import Path
 
 import gin
 import numpy as np
@@ -14,46 +9,14 @@ import specjax
 from specjax import rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
-from specjax.runs import inference
 from tests import tiny_pair
 from tests.cli import kill_infer
-
-ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "gin_configs"
-TEXTS = tiny_pair.sentences(11, seed=4)
-SETTINGS = {"MAX_NEW_TOKENS": 12, "BATCH_SIZE": 4, "MAX_DRAFT": 3, "Decoder.buckets": "(16, 24)"}
+from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
-
-
-def arguments(paths, source, output, method=None, **settings):
-    files = [CONFIGS / "runs/infer.gin", *([CONFIGS / f"methods/{method}.gin"] if method else [])]
-    bindings = {
-        "VERIFIER": paths["verifier"],
-        "DRAFTER": paths["drafter"],
-        "INPUT": source,
-        "OUTPUT_DIR": output,
-        **SETTINGS,
-        **{name.replace("__", "."): value for name, value in settings.items()},
-    }
-    return [
-        "infer",
-        *(f"--gin_file={file}" for file in files),
-        *(f"--gin.{name}={value}" for name, value in bindings.items()),
-    ]
-
-
-def write(directory, texts, name="input.txt"):
-    path = directory / name
-    path.write_text("".join(f"{text}\n" for text in texts))
-    return path
-
-
-def rows(output):
-    return [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +64,7 @@ def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path
     assert main(arguments(paths, source, tmp_path)) == 0
     assert (tmp_path / "predictions.jsonl").read_bytes() == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock", "config.gin", "infer_config.json", "metrics.json", "predictions.jsonl",
+        "config.gin", "infer_config.json", "metrics.json", "predictions.jsonl",
         "runs.jsonl",
     ]  # fmt: skip
 
@@ -189,34 +152,6 @@ def test_a_finished_run_stays_as_it_is(paths, done):
     assert json.loads((output / "metrics.json").read_text())["this_process"]["rows"] == 0
 
 
-def test_another_configuration_or_input_is_refused(paths, done, tmp_path, capsys):
-    source, output = done
-    before = (output / "predictions.jsonl").read_bytes()
-    other = write(tmp_path, [*TEXTS[:-1], "ba"])
-    for argv, what in (
-        (arguments(paths, source, output, TEMPERATURE=0.5), "temperature: 1.0 there, 0.5 here"),
-        (arguments(paths, source, output, SEED=1), "seed: 0 there, 1 here"),
-        (arguments(paths, source, output, method="opt"), "rule: 'Lossless()' there"),
-        (arguments(paths, other, output), "input: "),
-        (
-            arguments(paths, source, output, VERIFIER=paths["drafter"]),
-            "verifier: ",
-        ),
-    ):
-        assert main(argv) == 2
-        message = capsys.readouterr().err
-        assert what in message and "another configuration" in message
-    assert (output / "predictions.jsonl").read_bytes() == before
-
-
-def test_a_second_process_is_kept_out(paths, done, capsys):
-    source, output = done
-    with (output / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert main(arguments(paths, source, output)) == 2
-    assert "another process is at work" in capsys.readouterr().err
-
-
 def test_inputs_that_cannot_be_decoded_are_told_and_the_others_come_out(paths, tmp_path, capsys):
     texts = [TEXTS[0], "ba" * 50_000, TEXTS[1], "ba " * 30, " ", ""]
     source = write(tmp_path, texts)
@@ -275,6 +210,14 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba" * 9999 + b"\n", {}, "input.txt:1 has"),
         (b"ba\n\xff\n", {}, "input.txt:2: byte 0xff at column 1 is not UTF-8"),
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "max_new_tokens must "),
+        (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller max_new_tokens, batch_size or"),
+        (b"ba\n", {"Decoder__buckets": f"({10**7},)"}, "prompts of 10000000, drafts of 3 and"),
+        (b"ba\n", {"MAX_NEW_TOKENS": [1, 2]}, "max_new_tokens must be one whole number, got [1"),
+        (b"ba\n", {"BATCH_SIZE": "{'a': 1}"}, "batch_size must be a number, got {'a': 1}"),
+        (b"ba\n", {"INPUTS_FIELD": 0.5}, "inputs_field must be a field's name or the number of"),
+        (b"ba\n", {"INPUT": r"'a\0b'"}, r"source='a\x00b' must be a path, but has a NUL"),
+        (b"ba\n", {"OUTPUT_DIR": r"'a\0b'"}, r"output_dir='a\x00b' must be a path, but has a NUL"),
+        (b"ba\n", {"VERIFIER": r"'a\0b'"}, r"verifier='a\x00b' must be a path, but has a NUL"),
         (b"ba\n", {"MAX_DRAFT": 0}, "max_draft must "),
         (b"ba\n", {"BATCH_SIZE": 0}, "batch_size must "),
         (b"ba\n", {"TEMPERATURE": -1}, "temperature must "),
@@ -331,107 +274,6 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
         first, second = rows(tmp_path / "out")
         assert first["targets"] == "\ud800" and first["prediction"] is not None
         assert "input.jsonl:2 has half a surrogate pair" in second["error"]
-
-
-def copy_of(output, directory, predictions):
-    (directory / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
-    (directory / "predictions.jsonl").write_bytes(predictions)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"[]\n",
-        b"\xff\n",
-        b'{"id": 0}\n',
-        b'{"id": 99, "inputs": "ba", "info": {}}\n',
-        b'{"id": 0, "inputs": "another text"}\n',
-        b'{"id": 0, "inputs": "%s"}\n' % TEXTS[0].encode(),
-        b'{"id": 0, "inputs": "%s", "prediction": null, "error": "?"}\n' % TEXTS[0].encode(),
-        b'{"id": -11, "inputs": "%s", "error": "?"}\n' % TEXTS[0].encode(),
-        None,  # the first line twice
-    ],
-)
-def test_a_foreign_line_is_refused(paths, done, tmp_path, capsys, line):
-    source, output = done
-    own = (output / "predictions.jsonl").read_bytes().splitlines(keepends=True)[0]
-    copy_of(output, tmp_path, own + (own if line is None else line))
-    assert main(arguments(paths, source, tmp_path)) == 2
-    message = capsys.readouterr().err
-    assert "predictions.jsonl:2: the line is not a row of this run" in message
-    assert message.count("\n") == 1
-
-
-def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path, capsys):
-    source, output = done
-    copy_of(output, tmp_path, (output / "predictions.jsonl").read_bytes())
-    config = tmp_path / "infer_config.json"
-    for damaged in (b"", b"{", b"[]", b"{}"):
-        config.write_bytes(damaged)
-        assert main(arguments(paths, source, tmp_path)) == 2
-        assert (
-            "infer_config.json is damaged, or not the configuration of a run"
-            in capsys.readouterr().err
-        )
-    config.unlink()
-    assert main(arguments(paths, source, tmp_path)) == 2
-    assert "there is no infer_config.json that says which run wrote it" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "predictions.jsonl"]
-
-
-def test_the_vocabulary_may_be_the_same_and_the_tokens_not(paths, tmp_path, capsys):
-    """Two SentencePiece models of equal pieces and other scores cut texts differently."""
-    source = write(tmp_path, TEXTS)
-    pair = {}
-    for name, path in paths.items():
-        pair[name] = tmp_path / name
-        shutil.copytree(path, pair[name])
-    assert main(arguments(pair, source, tmp_path / "out")) == 0
-    for path in pair.values():
-        config = {"add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
-        (path / "tokenizer_config.json").write_text(json.dumps(config))
-    capsys.readouterr()
-    before = specjax.load_pair(**paths).verifier.tokenizer
-    after = specjax.load_pair(**pair).verifier.tokenizer
-    assert before.fingerprint == after.fingerprint and before.encode("ba") != after.encode("ba")
-    assert main(arguments(pair, source, tmp_path / "out")) == 2
-    assert "tokens: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("room", [1, 700, 2500])
-def test_a_full_disk_is_told_and_the_run_continues_once_there_is_room(
-    paths, done, tmp_path, capsys, monkeypatch, room
-):
-    """The write that reaches the end of the disk is short, and those after it fail."""
-    source, output = done
-    write_line = inference._write
-
-    class Disk:
-        def __init__(self, file):
-            self.file, self.left = file, room
-
-        def write(self, data):
-            if not self.left:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written = self.file.write(data[: self.left])
-            self.left -= written
-            return written
-
-    disks = {}
-    monkeypatch.setattr(
-        inference,
-        "_write",
-        lambda file, line, path: write_line(disks.setdefault(file, Disk(file)), line, path),
-    )
-    assert main(arguments(paths, source, tmp_path)) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert "predictions.jsonl cannot be written any further (no space left)" in message
-    assert (tmp_path / "predictions.jsonl").stat().st_size == room
-    monkeypatch.setattr(inference, "_write", write_line)
-    assert main(arguments(paths, source, tmp_path)) == 0
-    assert (tmp_path / "predictions.jsonl").read_bytes() == (
-        output / "predictions.jsonl"
-    ).read_bytes()
 
 
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))

@@ -1,3 +1,4 @@
+import itertools
 import os
 import subprocess
 import sys
@@ -5,9 +6,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import compilation_cache as jax_cache
+from jax._src.lru_cache import LRUCache
 
 import specjax
-from specjax.runs.compilation_cache import count_compilations
+from specjax.runs.compilation_cache import CheckedCache, count_compilations
 
 CHILD = """
 import jax, specjax
@@ -71,3 +74,51 @@ def test_compilations_are_counted_while_the_context_lasts(capsys):
     cubed(ones[7])
     assert inner.compiled == outer.compiled == 2 and inner.seconds == seconds
     assert capsys.readouterr().err == "told\n"
+
+
+DAMAGES = (
+    lambda data: data[: len(data) // 2],
+    lambda data: b"",
+    lambda data: bytes(range(256)) * 8,
+    lambda data: data[:-60] + bytes([data[-60] ^ 1]) + data[-59:],
+    lambda data: data[:-40],  # no checksum, as other programs write them
+)
+
+
+def test_damaged_programs_are_compiled_again_and_replaced(tmp_path):
+    code = CHILD.replace("(3, 4)", "(3, 4, 5, 6)")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+
+    def run():
+        command = [sys.executable, "-W", "error", "-c", code]
+        out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        compiled, read = map(int, out.stdout.splitlines()[1].split())
+        return compiled, read, out.stderr.replace("compiling\n", "")
+
+    assert run()[1:] == (0, "")
+    entries = sorted((tmp_path / "specjax/programs").glob("*-cache"))
+    damaged = {}
+    for entry, damage in zip(entries, itertools.cycle([*DAMAGES, None])):
+        if damage is not None:
+            damaged[entry] = damage(entry.read_bytes())
+            entry.write_bytes(damaged[entry])
+    compiled, read, told = run()
+    assert compiled >= len(DAMAGES) and read >= 1
+    assert told == (
+        f"specjax: {tmp_path}/specjax/programs has programs that are damaged or have no checksum: "
+        "compiling them again\n"
+    )
+    assert all(entry.read_bytes() != data for entry, data in damaged.items())
+    assert run() == (0, compiled + read, "")
+
+
+def test_jax_alone_reads_programs_that_have_a_checksum(tmp_path):
+    """What lies behind the entry does not disturb it."""
+    path = tmp_path / "key-cache"
+    cache = CheckedCache(LRUCache(str(tmp_path), max_size=-1))
+    entry = jax_cache.compress_executable(b"program" * 99)
+    cache.put("key", entry)
+    assert path.read_bytes() != entry == cache.get("key")
+    assert jax_cache.decompress_executable(path.read_bytes()) == b"program" * 99
+    assert cache.get("another") is None

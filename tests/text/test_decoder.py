@@ -39,9 +39,9 @@ def same(one, other):
     assert one.texts == other.texts
     for a, b in zip(one.tokens, other.tokens, strict=True):
         np.testing.assert_array_equal(a, b)
-    # A pass of the drafter serves the whole batch, and its neighbours may ask for one.
     ours, theirs = one.info.rows, other.info.rows
-    for name in ("emitted", "rounds", "verifier_calls", "drafted_lengths", "accepted_lengths"):
+    names = ("emitted", "rounds", "verifier_calls", "drafter_calls", "drafted_lengths")
+    for name in (*names, "accepted_lengths"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
     for name in ("token_sum", "block_sum", "log_p", "log_target"):
         # Sums of logarithms, each program's own in the last bit.
@@ -384,6 +384,8 @@ def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
 def test_places_that_are_not_there_cannot_be_done(decoder):
     with pytest.raises(ValueError, match=r"done names 4, but the prompts' places are 0 \.\. 3"):
         decoder.rows(PROMPTS[:4], done={0, 4})
+    with pytest.raises(TypeError, match=r"done must be places of prompts, such as {0, 3}, got 5"):
+        decoder.rows(PROMPTS[:4], done=5)
 
 
 @pytest.mark.parametrize(

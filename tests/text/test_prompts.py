@@ -17,6 +17,7 @@ def test_every_prompt_has_its_place_once():
     members = [int(member) for p in plans for member in p.members]
     assert sorted(members) == list(range(160))
     assert all(len(p.members) <= TURNS * p.rows for p in plans)
+    assert max(len(p.members) for p in plan(lengths, (16, 32), 4, turns=2)) == 8
     assert all(lengths[int(p.members[0])] <= p.length for p in plans)
 
 

@@ -16,10 +16,14 @@ import numpy as np
 import specjax
 from specjax import Sampling, decoding, drafting, rules, testing
 from specjax.data import read_examples
+from specjax.memory import told_if_full
 from specjax.models import T5
 from specjax.text import prompts as prompts_lib
-from specjax.types import Array, LanguageModel, Method, Params, PromptBatch
+from specjax.text.capacity import check_state_fits, in_words
+from specjax.types import Array, DecodeState, LanguageModel, Method, Params, PromptBatch
 from specjax.verification import Block
+
+_REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +67,14 @@ def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> 
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raises ValueError unless these arguments, or all entries of a list, are at least 1."""
+    """Raises ValueError unless these arguments, or all of a list, are at least 1, and int32."""
     for name in names:
         value = getattr(args, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
+        values = value if isinstance(value, list) else [value]
+        if min(values) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if max(values) >= 2**31:
+            raise ValueError(f"--{name.replace('_', '-')} must be below {2**31}, got {value}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,30 +148,63 @@ class Setup:
         """The prompts in full batches of `rows`; a rest is left out."""
         return [slice(i, i + rows) for i in range(0, len(self.inputs) - rows + 1, rows)]
 
-    def decode(self, method: Method, part: slice, temperature: float) -> tuple[float, Totals]:
-        """Decodes one batch; returns the seconds of the loop (without prefill), and the totals."""
-        rows = part.stop - part.start
-        params = self.params_of(method)
-        prompts = PromptBatch(
+    def longest(self, method: Method) -> int:
+        """S, the cache positions of a batch."""
+        return self.inputs.shape[1] + self.max_new + method.max_draft + 1
+
+    def prompts(self, part: slice, temperature: float) -> PromptBatch:
+        """One batch."""
+        return PromptBatch(
             inputs=self.inputs[part],
             input_lengths=self.lengths[part],
             ids=np.arange(part.start, part.stop, dtype=np.int32),
-            limits=np.full((rows,), self.max_new, np.int32),
+            limits=np.full((part.stop - part.start,), self.max_new, np.int32),
             sampling=Sampling(temperature),
         )
-        longest = self.inputs.shape[1] + self.max_new + method.max_draft + 1
-        state = method.init(params, prompts, max_new=self.max_new, max_length=longest)
+
+    def check_fits(self, rows: int, max_draft: int) -> None:
+        """Raises ValueError if a batch of so many rows cannot fit into the memory."""
+        method = self.speculative(max_draft)
+        check_state_fits(
+            method,
+            self.params_of(method),
+            self.prompts(slice(0, rows), 0.0),
+            max_new=self.max_new,
+            max_length=self.longest(method),
+            remedy=_REMEDY,
+        )
+
+    def start(self, method: Method, part: slice, temperature: float) -> DecodeState:
+        """Takes one batch in."""
+        prompts, longest = self.prompts(part, temperature), self.longest(method)
+        params = self.params_of(method)
+        return method.init(params, prompts, max_new=self.max_new, max_length=longest)
+
+    def decode(self, method: Method, part: slice, temperature: float) -> tuple[float, Totals]:
+        """Decodes one batch; returns the seconds of the loop (without prefill), and the totals.
+
+        The totals are without passes; see `passes`.
+        """
+        params, state = self.params_of(method), self.start(method, part, temperature)
         jax.block_until_ready(state)
         begin = time.perf_counter()
         state = jax.block_until_ready(method.run(params, state, _FOREVER))
         seconds = time.perf_counter() - begin
-        calls = {name: int(calls.max()) for name, calls in state.info.calls.items()}
-        return seconds, Totals(
-            emitted=int(state.lengths.sum()),
-            rounds=int(state.steps.sum()),
-            verifier=calls["verifier"],
-            drafter=calls.get("drafter", 0),
-        )
+        return seconds, Totals(emitted=int(state.lengths.sum()), rounds=int(state.steps.sum()))
+
+    def passes(self, method: Method, part: slice, temperature: float) -> Totals:
+        """Counts the passes of one batch; each serves all its rows."""
+        params, state = self.params_of(method), self.start(method, part, temperature)
+        passes = dict.fromkeys(method.model_names, 0)
+        before = jax.device_get(state.info.calls)
+        # Step by step: a row counts the pass after a whole block only if the block was its own.
+        while not np.all(state.finished):
+            state = method.run(params, state, 1)
+            after = jax.device_get(state.info.calls)
+            for name in passes:
+                passes[name] += int(np.max(after[name] - before[name]))
+            before = after
+        return Totals(verifier=passes["verifier"], drafter=passes.get("drafter", 0))
 
     def params_of(self, method: Method) -> Params:
         """The parameters of one of the two methods."""
@@ -223,10 +263,13 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
         "block": _passes(setup.verifier, setup.params[0], setup, rows, max_draft + 1),
     }
     seconds = dict.fromkeys((*methods, *passes), 0.0)
-    totals = dict.fromkeys(methods, Totals())
     batches = setup.batches(rows)
+    totals = {}
     for method in methods.values():
         setup.decode(method, batches[0], temperature)  # compiles
+    for name, method in methods.items():
+        passes_of = [setup.passes(method, part, temperature) for part in batches]
+        totals[name] = sum(passes_of * repeats, Totals())
     for part in batches * repeats:
         for name, method in methods.items():
             spent, counted = setup.decode(method, part, temperature)
@@ -274,12 +317,16 @@ def load(args: argparse.Namespace) -> Setup:
 def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:
     """Measures the pair for every batch size, draft length and temperature of the arguments."""
     setup = load(args)
+    setup.check_fits(max(args.rows), max(args.drafts))
     for rows, max_draft, temperature in itertools.product(
         args.rows, args.drafts, args.temperatures
     ):
         print(f"B={rows} G={max_draft} T={temperature:g} ...", flush=True)
         sizes = {"rows": rows, "max_draft": max_draft, "temperature": temperature}
-        yield sizes, measure(setup, rows, max_draft, temperature, args.repeats)
+        asked = in_words(setup.speculative(max_draft), rows, setup.inputs.shape[1], setup.max_new)
+        with told_if_full(asked, _REMEDY):
+            measured = measure(setup, rows, max_draft, temperature, args.repeats)
+        yield sizes, measured
 
 
 def _passes(

@@ -1,0 +1,37 @@
+"""The command `specjax infer` with a tiny pair, for tests."""
+
+import json
+from pathlib import Path
+
+from tests import tiny_pair
+
+CONFIGS = Path(__file__).parents[2] / "gin_configs"
+TEXTS = tiny_pair.sentences(11, seed=4)
+SETTINGS = {"MAX_NEW_TOKENS": 12, "BATCH_SIZE": 4, "MAX_DRAFT": 3, "Decoder.buckets": "(16, 24)"}
+
+
+def arguments(paths, source, output, method=None, **settings):
+    files = [CONFIGS / "runs/infer.gin", *([CONFIGS / f"methods/{method}.gin"] if method else [])]
+    bindings = {
+        "VERIFIER": paths["verifier"],
+        "DRAFTER": paths["drafter"],
+        "INPUT": source,
+        "OUTPUT_DIR": output,
+        **SETTINGS,
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    return [
+        "infer",
+        *(f"--gin_file={file}" for file in files),
+        *(f"--gin.{name}={value}" for name, value in bindings.items()),
+    ]
+
+
+def write(directory, texts, name="input.txt"):
+    path = directory / name
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def rows(output):
+    return [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]

@@ -1,0 +1,306 @@
+"""The directory of `specjax infer`: what is refused, what is kept, and what is continued."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import specjax
+from specjax.checksums import CHECKSUMS_NAME
+from specjax.cli.main import main
+from specjax.runs import environment, inference
+from tests import tiny_pair
+from tests.cli.infer_command import TEXTS, arguments, rows, write
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def done(paths, tmp_path_factory):
+    """A finished run: its input and its output directory."""
+    directory = tmp_path_factory.mktemp("run")
+    source = write(directory, TEXTS)
+    assert main(arguments(paths, source, directory / "out")) == 0
+    return source, directory / "out"
+
+
+def test_another_configuration_or_input_is_refused(paths, done, tmp_path, capsys):
+    source, output = done
+    before = (output / "predictions.jsonl").read_bytes()
+    other = write(tmp_path, [*TEXTS[:-1], "ba"])
+    for argv, what in (
+        (arguments(paths, source, output, TEMPERATURE=0.5), "temperature: 1.0 there, 0.5 here"),
+        (arguments(paths, source, output, SEED=1), "seed: 0 there, 1 here"),
+        (arguments(paths, source, output, method="opt"), "rule: 'Lossless()' there"),
+        (arguments(paths, other, output), "input: "),
+        (
+            arguments(paths, source, output, VERIFIER=paths["drafter"]),
+            "verifier: ",
+        ),
+    ):
+        assert main(argv) == 2
+        message = capsys.readouterr().err
+        assert what in message and "another configuration" in message
+    assert (output / "predictions.jsonl").read_bytes() == before
+
+
+def test_a_second_process_is_kept_out(paths, done, capsys):
+    source, output = done
+    with (output / ".specjax.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(arguments(paths, source, output)) == 2
+    assert "another process is at work" in capsys.readouterr().err
+
+
+def copy_of(output, directory, predictions):
+    (directory / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
+    (directory / "predictions.jsonl").write_bytes(predictions)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]\n",
+        b"\xff\n",
+        b'{"id": 0}\n',
+        b'{"id": 99, "inputs": "ba", "info": {}}\n',
+        b'{"id": 0, "inputs": "another text"}\n',
+        b'{"id": 0, "inputs": "%s"}\n' % TEXTS[0].encode(),
+        b'{"id": 0, "inputs": "%s", "prediction": null, "error": "?"}\n' % TEXTS[0].encode(),
+        b'{"id": -11, "inputs": "%s", "error": "?"}\n' % TEXTS[0].encode(),
+        None,  # the first line twice
+    ],
+)
+def test_a_foreign_line_is_refused(paths, done, tmp_path, capsys, line):
+    source, output = done
+    own = (output / "predictions.jsonl").read_bytes().splitlines(keepends=True)[0]
+    copy_of(output, tmp_path, own + (own if line is None else line))
+    assert main(arguments(paths, source, tmp_path)) == 2
+    message = capsys.readouterr().err
+    assert "predictions.jsonl:2: the line is not a row of this run" in message
+    assert message.count("\n") == 1
+
+
+def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path, capsys):
+    source, output = done
+    copy_of(output, tmp_path, (output / "predictions.jsonl").read_bytes())
+    config = tmp_path / "infer_config.json"
+    for damaged in (b"", b"{", b"[]", b"{}"):
+        config.write_bytes(damaged)
+        assert main(arguments(paths, source, tmp_path)) == 2
+        assert (
+            "infer_config.json is damaged, or not the configuration of a run"
+            in capsys.readouterr().err
+        )
+    config.unlink()
+    assert main(arguments(paths, source, tmp_path)) == 2
+    assert (
+        "predictions.jsonl exists, but infer_config.json does not say that a run made it"
+        in capsys.readouterr().err
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.jsonl"]
+
+
+def test_the_vocabulary_may_be_the_same_and_the_tokens_not(paths, tmp_path, capsys):
+    """Two SentencePiece models of equal pieces and other scores cut texts differently."""
+    source = write(tmp_path, TEXTS)
+    pair = {}
+    for name, path in paths.items():
+        pair[name] = tmp_path / name
+        shutil.copytree(path, pair[name])
+    assert main(arguments(pair, source, tmp_path / "out")) == 0
+    for path in pair.values():
+        config = {"add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    before = specjax.load_pair(**paths).verifier.tokenizer
+    after = specjax.load_pair(**pair).verifier.tokenizer
+    assert before.fingerprint == after.fingerprint and before.encode("ba") != after.encode("ba")
+    assert main(arguments(pair, source, tmp_path / "out")) == 2
+    assert "tokens: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("room", [1, 700, 2500])
+def test_a_full_disk_is_told_and_the_run_continues_once_there_is_room(
+    paths, done, tmp_path, capsys, monkeypatch, room
+):
+    """The write that reaches the end of the disk is short, and those after it fail."""
+    source, output = done
+    write_line = inference._write
+
+    class Disk:
+        def __init__(self, file):
+            self.file, self.left = file, room
+
+        def write(self, data):
+            if not self.left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = self.file.write(data[: self.left])
+            self.left -= written
+            return written
+
+    disks = {}
+    monkeypatch.setattr(
+        inference,
+        "_write",
+        lambda file, line, path: write_line(disks.setdefault(file, Disk(file)), line, path),
+    )
+    assert main(arguments(paths, source, tmp_path)) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "predictions.jsonl cannot be written any further (no space left)" in message
+    assert (tmp_path / "predictions.jsonl").stat().st_size == room
+    monkeypatch.setattr(inference, "_write", write_line)
+    assert main(arguments(paths, source, tmp_path)) == 0
+    assert (tmp_path / "predictions.jsonl").read_bytes() == (
+        output / "predictions.jsonl"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"prediction": "', b'"prediction": "x'),
+        (b'"tokens": [', b'"tokens": [3, '),
+        (b'"prediction": "', b'"predicted": "'),
+        (b', "checksum"', b', "error": "?", "checksum"'),
+        (b'"accepted": ', b'"accepted": 1'),
+        (b'": "', b'":"'),
+    ],
+)
+def test_an_edited_row_is_refused(paths, done, tmp_path, capsys, old, new):
+    source, output = done
+    own = (output / "predictions.jsonl").read_bytes()
+    first, second, *_ = own.splitlines(keepends=True)
+    edited = second.replace(old, new, 1)
+    assert edited != second
+    copy_of(output, tmp_path, first + edited)
+    assert main(arguments(paths, source, tmp_path)) == 2
+    message = capsys.readouterr().err
+    assert "predictions.jsonl:2: the line is not a row of this run, has been changed" in message
+    assert (tmp_path / "predictions.jsonl").read_bytes() == first + edited
+
+
+@pytest.mark.parametrize("end", [b"my notes", b'{"id"x', b'{"text": "mine"}', b"{'"])
+def test_an_end_that_is_no_row_is_refused_and_kept(paths, done, tmp_path, capsys, end):
+    source, output = done
+    before = (output / "predictions.jsonl").read_bytes() + end
+    copy_of(output, tmp_path, before)
+    assert main(arguments(paths, source, tmp_path)) == 2
+    assert "is no part of a row: delete it and run the same" in capsys.readouterr().err
+    assert (tmp_path / "predictions.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "predictions.jsonl", "config.gin", "runs.jsonl"])
+def test_what_is_not_the_runs_own_is_refused_and_kept(paths, done, tmp_path, capsys, name):
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert main(arguments(paths, done[0], mine.parent)) == 2
+    assert f"{mine} exists, but infer_config.json does not say" in capsys.readouterr().err
+    assert [path.name for path in mine.parent.iterdir()] == [name]
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["device", "xla_flags"])
+def test_another_machine_continues_a_run_only_if_that_is_allowed(
+    paths, done, tmp_path, capsys, monkeypatch, name
+):
+    source, output = done
+    copy_of(output, tmp_path, b"")
+    monkeypatch.setattr(environment, name, lambda: "another")
+    assert main(arguments(paths, source, tmp_path)) == 2
+    message = capsys.readouterr().err
+    assert f"environment.{name}: " in message and "'another' here" in message
+    assert "set allow_other_environment=True" in message
+    allowed = {"infer__allow_other_environment": True}
+    assert main(arguments(paths, source, tmp_path, **allowed)) == 0
+    assert f"warning: the run goes on, though environment.{name}" in capsys.readouterr().err
+    assert rows(tmp_path) == rows(output)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(paths, done, tmp_path, capsys):
+    """Or, where the check is switched off, end the rows by the model's name."""
+    for name in ("verifier", "drafter"):
+        models = {key: tmp_path / f"{name}-{key}" for key in paths}
+        for key, path in paths.items():
+            shutil.copytree(path, models[key])
+        poison(models[name])
+        argv = arguments(models, done[0], tmp_path / name)
+        assert main(argv) == 2
+        message = capsys.readouterr().err
+        assert "lm_head.weight has nan at (3, 0): copy the checkpoint again" in message
+        assert str(models[name]) in message and message.count("\n") == 1
+        assert main([*argv, "--gin.load_pair.check_weights=False"]) == 0
+        told = capsys.readouterr().err
+        assert f"11 of 11 rows were ended by NaN, the first is 0: {name} gave NaN" in told
+        assert told.count("look at the weights") == 1
+        found = rows(tmp_path / name)
+        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
+        assert metrics["ended_by_nan"] == len(found)
+        assert {row["ended_by"] for row in found} == {"nan"}
+        assert all(name in row["nan"] for row in found)
+        capsys.readouterr()
+
+
+def poison(model):
+    """Puts a NaN into the row of token 3 of a model's last product."""
+    file = model / "model.safetensors"
+    arrays = dict(load_file(file))
+    arrays["lm_head.weight"] = arrays["lm_head.weight"].copy()
+    arrays["lm_head.weight"][3, 0] = np.nan
+    save_file(arrays, file, metadata={"format": "pt"})
+    (model / CHECKSUMS_NAME).unlink()
+
+
+def test_a_flipped_bit_in_the_weights_is_refused(paths, done, tmp_path, capsys):
+    model = shutil.copytree(paths["drafter"], tmp_path / "drafter")
+    data = bytearray((model / "model.safetensors").read_bytes())
+    data[-1000] ^= 1
+    (model / "model.safetensors").write_bytes(data)
+    argv = arguments({**paths, "drafter": model}, done[0], tmp_path / "out")
+    assert main(argv) == 2
+    assert "the content of model.safetensors has changed since" in capsys.readouterr().err
+    assert main([*argv, "--gin.load_pair.check_weights=False"]) == 0
+
+
+def test_text_without_a_known_token_is_told(paths, tmp_path, capsys):
+    source = write(tmp_path, ["ba ki", "\u4e2d\u6587", "\u4e2d"])
+    assert main(arguments(paths, source, tmp_path / "out")) == 0
+    told = capsys.readouterr().err
+    assert (
+        f"warning: 2 of 3 inputs have no token that the vocabulary knows; the first is {source}:2"
+        in told
+    )
+
+
+def test_every_start_that_lasts_for_a_row_gets_further(paths, done, tmp_path, capsys, monkeypatch):
+    """Though all rows share a plan: those that are written are not decoded again."""
+    source, output = done
+    write_line = inference._write
+    started = []
+
+    class FullDisk:
+        def write(self, data):
+            return 0
+
+    def write_once(file, line, path):
+        write_line(FullDisk() if file in started else file, line, path)
+        started.append(file)
+
+    monkeypatch.setattr(inference, "_write", write_once)
+    for starts in range(1, len(TEXTS) + 1):
+        assert main(arguments(paths, source, tmp_path)) == 2 * (starts < len(TEXTS))
+        lines = (tmp_path / "predictions.jsonl").read_bytes().splitlines()
+        assert len(lines) == starts
+    for name in ("predictions.jsonl", "metrics.json"):
+        ours, theirs = ((path / name).read_bytes() for path in (tmp_path, output))
+        ours, theirs = (x.split(b'"this_process"')[0] for x in (ours, theirs))
+        assert ours == theirs
