@@ -3,34 +3,37 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from specjax import decoding, drafting, rules, sampling, verification
-from specjax.runs.compilation_cache import enable_compilation_cache
-from specjax.sampling import Sampling
-from specjax.text import (
-    Decoder,
-    Engine,
-    Models,
-    Pair,
-    Request,
-    Result,
-    TextModel,
-    load_models,
-    load_pair,
-    load_text_model,
-)
-
 if TYPE_CHECKING:
     from specjax import (
         checkpoints,
         data,
+        decoding,
+        drafting,
         evaluation,
         models,
         partitioning,
+        rules,
+        sampling,
         testing,
         text,
         tokenizers,
         training,
         types,
+        verification,
+    )
+    from specjax.runs.compilation_cache import enable_compilation_cache
+    from specjax.sampling import Sampling
+    from specjax.text import (
+        Decoder,
+        Engine,
+        Models,
+        Pair,
+        Request,
+        Result,
+        TextModel,
+        load_models,
+        load_pair,
+        load_text_model,
     )
 
 __all__ = [
@@ -63,12 +66,38 @@ __all__ = [
     "verification",
 ]
 
+# Where the names that are no modules come from.
+_MODULES = {
+    "Sampling": "sampling",
+    "enable_compilation_cache": "runs.compilation_cache",
+    **dict.fromkeys(
+        (
+            "Decoder",
+            "Engine",
+            "Models",
+            "Pair",
+            "Request",
+            "Result",
+            "TextModel",
+            "load_models",
+            "load_pair",
+            "load_text_model",
+        ),
+        "text",
+    ),
+}
+
 if not TYPE_CHECKING:
-    # The modules that `import specjax` leaves out to stay quick; each is imported on its first use.
+    # Each name is imported on its first use: the `specjax` command must be able to say that it was
+    # interrupted before JAX is imported, and Orbax alone takes as long as all else.
     def __getattr__(name):
-        if name in __all__:
-            return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
+        if name in _MODULES:
+            value = getattr(value, name)
+        globals()[name] = value
+        return value
 
     def __dir__():
         return sorted({*globals(), *__all__})

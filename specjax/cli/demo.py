@@ -1,6 +1,7 @@
 """`specjax demo`: decodes sample captions with the built-in pair, method by method."""
 
 import argparse
+import io
 import json
 import math
 import statistics
@@ -14,9 +15,10 @@ from specjax.checks import require
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
 from specjax.data.files import read_lines
-from specjax.runs.output_directory import make_writable
+from specjax.runs.run_directory import RunDirectory
 from specjax.text.models import BUILT_IN
 
+_CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_latency.png"
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
 # One bucket holds every sample, so that each method is one program.
@@ -66,9 +68,20 @@ def run(args: argparse.Namespace) -> int:
     check_positive(args, "max_draft", "rows", "repeats")
     if args.show < 0:
         raise ValueError(f"--show must be at least 0, got {args.show}")
-    output = make_writable(args.output)
+    with RunDirectory(
+        args.output, config_name=_CONFIG_NAME, makes=(_TABLE_NAME, _PLOT_NAME)
+    ) as output:
+        _run(args, output, sources, references)
+    return 0
+
+
+def _run(
+    args: argparse.Namespace, output: RunDirectory, sources: list[str], references: list[str]
+) -> None:
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     methods = _methods(pair, args.max_draft, args.rows)
+    for decoder in methods.values():
+        decoder.rows(sources)  # refuses what does not fit, before the first one takes its time
     for name, decoder in methods.items():
         print(f"preparing: {name} ...", flush=True)
         decoder(sources[: args.rows + 1], progress=False)  # one row more: a slot is refilled
@@ -82,9 +95,12 @@ def run(args: argparse.Namespace) -> int:
             shown = texts
     print(Report(results, _COLUMNS).table())
     _show(args.show, sources, references, shown)
+    # Another demo may take the place of the one before: it is quick to repeat.
+    names = ("drafter", "verifier", "samples", "max_draft", "rows", "repeats")
+    output.claim({name: getattr(args, name) for name in names}, replace=True)
+    output.record(command=args.command_line)
     written = _write(output, results)
     print("\nwritten: " + ", ".join(map(str, written)))
-    return 0
 
 
 def _show(
@@ -183,11 +199,10 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     return [source for source, _ in pairs], [reference for _, reference in pairs]
 
 
-def _write(output: Path, results: list[dict[str, Any]]) -> list[Path]:
+def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
     require("matplotlib", "eval").use("Agg")
     pyplot = require("matplotlib.pyplot", "eval")
-    table, plot = output / "results.json", output / "quality_latency.png"
-    table.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    table = output.write(_TABLE_NAME, (json.dumps(results, indent=1) + "\n").encode())
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
         points = [row for row in results if row["temperature"] == temperature]
@@ -198,6 +213,7 @@ def _write(output: Path, results: list[dict[str, Any]]) -> list[Path]:
         axis.margins(0.15)
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
-    figure.savefig(plot, dpi=130)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=130)
     pyplot.close(figure)
-    return [table, plot]
+    return [table, output.write(_PLOT_NAME, image.getvalue())]

@@ -27,9 +27,17 @@ from typing import Any
 
 import gin
 
+from specjax.checks import check_path
+from specjax.cli import gin_errors
+from specjax.cli.failures import is_refusal
+from specjax.cli.gin_references import check_references
+
 _PACKAGE = Path(__file__).parents[1]
 # The names that `register` has made configurable.
 _configurables: set[str] = set()
+_MODULE = "specjax"
+# The names that the command line has bound.
+_overrides: list[str] = []
 # The recipes that are part of the package.
 SHIPPED = _PACKAGE / "gin_configs"
 # A file is also looked up in the folder of this name above any other gin file.
@@ -40,13 +48,6 @@ _REFERENCE = re.compile(r"%([A-Za-z_]\w*)(?![\w.])")
 _MISSING = re.compile(
     r"missing \d+ required [^\n]*arguments?: ([^\n]*).*?In call to configurable '([\w.]+)'", re.S
 )
-_NOT_FOUND = re.compile(
-    r"Unable to open file: (.*?)\. Searched config paths: (.*)\."
-    r"(?:\n  In file \"(.*)\", line (\d+))?"
-)
-# gin's words for a name on the left of a binding, and for one on the right.
-_UNKNOWN = re.compile(r"No configurable matching (?:reference )?'([^']*)'")
-_UNDEFINED = re.compile(r"No bindings specified for '(?:\w+/)*(\w+)/(?:gin\.)?macro'")
 
 
 def add_arguments(
@@ -113,7 +114,7 @@ def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) ->
         except ValueError:
             # A command run before this one in the same process has locked the configuration.
             with gin.unlock_config():
-                gin.external_configurable(configurable, name=name, module="specjax")
+                gin.external_configurable(configurable, name=name, module=_MODULE)
 
 
 def configure(
@@ -137,18 +138,25 @@ def configure(
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder")
     folders = [str(folder) for folder in (*search_paths, *_folders_of(files), SHIPPED)]
-    reading = ""  # the override that gin is at
+    for path in files:
+        check_path(path, "--gin_file=")
+    reading = ""  # the file or the override that gin is at
     gin.clear_config()
     for folder in folders:
         gin.add_config_file_search_path(folder)
     try:
         # gin logs every folder in which a file is not.
         logging.disable(logging.ERROR)
-        parsed = gin.parse_config_files_and_bindings(files, None, finalize_config=False)
+        parsed: list[gin.config.ParsedConfigFileIncludesAndImports] = []
+        for file in files:
+            reading = f"--gin_file={file}"
+            parsed += gin.parse_config_files_and_bindings([file], None, finalize_config=False)
+        reading = ""
         texts = list(_texts(parsed, ["", *folders]))
         defined = [m[1] for text in texts for line in text if (m := _DEFINITION.match(line))]
         used = {name for text in texts for line in text for name in _REFERENCE.findall(line)}
         used.update(name for binding in bindings for name in _REFERENCE.findall(binding))
+        _overrides[:] = [binding.partition("=")[0].strip() for binding in bindings]
         for binding in bindings:
             reading = f"--gin.{binding}"
             _override(binding, set(defined), used)
@@ -156,21 +164,8 @@ def configure(
         _refuse_unused(defined, used)
         _refuse_missing(defined)
         gin.finalize()
-    except OSError as error:
-        raise _not_found(error) from None
-    except ImportError as error:
-        raise ValueError(
-            f"{_one_line(error)}; install what is imported, or name its folder in PYTHONPATH"
-        ) from None
-    except (ValueError, SyntaxError, RuntimeError, tokenize.TokenError) as error:
-        if undefined := _UNDEFINED.search(str(error)):
-            raise ValueError(
-                f"the gin files use %{undefined[1]}, but none defines it; add the file that does, "
-                f"or --gin.{undefined[1]}=..."
-            ) from None
-        if unknown := _UNKNOWN.search(str(error)):
-            raise ValueError(_unknown(unknown[1], reading, str(error))) from None
-        raise ValueError(_one_line(error)) from None
+    except gin_errors.READING as error:
+        raise gin_errors.told(error, reading, _configurables) from None
     finally:
         logging.disable(logging.NOTSET)
 
@@ -189,31 +184,33 @@ def call(configurable: Callable[..., Any], **arguments: Any) -> Any:
       ValueError: as the function does, or where an argument has no value or one of a type that
         specjax refuses; without gin's notes on who called whom.
       OSError: likewise.
-      ImportError: likewise.
+      ImportError: likewise. Errors that specjax has not made itself pass as they are.
     """
+    called = gin.get_configurable(configurable)
+    own = {f"{_MODULE}.{name}" for name in _configurables}
+    check_references(gin.config._inverse_lookup(configurable).selector, _overrides, own)
     try:
-        return gin.get_configurable(configurable)(**arguments)
-    except OSError as error:
-        raise OSError(_one_line(error)) from None
-    except ImportError as error:
-        raise ImportError(_one_line(error)) from None
-    except (ValueError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "Required bindings" not in str(error):
-            raise
-        raise ValueError(_one_line(error)) from None
-    except TypeError as error:
-        raised = traceback.extract_tb(error.__traceback__)[-1].filename
-        missing = _MISSING.search(str(error))
-        if missing and raised == gin.config.__file__:
+        return called(**arguments)
+    except Exception as error:
+        if "Required bindings" in str(error):
+            raise ValueError(gin_errors.one_line(error)) from None
+        if isinstance(error, TypeError) and _raised_in(error) == gin.config.__file__:
+            missing = _MISSING.search(str(error))
+            if not missing:
+                raise ValueError(gin_errors.one_line(error)) from None
             names, name = re.findall(r"'(\w+)'", missing[1]), missing[2]
             raise ValueError(
                 f"{name} has no value for {', '.join(names)}; add a gin file that binds them, "
                 f"or --gin.{name}.{names[0]}=... and so on"
             ) from None
-        # The library's own refusals; what a library below it raises is a fault of ours.
-        if not raised.startswith(str(_PACKAGE)):
+        if not is_refusal(error):
             raise
-        raise ValueError(_one_line(error)) from None
+        kind = next((k for k in (OSError, ImportError) if isinstance(error, k)), ValueError)
+        raise kind(gin_errors.one_line(error)) from None
+
+
+def _raised_in(error: Exception) -> str:
+    return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def operative_config() -> str:
@@ -245,6 +242,8 @@ def _override(binding: str, defined: set[str], used: set[str]) -> None:
     name, equals, value = (part.strip() for part in binding.partition("="))
     if not equals:
         raise ValueError(f"--gin.{binding}: must have the form --gin.NAME=value")
+    if "\n" in binding or "\r" in binding:
+        raise ValueError(f"--gin.{name}: the value has a line break: give it in one line")
     if "." not in name and name not in defined | used:
         near = difflib.get_close_matches(name, defined, n=1)
         undefined = ", ".join(sorted(used - defined))
@@ -336,38 +335,3 @@ def _columns(rows: Sequence[tuple[str, str]], margin: str, width: int = 0) -> It
             break_long_words=False,
             break_on_hyphens=False,
         )
-
-
-def _unknown(name: str, reading: str, message: str) -> str:
-    """What to say of a function or class that gin does not know, in an override or in a file."""
-    mark = "@" if name.startswith("@") else ""
-    call = "()" if name.endswith("()") else ""
-    plain = name.removeprefix("@").removesuffix("()").split("/")[-1].split(".")[-1]
-    near = difflib.get_close_matches(plain, _configurables, n=1)
-    in_file = re.search(r'In file "(.*)", line (\d+)', message)
-    place = f"{in_file[1]}:{in_file[2]}" if in_file else reading
-    if near:
-        remedy = f"did you mean {mark}{near[0]}{call}?"
-    else:
-        remedy = f"gin files can name {', '.join(sorted(_configurables))}"
-    return f"{place}: {name} is no function or class that gin can use; {remedy}"
-
-
-def _not_found(error: OSError) -> OSError:
-    """What gin says of a file that it has not found, in one line and with a remedy."""
-    match = _NOT_FOUND.search(str(error))
-    if not match:
-        return OSError(_one_line(error))
-    name, folders, includer, line = match.groups()
-    folders = folders.replace("'', ", "")  # the working directory
-    where = f"{includer}:{line}: include {name!r}" if includer else f"--gin_file={name}"
-    return FileNotFoundError(
-        f"{where}: no such file, neither here nor in {folders}; give its full path, or its folder "
-        "in --gin_search_paths"
-    )
-
-
-def _one_line(error: BaseException) -> str:
-    """An error's message without gin's notes on who called whom."""
-    text = str(error).split("\n  In call to configurable")[0]
-    return " ".join(text.split())

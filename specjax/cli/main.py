@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 import jax
 
+from specjax.cli.entry import INTERRUPTED
+from specjax.cli.failures import tell
 from specjax.cli.help_format import HelpFormatter
 from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
-from specjax.runs.environment import specjax_version
+from specjax.runs.environment import check_devices, specjax_version
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -50,29 +52,35 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input (one line on stderr says what; a traceback as well if
-      SPECJAX_TRACEBACK is set), 130 interrupted.
+      The exit status: 0 done, 2 bad input, 1 an unexpected error, 130 interrupted; one line on
+      stderr says what it was. If SPECJAX_TRACEBACK is set, errors come as Python shows them.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parse(argv)
     args.command_line = ["specjax", *argv]
+    try:
+        return _run(args)
+    except Exception as error:
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            raise
+        return tell(args.command, error)
+    except KeyboardInterrupt:
+        print(f"specjax {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    check_devices()
     announcement = ""
     if args.command not in _WITHOUT_CACHE:
         # The one place where the command changes JAX's global settings.
         directory = enable_compilation_cache()
         kept = f"; later runs read the programs from {directory}" if directory else ""
         announcement = f"specjax: compiling, which takes a while{kept}"
-    try:
-        with count_compilations(announcement):
-            return args.run(args)
-    except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("SPECJAX_TRACEBACK"):
-            raise
-        print(f"specjax {args.command}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"specjax {args.command}: interrupted", file=sys.stderr)
-        return 130
+    with count_compilations(announcement):
+        status = args.run(args)
+        sys.stdout.flush()  # a failure is told here, not when Python ends
+        return status
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

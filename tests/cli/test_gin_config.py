@@ -3,12 +3,13 @@ import dataclasses
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import gin
 import pytest
 
 from specjax.checks import checked
-from specjax.cli import gin_config, infer, main
+from specjax.cli import failures, gin_config, infer, main
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
 
@@ -35,8 +36,11 @@ def car(wheel, name, *, doors=4):
 
 
 @pytest.fixture(autouse=True)
-def registered():
+def registered(monkeypatch):
     gin_config.register(Tyre, Wheel, vehicle=car)
+    # The functions of this file stand for the package's own.
+    places = (failures._PACKAGE, str(Path(__file__).parent))
+    monkeypatch.setattr(failures, "_PACKAGE", places)
 
 
 @pytest.fixture
@@ -122,6 +126,45 @@ def test_a_name_that_nothing_uses_is_told(files, tmp_path, line, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("Tyre.width=3", "--gin.Tyre.width: nothing here uses Tyre: leave it out"),
+        ("front/Wheel.size=3", "nothing here uses Wheel in the scope front: leave it out"),
+        ("NAME=a\nDOORS = 5", "--gin.NAME: the value has a line break: give it in one line"),
+        ("vehicle.name=a\rb", "--gin.vehicle.name: the value has a line break"),
+    ],
+)
+def test_an_override_without_effect_or_with_two_is_refused(files, binding, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(files, "NAME=x", binding)
+
+
+def test_a_scope_that_is_used_may_be_bound(files):
+    wheel, *_ = call(files, "NAME=x", "vehicle.wheel=@front/Wheel()", "front/Wheel.size=3.0")
+    assert wheel == Wheel(3.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("A = %B\nB = %A\nvehicle.wheel = %A", r"define %A by itself \(%A -> %B -> %A\): give one"),
+        ("vehicle.wheel = @vehicle()", r"define vehicle by itself \(vehicle -> vehicle\)"),
+        ("vehicle.wheel = [{'a': (%NONE,)}]", "use %NONE, but none defines it; add the file"),
+        ("include 'parts/wheel.gin'", "wheel.gin: this gin file includes itself"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_search_paths")
+def test_circles_and_gaps_are_told_in_one_line(files, line, message):
+    part = Path(files[0]).parents[1] / "parts" / "wheel.gin"
+    part.write_text(f"SIZE = 1.0\nWheel.size = %SIZE\n{line}\n")
+    run = Path(files[0])
+    run.write_text(run.read_text().replace("vehicle.wheel = @Wheel()\n", ""))
+    with pytest.raises(ValueError, match=message) as caught:
+        call(files, "NAME=x")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
 def test_an_override_may_use_a_name(files, tmp_path):
     (tmp_path / "own.gin").write_text("SPARE = 5\n")
     found = call([*files, str(tmp_path / "own.gin")], "NAME=x", "DOORS=%SPARE")
@@ -130,7 +173,7 @@ def test_an_override_may_use_a_name(files, tmp_path):
 
 def test_the_librarys_own_type_errors_are_told_and_others_are_not(files, monkeypatch):
     gin_config.configure(files, ["NAME=vw"])
-    with pytest.raises(TypeError, match="a fault"):
+    with pytest.raises(TypeError, match=r"has no len\(\)"):
         monkeypatch.setattr("tests.cli.test_gin_config.Wheel.__post_init__", fault, raising=False)
         gin_config.call(car)
     monkeypatch.setattr(
@@ -143,7 +186,7 @@ def test_the_librarys_own_type_errors_are_told_and_others_are_not(files, monkeyp
 
 
 def fault(self):
-    raise TypeError("a fault")
+    len(5)
 
 
 def test_a_method_that_is_misspelt_is_told_with_the_near_one(files):
@@ -333,9 +376,30 @@ def test_the_short_form_reaches_the_command(files, monkeypatch, capsys):
             return 0
 
     monkeypatch.setattr(main, "COMMANDS", {"drive": ("drive", "drives")})
-    monkeypatch.setattr(main.importlib, "import_module", lambda _: Command)
+    monkeypatch.setattr(main, "importlib", SimpleNamespace(import_module=lambda _: Command))
     arguments = ["drive", f"--gin_file={files[0]}", "--gin.NAME=vw", "--gin.DOORS=7"]
     assert main.main(arguments) == 0
     assert seen["car"] == (Wheel(2.0), "vw", 7)
     assert main.main([*arguments, "--gin.WINGS=2"]) == 2
     assert capsys.readouterr().err.startswith("specjax drive: --gin.WINGS: no such name")
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("vehicle.=1", "--gin.vehicle.: Malformatted scope or selector"),
+        (".x=1", "--gin..x: Unexpected token"),
+        ("DOORS=" + "[" * 5000, "--gin.DOORS: the value is nested too deeply"),
+    ],
+)
+def test_an_override_that_gin_cannot_read_is_named(files, binding, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gin_config.configure(files, ["NAME=x", binding])
+
+
+@pytest.mark.parametrize("text", [b"NAME = '\xff'\n", b'"""\n', b"NAME = (1,\n", b"A = {[]: 1}"])
+def test_a_file_that_gin_cannot_read_is_named(tmp_path, text):
+    file = tmp_path / "broken.gin"
+    file.write_bytes(text)
+    with pytest.raises(ValueError, match="broken.gin"):
+        gin_config.configure([str(file)], [])

@@ -1,0 +1,160 @@
+"""Kills `specjax infer`, `train` or `convert` at random moments, every second time two at once.
+
+    python tests/cli/kill_together.py infer --kills 40
+
+One or two children work in the same output directory until all are killed (SIGKILL) after a random
+while. A child that ends by itself must have done its work, or been refused by one line. At the end
+a child runs undisturbed, and what it leaves must equal, bit for bit, what a run leaves that nobody
+disturbs; a killed child's unfinished files must be gone.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Infer:
+    """Decodes 400 rows with a tiny pair."""
+
+    def __init__(self, directory: Path) -> None:
+        from tests.cli import kill_infer
+
+        self._run = kill_infer.Run(directory)
+
+    def start(self, output: Path) -> subprocess.Popen:
+        return self._run.start(output)
+
+    def outcome(self, output: Path) -> Any:
+        metrics = json.loads((output / "metrics.json").read_text())
+        metrics.pop("this_process")
+        names = sorted(path.name for path in output.iterdir())
+        return (output / "predictions.jsonl").read_bytes(), metrics, names
+
+
+class Train:
+    """Trains a vocabulary and a tiny network with samples of a teacher."""
+
+    def __init__(self, directory: Path) -> None:
+        from tests.training import kill_train
+
+        self._module = kill_train
+        self._data = directory
+        kill_train.prepare(directory)
+
+    def start(self, output: Path) -> subprocess.Popen:
+        return self._module.start(self._data, output, stderr=subprocess.PIPE)
+
+    def outcome(self, output: Path) -> Any:
+        return self._module.outcome(output)
+
+
+class Convert:
+    """Converts a T5 of 40 MB to another format."""
+
+    def __init__(self, directory: Path) -> None:
+        import jax
+
+        from specjax.checkpoints import save_model
+        from specjax.models import T5, T5Config
+
+        config = T5Config(
+            vocab_size=8000, embed_dim=512, num_heads=4, head_dim=64, mlp_dim=512,
+            num_encoder_layers=2, num_decoder_layers=2,
+        )  # fmt: skip
+        self._source = directory / "source"
+        save_model(self._source, config, T5(config).init(jax.random.key(0)), format="hf")
+
+    def start(self, output: Path) -> subprocess.Popen:
+        # Every child writes the same format, and each output another.
+        form = ("hf", "orbax", "t5x")[sum(output.name.encode()) % 3]
+        command = ["convert", str(self._source), str(output), "--to", form]
+        return subprocess.Popen(
+            [sys.executable, "-m", "specjax", *command],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def outcome(self, output: Path) -> Any:
+        from specjax.checkpoints import load_model
+        from specjax.training.fingerprint import digest
+
+        unfinished = [path.name for path in output.parent.glob(f".{output.name}.*")]
+        return digest(load_model(output).params), unfinished
+
+
+COMMANDS: dict[str, Callable[[Path], Any]] = {"infer": Infer, "train": Train, "convert": Convert}
+
+
+def check_ended(children: list[subprocess.Popen]) -> int:
+    """Kills the children; returns how many were at work, and asserts how the others ended."""
+    killed = 0
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+            killed += 1
+        _, told = child.communicate()
+        lines = [line for line in told.decode().splitlines() if line]
+        if child.returncode == 2:
+            assert "another process" in lines[-1] or "is not empty" in lines[-1], lines
+            assert not any("Traceback" in line for line in lines), lines
+        else:
+            assert child.returncode in (0, -9), lines
+    return killed
+
+
+def run(command: str, kills: int, seed: int) -> dict:
+    """Returns what happened; raises AssertionError where an outcome differs."""
+    rng = random.Random(seed)
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as temporary:
+        setting = COMMANDS[command](Path(temporary))
+        seconds = 0.0
+        for name in ("programs", "undisturbed"):  # the first one compiles
+            begun = time.monotonic()
+            child = setting.start(Path(temporary, name))
+            _, told = child.communicate()
+            assert child.returncode == 0, told.decode()
+            seconds = time.monotonic() - begun
+        expected = setting.outcome(Path(temporary, "undisturbed"))
+        killed = starts = runs = refused = 0
+        while killed < kills:
+            runs += 1
+            output = Path(temporary, f"disturbed{runs}")
+            for _ in range(rng.randint(2, 5)):
+                starts += 1
+                children = [setting.start(output) for _ in range(1 + starts % 2)]
+                slower = 1.6 if len(children) > 1 else 1.0  # they share the cores
+                time.sleep(rng.uniform(0.1, 1.1) * seconds * slower)
+                killed += check_ended(children)
+                refused += sum(child.returncode == 2 for child in children)
+            child = setting.start(output)
+            check_ended_alone(child)
+            assert setting.outcome(output) == expected, f"{output} differs"
+    return {"command": command, "kills": killed, "starts": starts, "runs": runs, "refused": refused}
+
+
+def check_ended_alone(child: subprocess.Popen) -> None:
+    """Asserts that an undisturbed child completes the run, or finds it completed."""
+    _, told = child.communicate()
+    assert child.returncode == 0 or b"is not empty" in told, told.decode()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(json.dumps(run(arguments.command, arguments.kills, arguments.seed)))

@@ -1,0 +1,169 @@
+"""A failed command ends with one line, and a status that says what kind of failure it was."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from specjax.cli import failures
+from specjax.cli.main import main
+from specjax.runs import inference
+from tests import tiny_pair
+
+COMMAND = [sys.executable, "-m", "specjax"]
+
+
+def failed(error, *, deliberate):
+    try:
+        if deliberate:
+            # As every refusal of the package is made.
+            exec(compile("raise error", failures.__file__, "exec"), {"error": error})
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def test_a_refusal_is_one_line_and_status_2(capsys):
+    error = failed(ValueError("a is wrong:\n do b"), deliberate=True)
+    assert failures.tell("infer", error) == 2
+    assert capsys.readouterr().err == "specjax infer: a is wrong: do b\n"
+
+
+def test_anything_else_is_one_line_with_a_log_and_status_1(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert failures.tell("infer", failed(ValueError("oops\n!"), deliberate=False)) == 1
+    (log,) = tmp_path.iterdir()
+    line = f"specjax infer: unexpected ValueError: oops !; its traceback is in {log}\n"
+    assert capsys.readouterr().err == line
+    assert "Traceback" in log.read_text() and "raise error" in log.read_text()
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null")
+    assert failures.tell("infer", failed(KeyError("x"), deliberate=False)) == 1
+    assert (
+        "could not be saved (Not a directory): set SPECJAX_TRACEBACK=1" in capsys.readouterr().err
+    )
+
+
+def test_a_command_that_breaks_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(inference, "read_examples", lambda *_, **__: 1 / 0)
+    assert main(["infer", "--gin.INPUT=x", f"--gin.OUTPUT_DIR={tmp_path / 'out'}"]) == 1
+    error = capsys.readouterr().err
+    assert "unexpected ZeroDivisionError" in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS=cuda: JAX cannot start this platform"),
+        (
+            {"JAX_ENABLE_X64": "maybe"},
+            "'JAX_ENABLE_X64': correct or unset the environment variable",
+        ),
+        ({"JAX_TRANSFER_GUARD": "disallow"}, "JAX_TRANSFER_GUARD=disallow: specjax must move"),
+    ],
+)
+def test_settings_of_jax_that_cannot_work_are_told(variables, message, tmp_path):
+    ended = subprocess.run(
+        [*COMMAND, "infer", "--gin.INPUT=x", f"--gin.OUTPUT_DIR={tmp_path / 'out'}"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("specjax") and message in last
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_reader_that_goes_is_no_error():
+    shell = f"{sys.executable} -m specjax infer --help | true; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert ended.returncode in (0, failures.BROKEN_PIPE)
+    assert ended.stderr == ""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("interrupted")
+    paths = tiny_pair.write_pair(directory / "models")
+    source = directory / "input.txt"
+    source.write_text("".join(f"{text}\n" for text in tiny_pair.sentences(40, seed=5)))
+    names = {"INPUT": source, **{k.upper(): v for k, v in paths.items()}}
+    return [*COMMAND, "infer", *(f"--gin.{name}={value}" for name, value in names.items())]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has /dev/full")
+def test_an_output_that_cannot_be_written_is_named(work, tmp_path):
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [*work, f"--gin.OUTPUT_DIR={tmp_path / 'out'}"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "XLA_FLAGS": ""},
+        )
+    assert process.returncode == 2
+    told = "specjax infer: standard output cannot be written (No space left on device): choose"
+    assert process.stderr.splitlines()[-1].startswith(told)
+
+
+SLEEPER = "from specjax.cli import entry; entry._end_on_interrupt(); import time; time.sleep(3)"
+
+
+def interrupted(*before, stderr, threads=2):
+    process = subprocess.Popen([*before, sys.executable, "-c", SLEEPER], stderr=stderr)
+    if process.stderr is not None:
+        process.stderr.close()
+    while _threads(process) < threads:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    return process.wait(timeout=60)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_ctrl_c_is_heard_though_nobody_reads_and_not_where_it_is_ignored():
+    assert interrupted(stderr=subprocess.DEVNULL) == 130
+    assert interrupted(stderr=subprocess.PIPE) == 130
+    ignoring = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    assert interrupted(*ignoring, stderr=subprocess.DEVNULL, threads=1) == 0
+
+
+def _threads(process):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("Threads:")[1].split()[0])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    "count", [4, pytest.param(40, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+)
+def test_ctrl_c_at_any_moment_ends_with_130_and_one_line(work, tmp_path, count):
+    rng = random.Random(count)
+    for i in range(count):
+        process = subprocess.Popen(
+            [*work, f"--gin.OUTPUT_DIR={tmp_path / str(i)}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XLA_FLAGS": ""},
+        )
+        while _threads(process) < 2:  # before, Python has not come to the first line of specjax
+            time.sleep(0.01)
+        time.sleep(7.0 * rng.random())
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode in (0, 130), error
+        if process.returncode:
+            assert error.splitlines()[-1] == "specjax: interrupted"
+        assert "Traceback" not in error

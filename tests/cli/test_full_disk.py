@@ -1,0 +1,90 @@
+"""A full disk ends each command with one line, and costs nothing that was written before."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from specjax.checkpoints import load_model
+from specjax.cli.main import main
+from tests import tiny_pair
+from tests.cli.test_train_directory import command, content, run
+
+# No file may grow beyond a size: the system refuses it as it refuses a full disk.
+COMMAND = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from specjax.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def fails(size, argv, *parts):
+    """Runs a command in a process of its own: Orbax's other writes fail after the first one."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, str(size), *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XLA_FLAGS": ""},
+    )
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "compiling" not in line]
+    assert len(lines) == 1, lines
+    for part in (*parts, "(File too large): free some space"):
+        assert part in lines[0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    for name, count in (("train", 40), ("validation", 8)):
+        texts = tiny_pair.sentences(count, seed=count)
+        (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in texts))
+    return directory
+
+
+def test_training(data, tmp_path):
+    for size in (200, 30_000):
+        fails(size, command(data, tmp_path, "NUM_STEPS=2"), "what was written before is kept")
+        assert not (tmp_path / "model").exists()
+    assert run(data, tmp_path, "NUM_STEPS=2") == 0
+    before = content(tmp_path)
+    fails(30_000, command(data, tmp_path, "NUM_STEPS=4"), str(tmp_path))
+    assert content(tmp_path / "model") == {
+        name.removeprefix("model/"): data
+        for name, data in before.items()
+        if name.startswith("model/")
+    }
+    assert run(data, tmp_path, "NUM_STEPS=4") == 0
+    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
+
+
+@pytest.mark.parametrize("form", ["hf", "orbax", "t5x"])
+def test_converting(tmp_path, form):
+    source = tiny_pair.write_model(tmp_path / "source", "verifier")
+    argv = ["convert", str(source), str(tmp_path / "out"), "--to", form]
+    fails(3_000, argv, str(tmp_path / "out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert main(argv) == 0
+    assert load_model(tmp_path / "out").format == form
+
+
+def test_the_demo(tmp_path, capsys):
+    paths = tiny_pair.write_pair(tmp_path / "models")
+    lines = ["en\tde", *(f"{text}\t{text}" for text in tiny_pair.sentences(4, seed=5))]
+    (tmp_path / "samples.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    argv = ["demo", *(f"--{k}={v}" for k, v in paths.items())]
+    argv += [f"--samples={tmp_path}/samples.tsv", "--rows=4", "--repeats=1"]
+    argv += [f"--output={tmp_path}/out"]
+    fails(2_000, argv, "results.json cannot be written")
+    assert not (tmp_path / "out").exists()
+    assert main(argv) == 0
+    mine = tmp_path / "foreign" / "results.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert main([*argv[:-1], f"--output={mine.parent}"]) == 2
+    assert f"{mine} exists, but demo_config.json does not say" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
