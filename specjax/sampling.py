@@ -215,7 +215,8 @@ def _keep_top_k(weights: Array, rank: Array, k: Array) -> Array:
 
 
 def _keep_top_p(weights: Array, rank: Array, p: Array) -> Array:
-    mass = p * total(weights)
+    # Not below the least normal number, which devices take for 0: no token at all would reach it.
+    mass = jnp.maximum(p * total(weights), jnp.finfo(jnp.float32).tiny)
     # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
     edge = _bisect(lambda bound: total(jnp.where(rank <= bound, weights, 0.0)) >= mass)
     return jnp.where((rank <= edge) | (p >= 1.0), weights, 0.0)

@@ -39,6 +39,7 @@ def reference(logits, temperature=1.0, top_k=None, top_p=None):
         {"top_p": 0.5},
         {"top_p": 1.0},
         {"top_p": 1e-6},
+        {"top_p": 1e-38},  # below the least normal number
         {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
         {"temperature": 0.0, "top_k": 3, "top_p": 0.3},
     ],

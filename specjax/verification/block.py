@@ -39,7 +39,7 @@ class Block(Verification):
         # A slice [G - 1, V] of the arrays would be a copy, so the result is sliced.
         remain = jax.vmap(residual_mass)(target_probs, draft_probs, scales)[1:-1]
         below = remain + (1.0 - scales[1:-1])
-        inner = jnp.where(below > 0.0, remain / jnp.where(below > 0.0, below, 1.0), 1.0)
+        inner = jnp.where(below == 0.0, 1.0, remain / jnp.where(below == 0.0, 1.0, below))
         inner = jnp.concatenate([inner, jnp.ones((1,), jnp.float32)])
         index = jnp.arange(1, tokens.size + 1)
         thresholds = jnp.where(index == num_drafted, reached, inner)
@@ -58,7 +58,7 @@ def block_acceptance_probs(
 
     def step(reached, ratio):
         # Zero stays zero, also if the ratio is infinite (a token that q cannot draw).
-        reached = jnp.where(reached > 0.0, jnp.minimum(reached * ratio, 1.0), 0.0)
+        reached = jnp.where(reached == 0.0, 0.0, jnp.minimum(reached * ratio, 1.0))
         return reached, reached
 
     probs = lax.scan(step, jnp.float32(1.0), ratios(tokens, draft_probs, target_probs))[1]

@@ -175,11 +175,11 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
 
 
 def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
-    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0; `[G]` float32."""
+    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if one is; `[G]` float32."""
     rows = jnp.arange(tokens.size)
     target, draft = target_probs[rows, tokens], draft_probs[rows, tokens]
-    ratio = target / jnp.where(draft > 0.0, draft, 1.0)
-    return jnp.where(draft > 0.0, ratio, jnp.where(target > 0.0, jnp.inf, 0.0))
+    ratio = target / jnp.where(draft == 0.0, 1.0, draft)
+    return jnp.where(draft == 0.0, jnp.where(target > 0.0, jnp.inf, target), ratio)
 
 
 def drafted(tokens: Array, num_drafted: Array) -> Array:
@@ -219,7 +219,9 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
 
 
 def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array) -> Array:
-    passes = uniforms < thresholds
+    # Nothing that follows a NaN is accepted.
+    finite = jnp.cumprod(1 - jnp.isnan(thresholds).astype(jnp.int32)) > 0
+    passes = (uniforms < thresholds) & finite
     if verification.keeps_last_pass:
         index = jnp.arange(1, passes.size + 1, dtype=jnp.int32)
         return jnp.max(jnp.where(passes, index, 0), initial=0)

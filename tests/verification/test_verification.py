@@ -332,3 +332,23 @@ def test_uniforms_that_are_not_one_per_token_are_refused():
     args = jnp.zeros((3,), jnp.int32), probs, probs, jnp.int32(3)
     with pytest.raises(ValueError, match=r"uniforms must be \[G\] = \(3,\), got shape \(1,\)"):
         verification.accept(verification.Token(), jnp.zeros((1,)), *args)
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
+@pytest.mark.parametrize("which", ["draft", "target"])
+@pytest.mark.parametrize(("at", "token"), [(0, True), (2, True), (1, False)])
+def test_nan_is_never_accepted(name, which, at, token):
+    algorithm, length = VERIFICATIONS[name], 3
+    tokens = jnp.zeros((length,), jnp.int32)
+    probs = {key: np.full((length + 1, 4), 0.25, np.float32) for key in ("draft", "target")}
+    uniforms = jnp.zeros((length,), jnp.float32)
+
+    def accepted():
+        carry = algorithm.init_carry(length) if algorithm.has_carry else ()
+        given = (jnp.asarray(probs["draft"]), jnp.asarray(probs["target"]), jnp.int32(length))
+        return int(verification.accept(algorithm, uniforms, tokens, *given, carry)[1])
+
+    assert accepted() == length  # the control: without NaN all is accepted
+    probs[which][at, 0 if token else 1] = np.nan
+    # Token verification never reads the other entries; the loop ends such a row.
+    assert accepted() <= at or (name == "Token" and not token)
