@@ -62,6 +62,11 @@ def read_examples(
         UTF-8, a field is missing or is not text, or the columns of a line are not as many as those
         of the first. The message names the file and the line.
     """
+    for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
+        if isinstance(field, bool) or not isinstance(field, str | int | None):
+            raise TypeError(
+                f"{name} must be a field's name or the number of a column, such as 0, got {field!r}"
+            )
     if isinstance(source, str) and source.startswith(SEQIO_PREFIX):
         # Imported only here: seqio imports TensorFlow, which takes seconds and a gigabyte.
         from specjax.data.seqio_tasks import task_texts

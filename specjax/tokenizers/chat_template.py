@@ -1,17 +1,28 @@
 """Chat templates: Jinja text that turns a list of messages into a prompt."""
 
+import contextvars
 import datetime
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+from jinja2 import nodes
 
 from specjax.tokenizers.model_files import read_json_if_there
+
+# Rounds of a template's loops and calls of its macros; a message takes a few.
+MOST_STEPS = 1_000_000
+MOST_TEXT = 10_000_000
+# Of a whole number; Python spells out no more either.
+MOST_BITS = 14_000
+
+# The steps that the rendering of this thread has made.
+_steps: contextvars.ContextVar[int] = contextvars.ContextVar("steps")
 
 
 def read_chat_template(directory: Path) -> str | None:
@@ -31,10 +42,18 @@ def read_chat_template(directory: Path) -> str | None:
     """
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 ({error}); restore the file") from None
     config = directory / "tokenizer_config.json"
     template = read_json_if_there(config).get("chat_template")
     if isinstance(template, list):
+        if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in template):
+            raise ValueError(
+                f"{config}: chat_template must be text, or a list of objects with name and "
+                "template; restore the file"
+            )
         named = {entry.get("name"): entry.get("template") for entry in template}
         if "default" not in named:
             raise ValueError(
@@ -78,11 +97,12 @@ def render_chat(
                 f"got {message!r}"
             )
     try:
-        return _compiled(template).render(
+        pieces = _compiled(template).generate(
             messages=[dict(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
             **{"tools": None, "documents": None, **variables},
         )
+        return contextvars.copy_context().run(_joined, pieces)
     except Exception as error:  # a template may do anything to the messages
         told = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"the chat template refuses the messages, or is faulty: {told}") from None
@@ -90,7 +110,7 @@ def render_chat(
 
 @functools.lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationMarks, jinja2.ext.loopcontrols],
@@ -102,6 +122,61 @@ def _compiled(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
+def _joined(pieces: Iterator[str]) -> str:
+    _steps.set(0)
+    text, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MOST_TEXT:
+            raise jinja2.TemplateError(f"its text has more than {MOST_TEXT:,} characters")
+        text.append(piece)
+    return "".join(text)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Transformers' environment, where no template runs for ever or fills the memory."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiplies, unless the result is larger than any prompt needs."""
+        if _size(operator, left, right) > 1:
+            raise jinja2.TemplateError(f"its product {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+    def count_step(self) -> bool:
+        """Ends a template that makes more steps than any conversation needs; else True."""
+        _steps.set(_steps.get() + 1)
+        if _steps.get() > MOST_STEPS:
+            raise jinja2.TemplateError(f"it has not ended after {MOST_STEPS:,} steps")
+        return True
+
+    def _parse(self, *args: Any) -> nodes.Template:
+        """Parses; whatever a template can repeat begins with `count_step`."""
+        tree = super()._parse(*args)
+        repeated = nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block
+        node: Any
+        for node in list(tree.find_all(repeated)):
+            count = nodes.Call(nodes.EnvironmentAttribute("count_step"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(count))
+            if isinstance(node, nodes.For) and node.test is not None:
+                # What it leaves out takes time as well.
+                node.test = nodes.And(count, node.test)
+            node.set_lineno(node.lineno).set_environment(self)
+        return tree
+
+
+def _size(operator: str, left: Any, right: Any) -> float:
+    """How large a product is, as a part of what is allowed."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length(), right.bit_length()
+        return (bits[0] * right if operator == "**" else sum(bits)) / MOST_BITS
+    for text, times in ((left, right), (right, left)):
+        if isinstance(text, str | bytes | list | tuple) and isinstance(times, int):
+            return len(text) * times / MOST_TEXT
+    return 0
+
+
 class _GenerationMarks(jinja2.ext.Extension):
     """`{% generation %}` ... `{% endgeneration %}`, which only training needs: the body stays."""
 
@@ -110,7 +185,7 @@ class _GenerationMarks(jinja2.ext.Extension):
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
+        return nodes.Scope(body).set_lineno(line)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:

@@ -47,7 +47,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         )
     config = read_json_if_there(path / "tokenizer_config.json")
     if str(config.get("tokenizer_class")).startswith("ByT5Tokenizer"):
-        return ByteTokenizer(int(config.get("extra_ids", 125)))
+        settings = TokenizerSettings(path)  # which checks their types
+        extra = settings.config.get("extra_ids")
+        return ByteTokenizer(125 if extra is None else extra)
     for name in SENTENCEPIECE_FILES:
         if (path / name).is_file():
             return SentencePieceTokenizer(path / name, path)

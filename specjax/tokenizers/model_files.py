@@ -34,13 +34,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: where there is no such file.
+      OSError: where it cannot be read.
       ValueError: where it is not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror}); restore the file") from None
+    except (ValueError, RecursionError) as error:  # no JSON, thousands of digits or of brackets
         raise ValueError(f"{path} is not readable as JSON ({error}); restore the file") from None
     if not isinstance(value, dict):
         raise ValueError(
@@ -107,8 +110,8 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
     """
 
     def checked(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{source}: {name}={value!r} must be a token id")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ValueError(f"{source}: {name}={repr(value)[:60]} must be a token id")
         return value
 
     def single(name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.tokenizers.chat_template import read_chat_template
 from specjax.tokenizers.model_files import SPECJAX_FILE, SpecialIds, read_json_if_there, special_ids
@@ -16,6 +17,7 @@ _FILES = (
 )
 
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_MOST_SENTINELS = 10_000  # T5 has 100, ByT5 125
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
@@ -28,6 +30,8 @@ class TokenizerSettings:
             for name in _FILES
             if directory is not None and (values := read_json_if_there(directory / name))
         }
+        if directory is not None:
+            _check_types(directory, self.files)
         self.directory = directory
         self.config = self.files.get("tokenizer_config.json", {})
         self.ids = SpecialIds() if directory is None else special_ids(directory)
@@ -47,7 +51,7 @@ class TokenizerSettings:
     def is_t5(self) -> bool | None:
         """Whether the model, else the tokenizer's class, is T5's; None where no file says."""
         kind = self.files.get("config.json", {}).get("model_type")
-        kind = kind or self.files.get(SPECJAX_FILE, {}).get("config", {}).get("family")
+        kind = kind or (self.files.get(SPECJAX_FILE, {}).get("config") or {}).get("family")
         kind = kind or self.config.get("tokenizer_class")
         return str(kind).lower().startswith("t5") if kind else None
 
@@ -131,18 +135,78 @@ def added_tokens(
     """
     added: dict[str, tuple[int, bool | None]] = {}
     # transformers 5 names them there alone.
-    beside = settings.directory and read_json_if_there(settings.directory / "tokenizer.json")
-    for entry in (beside or {}).get("added_tokens") or ():
+    for entry in _listed_tokens(settings.directory):
         added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
     for text, token_id in settings.files.get("added_tokens.json", {}).items():
         added.setdefault(text, (int(token_id), None))
-    for token_id, entry in settings.config.get("added_tokens_decoder", {}).items():
+    for token_id, entry in (settings.config.get("added_tokens_decoder") or {}).items():
         added[entry["content"]] = (int(token_id), bool(entry.get("special")))
     if is_t5 and not any(text.startswith("<extra_id_") for text in added):
-        count = settings.config.get("extra_ids", implied_sentinels(settings.rows, size))
+        count = settings.config.get("extra_ids")
+        count = implied_sentinels(settings.rows, size) if count is None else count
         for i in range(count):
             added[f"<extra_id_{i}>"] = (size + count - 1 - i, True)
     return added
+
+
+def _listed_tokens(directory: Path | None) -> list[dict[str, Any]]:
+    """What a `tokenizer.json` lists as added."""
+    if directory is None:
+        return []
+    file = directory / "tokenizer.json"
+    listed = read_json_if_there(file).get("added_tokens") or []
+    if not isinstance(listed, list) or not all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("content"), str)
+        and _is_id(entry.get("id"))
+        for entry in listed
+    ):
+        raise ValueError(
+            f"{file}: added_tokens must be a list of objects with content and id; restore the file"
+        )
+    return listed
+
+
+def _check_types(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Asserts that the values that are read here have the types that they must have."""
+
+    def check(name: str, key: str, wanted: str, good: bool, value: Any) -> None:
+        if not good:
+            shown = repr(value)[:60]
+            raise ValueError(
+                f"{directory / name}: {key}={shown} must be {wanted}; restore the file"
+            )
+
+    settings = files.get("tokenizer_config.json", {})
+    if (value := settings.get("extra_ids")) is not None:
+        good = _is_id(value) and value <= _MOST_SENTINELS
+        check("tokenizer_config.json", "extra_ids", f"in 0 .. {_MOST_SENTINELS}", good, value)
+    if (value := settings.get("added_tokens_decoder")) is not None:
+        good = isinstance(value, dict) and all(
+            _is_id(_whole(key))
+            and isinstance(entry, dict)
+            and isinstance(entry.get("content"), str)
+            for key, entry in value.items()
+        )
+        wanted = "an object from ids to objects with content"
+        check("tokenizer_config.json", "added_tokens_decoder", wanted, good, value)
+    for text, value in files.get("added_tokens.json", {}).items():
+        check("added_tokens.json", text, "an id", _is_id(value), value)
+    if (value := files.get(SPECJAX_FILE, {}).get("config")) is not None:
+        check(SPECJAX_FILE, "config", "an object", isinstance(value, dict), value)
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            value = files.get(name, {}).get(key)
+            check(name, key, "a list or an object", isinstance(value, list | dict | None), value)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _whole(text: str) -> int | None:
+    """The number that a key spells; None for other keys, and beyond all ids."""
+    return int(text) if text.isdecimal() and len(text) <= 10 else None
 
 
 def implied_sentinels(rows: int, size: int) -> int:

@@ -50,7 +50,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.add_bos = settings.flag("add_bos_token", not is_t5)
         self.add_eos = settings.flag("add_eos_token", is_t5)
         self.chat_template = settings.chat_template
-        self.special_tokens = settings.texts(self, self._own_eos, self._sp.unk_id())
+        self.unk_id = self._sp.unk_id()
+        self.special_tokens = settings.texts(self, self._own_eos, self.unk_id)
 
     def _tokens_by_name(
         self, settings: TokenizerSettings, is_t5: bool
@@ -149,6 +150,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._vocab_size = max(vocabulary.values(), default=-1) + 1
         self._own_eos = settings.id_of("eos_token", vocabulary, -1)
         self.bos_id = settings.id_of("bos_token", vocabulary, -1)
+        self.unk_id = settings.id_of("unk_token", vocabulary, -1)
         pad = settings.id_of("pad_token", vocabulary, -1)
         self.eos_ids, self.pad_id = settings.eos_and_pad(self._own_eos, pad, file)
         # Without explicit flags the file's own post-processor decides.

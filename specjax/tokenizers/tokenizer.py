@@ -17,6 +17,7 @@ class Tokenizer(abc.ABC):
       eos_ids: ids that end a generation, one or several; the first is what `encode` appends.
       pad_id: fills finished rows; the first eos where the vocabulary has no pad.
       bos_id: begins a prompt, or None.
+      unk_id: stands for what the vocabulary cannot write, or None.
       add_bos: whether `encode` puts `bos_id` first (Llama, Gemma).
       add_eos: whether `encode` puts the vocabulary's own eos last (T5's inputs).
       chat_template: Jinja source, or None.
@@ -26,6 +27,7 @@ class Tokenizer(abc.ABC):
     eos_ids: tuple[int, ...]
     pad_id: int
     bos_id: int | None = None
+    unk_id: int | None = None
     add_bos: bool = False
     add_eos: bool = False
     chat_template: str | None = None

@@ -1,7 +1,12 @@
 import gzip
+import os
+import sys
+import threading
+import tracemalloc
 
 import pytest
 
+from specjax.data import files
 from specjax.data.files import read_lines
 
 
@@ -53,8 +58,69 @@ def test_damaged_gzip_data_give_an_error(tmp_path):
         list(read_lines(path))
 
 
+def test_what_would_fill_the_memory_once_unpacked_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(b"a\n" * 100_000, mtime=0))
+    assert len(list(read_lines(path))) == 100_000
+    monkeypatch.setattr(files, "LEAST_ROOM", 2**10)
+    with pytest.raises(ValueError, match=r"bomb\.txt\.gz holds more than .* 100 times its size"):
+        list(read_lines(path))
+    monkeypatch.setattr(files, "MOST_UNPACKED", 2000)
+    assert len(list(read_lines(path))) == 100_000
+    for room, error in ((200_000, None), (199_999, "holds more than 200 kB once it is unpacked")):
+        monkeypatch.setattr(files, "host_bytes", lambda room=room: room)
+        if error is None:
+            assert len(list(read_lines(path))) == 100_000
+        else:
+            with pytest.raises(ValueError, match=error):
+                list(read_lines(path))
+
+
+def test_a_gzipped_line_without_an_end_is_not_unpacked_whole(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(b"a" * 2**24, mtime=0))
+    monkeypatch.setattr(files, "LEAST_ROOM", 2**10)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="holds more than 1.6. MB once it is unpacked"):
+            next(read_lines(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_gzipped_file_is_unpacked_once(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(os.urandom(2**17).hex().encode(), mtime=0))
+    opened, own = [], gzip.open
+    monkeypatch.setattr(gzip, "open", lambda name: opened.append(name) or own(name))
+    assert len(list(read_lines(path))) == len(opened) == 1
+
+
 def test_a_missing_file_and_a_directory_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.txt: no such file"):
         list(read_lines(tmp_path / "absent.txt"))
     with pytest.raises(ValueError, match="is a directory"):
         list(read_lines(tmp_path))
+
+
+def test_a_pipe_without_a_writer_is_told_before_it_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    told, says = threading.Event(), []
+
+    def tell(*args, **options):
+        says.append((args, options["file"]))
+        told.set()
+
+    def write():
+        told.wait(5)
+        path.write_text("a\nb\n")
+
+    monkeypatch.setattr(files, "print", tell, raising=False)
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert [line for _, line in read_lines(path)] == ["a", "b"]
+    writer.join()
+    message = f"specjax: {path} is a pipe: waiting until something is written into it"
+    assert says == [((message,), sys.stderr)]

@@ -1,0 +1,153 @@
+"""Settings of a wrong type and chat templates without an end are told in one line."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from specjax.tokenizers import chat_template, load_tokenizer
+from specjax.tokenizers.chat_template import render_chat
+from specjax.training.vocabulary import write_vocabulary
+
+CONFIG = "tokenizer_config.json"
+
+
+@pytest.fixture(scope="module")
+def t5_dir(tmp_path_factory):
+    place = tmp_path_factory.mktemp("t5") / "words"
+    texts = ["a few words", "and some more of them"] * 5
+    write_vocabulary(place, None, texts, vocab_size=30, model_type="bpe")
+    return place
+
+
+def _write(directory, name, values):
+    (directory / name).write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": [1]},
+            "added_tokens_decoder=[1] must be",
+        ),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"x": {}}},
+            "must be an object from ids",
+        ),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"5": "x"}},
+            "must be an object from ids",
+        ),
+        (CONFIG, {"extra_ids": "x"}, "extra_ids='x' must be in 0 .. 10000"),
+        (CONFIG, {"extra_ids": 10**9}, "extra_ids=1000000000 must be in 0 .."),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "ByT5Tokenizer", "extra_ids": "x"},
+            "must be in",
+        ),
+        (CONFIG, {"additional_special_tokens": 5}, "must be a list or an object"),
+        (CONFIG, {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}, "from ids to objects"),
+        (CONFIG, {"chat_template": [1]}, "a list of objects with name and template"),
+        (CONFIG, {"chat_template": [{"name": []}]}, "a list of objects with name and template"),
+        ("added_tokens.json", {"<a>": "x"}, "<a>='x' must be an id"),
+        ("specjax.json", {"config": "x"}, "config='x' must be an object"),
+        ("tokenizer.json", {"added_tokens": [1]}, "added_tokens must be a list of objects"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_told(t5_dir, tmp_path, file, values, message):
+    (tmp_path / "spiece.model").write_bytes((t5_dir / "spiece.model").read_bytes())
+    _write(tmp_path, file, values)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path / file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}", b"\xff", b"[]"])
+def test_a_file_that_is_no_json_object_is_named(t5_dir, tmp_path, text):
+    (tmp_path / "spiece.model").write_bytes((t5_dir / "spiece.model").read_bytes())
+    (tmp_path / CONFIG).write_bytes(text)
+    with pytest.raises(ValueError, match=f"{CONFIG} .*restore the file"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        (CONFIG, {"extra_ids": None, "added_tokens_decoder": None}),
+        ("specjax.json", {"config": None}),
+    ],
+)
+def test_a_setting_that_is_null_is_as_if_it_were_absent(t5_dir, tmp_path, file, values):
+    (tmp_path / "spiece.model").write_bytes((t5_dir / "spiece.model").read_bytes())
+    plain = load_tokenizer(tmp_path)
+    _write(tmp_path, file, values)
+    assert load_tokenizer(tmp_path).vocab_size == plain.vocab_size
+    _write(tmp_path, CONFIG, {"tokenizer_class": "ByT5Tokenizer", "extra_ids": None})
+    assert load_tokenizer(tmp_path).vocab_size == 384
+
+
+MANY = "{% for i in range(99999) "
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (MANY + "%}" + MANY + "%}{% endfor %}{% endfor %}", "it has not ended after 20,000 step"),
+        (MANY + "%}" + MANY + "if false %}{% endfor %}{% endfor %}", "it has not ended"),
+        (MANY + "recursive %}{{ loop(range(99999)) if loop.depth < 3 }}{% endfor %}", "not ended"),
+        (
+            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ m(40) }}",
+            "it has not ended",
+        ),
+        (MANY + "%}{{ 'a' * 9999 }}{% endfor %}", "its text has more than 10,000,000 characters"),
+        ("{{ 'a' * 10 ** 9 }}", "its product * is too large"),
+        ("{{ 'a' * 1000000000 }}", "its product * is too large"),
+        ("{{ 9 ** (9 ** 9) }}", "its product ** is too large"),
+        (
+            "{% set n = namespace(x=3) %}" + MANY + "%}{% set n.x = n.x * n.x %}{% endfor %}",
+            "its product * is too large",
+        ),
+    ],
+)
+def test_a_chat_template_has_a_limit(monkeypatch, template, message):
+    monkeypatch.setattr(chat_template, "MOST_STEPS", 20_000)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        render_chat(template, [{"role": "user", "content": "hello"}])
+
+
+def test_a_chat_template_may_multiply_numbers():
+    template = "{{ 2 * 'ab' }} {{ 1700000000 * 1000 }} {{ 2 ** 3 }} {{ 2 ** -1 }} {{ 1.5 * 2 }}"
+    assert render_chat(template, []) == "abab 1700000000000 8 0.5 3.0"
+
+
+def test_a_chat_template_leaves_debuggers_at_work():
+    seen = []
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        render_chat("{{ seen(trace()) }}", [], seen=seen.append, trace=sys.gettrace)
+        assert seen[0] is sys.gettrace()
+    finally:
+        sys.settrace(before)
+
+
+def test_a_loop_of_a_chat_template_keeps_its_words():
+    template = (
+        "{% macro m(x) %}{{ x }}{{ caller() }}{% endmacro %}"
+        "{% for x in 'abc' if x != 'b' %}{{ loop.index }}{% call m(x) %}!{% endcall %}"
+        "{% if loop.last %}{% break %}{% endif %}{% else %}none{% endfor %}"
+    )
+    assert render_chat(template, []) == "1a!2c!"
+
+
+def test_a_chat_template_that_is_not_utf_8_is_told(t5_dir, tmp_path):
+    (tmp_path / "spiece.model").write_bytes((t5_dir / "spiece.model").read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not UTF-8"):
+        load_tokenizer(tmp_path)
