@@ -16,11 +16,12 @@ CORE = {"types", "checks", "sampling"}
 ALLOWED = {
     "types": {"checks"},
     "checks": set(),
+    "memory": set(),
     "sampling": {"types", "checks"},
     "rules": CORE,
     "verification": CORE,
     "partitioning": {"types", "checks", "models"},
-    "decoding": CORE | {"rules", "verification", "drafting", "partitioning"},
+    "decoding": CORE | {"rules", "verification", "drafting", "partitioning", "memory"},
     "drafting": CORE | {"rules", "verification", "decoding"},
     "models": {"types", "checks"},
     "acceptance_head": CORE,
