@@ -86,3 +86,11 @@ def test_unreadable_samples_are_told_in_one_line(arguments, tmp_path, capsys, wr
     assert main([*arguments, f"--samples={samples}"]) == 2
     error = capsys.readouterr().err
     assert str(samples) in error and message in error and error.count("\n") == 1
+
+
+def test_results_that_no_demo_made_are_refused_and_kept(arguments, tmp_path, capsys):
+    mine = tmp_path / "results.json"
+    mine.write_text("mine")
+    assert main([*arguments, f"--output={tmp_path}"]) == 2
+    assert f"{mine} exists, but demo_config.json does not say" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
