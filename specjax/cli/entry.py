@@ -26,7 +26,10 @@ def run() -> NoReturn:
     except ValueError as error:
         print(f"specjax: {error}: correct or unset the environment variable", file=sys.stderr)
         sys.exit(2)
-    sys.exit(main())
+    status = main()
+    # All is done: else Python's end would meet the signal without a handler.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(status)
 
 
 def _end_on_interrupt() -> None:
