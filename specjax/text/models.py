@@ -180,6 +180,11 @@ def load_text_model(
     _check_mesh(mesh)
     words = _tokenizer(path, tokenizer)
     loaded = load_model(path, dtype=dtype, mesh=mesh, check_weights=check_weights)
+    if not 0 <= words.pad_id < loaded.config.vocab_size:
+        raise ValueError(
+            f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
+            "correct generation_config.json"
+        )
     return TextModel(loaded.model, loaded.params, words, mesh, os.fspath(path))
 
 
