@@ -107,7 +107,7 @@ class CheckedCache:
         if entry is None:
             return None
         value = entry[: -len(self._end(b""))]
-        if entry == value + self._end(value):
+        if entry[len(value) :] == self._end(value):
             return value
         (self._path / f"{key}-cache").unlink(missing_ok=True)
         if not self._told:

@@ -354,7 +354,8 @@ class Decoder:
             return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
 
         # Whatever does not fit is refused now, not when its turn comes.
-        for same in {plan[1:]: plan for plan in plans}.values():
+        wanted = (plan for plan in plans if any(int(m) not in done for m in plan.members))
+        for same in {plan[1:]: plan for plan in wanted}.values():
             make_engine(same)
         done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)

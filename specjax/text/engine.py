@@ -100,7 +100,7 @@ class Engine:
     ) -> None:
         check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
-        sizes = {"rows": rows, "refill": refill, "prompt_length": prompt_length, "max_new": max_new}
+        sizes = {"refill": refill, "prompt_length": prompt_length, "max_new": max_new}
         for name, size in sizes.items():
             check_count(name, size, "give a whole number")
         if refill > rows:

@@ -9,23 +9,8 @@ import specjax
 from specjax import rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
-from tests import tiny_pair
 from tests.cli import kill_infer
 from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def done(paths, tmp_path_factory):
-    """A finished run: its input and its output directory."""
-    directory = tmp_path_factory.mktemp("run")
-    source = write(directory, TEXTS)
-    assert main(arguments(paths, source, directory / "out")) == 0
-    return source, directory / "out"
 
 
 def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):

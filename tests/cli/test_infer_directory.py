@@ -14,22 +14,7 @@ import specjax
 from specjax.checksums import CHECKSUMS_NAME
 from specjax.cli.main import main
 from specjax.runs import environment, inference
-from tests import tiny_pair
 from tests.cli.infer_command import TEXTS, arguments, rows, write
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def done(paths, tmp_path_factory):
-    """A finished run: its input and its output directory."""
-    directory = tmp_path_factory.mktemp("run")
-    source = write(directory, TEXTS)
-    assert main(arguments(paths, source, directory / "out")) == 0
-    return source, directory / "out"
 
 
 def test_another_configuration_or_input_is_refused(paths, done, tmp_path, capsys):
