@@ -1,14 +1,19 @@
 """Strict settings for every test; they must be in place before jax starts its backends."""
 
 import os
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in _flags:
     os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=8".strip()
 
-# No test reads or leaves programs in the user's cache.
-os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+# What several tests and their subprocesses compile is compiled once. The directory is this
+# process's own: no test reads or leaves programs in the user's cache.
+_programs = tempfile.TemporaryDirectory(prefix="specjax-tests-")
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import jax
 

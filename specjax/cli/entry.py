@@ -47,10 +47,10 @@ def _end_on_interrupt() -> None:
             while reading.recv(1)[0] != signal.SIGINT:
                 pass
         try:
-            os.write(2, b"\nspecjax: interrupted\n")
             flush = threading.Thread(target=sys.stdout.flush, daemon=True)
             flush.start()
             flush.join(0.5)
+            os.write(2, b"\nspecjax: interrupted\n")  # nothing may be told after it
         finally:  # also if the reader of stderr, such as `tee`, has gone by the same Ctrl-C
             os._exit(INTERRUPTED)
 

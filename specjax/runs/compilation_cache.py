@@ -95,7 +95,8 @@ class CheckedCache:
     _FRAME = b"\x50\x2a\x4d\x18" + (32).to_bytes(4, "little")
 
     def __init__(self, cache: Any) -> None:
-        self._cache, self._told = cache, False
+        self._cache = cache
+        self._told: set[str] = set()
 
     @property
     def _path(self) -> Any:
@@ -110,19 +111,23 @@ class CheckedCache:
         if entry[len(value) :] == self._end(value):
             return value
         (self._path / f"{key}-cache").unlink(missing_ok=True)
-        if not self._told:
-            print(
-                f"specjax: {self._path} has programs that are damaged or have no checksum: "
-                "compiling them again",
-                file=sys.stderr,
-                flush=True,
-            )
-        self._told = True
+        self._tell(
+            f"{self._path} has programs that are damaged or have no checksum: compiling them again"
+        )
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a value unless the key has one."""
-        self._cache.put(key, value + self._end(value))
+        """Keeps a value unless the key has one; on a full disk it says once that it cannot."""
+        try:
+            self._cache.put(key, value + self._end(value))
+        except OSError as error:
+            (self._path / f"{key}-cache").unlink(missing_ok=True)
+            self._tell(f"compiled programs are not kept: {self._path}: {error.strerror or error}")
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            print(f"specjax: {message}", file=sys.stderr, flush=True)
+        self._told.add(message)
 
     def _end(self, value: bytes) -> bytes:
         return self._FRAME + hashlib.sha256(value).digest()

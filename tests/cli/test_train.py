@@ -119,6 +119,7 @@ def test_another_vocabulary_is_refused(data, trained, tmp_path, capsys):
     assert run(data, tmp_path, f"TEACHER={model}", distil, "NUM_STEPS=1") == 0
 
 
+@pytest.mark.exhaustive
 def test_an_embedding_with_rows_to_spare_keeps_the_vocabulary(data, tmp_path):
     """T5's sentinels are implied by the embedding's rows; the run's own files must not."""
     bindings = ["T5Config.vocab_size=200", "NUM_STEPS=1"]

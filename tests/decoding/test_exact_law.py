@@ -90,7 +90,7 @@ COPIES = 7000
 
 # Each rule meets one verification here and all of them in `make test-all`: programs compile slowly.
 QUICK = [
-    (name, dict.fromkeys(["Lossless", *list(RULES)[i :: len(VERIFICATIONS)]]))
+    (name, dict.fromkeys(["Lossless", *list(RULES)[i + 1 :: 5]]))
     for i, name in enumerate(VERIFICATIONS)
 ]
 SOME = ["Block", "GreedyBlock", pytest.param("Token", marks=pytest.mark.exhaustive)]

@@ -1,3 +1,4 @@
+import errno
 import itertools
 import os
 import subprocess
@@ -122,3 +123,20 @@ def test_jax_alone_reads_programs_that_have_a_checksum(tmp_path):
     assert path.read_bytes() != entry == cache.get("key")
     assert jax_cache.decompress_executable(path.read_bytes()) == b"program" * 99
     assert cache.get("another") is None
+
+
+def test_a_full_disk_is_told_once_and_leaves_no_torn_entry(tmp_path, capsys):
+    class Full:
+        _path = tmp_path
+
+        def put(self, key, value):
+            (tmp_path / f"{key}-cache").write_bytes(value[:9])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = CheckedCache(Full())
+    cache.put("one", b"program" * 99)
+    cache.put("two", b"program" * 99)
+    assert capsys.readouterr().err == (
+        f"specjax: compiled programs are not kept: {tmp_path}: No space left on device\n"
+    )
+    assert not list(tmp_path.iterdir())
