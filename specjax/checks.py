@@ -19,10 +19,12 @@ def check_path(path: Any, what: str = "") -> None:
         raise ValueError(f"{what}{path!r} must be a path, but has a NUL character: remove it")
 
 
-def check_count(name: str, value: Any, remedy: str) -> None:
-    """Raises ValueError unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}: {remedy}")
+def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
+    """Raises ValueError unless `value` is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        raise ValueError(
+            f"{name} must be a whole number of at least {low}, got {value!r}: {remedy}"
+        )
 
 
 def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> None:

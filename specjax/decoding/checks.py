@@ -93,7 +93,8 @@ def _check_span(name: str, value: Any, low: int, high: int) -> None:
 
 def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verification) -> None:
     """Raises TypeError or ValueError unless the parts of a round fit together."""
-    check_part("drafter", drafter, ("propose", "bonus", "commit"), "NeuralDrafter(...)")
+    needed = ("draft_limits", "propose", "bonus", "commit")
+    check_part("drafter", drafter, needed, "NeuralDrafter(...)")
     check_part(
         "verification",
         verification,

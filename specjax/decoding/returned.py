@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_array, check_like, unpacked
-from specjax.types import Array, Bonus, DraftBlock, Drafter
+from specjax.types import Array, Bonus, DraftBlock, Drafter, Params
 
 
 def check_state(drafter: Drafter, state: Any, rows: int) -> None:
@@ -20,6 +20,18 @@ def check_state(drafter: Drafter, state: Any, rows: int) -> None:
                 f"{type(drafter).__name__}.prefill: state{jax.tree_util.keystr(path)} must be "
                 f"[B, ...] with B = {rows} rows, got shape {list(jnp.shape(leaf))}"
             )
+
+
+def planned(drafter: Drafter, params: Params, state: Any, limits: Array) -> Array:
+    """What `draft_limits` says, within 0 and `limits`; both `[B]` int32.
+
+    Raises:
+      TypeError: naming the drafter, if it gives no `[B]` int32.
+    """
+    asked = drafter.draft_limits(params, state, limits)
+    where = f"{type(drafter).__name__}.draft_limits"
+    check_array(where, asked, "[B]", limits.shape, jnp.int32)
+    return jnp.clip(asked, 0, limits)
 
 
 def checked_block(

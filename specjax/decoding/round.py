@@ -23,7 +23,7 @@ from specjax.decoding.outcome import (
     emitted,
     report,
 )
-from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed
+from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed, planned
 from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
 from specjax.sampling import num_uniforms
 from specjax.types import (
@@ -159,6 +159,7 @@ class Round:
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
         state, behind = self._catch_up(params, state, active)
+        drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
         proposed = self.drafter.propose(
             params.drafter,
             state.drafter,
@@ -166,7 +167,7 @@ class Round:
             limits,
             for_draft,
             sampling,
-            active if self._reads_bonus(rule) else limits > 0,
+            active if self._reads_bonus(rule) else drafts,
             with_confidence=rule.reads_draft_confidence,
         )
         block, drafter = checked_block(self.drafter, proposed, limits, rule.reads_draft_confidence)

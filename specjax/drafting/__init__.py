@@ -1,14 +1,38 @@
 """Drafting: how a block of tokens is proposed, and when a proposal stops."""
 
+from specjax.drafting.budget import Budget
+from specjax.drafting.cost_aware import CostAware
+from specjax.drafting.costs import Costs, read_costs
+from specjax.drafting.estimates import (
+    ConfidenceEstimate,
+    Estimate,
+    HeadEstimate,
+    OnlineEstimate,
+)
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
+from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength
+from specjax.drafting.thresholds import Confidence, Entropy, Survival
 from specjax.types import Drafter, Stopping
 
 __all__ = [
+    "Budget",
+    "Confidence",
+    "ConfidenceEstimate",
+    "CostAware",
+    "Costs",
     "Drafter",
+    "Entropy",
+    "Estimate",
     "FixedLength",
+    "GreedyOracle",
+    "HeadEstimate",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "NeuralDrafterState",
+    "OnlineEstimate",
     "Stopping",
+    "Survival",
+    "agreeing_runs",
+    "read_costs",
 ]

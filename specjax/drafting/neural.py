@@ -13,7 +13,7 @@ from jax import lax
 from specjax.checks import check_count, check_part, check_static
 from specjax.decoding import history as history_lib
 from specjax.decoding.history import History
-from specjax.drafting.stopping import FixedLength, decide
+from specjax.drafting.stopping import FixedLength, Past, begin, decide, first_past, learn
 from specjax.sampling import confidence, distribution, draw, num_uniforms
 from specjax.types import (
     Array,
@@ -45,11 +45,13 @@ class NeuralDrafterState(NamedTuple):
       cache: the model's.
       positions: `[B]` int32, where the last committed token belongs.
       history: what of the rows the cache holds.
+      past: what the stopping policy knows of earlier rounds; () if it keeps nothing.
     """
 
     cache: Cache
     positions: Array
     history: History
+    past: Past | tuple[()] = ()
 
 
 class _Drafting(NamedTuple):
@@ -74,20 +76,29 @@ class NeuralDrafter(Drafter):
       model: the small language model.
       max_draft: G >= 1.
       stopping: when a draft ends before that.
+      min_draft: whatever the policy says, no draft ends before so many tokens; 0 .. G. A row whose
+        own limit is lower keeps to that.
       name: under which its passes are counted.
 
     Raises:
-      ValueError: if `max_draft` is no whole number or below 1.
+      ValueError: if `max_draft` is no whole number or below 1, or `min_draft` none in 0 .. G.
     """
 
     model: LanguageModel
     max_draft: int
     stopping: Stopping = FixedLength()  # noqa: RUF009  immutable
+    min_draft: int = 0
     name: str = "drafter"
 
     def __post_init__(self) -> None:
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
-        check_part("stopping", self.stopping, ("init", "step"), "drafting.FixedLength()")
+        check_count("min_draft", self.min_draft, "give a whole number", low=0)
+        if self.min_draft > self.max_draft:
+            raise ValueError(
+                f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
+            )
+        needed = ("bind", "remember", "begin", "step", "learn")
+        check_part("stopping", self.stopping, needed, "drafting.FixedLength()")
         check_static("stopping", self.stopping)
 
     @property
@@ -110,7 +121,10 @@ class NeuralDrafter(Drafter):
         """One drafter, whose distributions depend on the prefix alone."""
         fixed = self.stopping.is_fixed
         return DraftTraits(
-            random_stops=self.stopping.is_random, fixed_length=fixed, independent_rows=fixed
+            prefix_only=not self.stopping.reads_past,
+            random_stops=self.stopping.is_random,
+            fixed_length=fixed,
+            independent_rows=fixed,
         )
 
     @property
@@ -124,6 +138,7 @@ class NeuralDrafter(Drafter):
             "name": self.name,
             "model": self.model.describe(),
             "max_draft": self.max_draft,
+            "min_draft": self.min_draft,
             "stopping": repr(self.stopping),
         }
 
@@ -145,7 +160,14 @@ class NeuralDrafter(Drafter):
             params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
         )
         history = history_lib.begin(filled, max_length, self.max_draft)
-        return NeuralDrafterState(filled.cache, filled.positions, history)
+        past = first_past(self.stopping, params.stopping, inputs.shape[0], self.max_draft)
+        return NeuralDrafterState(filled.cache, filled.positions, history, past)
+
+    def draft_limits(
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
+    ) -> Array:
+        """What the policy says, within `min_draft` and what is allowed."""
+        return self._begin(params, state, limits)[0]
 
     def propose(
         self,
@@ -164,6 +186,7 @@ class NeuralDrafter(Drafter):
             self.model, params.model, state.cache, state.positions, state.history, active
         )
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
+        limits, policy = self._begin(params, state, limits)
         uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
         keep_confidence = with_confidence or self.stopping.reads_confidence
 
@@ -186,6 +209,7 @@ class NeuralDrafter(Drafter):
                 confidences=confidences,
                 num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
             )
+            stops &= index + 1 >= self.min_draft
             going = carry.going & ~stops & (index + 1 < limits)
             return _Drafting(index + 1, block, cache, token, going, policy)
 
@@ -199,13 +223,16 @@ class NeuralDrafter(Drafter):
             cache=cache,
             last=tokens,
             going=active & (limits > 0),
-            policy=self.stopping.init(rows),
+            policy=policy,
         )
         done = lax.while_loop(unfinished, step, start)
         block = done.block._replace(calls={self.name: done.step + behind})
         # Step i read the token before draft token i + 1.
         history = history_lib.note_block(history, state.positions, block.tokens, done.step)
-        return block, state._replace(cache=done.cache, history=history)
+        past = state.past
+        if isinstance(past, Past):
+            past = past._replace(state=done.policy, drafted=block.num_drafted)
+        return block, state._replace(cache=done.cache, history=history, past=past)
 
     def bonus(
         self,
@@ -232,12 +259,19 @@ class NeuralDrafter(Drafter):
         return state._replace(
             positions=state.positions + counts,
             history=history_lib.commit(state.history, state.positions, tokens, counts),
+            past=learn(self.stopping, state.past, state.history.drafted, tokens, counts),
         )
 
     def state_axes(self, state: NeuralDrafterState) -> Axes:
         """See `Drafter`."""
         axes = row_axes(state._replace(cache=()))
         return axes._replace(cache=self.model.cache_axes(state.cache))
+
+    def _begin(
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
+    ) -> tuple[Array, Any]:
+        asked, policy = begin(self.stopping, params.stopping, state.past, limits, self.max_draft)
+        return jnp.clip(asked, jnp.minimum(self.min_draft, limits), limits), policy
 
     def _read(self, params, cache, tokens, positions, sampling, with_confidence):
         logits, hidden, cache = self.model.extend(params.model, cache, tokens[:, None], positions)

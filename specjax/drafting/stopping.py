@@ -1,12 +1,13 @@
 """Stopping policies: when a row's draft ends."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_array, check_like, unpacked
-from specjax.types import Array, Params, Stopping
+from specjax.types import Array, DraftOutcome, Params, Stopping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,80 @@ class FixedLength(Stopping):
     ) -> tuple[Array, Any]:
         """Never."""
         return jnp.zeros(token.shape, bool), state
+
+
+class Past(NamedTuple):
+    """What is kept for a policy that learns from earlier rounds.
+
+    Attributes:
+      memory: the policy's memory.
+      state: its state at the end of the last drafts.
+      drafted: `[B]` int32, how many tokens these have.
+    """
+
+    memory: Any
+    state: Any
+    drafted: Array  # [B]
+
+
+def first_past(policy: Stopping, params: Params, rows: int, longest: int) -> Past | tuple[()]:
+    """What is kept for rows that have drafted nothing; () for a policy that keeps nothing."""
+    if not policy.reads_past:
+        return ()
+    memory = policy.remember(params, rows, longest)
+    none = jnp.zeros((rows,), jnp.int32)
+    return Past(memory, policy.begin(params, memory, none, longest)[1], none)
+
+
+def begin(
+    policy: Stopping, params: Params, past: Past | tuple[()], limits: Array, longest: int
+) -> tuple[Array, Any]:
+    """What `policy.begin` says, checked while the program is traced.
+
+    Raises:
+      TypeError: naming the policy, if it gives no `[B]` int32 or another state than before.
+    """
+    where = f"{type(policy).__name__}.begin"
+    memory = past.memory if isinstance(past, Past) else ()
+    returned = policy.begin(params, memory, limits, longest)
+    asked, state = unpacked(where, returned, ("limits", "state"))
+    check_array(f"{where}: limits", asked, "[B]", limits.shape, jnp.int32)
+    if isinstance(past, Past):
+        check_like(f"{where}: state", state, past.state)
+    return asked, state
+
+
+def learn(
+    policy: Stopping, past: Past | tuple[()], drafted: Array, tokens: Array, counts: Array
+) -> Past | tuple[()]:
+    """What the policy has learnt once tokens are committed.
+
+    Args:
+      policy: the policy.
+      past: what is kept for it.
+      drafted: `[B, G]` int32, the tokens of the last drafts.
+      tokens: `[B, T]` int32, of which `counts [B]` were committed.
+      counts: `[B]` int32; a row with 0 learns nothing.
+
+    Raises:
+      TypeError: naming the policy, if it changes the kind of its memory.
+    """
+    if not isinstance(past, Past):
+        return past
+    width = min(tokens.shape[1], drafted.shape[1])
+    known = jnp.minimum(counts, past.drafted)
+    agrees = tokens[:, :width] == drafted[:, :width]
+    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < known[:, None]
+    agreed = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    outcome = DraftOutcome(past.drafted, agreed, agreed < known)
+    memory = policy.learn(past.memory, past.state, outcome)
+    check_like(f"{type(policy).__name__}.learn: memory", memory, past.memory)
+    told = counts > 0
+
+    def keep(new: Array, old: Array) -> Array:
+        return jnp.where(told.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+
+    return past._replace(memory=jax.tree.map(keep, memory, past.memory))
 
 
 def decide(

@@ -4,7 +4,14 @@ Axes: B rows, G longest draft block, N longest output, V vocabulary, T tokens in
 S cache length, D model width.
 """
 
-from specjax.types.drafting import Bonus, DraftBlock, Drafter, DraftTraits, Stopping
+from specjax.types.drafting import (
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftOutcome,
+    DraftTraits,
+    Stopping,
+)
 from specjax.types.language_model import (
     Array,
     Axes,
@@ -49,6 +56,7 @@ __all__ = [
     "DecodeInfo",
     "DecodeState",
     "DraftBlock",
+    "DraftOutcome",
     "DraftTraits",
     "Drafter",
     "Extended",

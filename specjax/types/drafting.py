@@ -210,24 +210,55 @@ class Drafter(Protocol):
         """
         return state
 
+    def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
+        """How many tokens each row is to draft at most, before anything is drafted.
+
+        Args:
+          params: the drafter's parameters.
+          state: its state.
+          limits: `[B]` int32 in 0 .. G, what is allowed.
+
+        Returns:
+          `[B]` int32, by default those allowed. `propose` is given those allowed too; a row with 0
+          here is not `active` there, unless it may be asked for a bonus.
+        """
+        return limits
+
     def state_axes(self, state: Any) -> Axes:
         """The logical axis names of the state; by default only the rows are spread."""
         return row_axes(state)
 
 
+class DraftOutcome(NamedTuple):
+    """What became of the rows' last drafts.
+
+    Attributes:
+      drafted: `[B]` int32, how many tokens were drafted; 0 where a row drafted nothing.
+      agreed: `[B]` int32, how many of them were committed as they were drafted.
+      rejected: `[B]` bool, whether another token was committed in the place of the next one. False
+        too where the row's output ended before it.
+    """
+
+    drafted: Array  # [B]
+    agreed: Array  # [B]
+    rejected: Array  # [B]
+
+
 class Stopping(Protocol):
     """Decides when a row's draft ends; static and hashable, arrays in `params` and the state.
 
-    A policy of your own derives from this class and defines `step`.
+    A policy of your own derives from this class and defines `step`; the rest has defaults.
 
-    The decision after token i may look at the tokens up to i and what was known with them, never
-    at a later one: then verification stays exact. The token just drawn is always kept.
+    The decision after token i may look at the tokens up to i and what was known with them, and at
+    earlier rounds, never at a later token: then verification stays exact. The token just drawn is
+    always kept.
 
     Attributes:
       is_random: whether it uses randomness of its own; False by default.
       is_fixed: whether it never stops a draft before its longest length; False by default.
       reads_confidence: whether `step` reads the confidence distributions, which are None otherwise;
         False by default.
+      reads_past: whether it keeps a memory of earlier rounds; False by default.
     """
 
     if TYPE_CHECKING:
@@ -247,14 +278,57 @@ class Stopping(Protocol):
             """See above."""
             return False
 
+        @property
+        def reads_past(self) -> bool:
+            """See above."""
+            return False
+
     else:
         is_random = False
         is_fixed = False
         reads_confidence = False
+        reads_past = False
 
-    def init(self, rows: int) -> Any:
-        """The state before a draft's first token; the leading axis of its arrays is the batch."""
+    def bind(self, head: Any = None) -> "tuple[Stopping, Params]":
+        """Takes the policy apart: its static part, and its numbers, which are traced.
+
+        Another number then compiles nothing. By default the policy itself and no parameters.
+
+        Args:
+          head: the drafter's acceptance head, or None if it has none.
+
+        Raises:
+          ValueError: if the policy needs a head and there is none.
+        """
+        return self, ()
+
+    def remember(self, params: Params, rows: int, longest: int) -> Any:
+        """The memory of rows that have drafted nothing yet; see `reads_past`.
+
+        Args:
+          params: the policy's own parameters.
+          rows: B.
+          longest: G.
+
+        Returns:
+          A pytree; the leading axis of its arrays is the batch.
+        """
         return ()
+
+    def begin(self, params: Params, memory: Any, limits: Array, longest: int) -> tuple[Array, Any]:
+        """Says how much a round may draft, before its first token.
+
+        Args:
+          params: the policy's own parameters.
+          memory: what is known of earlier rounds.
+          limits: `[B]` int32 in 0 .. G, what each row may draft; 0 in rows that take no part.
+          longest: G.
+
+        Returns:
+          `[B]` int32, what each row is to draft at most (what exceeds `limits` is cut off), and the
+          policy's state; the leading axis of its arrays is the batch. By default `limits` and ().
+        """
+        return limits, ()
 
     @abc.abstractmethod
     def step(
@@ -282,3 +356,18 @@ class Stopping(Protocol):
         Returns:
           `[B]` bool, and the new state.
         """
+
+    def learn(self, memory: Any, state: Any, outcome: DraftOutcome) -> Any:
+        """Takes note of what became of the drafts; called where `reads_past`.
+
+        Rows to which nothing was committed keep their memory, whatever is returned.
+
+        Args:
+          memory: what is known of earlier rounds.
+          state: the policy's state at the end of the drafts.
+          outcome: what became of them.
+
+        Returns:
+          The new memory.
+        """
+        return memory

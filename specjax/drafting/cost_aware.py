@@ -1,0 +1,238 @@
+"""A stopping policy that weighs what a draft token costs against what it saves.
+
+Axes: B rows, G longest block.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import check_part
+from specjax.drafting.costs import Costs
+from specjax.drafting.estimates import Estimate, OnlineEstimate
+from specjax.drafting.rates import Rates, acceptance, add_round, chances, no_rates
+from specjax.drafting.thresholds import SurvivalState, begin_survival, check_estimate, judge
+from specjax.types import Array, DraftOutcome, Params, Stopping
+
+_KEPT = 0.9
+
+
+class CostTable(NamedTuple):
+    """Measured times, in seconds.
+
+    Attributes:
+      rows: `[R]` float32, increasing batch sizes.
+      widths: `[W]` float32, increasing numbers of tokens.
+      draft: `[R]`, one pass of the drafter.
+      verifier: `[R, W]`, one pass of the verifier.
+    """
+
+    rows: Array  # [R]
+    widths: Array  # [W]
+    draft: Array  # [R]
+    verifier: Array  # [R, W]
+
+
+class CostAwareParams(NamedTuple):
+    """Attributes: the times, and the estimate's parameters."""
+
+    costs: CostTable
+    estimate: Params
+
+
+class Spent(NamedTuple):
+    """What earlier rounds took and gave, older ones counting less.
+
+    Attributes:
+      seconds: `[B]` float32, by the cost model.
+      tokens: `[B]` float32, the row's own.
+      rates: of acceptance.
+      estimate: the estimate's memory.
+    """
+
+    seconds: Array  # [B]
+    tokens: Array  # [B]
+    rates: Rates
+    estimate: Any
+
+
+class Weighing(NamedTuple):
+    """A draft whose next tokens are weighed.
+
+    Attributes:
+      judged: under the estimate.
+      going: `[B]` bool.
+      limits: `[B]` int32.
+      per_token: `[B]` float32, the seconds that a token takes at the present rate.
+      chances: `[B, G]` float32, of the next tokens.
+      draft: `[B]` float32, seconds of a pass of the drafter (one number for all rows).
+      verifier: `[B, G + 1]` float32, seconds of a pass of the verifier over 1 .. G + 1 tokens.
+    """
+
+    judged: SurvivalState
+    going: Array  # [B]
+    limits: Array  # [B]
+    per_token: Array  # [B]
+    chances: Array  # [B, G]
+    draft: Array  # [B]
+    verifier: Array  # [B, G + 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class CostAware(Stopping):
+    """Ends all drafts where the next tokens are expected to cost more time than they save.
+
+    m more tokens cost m passes of the drafter and a wider pass of the verifier. They save the time
+    that their accepted ones would take at the present rate: what recent rounds took, by the same
+    times, over the tokens that they gave. Drafts go on while any m is worth its cost. The chance
+    that a token not drawn yet is accepted is the row's recent rate. As passes are padded to their
+    widest row, all rows go on or end together.
+
+    Attributes:
+      costs: measured times; see `specjax bench cost`.
+      estimate: of the chance that a drawn token is accepted.
+
+    Source: SpecDec++ (arXiv 2405.19715), sections 3.1 and 4.2; the rate of a renewal process.
+    """
+
+    costs: Costs | None
+    estimate: Estimate = OnlineEstimate()  # noqa: RUF009  immutable
+
+    reads_past = True
+
+    def __post_init__(self) -> None:
+        if self.costs is not None:
+            needed = ("rows", "widths", "draft", "verifier")
+            check_part("CostAware: costs", self.costs, needed, "drafting.read_costs(FILE)")
+        check_estimate("CostAware", self.estimate)
+
+    @property
+    def reads_confidence(self) -> bool:
+        """Where the estimate does."""
+        return self.estimate.reads_confidence
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The times and the estimate's numbers are traced."""
+        estimate, numbers = self.estimate.bind(head)
+        assert self.costs is not None
+        table = CostTable(
+            *(
+                jnp.asarray(x, jnp.float32)
+                for x in (
+                    self.costs.rows,
+                    self.costs.widths,
+                    self.costs.draft,
+                    self.costs.verifier,
+                )
+            )
+        )
+        return CostAware(None, estimate), CostAwareParams(table, numbers)
+
+    def remember(self, params: Params, rows: int, longest: int) -> Spent:
+        """As if each row had just decoded one token without a draft."""
+        numbers = self._numbers(params)
+        one = jnp.ones((rows,), jnp.float32)
+        seconds = one * verifier_seconds(numbers.costs, rows, 1)[0]
+        memory = self.estimate.remember(numbers.estimate, rows)
+        return Spent(seconds, one, no_rates(rows), memory)
+
+    def begin(
+        self, params: Params, memory: Spent, limits: Array, longest: int
+    ) -> tuple[Array, Weighing]:
+        """0 for all where no draft is worth its first pass."""
+        numbers, rows = self._numbers(params), limits.size
+        draft = jnp.interp(jnp.float32(rows), numbers.costs.rows, numbers.costs.draft)
+        verifier = verifier_seconds(numbers.costs, rows, longest + 1)
+        # A round of B rows gives B times the tokens of one of them.
+        per_token = jnp.sum(memory.seconds) / jnp.sum(memory.tokens) / rows
+        state = Weighing(
+            judged=begin_survival(self.estimate, numbers.estimate, memory.estimate, rows, longest),
+            going=limits > 0,
+            limits=limits,
+            per_token=jnp.broadcast_to(per_token, (rows,)),
+            chances=chances(acceptance(memory.rates), longest),
+            draft=jnp.broadcast_to(draft, (rows,)),
+            verifier=jnp.broadcast_to(verifier[None], (rows, longest + 1)),
+        )
+        some = goes_on(state, jnp.int32(0), state.judged.survival)
+        return jnp.where(some, limits, 0), state
+
+    def step(
+        self,
+        params: Params,
+        state: Weighing,
+        token: Array,
+        probs: Array,
+        confidences: Array | None,
+        hidden: Array,
+        index: Array,
+    ) -> tuple[Array, Weighing]:
+        """See `Stopping`."""
+        numbers = self._numbers(params)
+        judged = judge(self.estimate, numbers.estimate, state.judged, confidences, hidden, index)
+        going = state.going & (index + 1 < state.limits)
+        state = state._replace(judged=judged, going=going)
+        survival = judged.survival
+        if self.estimate.lag:
+            survival = survival * state.chances[:, self.estimate.lag - 1]
+        stops = jnp.broadcast_to(~goes_on(state, index + 1, survival), going.shape)
+        return stops, state._replace(going=going & ~stops)
+
+    def learn(self, memory: Spent, state: Weighing, outcome: DraftOutcome) -> Spent:
+        """Adds the round's time and tokens."""
+        longest = jnp.max(outcome.drafted)
+        seconds = longest.astype(jnp.float32) * state.draft + state.verifier[:, longest]
+        tokens = 1.0 + outcome.agreed.astype(jnp.float32)
+        judged = state.judged
+        return Spent(
+            _KEPT * memory.seconds + seconds,
+            _KEPT * memory.tokens + tokens,
+            add_round(memory.rates, outcome),
+            self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome),
+        )
+
+    def _numbers(self, params: Params) -> CostAwareParams:
+        return params if isinstance(params, CostAwareParams) else self.bind()[1]
+
+
+def goes_on(state: Weighing, drafted: Array, survival: Array) -> Array:
+    """Whether any number of further tokens saves more time than it costs: scalar bool.
+
+    Args:
+      state: the draft.
+      drafted: int32 scalar, how many tokens the rows have that go on.
+      survival: `[B]` float32, the chance that all of these are accepted.
+    """
+    longest = state.chances.shape[1]
+    more = jnp.arange(1, longest + 1, dtype=jnp.int32)
+    fits = state.going[:, None] & (drafted + more[None] <= state.limits[:, None])
+    each = jnp.where(fits, survival[:, None] * state.chances, 0.0)
+    saved = state.per_token[0] * jnp.cumsum(jnp.sum(each, axis=0))
+    verifier = state.verifier[0]
+    wider = verifier[jnp.minimum(drafted + more, longest)] - verifier[drafted]
+    worth = saved > more.astype(jnp.float32) * state.draft[0] + wider
+    return jnp.any(worth & jnp.any(fits, axis=0))
+
+
+def verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
+    """Seconds of a pass over 1 .. `longest` tokens of each row: `[longest]` float32.
+
+    A pass is as wide as the least measured width that holds it; beyond the last one the time grows
+    as it did before. Between batch sizes it is interpolated.
+    """
+    by_width = jax.vmap(lambda y: jnp.interp(jnp.float32(rows), costs.rows, y), in_axes=1)(
+        costs.verifier
+    )
+    asked = jnp.arange(1, longest + 1, dtype=jnp.float32)
+    count = costs.widths.size
+    place = jnp.searchsorted(costs.widths, asked)
+    known = by_width[jnp.minimum(place, count - 1)]
+    last = costs.widths[-1]
+    slope = (
+        by_width[-1] / last
+        if count == 1
+        else (by_width[-1] - by_width[0]) / (last - costs.widths[0])
+    )
+    return known + jnp.maximum(asked - last, 0.0) * jnp.maximum(slope, 0.0)

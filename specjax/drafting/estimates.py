@@ -1,0 +1,250 @@
+"""Estimates of whether a drafted token will be accepted, for stopping policies.
+
+Axes: B rows, G longest block, V vocabulary, D drafter's width.
+"""
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import checked
+from specjax.types import Array, DraftOutcome, Params
+
+if TYPE_CHECKING:
+    from specjax.acceptance_head import HeadConfig
+
+# Log-odds beyond which max q says no more (0.998), and their usual size.
+_SURE = 6.0
+_USUAL = 3.0
+
+
+class Estimate(abc.ABC):
+    """Says how probably a drafted token is accepted; static and hashable.
+
+    Attributes:
+      lag: how many tokens an estimate comes late: 0 if it is of the token just drawn, 1 if of the
+        token before.
+      reads_confidence: whether it reads the confidence distribution.
+      reads_past: whether it learns from earlier rounds.
+    """
+
+    lag: ClassVar[int] = 0
+    reads_confidence: ClassVar[bool] = False
+    reads_past: ClassVar[bool] = False
+
+    def bind(self, head: Any = None) -> "tuple[Estimate, Params]":
+        """See `Stopping.bind`."""
+        return self, ()
+
+    def remember(self, params: Params, rows: int) -> Any:
+        """See `Stopping.remember`."""
+        return ()
+
+    def recall(self, params: Params, memory: Any) -> Any:
+        """What of the memory a draft uses; fixed before its first token."""
+        return ()
+
+    @abc.abstractmethod
+    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+        """What a step shows of a token: `[B]` float32.
+
+        Args:
+          params: the estimate's parameters.
+          confidences: `[B, V]` float32 or None; see `Stopping.step`.
+          hidden: `[B, D]`; see `Stopping.step`.
+        """
+
+    def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
+        """The log-odds of acceptance, `[B]` float32; by default the feature itself."""
+        return feature
+
+    def learn(self, memory: Any, recalled: Any, features: Array, outcome: DraftOutcome) -> Any:
+        """The memory after a round; `features` is `[B, G]`. See `Stopping.learn`."""
+        return memory
+
+
+class Line(NamedTuple):
+    """A logistic regression on one feature.
+
+    Attributes:
+      slope: float32.
+      offset: float32.
+    """
+
+    slope: Any
+    offset: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidenceEstimate(Estimate):
+    """A fixed logistic regression on logit(max q), q being the drafter's softmax.
+
+    Attributes:
+      slope: of the log-odds; at 1, with the offset 0, the estimate is max q itself.
+      offset: of the log-odds.
+    """
+
+    slope: float | None = 1.0
+    offset: float | None = 0.0
+
+    reads_confidence: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("slope", "offset"):
+            if getattr(self, name) is not None:
+                checked(f"ConfidenceEstimate: {name}", getattr(self, name))
+
+    def bind(self, head: Any = None) -> tuple[Estimate, Params]:
+        """Slope and offset are traced."""
+        numbers = Line(_number(self.slope), _number(self.offset))
+        return ConfidenceEstimate(None, None), numbers
+
+    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+        """logit(max q)."""
+        return confidence_log_odds(confidences)
+
+    def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
+        """See `Estimate`."""
+        line = params if isinstance(params, Line) else self.bind()[1]
+        return line.slope * feature + line.offset
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadEstimate(Estimate):
+    """The acceptance head of SpecDec++: a network on the drafter's last hidden state.
+
+    Attributes:
+      config: the network; by default that of the drafter's own head.
+
+    Source: SpecDec++ (arXiv 2405.19715), section 3.
+    """
+
+    config: "HeadConfig | None" = None
+
+    lag: ClassVar[int] = 1
+
+    def bind(self, head: Any = None) -> tuple[Estimate, Params]:
+        """The drafter's head, its parameters traced."""
+        if head is None:
+            raise ValueError(
+                "the drafter has no acceptance head: train one with `specjax train_head`, or use "
+                "another estimate (drafting.OnlineEstimate(), drafting.ConfidenceEstimate())"
+            )
+        return HeadEstimate(head.config), head.params
+
+    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+        """The head's log-odds."""
+        if self.config is None:
+            raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
+        # Flax takes a second to import.
+        from specjax.acceptance_head import apply_head
+
+        return apply_head(self.config, params, hidden)
+
+
+class Evidence(NamedTuple):
+    """What a row has added to a logistic regression: a Gaussian in natural parameters.
+
+    Attributes:
+      precision: `[B, 3]` float32: of slope, of both, of offset.
+      pull: `[B, 2]` float32, the precision times the mean.
+    """
+
+    precision: Array  # [B, 3]
+    pull: Array  # [B, 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineEstimate(Estimate):
+    """A logistic regression on logit(max q) that learns which drafted tokens were accepted.
+
+    It starts from max q itself and takes one step of Newton's method per round (a Gaussian
+    approximation of the posterior), so that it has no rate to tune. It learns from rounds that have
+    ended, never from the draft that it judges.
+
+    Attributes:
+      shared: one regression for all rows of the batch, in the place of one per row.
+      prior: how many tokens' worth of evidence the start has; above 0.
+
+    Source: the idea of an online estimate is that of vLLM's dynamic draft lengths; the update is
+    the extended Kalman filter of logistic regression (Spiegelhalter and Lauritzen 1990).
+    """
+
+    shared: bool = False
+    prior: float = 8.0
+
+    reads_confidence: ClassVar[bool] = True
+    reads_past: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shared, bool):
+            raise TypeError(f"OnlineEstimate: shared must be True or False, got {self.shared!r}")
+        prior = checked("OnlineEstimate: prior", self.prior, low=0.0, open_low=True)
+        object.__setattr__(self, "prior", float(prior))
+
+    def remember(self, params: Params, rows: int) -> Evidence:
+        """No evidence."""
+        return Evidence(jnp.zeros((rows, 3), jnp.float32), jnp.zeros((rows, 2), jnp.float32))
+
+    def recall(self, params: Params, memory: Evidence) -> Array:
+        """Slope and offset `[B, 2]`, the posterior's mean."""
+        if self.shared:
+            # Every row is told the sum over all.
+            memory = jax.tree.map(
+                lambda x: jnp.broadcast_to(jnp.sum(x, axis=0, keepdims=True), x.shape), memory
+            )
+        # A token of p = 1/2 weighs 1/4. The prior's mean is (1, 0).
+        on_offset = 0.25 * self.prior
+        on_slope = on_offset * _USUAL**2
+        a = memory.precision[:, 0] + on_slope
+        b = memory.precision[:, 1]
+        c = memory.precision[:, 2] + on_offset
+        first, second = memory.pull[:, 0] + on_slope, memory.pull[:, 1]
+        determinant = a * c - b * b
+        return jnp.stack(
+            [(c * first - b * second) / determinant, (a * second - b * first) / determinant], axis=1
+        )
+
+    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+        """logit(max q)."""
+        return confidence_log_odds(confidences)
+
+    def log_odds(self, params: Params, recalled: Array, feature: Array) -> Array:
+        """See `Estimate`."""
+        return recalled[:, 0] * feature + recalled[:, 1]
+
+    def learn(
+        self, memory: Evidence, recalled: Array, features: Array, outcome: DraftOutcome
+    ) -> Evidence:
+        """Adds the tokens whose fate is known: those that stood, and the one that did not."""
+        place = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+        stood = place < outcome.agreed[:, None]
+        fell = outcome.rejected[:, None] & (place == outcome.agreed[:, None])
+        known = (stood | fell).astype(jnp.float32)
+        seen = recalled[:, :1] * features + recalled[:, 1:]
+        chance = jax.nn.sigmoid(seen)
+        weight = known * chance * (1.0 - chance)
+        pull = weight * seen + known * (stood.astype(jnp.float32) - chance)
+
+        def added(x: Array) -> Array:
+            return jnp.sum(x, axis=1)
+
+        precision = [added(weight * features**2), added(weight * features), added(weight)]
+        return Evidence(
+            memory.precision + jnp.stack(precision, axis=1),
+            memory.pull + jnp.stack([added(pull * features), added(pull)], axis=1),
+        )
+
+
+def confidence_log_odds(confidences: Array | None) -> Array:
+    """logit(max q) of `confidences [B, V]`, cut off where it says no more: `[B]` float32."""
+    assert confidences is not None
+    largest = jnp.max(confidences, axis=-1)
+    return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
+
+
+def _number(value: float | None) -> Array:
+    return jnp.float32(0.0 if value is None else value)

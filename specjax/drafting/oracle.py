@@ -1,0 +1,73 @@
+"""The greedy oracle: drafts that end just before their first wrong token.
+
+Axes: B rows, N longest output, G longest block.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Array, DraftOutcome, Params, Stopping
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyOracle(Stopping):
+    """Ends each draft just before the verifier would reject it; for temperature 0 alone.
+
+    It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds
+    what policies can gain. It knows the verifier's greedy output beforehand: its parameters are the
+    `agreeing_runs`, `[B, N + 1]` int32, of the rows that are decoded, in their order; no slot may
+    be filled again. At a temperature above 0 outputs would be biased.
+
+    Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
+    """
+
+    reads_past = True
+
+    def remember(self, params: Params, rows: int, longest: int) -> Array:
+        """How many tokens a row has emitted: none."""
+        return jnp.zeros((rows,), jnp.int32)
+
+    def begin(
+        self, params: Params, memory: Array, limits: Array, longest: int
+    ) -> tuple[Array, Any]:
+        """As many tokens as agree from here."""
+        place = jnp.minimum(memory, params.shape[1] - 1)
+        runs = jnp.take_along_axis(params, place[:, None], axis=1)[:, 0]
+        return jnp.minimum(limits, runs), ()
+
+    def step(
+        self,
+        params: Params,
+        state: Any,
+        token: Array,
+        probs: Array,
+        confidences: Array | None,
+        hidden: Array,
+        index: Array,
+    ) -> tuple[Array, Any]:
+        """Never, within the limits."""
+        return jnp.zeros(token.shape, bool), state
+
+    def learn(self, memory: Array, state: Any, outcome: DraftOutcome) -> Array:
+        """Counts what was emitted: what agreed, and one token of the verifier's."""
+        return memory + outcome.agreed + 1
+
+
+def agreeing_runs(agrees: np.ndarray) -> np.ndarray:
+    """How many tokens from each place on agree without a break.
+
+    Args:
+      agrees: `[B, N]` bool: whether the drafter's greedy token at each place of the verifier's
+        greedy output, given that output before it, is the verifier's own.
+
+    Returns:
+      `[B, N + 1]` int32; the last column is 0.
+    """
+    agrees = np.asarray(agrees, bool)
+    runs = np.zeros((agrees.shape[0], agrees.shape[1] + 1), np.int32)
+    for i in range(agrees.shape[1] - 1, -1, -1):
+        runs[:, i] = np.where(agrees[:, i], runs[:, i + 1] + 1, 0)
+    return runs

@@ -1,0 +1,236 @@
+"""Stopping policies that compare a signal of the drafter with a threshold.
+
+Axes: B rows, G longest block, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import check_part, checked
+from specjax.drafting.estimates import Estimate, HeadEstimate
+from specjax.types import Array, DraftOutcome, Params, Stopping
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence(Stopping):
+    """Ends a draft where the drafter's largest probability is below a threshold.
+
+    Attributes:
+      threshold: in [0, 1]; of max q, q being the softmax at temperature 1.
+
+    Source: `assistant_confidence_threshold` of transformers.
+    """
+
+    threshold: float | None = 0.4
+
+    reads_confidence = True
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            checked("Confidence: threshold", self.threshold, low=0.0, high=1.0)
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The threshold is traced."""
+        return Confidence(None), jnp.float32(_given(self.threshold))
+
+    def step(
+        self,
+        params: Params,
+        state: Any,
+        token: Array,
+        probs: Array,
+        confidences: Array | None,
+        hidden: Array,
+        index: Array,
+    ) -> tuple[Array, Any]:
+        """See `Stopping`."""
+        assert confidences is not None
+        return jnp.max(confidences, axis=-1) < _bound(self, params), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(Stopping):
+    """Ends a draft where the root of the drafter's entropy is above a threshold.
+
+    Attributes:
+      threshold: at least 0; of sqrt(H), H in nats of the softmax at temperature 1.
+
+    Source: AdaEDL (arXiv 2410.18351), whose bound on the acceptance rate is 1 - sqrt(gamma H); SVIP
+    (arXiv 2411.18462).
+    """
+
+    threshold: float | None = 1.0
+
+    reads_confidence = True
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            checked("Entropy: threshold", self.threshold, low=0.0)
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The threshold is traced."""
+        return Entropy(None), jnp.float32(_given(self.threshold))
+
+    def step(
+        self,
+        params: Params,
+        state: Any,
+        token: Array,
+        probs: Array,
+        confidences: Array | None,
+        hidden: Array,
+        index: Array,
+    ) -> tuple[Array, Any]:
+        """See `Stopping`."""
+        assert confidences is not None
+        entropy = jnp.sum(jax.scipy.special.entr(confidences), axis=-1)
+        return jnp.sqrt(entropy) > _bound(self, params), state
+
+
+class SurvivalParams(NamedTuple):
+    """Attributes: the threshold, and the estimate's parameters."""
+
+    threshold: Any
+    estimate: Params
+
+
+class SurvivalState(NamedTuple):
+    """A draft under an estimate.
+
+    Attributes:
+      survival: `[B]` float32, the chance that all tokens judged so far are accepted.
+      recalled: what the estimate knows of earlier rounds.
+      features: `[B, G]` float32, what it has seen; `[B, 0]` if it learns nothing.
+    """
+
+    survival: Array  # [B]
+    recalled: Any
+    features: Array  # [B, G]
+
+
+@dataclasses.dataclass(frozen=True)
+class Survival(Stopping):
+    """Ends a draft where a token of it is rejected with more than a given chance.
+
+    Stops after token i if 1 - (product of the chances of acceptance so far) > threshold. An
+    estimate that comes late (the acceptance head's) has then not judged token i itself, which is
+    kept.
+
+    Attributes:
+      estimate: of the chance that a token is accepted.
+      threshold: h in [0, 1]; 1 never stops.
+
+    Source: SpecDec++ (arXiv 2405.19715), Algorithm 1.
+    """
+
+    estimate: Estimate = HeadEstimate()  # noqa: RUF009  immutable
+    threshold: float | None = 0.7
+
+    def __post_init__(self) -> None:
+        check_estimate("Survival", self.estimate)
+        if self.threshold is not None:
+            checked("Survival: threshold", self.threshold, low=0.0, high=1.0)
+
+    @property
+    def reads_confidence(self) -> bool:
+        """Where the estimate does."""
+        return self.estimate.reads_confidence
+
+    @property
+    def reads_past(self) -> bool:
+        """Where the estimate does."""
+        return self.estimate.reads_past
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The threshold and the estimate's numbers are traced."""
+        estimate, numbers = self.estimate.bind(head)
+        return Survival(estimate, None), SurvivalParams(
+            jnp.float32(_given(self.threshold)), numbers
+        )
+
+    def remember(self, params: Params, rows: int, longest: int) -> Any:
+        """The estimate's memory."""
+        return self.estimate.remember(self._numbers(params).estimate, rows)
+
+    def begin(
+        self, params: Params, memory: Any, limits: Array, longest: int
+    ) -> tuple[Array, SurvivalState]:
+        """All survive."""
+        own = self._numbers(params).estimate
+        return limits, begin_survival(self.estimate, own, memory, limits.size, longest)
+
+    def step(
+        self,
+        params: Params,
+        state: SurvivalState,
+        token: Array,
+        probs: Array,
+        confidences: Array | None,
+        hidden: Array,
+        index: Array,
+    ) -> tuple[Array, SurvivalState]:
+        """See `Stopping`."""
+        numbers = self._numbers(params)
+        state = judge(self.estimate, numbers.estimate, state, confidences, hidden, index)
+        return 1.0 - state.survival > numbers.threshold, state
+
+    def learn(self, memory: Any, state: SurvivalState, outcome: DraftOutcome) -> Any:
+        """The estimate learns."""
+        return self.estimate.learn(memory, state.recalled, state.features, outcome)
+
+    def _numbers(self, params: Params) -> SurvivalParams:
+        return params if isinstance(params, SurvivalParams) else self.bind()[1]
+
+
+def begin_survival(
+    estimate: Estimate, params: Params, memory: Any, rows: int, longest: int
+) -> SurvivalState:
+    """A draft before its first token."""
+    return SurvivalState(
+        survival=jnp.ones((rows,), jnp.float32),
+        recalled=estimate.recall(params, memory),
+        features=jnp.zeros((rows, longest if estimate.reads_past else 0), jnp.float32),
+    )
+
+
+def judge(
+    estimate: Estimate,
+    params: Params,
+    state: SurvivalState,
+    confidences: Array | None,
+    hidden: Array,
+    index: Array,
+) -> SurvivalState:
+    """Lets an estimate judge the token that the step shows; arguments as of `Stopping.step`."""
+    feature = estimate.feature(params, confidences, hidden)
+    chance = jax.nn.sigmoid(estimate.log_odds(params, state.recalled, feature))
+    # At the first token a late estimate would judge one that is no draft.
+    chance = jnp.where(index >= estimate.lag, chance, 1.0)
+    features = state.features
+    if features.shape[1]:
+        features = jax.lax.dynamic_update_index_in_dim(features, feature, index, axis=1)
+    return state._replace(survival=state.survival * chance, features=features)
+
+
+def check_estimate(policy: str, estimate: Any) -> None:
+    """Raises TypeError unless it is an estimate."""
+    check_part(
+        f"{policy}: estimate",
+        estimate,
+        ("feature", "log_odds", "recall", "lag"),
+        "drafting.OnlineEstimate()",
+    )
+
+
+def _given(value: float | None) -> float:
+    return 0.0 if value is None else value
+
+
+def _bound(policy: Confidence | Entropy, params: Params) -> Any:
+    """The traced threshold; the policy's own where it was not bound."""
+    if isinstance(params, tuple) and not params:
+        return jnp.float32(_given(policy.threshold))
+    return params

@@ -1,0 +1,111 @@
+"""Whatever a stopping policy looks at that it may look at, the emitted law is the target's."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import drafting, sampling, testing, verification
+from specjax.acceptance_head import Head, HeadConfig, init_head
+from tests.drafting.rounds import law
+
+V, G = 2, 2
+MODEL = testing.TabularModel(V, 3)
+SMALL, LARGE = (jnp.asarray(testing.random_table(s, V, 3, scale=1.3)) for s in (3, 8))
+# After these two prompts the drafter is right and wrong in other places.
+PROMPTS = np.array([[0, 0, 1], [1, 1, 0]])
+COSTS = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.15), ((1.0, 1.1, 1.2), (1.2, 1.4, 1.7)))
+HEAD = Head(HeadConfig(V, 1), init_head(HeadConfig(V, 1), jax.random.key(1)), "of a test")
+
+POLICIES = {
+    "confidence": drafting.Confidence(0.65),
+    "entropy": drafting.Entropy(0.75),
+    "survival": drafting.Survival(drafting.ConfidenceEstimate(0.7, 0.1), 0.35),
+    "head": drafting.Survival(drafting.HeadEstimate(), 0.45),
+    "online": drafting.Survival(drafting.OnlineEstimate(prior=0.5), 0.3),
+    "online, shared": drafting.Survival(drafting.OnlineEstimate(shared=True, prior=0.5), 0.3),
+    "cost": drafting.CostAware(COSTS),
+    "cost, head": drafting.CostAware(COSTS, drafting.HeadEstimate()),
+    "budget": drafting.Budget(5),
+    "budget, head": drafting.Budget(4, drafting.HeadEstimate()),
+}
+VERIFICATIONS = {"token": verification.Token(), "block": verification.Block()}
+
+
+@functools.cache
+def tables(num_tokens, temperature):
+    """q and p after every continuation of each prompt: `[B, P, V]`."""
+    settings = sampling.Sampling(temperature)
+
+    def table(params, prompt):
+        return testing.prefix_distributions(
+            MODEL, params, prompt, num_tokens, lambda x: sampling.distribution(x, settings)
+        )
+
+    return tuple(np.stack([table(m, prompt) for prompt in PROMPTS]) for m in (SMALL, LARGE))
+
+
+def distance(policy, verify, rows, num_tokens, temperature=1.0, cut=None, drafter=None):
+    """The total variation distance of the emitted law and the target's; and the law."""
+    bound, own = policy.bind(HEAD)
+    drafter = drafter or drafting.NeuralDrafter(MODEL, G, bound)
+    params = drafting.NeuralDrafterParams(SMALL, own)
+    q, p = (x[rows] for x in tables(num_tokens + G, temperature))
+    found = law(
+        drafter, params, verify, q, p, PROMPTS[rows], num_tokens, temperature=temperature, cut=cut
+    )
+    target = functools.reduce(
+        np.multiply.outer, (testing.target_law(table, num_tokens) for table in p)
+    )
+    return testing.total_variation(found, target.reshape(found.shape)), found
+
+
+# Each policy meets one verification here, some none, and all of them in `make test-all`.
+QUICK = {("confidence", "token"), ("head", "block"), ("online, shared", "token")}
+QUICK |= {("budget", "block"), ("cost", "token")}
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.exhaustive)
+    for pair in itertools.product(POLICIES, VERIFICATIONS)
+]
+
+
+@pytest.mark.parametrize(("policy", "verify"), PAIRS)
+def test_two_rows_follow_the_target(policy, verify):
+    assert distance(POLICIES[policy], VERIFICATIONS[verify], [0, 1], 2)[0] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("policy", "verify"),
+    [
+        ("online", "block"),
+        *(
+            pytest.param(policy, verify, marks=pytest.mark.exhaustive)
+            for policy, verify in itertools.product(["online", "cost", "budget"], VERIFICATIONS)
+            if (policy, verify) != ("online", "block")
+        ),
+    ],
+)
+def test_a_row_follows_the_target_over_many_rounds(policy, verify):
+    """What is learnt of earlier rounds changes lengths, not the law."""
+    assert distance(POLICIES[policy], VERIFICATIONS[verify], [1], 4)[0] < 1e-5
+
+
+def without_a_last_one(block):
+    """Drops the last drafted token for its value."""
+    last = jnp.take_along_axis(block.tokens, jnp.maximum(block.num_drafted - 1, 0)[:, None], 1)
+    return block.num_drafted - (last[:, 0] == 1).astype(jnp.int32)
+
+
+def by_what_comes_later(block):
+    """An estimate that sees the present draft: drops a token for what the drafter says after it."""
+    return jnp.where(jnp.max(block.confidences[:, 1], axis=-1) < 0.85, 0, block.num_drafted)
+
+
+@pytest.mark.parametrize("cut", [without_a_last_one, by_what_comes_later])
+def test_control_what_may_not_be_looked_at_is_seen(cut):
+    fixed = drafting.FixedLength()
+    assert distance(fixed, VERIFICATIONS["token"], [1], 2)[0] < 1e-5
+    assert distance(fixed, VERIFICATIONS["token"], [1], 2, cut=cut)[0] > 1e-3
