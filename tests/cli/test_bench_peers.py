@@ -1,18 +1,21 @@
 """The comparison with other systems runs on any pair and names bad input; no time is asserted."""
 
+import dataclasses
+import io
 import json
 import sys
 
 import ctranslate2
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 import transformers
 
 from specjax.checkpoints import save_model
 from specjax.cli.bench import ctranslate2_peer, peers, transformers_peer
 from specjax.cli.main import main
-from specjax.models import T5, T5Config
+from specjax.models import T5, Llama, LlamaConfig, T5Config
 from specjax.testing import grown as _grown
 from specjax.tokenizers.load import keep_sentinels
 from tests import tiny_pair
@@ -198,9 +201,36 @@ def test_a_verifier_that_ctranslate2_cannot_convert_is_named(tmp_path, monkeypat
         raise NotImplementedError("no such\nmodel")
 
     monkeypatch.setattr(ctranslate2.converters.TransformersConverter, "convert", fail)
-    model = tiny_pair.tabular(1)
-    with pytest.raises(ValueError, match=r"the model: .*\(NotImplementedError: no such model\)"):
+    (tmp_path / "config.json").write_text("{}")
+    model = dataclasses.replace(tiny_pair.tabular(1), name=str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"CTranslate2 cannot convert it \(NotImplementedError: no such model\)"
+    ):
         ctranslate2_peer.generations(ctranslate2, model, [[1]], 6, [1])
+
+
+def test_a_decoder_only_verifier_has_both_peers(tmp_path):
+    sizes = {"embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_dim": 24}
+    model = Llama(LlamaConfig(vocab_size=tiny_pair.VOCAB, num_layers=1, **sizes))
+    save_model(tmp_path, model, random_params(model, 0), format="hf")
+    words = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(tiny_pair.sentences(200)),
+        model_writer=words,
+        vocab_size=tiny_pair.VOCAB,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(words.getvalue())
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {**special, "tokenizer_class": "LlamaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    pair = peers.load_pair(drafter=tmp_path, verifier=tmp_path, dtype="float32")
+    prompts = [[5, 6, 7], [8, 9]]
+    plain, _ = transformers_peer.generations(torch, transformers, pair, prompts, [2], 6, [1])
+    other = ctranslate2_peer.generations(ctranslate2, pair.verifier, prompts, 6, [1])
+    for i in range(2):
+        theirs = plain["1 thread"](i).tolist()
+        assert other[1](i).tolist() == theirs and theirs
 
 
 def test_only_hugging_face_directories_are_compared(arguments, capsys, tmp_path):

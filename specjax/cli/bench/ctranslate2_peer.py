@@ -53,25 +53,24 @@ def generations(
     Raises:
       ValueError: CTranslate2 cannot convert the model.
     """
+    config = json.loads((Path(model.name) / "config.json").read_text(encoding="utf-8"))
+    seq2seq = bool(config.get("is_encoder_decoder"))
+    kind = ctranslate2.Translator if seq2seq else ctranslate2.Generator
+    options = {"device": "cpu", "compute_type": "float32", "inter_threads": 1}
     with tempfile.TemporaryDirectory(prefix="specjax-ctranslate2-") as temporary:
         place = Path(temporary) / "model"
         try:
             ctranslate2.converters.TransformersConverter(model.name).convert(str(place))
+            loaded = {n: kind(str(place), intra_threads=n, **options) for n in threads}
         except Exception as error:  # it raises many kinds
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"{model.name}: CTranslate2 cannot convert it ({type(error).__name__}: {reason}): "
                 f"give a directory that specjax convert --to hf has written, {_WITHOUT}"
             ) from error
-        # Read from the model itself: index = id.
-        (vocabulary,) = [*place.glob("*vocabulary.json")]
+        # The name depends on the kind of model; the index of a piece is its id.
+        (vocabulary,) = place.glob("*vocabulary.json")
         pieces = json.loads(vocabulary.read_text(encoding="utf-8"))
-        seq2seq = bool(
-            json.loads((Path(model.name) / "config.json").read_text()).get("is_encoder_decoder")
-        )
-        kind = ctranslate2.Translator if seq2seq else ctranslate2.Generator
-        options = {"device": "cpu", "compute_type": "float32", "inter_threads": 1}
-        loaded = {n: kind(str(place), intra_threads=n, **options) for n in threads}
     ids = {piece: i for i, piece in enumerate(pieces)}
     words = [[pieces[token] for token in prompt] for prompt in prompts]
     eos = list(model.tokenizer.eos_ids)
