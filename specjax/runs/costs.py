@@ -72,7 +72,7 @@ def fit(runs: Sequence[Run]) -> Fit:
     Returns:
       The times.
     """
-    # SciPy comes with JAX; not imported where nothing is fitted.
+    # Not imported where nothing is fitted: it takes a while.
     from scipy.optimize import nnls
 
     widths = sorted({run.width for run in runs})
