@@ -36,6 +36,7 @@ ONLY_IN = {
     "gin": {"cli"},
     "torch": {"cli"},  # benchmarks compare with it; never at import time
     "transformers": {"cli"},
+    "ctranslate2": {"cli"},
 }
 
 
@@ -111,7 +112,8 @@ else:
 
 @pytest.mark.parametrize("module", ["specjax"])
 def test_import_takes_no_heavy_library(module):
-    heavy = ["tensorflow", "seqio", "t5x", "torch", "transformers", "matplotlib"]
+    heavy = ["tensorflow", "seqio", "t5x", "torch", "transformers", "ctranslate2"]
+    heavy += ["matplotlib"]
     code = f"import {module}, sys; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

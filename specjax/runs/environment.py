@@ -33,6 +33,15 @@ def device() -> str:
     return f"cpu: {found[1] if found else platform.processor() or platform.machine()}"
 
 
+def machine() -> str:
+    """What times depend on: the device, and how many of them or, of a CPU, how many cores."""
+    if jax.default_backend() != "cpu":
+        return f"{device()}, {jax.device_count()} devices"
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
+    cores = len(affinity(0)) if affinity else os.cpu_count()
+    return f"{device()}, {cores} cores"
+
+
 def check_devices() -> None:
     """Starts JAX's backends.
 

@@ -1,18 +1,23 @@
-"""The comparison with transformers runs on any pair and names bad input; no time is asserted."""
+"""The comparison with other systems runs on any pair and names bad input; no time is asserted."""
 
+import dataclasses
+import io
 import json
 import sys
 
+import ctranslate2
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 import transformers
 
 from specjax.checkpoints import save_model
-from specjax.cli.bench import peers
+from specjax.cli.bench import ctranslate2_peer, peers, transformers_peer
 from specjax.cli.main import main
-from specjax.models import T5, T5Config
+from specjax.models import T5, Llama, LlamaConfig, T5Config
 from specjax.testing import grown as _grown
+from specjax.tokenizers.load import keep_sentinels
 from tests import tiny_pair
 from tests.models.tiny import random_params
 
@@ -21,7 +26,10 @@ SIZES = {"embed_dim": 32, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "num_enc
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
-    named = tiny_pair.write_bench_inputs(tmp_path_factory.mktemp("pair"))
+    directory = tmp_path_factory.mktemp("pair")
+    named = tiny_pair.write_bench_inputs(directory)
+    for name in tiny_pair.SIZES:
+        keep_sentinels(directory / "models" / name, tiny_pair.VOCAB)  # as exported ones have it
     small = ["--drafts=2", "--max-new=6", "--repeats=1", "--pilot=1"]
     return ["bench", "peers", *named, *small]
 
@@ -39,17 +47,25 @@ def _rows(capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
 
 
-def test_both_sides_emit_the_same_tokens(arguments, capsys):
+def test_all_sides_emit_the_same_tokens(arguments, capsys):
     assert main(arguments) == 0
     rows = _rows(capsys)
-    assert [row["method"] for row in rows] == ["plain", "assisted"]
+    assert [(row["method"], row["peer"]) for row in rows] == [
+        *(("plain", "transformers"), ("assisted", "transformers")),
+        *(("plain", "CTranslate2"), ("assisted", "CTranslate2")),
+    ]
     for row in rows:
         assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["theirs_tokens_per_s"])
         assert row["same_outputs"] == row["prompts"] == 4
         assert row["ours_as_plain"] == row["theirs_as_plain"] == 4
         assert row["ratio_low"] <= row["ratio_high"]
+    for row in rows[:2]:
         assert row["theirs_setting"] in row["theirs_tried"]
-    assert rows[1]["ours_setting"] == "G=2"
+    assert [row["ours_setting"] for row in rows] == ["-", "G=2", "-", "G=2"]
+    # One run of each side stands in all of its lines.
+    assert rows[2]["theirs_setting"] == rows[3]["theirs_setting"] == "1 thread"
+    assert rows[2]["theirs_tokens_per_s"] == rows[3]["theirs_tokens_per_s"]
+    assert rows[1]["ours_tokens_per_s"] == rows[3]["ours_tokens_per_s"]
 
 
 @pytest.mark.exhaustive
@@ -64,22 +80,23 @@ def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys
     assert pair.verifier.model.config.embed_dim == 32
     assert pair.verifier.model.config.num_decoder_layers == 3
     assert not peers.Path(pair.verifier.name).exists()  # the temporary directory is gone
-    assert [row["same_outputs"] for row in _rows(capsys)] == [2, 2]
+    assert [row["same_outputs"] for row in _rows(capsys)] == [2, 2, 2, 2]
 
 
 def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
     """Changes the peer's last layer."""
-    load = peers._load_peer
+    load = transformers_peer.load_model
 
     def spoilt(*args):
         model = load(*args)
         torch.nn.init.normal_(model.lm_head.weight, generator=torch.Generator().manual_seed(0))
         return model
 
-    monkeypatch.setattr(peers, "_load_peer", spoilt)
+    monkeypatch.setattr(transformers_peer, "load_model", spoilt)
     assert main(arguments) == 0
-    plain, assisted = _rows(capsys)
+    plain, assisted, *others = _rows(capsys)
     assert plain["same_outputs"] < 4 and assisted["same_outputs"] < 4
+    assert [row["same_outputs"] for row in others] == [4, 4]
     assert plain["ours_as_plain"] == assisted["ours_as_plain"] == 4
 
 
@@ -96,7 +113,8 @@ def test_the_peer_uses_its_draft_settings(arguments, capsys, monkeypatch):
         return generate(self, *args, **options)
 
     monkeypatch.setattr(transformers.T5ForConditionalGeneration, "generate", spy)
-    assert main([*arguments, "--prompts=1"]) == 0
+    assert main([*arguments, "--prompts=1", "--no-ctranslate2"]) == 0
+    assert [row["peer"] for row in _rows(capsys)] == ["transformers"] * 2
     assert seen == {(2, 0.0), (None, None)}
 
 
@@ -124,13 +142,16 @@ def test_ratios_are_those_of_turns():
 def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
     """Every token ends a sequence, so both sides emit one token, and the same one."""
     paths = tiny_pair.write_pair(tmp_path / "models")
+    keep_sentinels(paths["verifier"], tiny_pair.VOCAB)
     pair = peers.load_pair(**paths, dtype="float32")
     for model in (pair.verifier, pair.drafter):
         model.tokenizer.eos_ids = tuple(range(1, tiny_pair.VOCAB))
     ours = peers._ours(pair, [[5, 6, 1]], [2], 6)
-    theirs = peers._theirs(torch, transformers, pair, [[5, 6, 1]], [2], 6)
-    calls = [*ours.alone.values(), *ours.speculative.values()]
-    calls += [*theirs.alone.values(), *theirs.speculative.values()]
+    prompts = [[5, 6, 1]]
+    theirs = transformers_peer.generations(torch, transformers, pair, prompts, [2], 6, [1])
+    other = ctranslate2_peer.generations(ctranslate2, pair.verifier, prompts, 6, [1])
+    calls = [*ours.alone.values(), *ours.speculative.values(), *other.values()]
+    calls += [*theirs[0].values(), *theirs[1].values()]
     assert [call(0).tolist() for call in calls] == [[1]] * len(calls)
 
 
@@ -165,6 +186,51 @@ def test_without_transformers_the_error_says_so(arguments, capsys, monkeypatch):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert "torch is not installed" in error and error.count("\n") == 1
+
+
+def test_without_ctranslate2_the_error_says_so(arguments, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "ctranslate2 is not installed" in error and "--no-ctranslate2" in error
+    assert error.count("\n") == 1
+
+
+def test_a_verifier_that_ctranslate2_cannot_convert_is_named(tmp_path, monkeypatch):
+    def fail(self, output_dir):
+        raise NotImplementedError("no such\nmodel")
+
+    monkeypatch.setattr(ctranslate2.converters.TransformersConverter, "convert", fail)
+    (tmp_path / "config.json").write_text("{}")
+    model = dataclasses.replace(tiny_pair.tabular(1), name=str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"CTranslate2 cannot convert it \(NotImplementedError: no such model\)"
+    ):
+        ctranslate2_peer.generations(ctranslate2, model, [[1]], 6, [1])
+
+
+def test_a_decoder_only_verifier_has_both_peers(tmp_path):
+    sizes = {"embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_dim": 24}
+    model = Llama(LlamaConfig(vocab_size=tiny_pair.VOCAB, num_layers=1, **sizes))
+    save_model(tmp_path, model, random_params(model, 0), format="hf")
+    words = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(tiny_pair.sentences(200)),
+        model_writer=words,
+        vocab_size=tiny_pair.VOCAB,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(words.getvalue())
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {**special, "tokenizer_class": "LlamaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    pair = peers.load_pair(drafter=tmp_path, verifier=tmp_path, dtype="float32")
+    prompts = [[5, 6, 7], [8, 9]]
+    plain, _ = transformers_peer.generations(torch, transformers, pair, prompts, [2], 6, [1])
+    other = ctranslate2_peer.generations(ctranslate2, pair.verifier, prompts, 6, [1])
+    for i in range(2):
+        theirs = plain["1 thread"](i).tolist()
+        assert other[1](i).tolist() == theirs and theirs
 
 
 def test_only_hugging_face_directories_are_compared(arguments, capsys, tmp_path):

@@ -56,7 +56,7 @@ EVERY = [
     ["convert"],
     ["train"],
     ["infer"],
-    *(["bench", name] for name in ("acceptance", "loop", "peers", "speedup")),
+    *(["bench", name] for name in ("acceptance", "cost", "loop", "peers", "speedup")),
 ]
 
 

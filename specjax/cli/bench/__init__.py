@@ -13,6 +13,7 @@ from specjax.cli.help_format import HelpFormatter
 
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
+    "cost": "specjax.cli.bench.cost",
     "loop": "specjax.cli.bench.loop",
     "peers": "specjax.cli.bench.peers",
     "speedup": "specjax.cli.bench.speedup",

@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import Sampling, decoding, drafting, rules, testing
+from specjax import Pair, Sampling, decoding, drafting, rules, testing
 from specjax.data import read_examples
 from specjax.memory import told_if_full
 from specjax.models import T5
+from specjax.runs import costs
 from specjax.text import prompts as prompts_lib
 from specjax.text.capacity import check_state_fits, in_words
 from specjax.types import Array, DecodeState, LanguageModel, Method, Params, PromptBatch
 from specjax.verification import Block
 
-_REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
+REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +80,15 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
+    add_workload(parser)
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Adds all these arguments but the draft lengths."""
     add_pair(parser)
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
-    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
     add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
@@ -135,10 +141,14 @@ class Setup:
     eos_ids: tuple[int, ...]
     max_new: int
 
-    def speculative(self, max_draft: int) -> decoding.Speculative:
+    def speculative(
+        self, max_draft: int, widths: tuple[int, ...] | None = None
+    ) -> decoding.Speculative:
         """Lossless block verification with a fixed draft length."""
         drafter = drafting.NeuralDrafter(self.drafter, max_draft)
-        return decoding.Speculative(self.verifier, drafter, Block(), eos_ids=self.eos_ids)
+        return decoding.Speculative(
+            self.verifier, drafter, Block(), widths=widths, eos_ids=self.eos_ids
+        )
 
     def autoregressive(self) -> decoding.Autoregressive:
         """The verifier alone."""
@@ -152,14 +162,16 @@ class Setup:
         """S, the cache positions of a batch."""
         return self.inputs.shape[1] + self.max_new + method.max_draft + 1
 
-    def prompts(self, part: slice, temperature: float) -> PromptBatch:
-        """One batch."""
+    def prompts(self, part: slice, temperature: float, limit: int | None = None) -> PromptBatch:
+        """One batch, whose drafts have `limit` tokens at most."""
+        rows = part.stop - part.start
         return PromptBatch(
             inputs=self.inputs[part],
             input_lengths=self.lengths[part],
             ids=np.arange(part.start, part.stop, dtype=np.int32),
-            limits=np.full((part.stop - part.start,), self.max_new, np.int32),
+            limits=np.full((rows,), self.max_new, np.int32),
             sampling=Sampling(temperature),
+            draft_limits=None if limit is None else np.full((rows,), limit, np.int32),
         )
 
     def check_fits(self, rows: int, max_draft: int) -> None:
@@ -171,39 +183,37 @@ class Setup:
             self.prompts(slice(0, rows), 0.0),
             max_new=self.max_new,
             max_length=self.longest(method),
-            remedy=_REMEDY,
+            remedy=REMEDY,
         )
 
-    def start(self, method: Method, part: slice, temperature: float) -> DecodeState:
+    def start(
+        self, method: Method, part: slice, temperature: float, limit: int | None = None
+    ) -> DecodeState:
         """Takes one batch in."""
-        prompts, longest = self.prompts(part, temperature), self.longest(method)
+        prompts, longest = self.prompts(part, temperature, limit), self.longest(method)
         params = self.params_of(method)
         return method.init(params, prompts, max_new=self.max_new, max_length=longest)
 
-    def decode(self, method: Method, part: slice, temperature: float) -> tuple[float, Totals]:
+    def decode(
+        self, method: Method, part: slice, temperature: float, limit: int | None = None
+    ) -> tuple[float, Totals]:
         """Decodes one batch; returns the seconds of the loop (without prefill), and the totals.
 
         The totals are without passes; see `passes`.
         """
-        params, state = self.params_of(method), self.start(method, part, temperature)
+        params, state = self.params_of(method), self.start(method, part, temperature, limit)
         jax.block_until_ready(state)
         begin = time.perf_counter()
         state = jax.block_until_ready(method.run(params, state, _FOREVER))
         seconds = time.perf_counter() - begin
         return seconds, Totals(emitted=int(state.lengths.sum()), rounds=int(state.steps.sum()))
 
-    def passes(self, method: Method, part: slice, temperature: float) -> Totals:
+    def passes(
+        self, method: Method, part: slice, temperature: float, limit: int | None = None
+    ) -> Totals:
         """Counts the passes of one batch; each serves all its rows."""
-        params, state = self.params_of(method), self.start(method, part, temperature)
-        passes = dict.fromkeys(method.model_names, 0)
-        before = jax.device_get(state.info.calls)
-        # Step by step: a row counts the pass after a whole block only if the block was its own.
-        while not np.all(state.finished):
-            state = method.run(params, state, 1)
-            after = jax.device_get(state.info.calls)
-            for name in passes:
-                passes[name] += int(np.max(after[name] - before[name]))
-            before = after
+        state = self.start(method, part, temperature, limit)
+        passes = costs.count_passes(method, self.params_of(method), state)[-1]
         return Totals(verifier=passes["verifier"], drafter=passes.get("drafter", 0))
 
     def params_of(self, method: Method) -> Params:
@@ -280,9 +290,9 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
     return Measured(**seconds, lone_totals=totals["alone"], totals=totals["loop"])
 
 
-def load(args: argparse.Namespace) -> Setup:
+def load(args: argparse.Namespace) -> tuple[Setup, Pair]:
     """Loads the pair and the prompts that the arguments name."""
-    check_positive(args, "rows", "drafts", "prompts", "max_new", "repeats")
+    check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = read_texts(args)
     if len(texts) < max(args.rows):
         raise ValueError(
@@ -299,11 +309,12 @@ def load(args: argparse.Namespace) -> Setup:
             )
         model, params = testing.grow_t5(verifier.model, verifier.params)
         verifier = dataclasses.replace(verifier, model=model, params=params)
+        pair = Pair(pair.drafter, verifier)
     width = -(-max(map(len, tokens)) // 8) * 8
     inputs = np.zeros((len(tokens), width), np.int32)
     for row, ids in zip(inputs, tokens, strict=True):
         row[: len(ids)] = ids
-    return Setup(
+    setup = Setup(
         verifier.model,
         pair.drafter.model,
         (verifier.prepared, pair.drafter.prepared),
@@ -312,11 +323,13 @@ def load(args: argparse.Namespace) -> Setup:
         verifier.tokenizer.eos_ids,
         args.max_new,
     )
+    return setup, pair
 
 
 def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:
     """Measures the pair for every batch size, draft length and temperature of the arguments."""
-    setup = load(args)
+    check_positive(args, "drafts")
+    setup = load(args)[0]
     setup.check_fits(max(args.rows), max(args.drafts))
     for rows, max_draft, temperature in itertools.product(
         args.rows, args.drafts, args.temperatures
@@ -324,7 +337,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Meas
         print(f"B={rows} G={max_draft} T={temperature:g} ...", flush=True)
         sizes = {"rows": rows, "max_draft": max_draft, "temperature": temperature}
         asked = in_words(setup.speculative(max_draft), rows, setup.inputs.shape[1], setup.max_new)
-        with told_if_full(asked, _REMEDY):
+        with told_if_full(asked, REMEDY):
             measured = measure(setup, rows, max_draft, temperature, args.repeats)
         yield sizes, measured
 

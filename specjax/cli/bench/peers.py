@@ -1,4 +1,4 @@
-"""Compares whole generations with transformers', both by their public API."""
+"""Compares whole generations with transformers' and CTranslate2's, each by its public API."""
 
 import argparse
 import contextlib
@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from specjax import Decoder, Pair, TextModel, load_pair
-from specjax.cli.bench import pairs
+from specjax.cli.bench import ctranslate2_peer, pairs, transformers_peer
 from specjax.cli.bench.report import Report
 from specjax.text.models import BUILT_IN, load_text_model
 
-HELP = "greedy decoding at batch 1, alone and speculative, compared with transformers' generate"
+HELP = "greedy decoding at batch 1, plain and drafted, against transformers and CTranslate2"
 
 # A generation: the index of a prompt -> the emitted tokens. A token that ended the sequence is
 # replaced by the first end-of-sequence token.
@@ -48,14 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
     )
+    parser.add_argument(
+        "--no-ctranslate2", action="store_true", help="compare with transformers alone"
+    )
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures both sides in turns.
+    """Measures all sides in turns.
 
-    A generation is one call of the side's public API, a `Decoder` or `generate`; the time is that
-    of the whole call. Both sides compute in float32 from the same token ids, with the same end of
-    sequence and length limit. Each uses the settings that were its fastest on the first prompts.
+    A generation is one call of the side's public API, a `Decoder`, `generate` or CTranslate2's
+    `translate_batch`; the time is that of the whole call. All sides compute in float32 from the
+    same token ids, with the same end of sequence and length limit. Ours and transformers use the
+    settings that were their fastest on the first prompts; CTranslate2, which does not draft, is
+    measured with each number of threads.
     """
     pairs.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
@@ -63,7 +68,8 @@ def run(args: argparse.Namespace) -> Report:
             f"JAX uses the {jax.default_backend()}, but this benchmark compares on CPUs: set "
             "JAX_PLATFORMS=cpu"
         )
-    torch, transformers = _peer()
+    torch, transformers = transformers_peer.load_libraries()
+    ctranslate2 = None if args.no_ctranslate2 else ctranslate2_peer.load_library()
     texts = pairs.read_texts(args)
     with _directories(args) as (drafter, verifier):
         print("loading ...", flush=True)
@@ -72,12 +78,24 @@ def run(args: argparse.Namespace) -> Report:
         prompts = [prompt.tolist() for prompt in tokens]
         print("compiling ...", flush=True)
         ours = _ours(pair, prompts, args.drafts, args.max_new)
-        theirs = _theirs(torch, transformers, pair, prompts, args.drafts, args.max_new)
-        rows = _measure(ours, theirs, len(prompts), args)
+        threads = _thread_counts()
+        theirs = _Side(
+            *transformers_peer.generations(
+                torch, transformers, pair, prompts, args.drafts, args.max_new, threads
+            )
+        )
+        others: dict[str, Generate] = {}
+        if ctranslate2 is not None:
+            made = ctranslate2_peer.generations(
+                ctranslate2, pair.verifier, prompts, args.max_new, threads
+            )
+            others = {transformers_peer.in_words(n): generate for n, generate in made.items()}
+        rows = _measure(ours, theirs, others, len(prompts), args)
     return Report(
         rows,
         [
             "method",
+            "peer",
             "ours_tokens_per_s",
             "theirs_tokens_per_s",
             "ratio",
@@ -90,7 +108,7 @@ def run(args: argparse.Namespace) -> Report:
         ],
         notes=[
             "Each side runs by its public API, with the encoder, at batch 1, in float32: ours from "
-            "token ids to text, theirs from token ids to token ids.",
+            "token ids to text, theirs from tokens to tokens. CTranslate2 is plain in every line.",
             f"Medians over turns of {_TURN} prompts. ratio: the median of the turns' ratios, "
             "ratio_low and ratio_high their quartiles.",
             "same_outputs: the number of prompts for which both emit the same tokens; they can "
@@ -98,7 +116,7 @@ def run(args: argparse.Namespace) -> Report:
             *(
                 f"{row['method']}: same outputs as plain for {row['ours_as_plain']} prompts (ours) "
                 f"and {row['theirs_as_plain']} (theirs)"
-                for row in rows[1:]
+                for row in rows[1:2]
             ),
         ],
         summary={
@@ -106,22 +124,9 @@ def run(args: argparse.Namespace) -> Report:
             "max_new": args.max_new,
             "transformers": transformers.__version__,
             "torch": torch.__version__,
+            **({} if ctranslate2 is None else {"ctranslate2": ctranslate2.__version__}),
         },
     )
-
-
-def _peer() -> tuple[Any, Any]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise ValueError(
-            f"{error.name} is not installed, but this benchmark needs it: install it with pip "
-            "install transformers torch"
-        ) from None
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    return torch, transformers
 
 
 @contextlib.contextmanager
@@ -188,136 +193,80 @@ def _ours(pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_n
     )
 
 
-def _theirs(
-    torch: Any,
-    transformers: Any,
-    pair: Pair,
-    prompts: Sequence[list[int]],
-    drafts: Sequence[int],
-    max_new: int,
-) -> _Side:
-    """`generate`, plain and assisted, with one thread and with one thread per core."""
-    eos = list(pair.verifier.tokenizer.eos_ids)
-    verifier = _load_peer(torch, transformers, pair.verifier, eos)
-    drafter = _load_peer(torch, transformers, pair.drafter, eos)
-    inputs = [torch.tensor([prompt]) for prompt in prompts]
-    masks = [torch.ones_like(prompt) for prompt in inputs]
-
-    def generate(threads: int, assistant: Mapping[str, Any] | None) -> Generate:
-        extra = {} if assistant is None else {"assistant_model": drafter}
-
-        def call(i: int) -> np.ndarray:
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-            for name, value in (assistant or {}).items():
-                setattr(drafter.generation_config, name, value)
-            with torch.inference_mode():
-                out = verifier.generate(
-                    inputs[i],
-                    attention_mask=masks[i],
-                    max_new_tokens=max_new,
-                    do_sample=False,
-                    **extra,
-                )
-            # Output starts with the start token (encoder-decoder) or with the prompt (others).
-            start = 1 if verifier.config.is_encoder_decoder else inputs[i].shape[1]
-            tokens = out[0, start:].numpy()
-            return np.where(np.isin(tokens, eos), eos[0], tokens)
-
-        return call
-
-    names = (
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "assistant_confidence_threshold",
-    )
-    # None: transformers' own defaults.
-    assistants: dict[str, tuple[Any, ...]] = {"its defaults": (None, None, None)}
-    assistants |= {f"G={draft}": (draft, "constant", 0.0) for draft in drafts}
-    threads = {n: f"{n} thread{'s' if n > 1 else ''}" for n in _thread_counts()}
-    return _Side(
-        {text: generate(n, None) for n, text in threads.items()},
-        {
-            f"{setting}, {text}": generate(n, dict(zip(names, values, strict=True)))
-            for setting, values in assistants.items()
-            for n, text in threads.items()
-        },
-    )
-
-
 def _thread_counts() -> list[int]:
     # XLA uses all cores. PyTorch is faster with one on a busy machine, so both are tried.
     return sorted({1, len(os.sched_getaffinity(0))})
 
 
-def _load_peer(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -> Any:
-    """The same directory in float32; only the special ids of its generation settings are kept."""
-    config = transformers.AutoConfig.from_pretrained(ours.name, local_files_only=True)
-    kind = (
-        transformers.AutoModelForSeq2SeqLM
-        if config.is_encoder_decoder
-        else transformers.AutoModelForCausalLM
-    )
-    model = kind.from_pretrained(ours.name, dtype=torch.float32, local_files_only=True).eval()
-    if config.model_type == "t5":
-        # transformers 5.23 makes as many caches as the encoder has layers, and fails where the
-        # decoder has more. The networks exist by now, and nothing else reads this.
-        model.config.num_layers = config.num_decoder_layers
-    old = model.generation_config
-    model.generation_config = transformers.GenerationConfig(
-        eos_token_id=eos,
-        pad_token_id=ours.tokenizer.pad_id,
-        bos_token_id=old.bos_token_id,
-        decoder_start_token_id=old.decoder_start_token_id,
-    )
-    return model
+# A method, and whose it is: "ours", "theirs" or, of CTranslate2, its number of threads in words.
+_Key = tuple[str, str]
+
+
+def _choose(
+    ways: Mapping[_Key, Mapping[str, Generate]], pilot: Sequence[int], repeats: int
+) -> tuple[dict[_Key, str], dict[_Key, dict[str, float]]]:
+    """Each side's fastest settings on the first prompts, and the speeds of all that were tried."""
+    chosen: dict[_Key, str] = {}
+    tried: dict[_Key, dict[str, float]] = {}
+    for key, settings in ways.items():
+        print(f"{', '.join(key)}: {len(settings)} settings", flush=True)
+        for generate in settings.values():
+            generate(0)
+        # On a busy machine, threads that wait for each other can be 100 times slower than one.
+        # The better of two tries counts, so that one stall does not remove a setting.
+        first = {k: max(tries) for k, tries in _turns(settings, pilot[:1], 2)[0].items()}
+        near = {k: call for k, call in settings.items() if 4 * first[k] >= max(first.values())}
+        tried[key] = _medians(_turns(near, pilot, repeats)[0])
+        chosen[key] = max(near, key=tried[key].__getitem__)
+    return chosen, tried
 
 
 def _measure(
-    ours: _Side, theirs: _Side, count: int, args: argparse.Namespace
+    ours: _Side,
+    theirs: _Side,
+    others: Mapping[str, Generate],
+    count: int,
+    args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Chooses each side's settings on the first prompts, then times them on all prompts."""
-    ways = {
-        "plain": (ours.alone, theirs.alone),
-        "assisted": (ours.speculative, theirs.speculative),
+    """Chooses settings on the first prompts, then times all sides on all prompts."""
+    ways: dict[_Key, Mapping[str, Generate]] = {
+        ("plain", "ours"): ours.alone,
+        ("plain", "theirs"): theirs.alone,
+        ("assisted", "ours"): ours.speculative,
+        ("assisted", "theirs"): theirs.speculative,
     }
     every = range(count)
-    pilot = every[: args.pilot]
-    chosen: dict[tuple[str, int], str] = {}
-    tried: dict[tuple[str, int], dict[str, float]] = {}
-    for method, sides in ways.items():
-        for side, settings in enumerate(sides):
-            print(f"{method}, {('ours', 'theirs')[side]}: {len(settings)} settings", flush=True)
-            for generate in settings.values():
-                generate(0)
-            # On a busy machine, threads that wait for each other can be 100 times slower than one.
-            # The better of two tries counts, so that one stall does not remove a setting.
-            first = {k: max(tries) for k, tries in _turns(settings, every[:1], 2)[0].items()}
-            near = {k: call for k, call in settings.items() if 4 * first[k] >= max(first.values())}
-            tried[method, side] = _medians(_turns(near, pilot, args.repeats)[0])
-            chosen[method, side] = max(near, key=tried[method, side].__getitem__)
+    chosen, tried = _choose(ways, every[: args.pilot], args.repeats)
     print("measuring ...", flush=True)
-    calls = {key: ways[key[0]][key[1]][name] for key, name in chosen.items()}
+    calls = {key: ways[key][setting] for key, setting in chosen.items()}
+    for setting, generate in others.items():
+        generate(0)
+        calls["plain", setting] = generate
     samples, tokens = _turns(calls, every, args.repeats)
     medians = _medians(samples)
-    rows = []
-    for method in ways:
-        rows.append(
-            {
-                "method": method,
-                "ours_tokens_per_s": medians[method, 0],
-                "theirs_tokens_per_s": medians[method, 1],
-                **_ratios(samples[method, 0], samples[method, 1]),
-                "same_outputs": _same(tokens[method, 0], tokens[method, 1]),
-                "prompts": count,
-                "ours_setting": chosen[method, 0] or "-",
-                "theirs_setting": chosen[method, 1],
-                "ours_tried": tried[method, 0],
-                "theirs_tried": tried[method, 1],
-                "ours_as_plain": _same(tokens[method, 0], tokens["plain", 0]),
-                "theirs_as_plain": _same(tokens[method, 1], tokens["plain", 1]),
-            }
-        )
+
+    def row(method: str, theirs: _Key, peer: str) -> dict[str, Any]:
+        mine = (method, "ours")
+        return {
+            "method": method,
+            "peer": peer,
+            "ours_tokens_per_s": medians[mine],
+            "theirs_tokens_per_s": medians[theirs],
+            **_ratios(samples[mine], samples[theirs]),
+            "same_outputs": _same(tokens[mine], tokens[theirs]),
+            "prompts": count,
+            "ours_setting": chosen[mine] or "-",
+            "theirs_setting": chosen.get(theirs, theirs[1]),
+            "ours_tried": tried[mine],
+            "theirs_tried": tried.get(theirs, {}),
+            "ours_as_plain": _same(tokens[mine], tokens["plain", "ours"]),
+            "theirs_as_plain": _same(tokens[theirs], tokens["plain", theirs[1]]),
+        }
+
+    methods = ("plain", "assisted")
+    rows = [row(method, (method, "theirs"), "transformers") for method in methods]
+    for method in methods:
+        rows += [row(method, ("plain", name), ctranslate2_peer.NAME) for name in others]
     return rows
 
 

@@ -1,0 +1,254 @@
+"""Fits what a pass of each model costs, and compares predicted with measured throughput."""
+
+import argparse
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax import drafting
+from specjax.cli.bench import pairs
+from specjax.cli.bench.report import Report
+from specjax.decoding.scoring import powers_of_two
+from specjax.memory import told_if_full
+from specjax.runs.costs import Fit, Run, as_costs, fit, pair_fingerprint, write_costs
+from specjax.text.capacity import in_words
+
+HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments for the pair, its prompts and the sizes."""
+    pairs.add_workload(parser)
+    parser.set_defaults(repeats=5)
+    parser.add_argument(
+        "--max-draft", type=int, default=7, help="longest draft G; all lengths up to it are run"
+    )
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        nargs="+",
+        default=[2, 5],
+        help="draft lengths that are left out of the fit, and predicted",
+    )
+    parser.add_argument("--output", help="writes the costs into this JSON file")
+
+
+# The width of a pass in the program with one width, whose rounds cost something else.
+_WIDE = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One batch of prompts, decoded with one draft length and temperature.
+
+    Attributes:
+      first: the index of the first prompt.
+      limit: the draft length.
+      temperature: the temperature.
+      held_out: whether the fit leaves it out.
+      wide: whether all passes of the verifier read G + 1 tokens.
+    """
+
+    first: int
+    limit: int
+    temperature: float
+    held_out: bool
+    wide: bool = False
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measures every batch size.
+
+    The loop is one program: lossless block verification with a limit for all drafts, where a pass
+    of the verifier reads the least power of two (or G + 1) that holds a draft and one token more. A
+    run is one batch of prompts with one draft length and temperature; its time is that of the loop
+    without prefill, the least of the repeats. Runs take turns, so that noise affects all alike.
+
+    Times of passes are fitted to the runs of every second batch of prompts at all draft lengths but
+    those held out (SpecDec++, section 4.2, with a cost for each width, and one for each call). They
+    predict the runs of the other batches at the draft lengths that were held out. As a draft's
+    length and the width go together, the fit has runs of a second program too, which reads G + 1
+    tokens for drafts of 0 and of G: they tell the drafter's time from the verifier's.
+    """
+    _check(args)
+    setup, pair = pairs.load(args)
+    for rows in args.rows:
+        if len(setup.batches(rows)) < 2:
+            raise ValueError(
+                f"{args.inputs} has {len(setup.inputs)} prompts, but --rows {rows} needs "
+                f"{2 * rows}, half of them to predict: add lines or give a smaller --rows"
+            )
+    setup.check_fits(max(args.rows), args.max_draft)
+    fits, table, predictions = [], [], []
+    for rows in args.rows:
+        print(f"B={rows} ...", flush=True)
+        asked = in_words(
+            setup.speculative(args.max_draft), rows, setup.inputs.shape[1], setup.max_new
+        )
+        with told_if_full(asked, pairs.REMEDY):
+            runs = measure(setup, rows, args)
+        known = [one for case, (one, _) in runs.items() if not case.held_out]
+        fits.append(fit(known))
+        predicted = predict(rows, fits[-1], runs)
+        predictions += predicted
+        table.append(figures(rows, fits[-1], known, predicted))
+    if args.output is not None:
+        costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair_fingerprint(pair))
+        write_costs(Path(args.output), costs, **_described(args, setup, pair, fits))
+    shown = ["rows", "temperature", "max_draft", "tokens_per_s", "predicted", "error"]
+    return Report(
+        table,
+        list(table[0])[:-1],  # predictions have a table of their own
+        notes=[
+            "verifier_N_ms: a pass of N tokens, with the rest of its round. call_ms: what a run "
+            "takes besides. one_width_r_squared: of a fit with one cost for all widths.",
+            "Predicted against measured, on prompts and at draft lengths that were not fitted:",
+            *Report(predictions, shown).table().splitlines(),
+        ],
+    )
+
+
+def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
+    """Decodes every case; returns its run, and the tokens that it emitted."""
+    longest = args.max_draft
+    widths = powers_of_two(longest + 1)
+    methods = {False: setup.speculative(longest, widths), True: setup.speculative(longest)}
+    cases = []
+    for i, part in enumerate(setup.batches(rows)):
+        held_out = i % 2 == 1
+        for temperature in args.temperatures:
+            for limit in range(longest + 1):
+                if (limit in args.held_out) == held_out:
+                    cases.append(Case(part.start, limit, temperature, held_out))
+            if not held_out:
+                cases += [Case(part.start, n, temperature, False, wide=True) for n in (0, longest)]
+
+    def settings(case: Case) -> tuple[Any, ...]:
+        part = slice(case.first, case.first + rows)
+        return methods[case.wide], part, case.temperature, case.limit
+
+    passes = {case: setup.passes(*settings(case)) for case in cases}
+    least, emitted = dict.fromkeys(cases, float("inf")), dict.fromkeys(cases, 0)
+    for repeat in range(args.repeats):
+        for case in cases[:: -1 if repeat % 2 else 1]:
+            spent, totals = setup.decode(*settings(case))
+            least[case], emitted[case] = min(least[case], spent), totals.emitted
+    runs = {}
+    for case, counted in passes.items():
+        width = _WIDE if case.wide else next(width for width in widths if width > case.limit)
+        run = Run(counted.drafter, counted.verifier, width, least[case])
+        runs[case] = run, emitted[case]
+    return runs
+
+
+def predict(rows: int, found: Fit, runs: dict[Case, tuple[Run, int]]) -> list[dict[str, Any]]:
+    """Tokens per second of the held-out runs, and as the fit predicts them from their passes.
+
+    Args:
+      rows: the batch size.
+      found: the fit of the other runs.
+      runs: all runs, and the tokens that they emitted.
+
+    Returns:
+      A dict for each temperature and draft length; `error` is predicted over measured, less 1.
+    """
+    groups: dict[tuple[float, int], list[tuple[Run, int]]] = {}
+    for case, measured in runs.items():
+        if case.held_out:
+            groups.setdefault((case.temperature, case.limit), []).append(measured)
+    predictions = []
+    for (temperature, limit), group in sorted(groups.items()):
+        seconds = sum(one.seconds for one, _ in group)
+        expected = sum(found.seconds(one) for one, _ in group)
+        tokens = sum(emitted for _, emitted in group)
+        predictions.append(
+            {
+                "rows": rows,
+                "temperature": temperature,
+                "max_draft": limit,
+                "tokens_per_s": tokens / seconds,
+                "predicted": tokens / expected,
+                "error": seconds / expected - 1,
+            }
+        )
+    return predictions
+
+
+def figures(
+    rows: int, found: Fit, known: list[Run], predictions: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One line of the table of section 4.2."""
+    errors = [abs(prediction["error"]) for prediction in predictions]
+    one_width = fit([one._replace(width=1) for one in known if one.width != _WIDE])
+    of_widths = {width: cost for width, cost in found.verifier.items() if width != _WIDE}
+    return {
+        "rows": rows,
+        "draft_ms": 1e3 * found.draft,
+        **{f"verifier_{width}_ms": 1e3 * cost for width, cost in of_widths.items()},
+        "call_ms": 1e3 * found.call,
+        "r_squared": found.r_squared,
+        "one_width_r_squared": one_width.r_squared,
+        "runs": len(known),
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "predictions": predictions,
+    }
+
+
+def _check(args: argparse.Namespace) -> None:
+    pairs.check_positive(args, "rows", "prompts", "max_new", "repeats", "max_draft")
+    if sorted(set(args.rows)) != args.rows:
+        raise ValueError(f"--rows must increase, got {args.rows}")
+    for limit in args.held_out:
+        if not 0 <= limit <= args.max_draft:
+            raise ValueError(
+                f"--held-out must lie in 0 .. --max-draft = {args.max_draft}, got {limit}"
+            )
+    widths = powers_of_two(args.max_draft + 1)
+    fitted = set(range(args.max_draft + 1)) - set(args.held_out)
+    for below, width in zip((0, *widths), widths, strict=False):
+        if not fitted.intersection(range(below, width)):
+            raise ValueError(
+                f"--held-out {' '.join(map(str, args.held_out))} leaves no draft whose verifier's "
+                f"pass reads {width} tokens: hold out fewer of {below} .. {width - 1}"
+            )
+    if args.output is not None:
+        _check_output(Path(args.output))
+
+
+def _check_output(path: Path) -> None:
+    """Refuses, before minutes of measurement, what cannot be written or is not ours."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--output {path}: {path.parent} is no directory: make it first")
+    if path.exists():
+        try:
+            drafting.read_costs(path)
+        except (OSError, ValueError):
+            raise FileExistsError(
+                f"--output {path} exists, and is no file of costs: choose another name, or move it"
+            ) from None
+
+
+def _described(
+    args: argparse.Namespace, setup: pairs.Setup, pair: Any, fits: list[Fit]
+) -> dict[str, Any]:
+    """What a file of costs tells besides the costs."""
+    kinds = {
+        name: sorted({str(leaf.dtype) for leaf in jax.tree.leaves(params)})
+        for name, params in zip(("verifier", "drafter"), setup.params, strict=True)
+    }
+    return {
+        "models": {
+            "drafter": pair.drafter.name,
+            "verifier": pair.verifier.name + (", grown to T5 base" if args.grown else ""),
+            "dtypes": kinds,
+        },
+        "fit": {
+            "r_squared": [found.r_squared for found in fits],
+            "call": [found.call for found in fits],
+        },
+        "sizes": {"max_new": args.max_new, "prompt_length": setup.inputs.shape[1]},
+    }

@@ -1,0 +1,263 @@
+"""Measures what a pass of each model costs, from runs of the decoding loop itself.
+
+Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: the times of passes are found by
+linear regression of runs' times on their counts of passes.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax.checks import check_count
+from specjax.decoding import RoundParams, Speculative
+from specjax.drafting import Costs, NeuralDrafter, NeuralDrafterParams
+from specjax.rules import Lossless
+from specjax.runs.environment import environment, machine
+from specjax.text import Pair
+from specjax.types import DecodeState, Method, Params, PromptBatch
+from specjax.writing import write_atomically
+
+# A short and a long run tell the cost of a round from that of a call.
+_ROUNDS = (2, 10)
+
+
+class Run(NamedTuple):
+    """A run of the loop, all of whose verifier's passes had one width.
+
+    Attributes:
+      draft: how many passes the drafter made; each serves the whole batch.
+      verifier: how many the verifier made.
+      width: how many tokens each of the verifier's passes read; passes of equal width have one
+        cost.
+      seconds: the time of the run.
+    """
+
+    draft: int
+    verifier: int
+    width: int
+    seconds: float
+
+
+class Fit(NamedTuple):
+    """What the passes of runs cost, in seconds.
+
+    Attributes:
+      draft: a pass of the drafter.
+      verifier: width -> a pass of the verifier, with the rest of its round.
+      call: what a run takes besides, however long it is.
+      r_squared: 1 - (sum of squared residuals) / (sum of squares about the mean).
+    """
+
+    draft: float
+    verifier: dict[int, float]
+    call: float
+    r_squared: float
+
+    def seconds(self, run: Run) -> float:
+        """The predicted time of a run."""
+        return self.call + self.draft * run.draft + self.verifier[run.width] * run.verifier
+
+
+def fit(runs: Sequence[Run]) -> Fit:
+    """Least squares with times of at least 0: one for the drafter, one for each width, one a call.
+
+    Args:
+      runs: at least two, which differ in their counts of passes.
+
+    Returns:
+      The times.
+    """
+    # Not imported where nothing is fitted: it takes a while.
+    from scipy.optimize import nnls
+
+    widths = sorted({run.width for run in runs})
+    of_width = [[run.verifier * (run.width == width) for width in widths] for run in runs]
+    design = np.array([[run.draft, *counts, 1] for run, counts in zip(runs, of_width, strict=True)])
+    seconds = np.array([run.seconds for run in runs])
+    found = nnls(design.astype(np.float64), seconds)[0]
+    residual = np.sum((design @ found - seconds) ** 2)
+    spread = np.sum((seconds - seconds.mean()) ** 2)
+    draft, *verifier, call = found.tolist()
+    r_squared = float(1 - residual / spread) if spread > 0 else 1.0
+    return Fit(draft, dict(zip(widths, verifier, strict=True)), call, r_squared)
+
+
+def count_passes(
+    method: Method, params: Params, state: DecodeState, rounds: int | None = None
+) -> list[dict[str, int]]:
+    """Counts the passes of one batch; each serves all its rows.
+
+    Args:
+      method: the method.
+      params: its parameters.
+      state: the rows; donated.
+      rounds: how many rounds at most; None until all rows are finished.
+
+    Returns:
+      For each round: a model's name -> its passes up to the end of that round.
+    """
+    passes = dict.fromkeys(method.model_names, 0)
+    before = jax.device_get(state.info.calls)
+    counted: list[dict[str, int]] = []
+    # Step by step: a row counts the pass after a whole block only if the block was its own.
+    while not np.all(state.finished) and len(counted) != rounds:
+        state = method.run(params, state, 1)
+        after = jax.device_get(state.info.calls)
+        for name in passes:
+            passes[name] += int(np.max(after[name] - before[name]))
+        before = after
+        counted.append(dict(passes))
+    return counted
+
+
+def draft_lengths(widths: Sequence[int]) -> list[int]:
+    """The shortest and the longest draft that each of these widths of the verifier holds."""
+    shortest = [0, *widths[:-1]]
+    return sorted({*shortest, *(width - 1 for width in widths)})
+
+
+def measure_costs(
+    pair: Pair,
+    rows: Sequence[int],
+    widths: Sequence[int],
+    *,
+    prompt_length: int = 32,
+    seconds: float = 1.0,
+) -> Costs:
+    """Measures a pair on this machine with a few rounds, for the start of a run.
+
+    `specjax bench cost` measures longer, on real prompts, and says how well the costs predict.
+
+    Args:
+      pair: the models.
+      rows: the batch sizes, increasing.
+      widths: how many tokens a pass of the verifier may read, increasing; the last is G + 1, at
+        least 2 (`decoding.Round.verifier_widths`).
+      prompt_length: P, the tokens of the invented prompts.
+      seconds: how long a batch size is measured, without compiling; each run is made three times
+        at least.
+
+    Returns:
+      The costs.
+
+    Raises:
+      ValueError: if a size is wrong; if other work disturbs the measurement so much that a pass
+        seems to take no time; or if several processes decode together: each would find other
+        costs, and they must agree.
+    """
+    check_count("prompt_length", prompt_length, "give the usual length of the prompts")
+    for size in rows:
+        check_count("rows", size, "give batch sizes")
+    if jax.process_count() > 1:
+        raise ValueError(
+            "costs cannot be measured by several processes, which must agree on them: measure them "
+            "on one, with specjax bench cost --output FILE, and read that file"
+        )
+    widths = tuple(widths)
+    if not widths or widths[-1] < 2:
+        raise ValueError(f"widths must end with G + 1, at least 2, got {widths}: draft something")
+    # Without tokens that end a row, all rows make all rounds.
+    method = Speculative(
+        pair.verifier.model,
+        NeuralDrafter(pair.drafter.model, widths[-1] - 1),
+        widths=widths,
+        partitioner=pair.verifier.partitioner,
+    )
+    small = NeuralDrafterParams(pair.drafter.prepared)
+    params = RoundParams(pair.verifier.prepared, small, Lossless())
+    fits = [fit(_runs(method, params, batch, prompt_length, seconds)) for batch in rows]
+    return as_costs(fits, rows, widths, pair_fingerprint(pair))
+
+
+def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pair: str) -> Costs:
+    """The costs of several batch sizes, as policies read them; without the cost of a call.
+
+    Args:
+      fits: for each batch size what its passes cost.
+      rows: the batch sizes.
+      widths: the widths of the verifier's passes.
+      pair: see `pair_fingerprint`.
+
+    Raises:
+      ValueError: if a pass of the verifier seems to take no time.
+    """
+    for batch, found in zip(rows, fits, strict=True):
+        for width in widths:
+            if found.verifier[width] <= 0:
+                raise ValueError(
+                    f"the verifier's pass of {width} tokens and {batch} rows seems to take no "
+                    "time: other work has disturbed the measurement; repeat it on a quieter machine"
+                )
+    return Costs(
+        rows=tuple(rows),
+        widths=tuple(widths),
+        draft=tuple(found.draft for found in fits),
+        verifier=tuple(tuple(found.verifier[width] for width in widths) for found in fits),
+        machine=machine(),
+        pair=pair,
+    )
+
+
+def pair_fingerprint(pair: Pair) -> str:
+    """A hash of the drafter and one of the verifier, for `drafting.read_costs`."""
+    return f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
+
+
+def write_costs(path: Path, costs: Costs, **more: Any) -> None:
+    """Writes a file that `drafting.read_costs` reads.
+
+    Args:
+      path: the file; it is replaced.
+      costs: the costs.
+      **more: JSON values that the file tells besides.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    values = {**more, "environment": environment(), **costs.to_dict()}
+    write_atomically(path, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _runs(
+    method: Speculative, params: RoundParams, rows: int, prompt_length: int, seconds: float
+) -> list[Run]:
+    """Runs of both lengths at every draft length; each with the least of its times."""
+    widths = method.round.verifier_widths
+    max_new = _ROUNDS[-1] * widths[-1]
+    words = np.arange(rows * prompt_length, dtype=np.int32).reshape(rows, prompt_length)
+
+    def start(limit: int) -> DecodeState:
+        prompts = PromptBatch(
+            inputs=words % method.vocab_size,
+            input_lengths=np.full((rows,), prompt_length, np.int32),
+            ids=np.arange(rows, dtype=np.int32),
+            limits=np.full((rows,), max_new, np.int32),
+            draft_limits=np.full((rows,), limit, np.int32),
+        )
+        return jax.block_until_ready(method.init(params, prompts, max_new=max_new))
+
+    cases = [(limit, rounds) for limit in draft_lengths(widths) for rounds in _ROUNDS]
+    counts = {
+        limit: count_passes(method, params, start(limit), _ROUNDS[-1])
+        for limit in draft_lengths(widths)
+    }
+    least = dict.fromkeys(cases, float("inf"))
+    begin, turns = time.perf_counter(), 0
+    while turns < 3 or time.perf_counter() - begin < seconds:
+        for limit, rounds in cases:
+            state = start(limit)
+            from_here = time.perf_counter()
+            jax.block_until_ready(method.run(params, state, rounds))
+            least[limit, rounds] = min(least[limit, rounds], time.perf_counter() - from_here)
+        turns += 1
+    runs = []
+    for (limit, rounds), spent in least.items():
+        counted = counts[limit][min(rounds, len(counts[limit])) - 1]
+        width = next(width for width in widths if width > limit)
+        runs.append(Run(counted[method.model_names[1]], counted["verifier"], width, spent))
+    return runs

@@ -1,0 +1,91 @@
+"""`bench cost` recovers the costs of a loop whose times are known, and writes them."""
+
+import dataclasses
+import json
+
+import pytest
+
+import specjax
+from specjax.cli.bench import pairs
+from specjax.cli.main import main
+from specjax.drafting import read_costs
+from specjax.runs.costs import pair_fingerprint
+from tests import tiny_pair
+
+DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
+    sizes = ["--rows=2", "--max-draft=3", "--held-out=2", "--max-new=6", "--repeats=2"]
+    return ["bench", "cost", f"--inputs={prompts}", *sizes]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Times of the loop that are a sum over its passes."""
+    decode = pairs.Setup.decode
+    seen = set()
+
+    def known(self, method, part, temperature, limit):
+        _, totals = decode(self, method, part, temperature, limit)
+        passes = self.passes(method, part, temperature, limit)
+        widths = method.round.verifier_widths
+        width = next(width for width in widths if width > limit)
+        # A program with one width costs more.
+        verifier = VERIFIER[width] + (len(widths) == 1)
+        seconds = CALL + DRAFT * passes.drafter + verifier * passes.verifier
+        case = (method, part.start, temperature, limit)
+        # Other work disturbs the first of the repeats.
+        disturbed = 1 if case in seen else 5
+        seen.add(case)
+        return disturbed * seconds, totals
+
+    monkeypatch.setattr(pairs.Setup, "decode", known)
+
+
+def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, tmp_path):
+    path = tmp_path / "costs.json"
+    assert main([*arguments, f"--output={path}"]) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert row["draft_ms"] == pytest.approx(1e3 * DRAFT)
+    assert row["call_ms"] == pytest.approx(1e3 * CALL)
+    for width, cost in VERIFIER.items():
+        assert row[f"verifier_{width}_ms"] == pytest.approx(1e3 * cost)
+    assert row["r_squared"] == pytest.approx(1.0) and row["one_width_r_squared"] < 0.999
+    assert [(x["temperature"], x["max_draft"]) for x in row["predictions"]] == [(0, 2), (1, 2)]
+    assert row["worst_error"] == pytest.approx(0.0, abs=1e-9)
+    pair = specjax.load_pair()
+    costs = read_costs(path, pair=pair_fingerprint(pair))
+    assert costs.rows == (2,) and costs.widths == tuple(VERIFIER)
+    assert costs.verifier[0] == pytest.approx(list(VERIFIER.values()))
+    assert costs.draft == pytest.approx([DRAFT])
+    told = json.loads(path.read_text())
+    assert told["models"]["dtypes"] == {"verifier": ["float32"], "drafter": ["float32"]}
+    with pytest.raises(ValueError, match="the costs of another pair"):
+        other = specjax.Pair(pair.drafter, dataclasses.replace(pair.drafter))
+        read_costs(path, pair=pair_fingerprint(other))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--rows", "2", "1"], "--rows must increase, got [2, 1]"),
+        (["--rows", "3"], "has 4 prompts, but --rows 3 needs 6, half of them to predict"),
+        (["--max-draft=0"], "--max-draft must be at least 1, got 0"),
+        (["--held-out", "4"], "--held-out must lie in 0 .. --max-draft = 3, got 4"),
+        (["--held-out", "2", "3"], "2 3 leaves no draft whose verifier's pass reads 4 tokens"),
+        (["--output=/missing/costs.json"], "/missing is no directory: make it first"),
+        (["--output=PROMPTS"], "exists, and is no file of costs: choose another name"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
+    prompts = arguments[2].removeprefix("--inputs=")
+    change = [word.replace("PROMPTS", prompts) for word in change]
+    assert main([*arguments, *change]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,136 @@
+"""Costs are interpolated between what was measured; files of costs are read back, or refused."""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.drafting import Costs, read_costs
+
+COSTS = Costs(
+    rows=(1, 5),
+    widths=(1, 2, 4),
+    draft=(1.0, 3.0),
+    verifier=((10.0, 12.0, 20.0), (30.0, 32.0, 40.0)),
+    machine="this",
+    pair="a+b",
+)
+
+
+def _written(path, **changes):
+    path.write_text(json.dumps({**COSTS.to_dict(), "note": "left alone", **changes}))
+    return path
+
+
+def test_costs_are_interpolated_between_batch_sizes_and_widths():
+    for batch, draft, verifier in (
+        (1, 1.0, [10, 12, 16, 20]),
+        (2, 1.5, [15, 17, 21, 25]),
+        (5, 3.0, [30, 32, 36, 40]),
+    ):
+        found = COSTS.at(batch, np.array([1, 2, 3, 4]))
+        assert found[0].dtype == found[1].dtype == jnp.float32
+        assert float(found[0]) == COSTS.draft_seconds(batch) == draft
+        np.testing.assert_array_equal(found[1], np.float32(verifier))
+
+
+def test_widths_may_be_traced_and_costs_static():
+    read = jax.jit(lambda costs, widths: costs.at(1, widths)[1], static_argnums=0)
+    widths = jnp.asarray([[0, 3], [4, 9]])
+    np.testing.assert_array_equal(read(COSTS, widths), np.float32([[10, 16], [20, 20]]))
+    assert hash(COSTS) == hash(dataclasses.replace(COSTS))
+
+
+def test_one_size_is_enough():
+    one = Costs((4,), (6,), (0.5,), ((2.0,),))
+    assert [float(x) for x in one.at(4, 6)] == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "width", "message"),
+    [
+        (6, 1, "measured with 1 .. 5 rows, but the batch has 6: .* --rows 1 5 6"),
+        (0, 1, "the batch has 0"),
+        (1.5, 1, "batch must be a whole number, got 1.5"),
+        (1, 5, "for 1 .. 4 tokens a pass, but 5 are asked for: .* --max-draft 4"),
+        (1, 1.5, "widths must be whole numbers, got float64"),
+    ],
+)
+def test_sizes_that_were_not_measured_are_refused(batch, width, message):
+    with pytest.raises(ValueError, match=message):
+        COSTS.at(batch, width)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rows", (), "rows must be a tuple of whole numbers that increases"),
+        ("rows", (5, 1), "increases from at least 1, got"),
+        ("rows", (0, 1), "increases from at least 1, got"),
+        ("widths", (1, 2, 2), "widths must be a tuple of whole numbers that increases"),
+        ("widths", (1.0, 2.0, 4.0), "widths must be a tuple of whole numbers"),
+        ("draft", (1.0,), "draft must be a tuple of 2 numbers, one for each of rows"),
+        ("draft", (1.0, "2"), "draft must be a tuple of 2 numbers"),
+        ("draft", (1.0, -1.0), "draft must be seconds, finite and at least 0, got -1.0"),
+        ("draft", (1.0, float("nan")), "finite and at least 0, got nan"),
+        ("verifier", ((1.0, 2.0, 3.0),), "verifier must be a tuple of 2 tuples"),
+        ("verifier", ((1.0, 2.0, 3.0), (1.0, 2.0)), r"verifier\[1\] must be a tuple of 3 numbers"),
+        ("verifier", ((1.0, 2.0, 3.0), (0.0, 2.0, 3.0)), r"verifier\[1\] must be above 0"),
+        ("machine", None, "machine must be a text, got None"),
+    ],
+)
+def test_what_is_no_cost_is_refused_in_code_and_in_a_file(tmp_path, field, value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        dataclasses.replace(COSTS, **{field: value})
+    path = _written(tmp_path / "costs.json", **{field: value})
+    with pytest.raises(
+        ValueError, match=f"costs.json: .*{message}.*: measure it with specjax bench"
+    ):
+        read_costs(path)
+
+
+def test_a_file_is_read_back(tmp_path):
+    assert read_costs(_written(tmp_path / "costs.json"), pair="a+b", machine="this") == COSTS
+
+
+def test_a_file_of_another_pair_is_refused(tmp_path):
+    path = _written(tmp_path / "costs.json")
+    with pytest.raises(ValueError, match=r"another pair \(a\+b, but this one is a\+c\)"):
+        read_costs(path, pair="a+c")
+
+
+def test_a_file_of_another_machine_is_read_with_one_warning(tmp_path):
+    path = _written(tmp_path / "costs.json")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert read_costs(path, machine="that") == COSTS
+    (warning,) = told
+    assert "another machine (this, but this one is that)" in str(warning.message)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "costs.json is no JSON file"),
+        (b"\xff\xfe\x00", "costs.json is no JSON file"),
+        ("[]", "costs.json is no file of costs"),
+        ('{"rows": [1]}', "costs.json is no file of costs"),
+        ('{"format": 2}', "has the format 2, but this version reads 1"),
+        ('{"format": 1, "rows": [1]}', "costs.json has no 'widths'"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "costs.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=f"{message}.*: measure it with specjax bench cost"):
+        read_costs(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent.json cannot be read"):
+        read_costs(tmp_path / "absent.json")

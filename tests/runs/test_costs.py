@@ -1,0 +1,133 @@
+"""Regression recovers the costs of passes: from counts, and from a loop whose clock is known."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import Pair, decoding
+from specjax.drafting import read_costs
+from specjax.runs import costs
+from specjax.runs.costs import Run
+from tests import tiny_pair
+
+DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+
+
+def _runs(noise=0.0):
+    rng = np.random.default_rng(0)
+    for width, cost in VERIFIER.items():
+        for drafted in range(width):
+            for verifier in (3, 8):
+                draft = verifier * drafted + int(rng.integers(3)) * (drafted > 0)
+                seconds = CALL + DRAFT * draft + cost * verifier
+                yield Run(draft, verifier, width, seconds + noise * rng.normal())
+
+
+def test_known_costs_are_recovered_from_counts():
+    runs = list(_runs())
+    found = costs.fit(runs)
+    assert found.draft == pytest.approx(DRAFT) and found.call == pytest.approx(CALL)
+    assert found.verifier == pytest.approx(VERIFIER)
+    assert found.r_squared == pytest.approx(1.0)
+    assert [found.seconds(run) for run in runs] == pytest.approx([run.seconds for run in runs])
+
+
+def test_r_squared_is_what_the_fit_explains():
+    runs = list(_runs(noise=3.0))
+    found = costs.fit(runs)
+    seconds = np.array([run.seconds for run in runs])
+    left = seconds - [found.seconds(run) for run in runs]
+    assert found.r_squared == pytest.approx(1 - left @ left / (len(runs) * seconds.var()))
+    assert 0 < found.r_squared < 0.99
+
+
+def test_no_cost_is_negative():
+    """The best line would have a drafter that gives time back."""
+    found = costs.fit([Run(0, 1, 1, 5.0), Run(4, 1, 1, 4.0), Run(0, 2, 1, 8.0), Run(8, 2, 1, 6.0)])
+    assert found.draft == 0.0 and found.call >= 0 and found.verifier[1] > 0
+
+
+def test_each_width_has_its_shortest_and_its_longest_draft():
+    assert costs.draft_lengths((1, 2, 4, 6)) == [0, 1, 2, 3, 4, 5]
+    assert costs.draft_lengths((1, 2, 4, 8, 16)) == [0, 1, 2, 3, 4, 7, 8, 15]
+    assert costs.draft_lengths((8,)) == [0, 7]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the passes of the loop move: two rows cost three times one."""
+    now = [0.0]
+    run = decoding.Speculative.run
+
+    def timed(self, params, state, stop_after):
+        scale = {1: 1.0, 2: 3.0}[state.ended_by.shape[0]]
+        limit = int(np.max(state.draft_limits))
+        now[0] += scale * CALL
+        for _ in range(stop_after):
+            before = jax.device_get(state.info.calls)
+            state = run(self, params, state, 1)
+            after = jax.device_get(state.info.calls)
+            drafted, verified = (
+                np.max(after[name] - before[name]) for name in ("drafter", "verifier")
+            )
+            width = next(width for width in VERIFIER if width > limit)
+            now[0] += scale * (DRAFT * drafted + VERIFIER[width] * verified)
+        return state
+
+    monkeypatch.setattr(decoding.Speculative, "run", timed)
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: now[0])
+
+
+def test_the_loops_own_passes_are_measured(pair, clock, monkeypatch):
+    monkeypatch.setattr(costs, "machine", lambda: "here")
+    found = costs.measure_costs(pair, (1, 2), tuple(VERIFIER), prompt_length=4, seconds=0.0)
+    assert found.rows == (1, 2) and found.widths == (1, 2, 4)
+    assert found.draft == pytest.approx((DRAFT, 3 * DRAFT))
+    alone = np.array(list(VERIFIER.values()))
+    np.testing.assert_allclose(found.verifier, [alone, 3 * alone], rtol=1e-6)
+    assert found.machine == "here"
+    assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
+
+
+def test_a_file_of_costs_is_read_back(pair, tmp_path):
+    fits = [costs.Fit(1.0, {1: 2.0, 2: 3.0, 0: 9.0}, 0.5, 1.0)]
+    ours = costs.as_costs(fits, (4,), (1, 2), costs.pair_fingerprint(pair))
+    assert ours.verifier == ((2.0, 3.0),)
+    path = tmp_path / "costs.json"
+    # What else the file tells takes the place of no cost.
+    costs.write_costs(path, ours, rows="no", fit={"call": [0.5]})
+    assert read_costs(path, pair=ours.pair, machine=costs.machine()) == ours
+    told = json.loads(path.read_text())
+    assert told["fit"] == {"call": [0.5]} and told["environment"]["versions"]["jax"]
+
+
+def test_a_pass_without_time_is_refused():
+    with pytest.raises(ValueError, match="pass of 2 tokens and 4 rows seems to take no time"):
+        costs.as_costs([costs.Fit(1.0, {1: 2.0, 2: 0.0}, 0.0, 0.9)], (4,), (1, 2), "")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": (0,)}, "rows must be a whole number of at least 1, got 0"),
+        ({"widths": (1,)}, r"widths must end with G \+ 1, at least 2, got \(1,\)"),
+        ({"widths": (2, 1, 3)}, "widths must be a tuple of whole numbers that increases"),
+        ({"prompt_length": 0}, "prompt_length must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_wrong_sizes_are_refused(pair, change, message):
+    with pytest.raises(ValueError, match=message):
+        costs.measure_costs(pair, **{"rows": (1,), "widths": (1, 2), **change})
+
+
+def test_several_processes_do_not_measure(pair, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="costs cannot be measured by several processes"):
+        costs.measure_costs(pair, (1,), (1, 2))
