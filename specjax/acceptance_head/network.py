@@ -4,6 +4,7 @@ Source: SpecDec++ (arXiv 2405.19715), section 3.2 and 4.1. Axes: D width.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,4 +102,5 @@ def apply_head(config: HeadConfig, params: Params, hidden: Array) -> Array:
     Raises:
       ValueError: (at trace time) if D is not the width of the head.
     """
-    return AcceptanceHead(config).apply({"params": params}, hidden)
+    log_odds: Any = AcceptanceHead(config).apply({"params": params}, hidden)
+    return log_odds

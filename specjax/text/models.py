@@ -76,7 +76,7 @@ class TextModel:
     @functools.cached_property
     def width(self) -> int:
         """D, the width of its last hidden states."""
-        one = np.ones((1, 1), np.int32)
+        one: Any = np.ones((1, 1), np.int32)
 
         def read(params: Params) -> Any:
             filled = self.model.prefill(params, one, one[0], 2)
