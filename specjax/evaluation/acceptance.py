@@ -170,9 +170,9 @@ def reliability(labels: ArrayLike, log_odds: ArrayLike, *, bins: int = 15) -> Re
     place = np.minimum((predicted * bins).astype(np.int64), bins - 1)
     counts = np.bincount(place, minlength=bins)
     with np.errstate(invalid="ignore"):
-        means = [np.bincount(place, x, minlength=bins) / counts for x in (predicted, p)]
-    gaps = np.where(counts > 0, np.abs(means[0] - means[1]), 0.0)
-    return Reliability(counts, *means, float(np.sum(counts * gaps) / counts.sum()))
+        said, was = (np.bincount(place, x, minlength=bins) / counts for x in (predicted, p))
+    gaps = np.where(counts > 0, np.abs(said - was), 0.0)
+    return Reliability(counts, said, was, float(np.sum(counts * gaps) / counts.sum()))
 
 
 def probabilities(log_odds: ArrayLike) -> np.ndarray:
