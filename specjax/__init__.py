@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specjax import (
+        acceptance_head,
         checkpoints,
         data,
         decoding,
@@ -45,6 +46,7 @@ __all__ = [
     "Result",
     "Sampling",
     "TextModel",
+    "acceptance_head",
     "checkpoints",
     "data",
     "decoding",

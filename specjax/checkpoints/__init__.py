@@ -1,7 +1,18 @@
 """Checkpoints: Hugging Face safetensors, T5X, and our own Orbax directories."""
 
+from specjax.checkpoints.heads import has_head, load_head, save_head
 from specjax.checkpoints.load import LoadedModel, load_model, read_config
 from specjax.checkpoints.save import FORMATS, save_model
 from specjax.tokenizers.model_files import SpecialIds
 
-__all__ = ["FORMATS", "LoadedModel", "SpecialIds", "load_model", "read_config", "save_model"]
+__all__ = [
+    "FORMATS",
+    "LoadedModel",
+    "SpecialIds",
+    "has_head",
+    "load_head",
+    "load_model",
+    "read_config",
+    "save_head",
+    "save_model",
+]

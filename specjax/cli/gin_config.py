@@ -61,7 +61,8 @@ def add_arguments(
       parser: of the command.
       default: the file to read where none is given; without it one must be given. Its names are
         listed below the options.
-      groups: folder of shipped gin files -> what they are; listed with the names that they add.
+      groups: folder of shipped gin files, or a pattern of their names -> what they are; listed with
+        the names that they add.
     """
     parser.add_argument(
         "--gin_file",
@@ -295,7 +296,7 @@ def _describe(default: str, groups: Mapping[str, str]) -> Iterator[str]:
         yield ""
         yield f"{what}:"
         yield ""
-        files = sorted((SHIPPED / folder).glob("*.gin"))
+        files = sorted(SHIPPED.glob(folder if "*" in folder else f"{folder}/*.gin"))
         width = 2 + max(len(file.stem) for file in files)
         for file in files:
             yield from _columns([(file.stem, _header(file))], "  ", width)

@@ -40,6 +40,10 @@ COMMANDS = {
         "specjax.cli.train",
         "train or fine-tune a model from aligned text, TSV, JSONL or a seqio task (resumable)",
     ),
+    "train_head": (
+        "specjax.cli.train_head",
+        "train the acceptance head of a pair's drafter, for adaptive draft lengths (resumable)",
+    ),
 }
 # A program that is compiled once is not worth keeping.
 _WITHOUT_CACHE = ("convert",)

@@ -9,7 +9,7 @@ DEFAULT_FILE = "runs/train.gin"
 GROUPS = {
     "models": f"networks, each chosen by --gin_file={DEFAULT_FILE} --gin_file=models/NETWORK.gin",
     "tasks": "kinds of texts, one of which is needed beside it: --gin_file=tasks/KIND.gin",
-    "pairs": "whole recipes, each instead of all that: --gin_file=pairs/RECIPE.gin",
+    "pairs/*er.gin": "whole recipes, each instead of all that: --gin_file=pairs/RECIPE.gin",
 }
 
 

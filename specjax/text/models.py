@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_path, check_static
 from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, load_tokenizer
@@ -31,10 +32,12 @@ class TextModel:
       tokenizer: its tokenizer.
       mesh: the mesh that the parameters are split over; None for one device.
       name: its name in messages, such as its path.
+      head: its acceptance head, which says how likely a verifier accepts its drafts, or None.
 
     Raises:
-      TypeError: if the model or the tokenizer is not what it must be.
-      ValueError: if the tokenizer has ids that are not in the model's vocabulary.
+      TypeError: if the model, the tokenizer or the head is not what it must be.
+      ValueError: if the tokenizer has ids that are not in the model's vocabulary, or the head was
+        trained for another model.
     """
 
     model: LanguageModel
@@ -42,6 +45,7 @@ class TextModel:
     tokenizer: Tokenizer = dataclasses.field(repr=False)
     mesh: jax.sharding.Mesh | None = None
     name: str = "the model"
+    head: Head | None = None
 
     def __post_init__(self) -> None:
         methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
@@ -54,6 +58,10 @@ class TextModel:
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
                 f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
             )
+        if not isinstance(self.head, Head | None):
+            raise TypeError(f"head must come from checkpoints.load_head, got {self.head!r}")
+        if self.head is not None:
+            self.head.check_drafter(self.name, self.width, self.weights_fingerprint)
 
     @property
     def partitioner(self) -> Partitioner | None:
@@ -64,6 +72,34 @@ class TextModel:
     def prepared(self) -> Params:
         """The parameters prepared for fast decoding (see `specjax.models.Model.prepare`)."""
         return self.model.prepare(self.params)
+
+    @functools.cached_property
+    def width(self) -> int:
+        """D, the width of its last hidden states."""
+        one: Any = np.ones((1, 1), np.int32)
+
+        def read(params: Params) -> Any:
+            filled = self.model.prefill(params, one, one[0], 2)
+            tokens = filled.tokens[:, None]
+            return self.model.extend(params, filled.cache, tokens, filled.positions)
+
+        return jax.eval_shape(read, self.params).hidden.shape[-1]
+
+    @functools.cached_property
+    def weights_fingerprint(self) -> str:
+        """A hash of the weights as bfloat16 has them, by which a head knows its drafter.
+
+        It is the same whether a checkpoint is loaded as float32 or bfloat16, and after it was
+        written as bfloat16; not after float32 weights were written as float16.
+        """
+        digest = hashlib.sha256()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
+            array = whole(leaf)
+            if jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
+                array = array.astype(jax.numpy.bfloat16)
+            digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -155,6 +191,7 @@ def load_text_model(
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
     check_weights: bool = True,
+    head: bool = True,
 ) -> TextModel:
     """Loads one model with its tokenizer.
 
@@ -164,6 +201,7 @@ def load_text_model(
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path; by default that of the directory.
       check_weights: see `specjax.checkpoints.load_model`.
+      head: whether to load the acceptance head in the directory, if there is one.
 
     Returns:
       The model.
@@ -171,10 +209,10 @@ def load_text_model(
     Raises:
       FileNotFoundError: a directory or file is missing.
       TypeError: `path` is not a path or `mesh` is not a mesh.
-      ValueError: the directory is unreadable, or model and tokenizer do not agree.
+      ValueError: the directory is unreadable, or model and tokenizer, or its head, do not agree.
     """
     # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
-    from specjax.checkpoints import load_model
+    from specjax.checkpoints import has_head, load_head, load_model
 
     _check_path("path", path)
     _check_mesh(mesh)
@@ -185,7 +223,8 @@ def load_text_model(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
             "correct generation_config.json"
         )
-    return TextModel(loaded.model, loaded.params, words, mesh, os.fspath(path))
+    found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
+    return TextModel(loaded.model, loaded.params, words, mesh, os.fspath(path), found)
 
 
 def load_pair(
@@ -196,6 +235,7 @@ def load_pair(
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
     check_weights: bool = True,
+    head: bool = True,
 ) -> Pair:
     """Loads a drafter and a verifier; by default the built-in pair (English to German captions).
 
@@ -206,6 +246,7 @@ def load_pair(
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
       check_weights: see `specjax.checkpoints.load_model`.
+      head: whether to load the acceptance heads in the directories, if there are any.
 
     Returns:
       The pair.
@@ -237,6 +278,7 @@ def load_pair(
         mesh=mesh,
         tokenizer=tokenizer,
         check_weights=check_weights,
+        head=head,
     )
     return Pair(loaded.named["drafter"], loaded.verifier)
 
@@ -247,6 +289,7 @@ def load_models(
     mesh: jax.sharding.Mesh | None = None,
     tokenizer: PathLike | Tokenizer | None = None,
     check_weights: bool = True,
+    head: bool = True,
     **paths: PathLike,
 ) -> Models:
     """Loads any number of models, and checks that they have one vocabulary.
@@ -256,6 +299,7 @@ def load_models(
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
       check_weights: see `specjax.checkpoints.load_model`.
+      head: whether to load the acceptance heads in the directories, if there are any.
       **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
 
     Returns:
@@ -284,7 +328,7 @@ def load_models(
     for name, size in sizes.items():
         _check_vocabularies({name: size, "verifier": sizes["verifier"]})
     _tell_special_ids(words)
-    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights}
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     return Models(
         **{
             name: load_text_model(path, tokenizer=words[name], **options)

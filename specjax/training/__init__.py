@@ -3,6 +3,10 @@
 from specjax.training.decoder_only import DecoderOnly
 from specjax.training.distillation import add_teacher_samples
 from specjax.training.environment import environment
+from specjax.training.head_data import HeadBatch, HeadBatches, HeadData, Labelling
+from specjax.training.head_labels import Positions, label
+from specjax.training.head_recipe import HeadRecipe, compare_predictors, run_head_recipe
+from specjax.training.head_task import HeadTask
 from specjax.training.losses import (
     Objective,
     cross_entropy,
@@ -32,8 +36,15 @@ __all__ = [
     "Cosine",
     "DecoderOnly",
     "Evaluation",
+    "HeadBatch",
+    "HeadBatches",
+    "HeadData",
+    "HeadRecipe",
+    "HeadTask",
     "InverseSqrt",
+    "Labelling",
     "Objective",
+    "Positions",
     "Recipe",
     "Schedule",
     "Scorer",
@@ -47,14 +58,17 @@ __all__ = [
     "TrainerConfig",
     "TrainingData",
     "add_teacher_samples",
+    "compare_predictors",
     "cross_entropy",
     "distillation_loss",
     "environment",
     "init_state",
+    "label",
     "make_eval_step",
     "make_task",
     "make_train_step",
     "masked_total",
+    "run_head_recipe",
     "run_recipe",
     "token_totals",
     "train",

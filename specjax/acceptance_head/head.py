@@ -1,0 +1,84 @@
+"""A trained acceptance head, and the drafter that it belongs to."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.acceptance_head.network import HeadConfig, init_head
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+    """An acceptance head as it is saved and loaded.
+
+    Attributes:
+      config: its sizes.
+      params: its parameters, float32.
+      drafter_fingerprint: of the weights of the drafter whose hidden states it reads, as
+        `TextModel.weights_fingerprint` has it.
+      notes: JSON values that say how it was trained.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: if the parameters are not those of such a head.
+    """
+
+    config: HeadConfig
+    params: Params = dataclasses.field(repr=False)
+    drafter_fingerprint: str
+    notes: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: types.MappingProxyType({}), repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, HeadConfig):
+            raise TypeError(f"Head: config must be a HeadConfig, got {self.config!r}")
+        if not isinstance(self.drafter_fingerprint, str) or not self.drafter_fingerprint:
+            raise TypeError(
+                "Head: drafter_fingerprint must be TextModel.weights_fingerprint, got "
+                f"{self.drafter_fingerprint!r}"
+            )
+        expected = head_shapes(self.config)
+        found = jax.tree.map(lambda x: (np.shape(x), np.dtype(x.dtype)), self.params)
+        asked = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), expected)
+        if found != asked:
+            raise ValueError(
+                f"Head: params must be the float32 parameters of {self.config}: use init_head, or "
+                "the configuration that they were trained with"
+            )
+
+    def check_drafter(self, name: str, width: int, fingerprint: str) -> None:
+        """Makes sure that a drafter is the one that the head was trained for.
+
+        Args:
+          name: the drafter's name in messages.
+          width: of its hidden states.
+          fingerprint: of its weights.
+
+        Raises:
+          ValueError: if it is another one.
+        """
+        remedy = (
+            "train one for this drafter (specjax train_head), or load the drafter without it "
+            "(head=False)"
+        )
+        if self.config.width != width:
+            raise ValueError(
+                f"{name}: its acceptance head has width {self.config.width}, but the model's "
+                f"hidden states have {width}: {remedy}"
+            )
+        if self.drafter_fingerprint != fingerprint:
+            raise ValueError(
+                f"{name}: its acceptance head was trained for other weights "
+                f"({self.drafter_fingerprint}) than the model has ({fingerprint}): {remedy}"
+            )
+
+
+def head_shapes(config: HeadConfig) -> Params:
+    """The parameters of a head as `jax.ShapeDtypeStruct`s; it allocates nothing."""
+    return jax.eval_shape(lambda key: init_head(config, key), jax.random.key(0))
