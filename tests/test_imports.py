@@ -22,7 +22,7 @@ ALLOWED = {
     "verification": CORE,
     "partitioning": {"types", "checks", "models"},
     "decoding": CORE | {"rules", "verification", "drafting", "partitioning", "memory"},
-    "drafting": CORE | {"rules", "verification", "decoding"},
+    "drafting": CORE | {"rules", "verification", "decoding", "acceptance_head"},
     "models": {"types", "checks"},
     "acceptance_head": CORE,
     "theory": CORE | {"rules", "verification"},

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Makes configurable what a decoder is made of; imports it."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import partitioning, rules, text, verification
+    from specjax import drafting, partitioning, rules, text, verification
     from specjax.runs import inference
 
     gin_config.register(
@@ -38,6 +38,9 @@ def register() -> None:
         drafter_alone,
         *rules.ALL_RULES,
         *verification.ALL_VERIFICATIONS,
+        *drafting.ALL_POLICIES,
+        *drafting.ALL_ESTIMATES,
+        drafting.read_costs,
     )
 
 

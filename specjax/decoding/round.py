@@ -119,16 +119,15 @@ class Round:
     ) -> RoundState:
         """Takes prompts in; arguments as in `LanguageModel.prefill`."""
         prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
+        longest = self.drafter.max_draft
         filled = self.verifier.prefill(params.verifier, *prompt)
         drafter = self.drafter.prefill(params.drafter, *prompt)
         check_state(self.drafter, drafter, inputs.shape[0])
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
-            self.verification.init_carry(self.drafter.max_draft),
+            self.verification.init_carry(longest),
         )
-        history = None
-        if self.nested:
-            history = history_lib.begin(filled, max_length, self.drafter.max_draft)
+        history = history_lib.begin(filled, max_length, longest) if self.nested else None
         return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry, history)
 
     def __call__(

@@ -11,11 +11,16 @@ from specjax.drafting.estimates import (
 )
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
-from specjax.drafting.stopping import FixedLength
+from specjax.drafting.stopping import FixedLength, check_policy
 from specjax.drafting.thresholds import Confidence, Entropy, Survival
 from specjax.types import Drafter, Stopping
 
+ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
+ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
+
 __all__ = [
+    "ALL_ESTIMATES",
+    "ALL_POLICIES",
     "Budget",
     "Confidence",
     "ConfidenceEstimate",
@@ -34,5 +39,6 @@ __all__ = [
     "Stopping",
     "Survival",
     "agreeing_runs",
+    "check_policy",
     "read_costs",
 ]

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ class Costs:
       verifier: for each of `rows` and each of `widths`, the seconds of one pass of the verifier,
         with all that the loop does once a round.
       machine: what they were measured on.
-      pair: the fingerprint of the pair; "" for none.
+      pair: `Pair.fingerprint`; "" for none.
 
     Raises:
       TypeError: if a field has another type.
@@ -146,24 +145,18 @@ class Costs:
             )
 
 
-def read_costs(
-    path: str | os.PathLike[str], *, pair: str | None = None, machine: str | None = None
-) -> Costs:
+def read_costs(path: str | os.PathLike[str]) -> Costs:
     """Reads a file that `specjax bench cost --output` has written.
 
     Args:
       path: the file.
-      pair: the fingerprint of the pair that is to be decoded with, or None: see
-        `specjax.runs.costs.pair_fingerprint`.
-      machine: this machine as `specjax.runs.environment.machine` tells it, or None. A file of
-        another one is read with a warning: its ratios may not hold here.
 
     Returns:
-      The costs.
+      The costs. A `Decoder` checks that they are those of its pair and of this machine.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is no such file, or that of another pair.
+      ValueError: it is no such file.
     """
     check_path(path)
     place = Path(path)
@@ -174,19 +167,7 @@ def read_costs(
         raise type(error)(f"{place} cannot be read ({reason}): {_HOW}") from None
     except (ValueError, RecursionError):
         raise ValueError(f"{place} is no JSON file: {_HOW}") from None
-    costs = _from_dict(values, place)
-    if pair is not None and costs.pair != pair:
-        raise ValueError(
-            f"{place} has the costs of another pair ({costs.pair or 'not named'}, but this one is "
-            f"{pair}): {_HOW} for this pair"
-        )
-    if machine is not None and costs.machine != machine:
-        warnings.warn(
-            f"{place} was measured on another machine ({costs.machine or 'not named'}, but this "
-            f"one is {machine}): its costs may not hold here; {_HOW} on this one",
-            stacklevel=2,
-        )
-    return costs
+    return _from_dict(values, place)
 
 
 def _from_dict(values: Any, path: Path) -> Costs:

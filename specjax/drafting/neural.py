@@ -10,10 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import check_count, check_part, check_static
+from specjax.checks import check_count
 from specjax.decoding import history as history_lib
 from specjax.decoding.history import History
-from specjax.drafting.stopping import FixedLength, Past, begin, decide, first_past, learn
+from specjax.drafting.stopping import (
+    FixedLength,
+    Past,
+    begin,
+    check_policy,
+    decide,
+    first_past,
+    learn,
+)
 from specjax.sampling import confidence, distribution, draw, num_uniforms
 from specjax.types import (
     Array,
@@ -97,9 +105,7 @@ class NeuralDrafter(Drafter):
             raise ValueError(
                 f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
             )
-        needed = ("bind", "remember", "begin", "step", "learn")
-        check_part("stopping", self.stopping, needed, "drafting.FixedLength()")
-        check_static("stopping", self.stopping)
+        check_policy(self.stopping)
 
     @property
     def vocab_size(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import check_array, check_like, unpacked
+from specjax.checks import check_array, check_like, check_part, check_static, unpacked
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
 
@@ -31,6 +31,13 @@ class FixedLength(Stopping):
     ) -> tuple[Array, Any]:
         """Never."""
         return jnp.zeros(token.shape, bool), state
+
+
+def check_policy(policy: Any) -> None:
+    """Raises TypeError unless it is a stopping policy, and hashable."""
+    needed = ("bind", "remember", "begin", "step", "learn")
+    check_part("stopping", policy, needed, "drafting.FixedLength()")
+    check_static("stopping", policy)
 
 
 class Past(NamedTuple):

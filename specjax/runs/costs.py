@@ -171,7 +171,7 @@ def measure_costs(
     small = NeuralDrafterParams(pair.drafter.prepared)
     params = RoundParams(pair.verifier.prepared, small, Lossless())
     fits = [fit(_runs(method, params, batch, prompt_length, seconds)) for batch in rows]
-    return as_costs(fits, rows, widths, pair_fingerprint(pair))
+    return as_costs(fits, rows, widths, pair.fingerprint)
 
 
 def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pair: str) -> Costs:
@@ -181,7 +181,7 @@ def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pa
       fits: for each batch size what its passes cost.
       rows: the batch sizes.
       widths: the widths of the verifier's passes.
-      pair: see `pair_fingerprint`.
+      pair: see `Pair.fingerprint`.
 
     Raises:
       ValueError: if a pass of the verifier seems to take no time.
@@ -201,11 +201,6 @@ def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pa
         machine=machine(),
         pair=pair,
     )
-
-
-def pair_fingerprint(pair: Pair) -> str:
-    """A hash of the drafter and one of the verifier, for `drafting.read_costs`."""
-    return f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
 
 
 def write_costs(path: Path, costs: Costs, **more: Any) -> None:

@@ -1,7 +1,7 @@
 """From models and parts to a decoding method with its parameters."""
 
 import dataclasses
-import hashlib
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -9,9 +9,18 @@ import numpy as np
 
 from specjax.checks import check_part, check_static, checked, whole_number
 from specjax.decoding import Autoregressive, AutoregressiveParams, RoundParams, Speculative
-from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
+from specjax.drafting import (
+    CostAware,
+    Costs,
+    FixedLength,
+    NeuralDrafter,
+    NeuralDrafterParams,
+    check_policy,
+)
 from specjax.rules import Lossless
-from specjax.text.models import Models, TextModel, whole
+from specjax.runs import environment
+from specjax.text.fingerprint import digest
+from specjax.text.models import Models, Pair, TextModel
 from specjax.types import Drafter, Method, Params, Rule, Stopping, Verification
 from specjax.verification import Block
 
@@ -23,6 +32,7 @@ class Parts:
     rule: Rule | None = None
     verification: Verification | None = None
     max_draft: int | None = None
+    min_draft: int | None = None
     stopping: Stopping | None = None
     stopping_params: Params = None
     drafter: Drafter | None = None
@@ -48,6 +58,7 @@ class Assembled:
       models: the models that were given, by name.
       main: the model whose tokenizer is used.
       own_params: a hash of the parameters that are none of the models', or None.
+      stopping: the policy as it was given, in words; None without one.
     """
 
     method: Method
@@ -55,6 +66,7 @@ class Assembled:
     models: dict[str, TextModel]
     main: TextModel
     own_params: str | None = None
+    stopping: str | None = None
 
 
 def assemble(models: Models | TextModel, parts: Parts) -> Assembled:
@@ -121,30 +133,25 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
     if parts.rule is not None:
         method.check_rule(parts.rule)
         params = params._replace(rule=parts.rule)
-    return Assembled(method, params, named, main, digest(params))
+    return Assembled(method, params, named, main, _own(params))
 
 
 def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
-    drafter, drafter_params = parts.drafter, parts.drafter_params
+    drafter, drafter_params, own = parts.drafter, parts.drafter_params, parts.stopping_params
     if drafter is None:
-        max_draft = 5 if parts.max_draft is None else parts.max_draft
-        max_draft = whole_number("max_draft", max_draft, low=1)
-        stopping = FixedLength() if parts.stopping is None else parts.stopping
-        small = named["drafter"]
-        drafter = NeuralDrafter(small.model, max_draft, stopping)
-        own = () if parts.stopping_params is None else parts.stopping_params
-        drafter_params = NeuralDrafterParams(small.prepared, own)
+        drafter, drafter_params = _neural(named, parts)
+        own = drafter_params.stopping
     else:
-        for name in ("max_draft", "stopping", "stopping_params"):
+        for name in ("max_draft", "min_draft", "stopping", "stopping_params"):
             if getattr(parts, name) is not None:
                 raise ValueError(f"{name}= must be left out: the drafter has its own")
         # A drafter of the user's own takes the place of the pair's.
         named = {name: model for name, model in named.items() if name != "drafter"}
     if main.partitioner is not None and parts.drafter is not None:
         drafter_params = main.partitioner.replicate(drafter_params)
-    if main.partitioner is not None and parts.stopping_params is not None:
-        own = main.partitioner.replicate(parts.stopping_params)
-        drafter_params = drafter_params._replace(stopping=own)
+    elif main.partitioner is not None:
+        own_there = main.partitioner.replicate(drafter_params.stopping)
+        drafter_params = drafter_params._replace(stopping=own_there)
     widths = parts.widths
     if widths is not None:
         widths = tuple(checked("widths", widths, low=1, dtype=np.int32).reshape(-1).tolist())
@@ -159,18 +166,46 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     rule = Lossless() if parts.rule is None else parts.rule
     method.check_rule(rule)
     params = RoundParams(main.prepared, drafter_params, rule)
-    own_params = digest((parts.drafter_params, parts.stopping_params))
-    return Assembled(method, params, named, main, own_params)
+    own_params = _own((parts.drafter_params, own))
+    stopping = None if parts.stopping is None else repr(parts.stopping)
+    return Assembled(method, params, named, main, own_params, stopping)
 
 
-def digest(params: Params) -> str | None:
-    """A hash of parameters' names, shapes and values; None where there are none."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        return None
-    made = hashlib.sha256()
-    for path, leaf in leaves:
-        array = whole(leaf)
-        made.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
-        made.update(np.ascontiguousarray(array).tobytes())
-    return made.hexdigest()[:16]
+def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    """The drafter that decodes with the small model."""
+    small = named["drafter"]
+    max_draft = whole_number("max_draft", 5 if parts.max_draft is None else parts.max_draft, low=1)
+    min_draft = whole_number("min_draft", parts.min_draft or 0, low=0)
+    stopping = FixedLength() if parts.stopping is None else parts.stopping
+    check_policy(stopping)
+    own = parts.stopping_params
+    if isinstance(stopping, CostAware):
+        _check_costs(stopping.costs, Pair(small, named["verifier"]))
+    if own is None:
+        stopping, own = stopping.bind(small.head)
+    drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft)
+    return drafter, NeuralDrafterParams(small.prepared, own)
+
+
+def _check_costs(costs: Costs | None, pair: Pair) -> None:
+    """Raises ValueError for the costs of another pair; warns of another machine."""
+    how = "measure them with `specjax bench cost --output FILE`"
+    if costs is None:
+        raise ValueError(f"CostAware has no costs: {how} and give drafting.read_costs(FILE)")
+    if costs.pair and costs.pair != pair.fingerprint:
+        raise ValueError(
+            f"CostAware: the costs are those of another pair ({costs.pair}; this one is "
+            f"{pair.fingerprint}): {how} for this pair"
+        )
+    here = environment.machine()
+    if costs.machine and costs.machine != here:
+        warnings.warn(
+            f"CostAware: the costs were measured on another machine ({costs.machine}; this one is "
+            f"{here}): drafts may end too early or late; {how} here",
+            stacklevel=2,
+        )
+
+
+def _own(params: Params) -> str | None:
+    """A hash of parameters; None where there are none."""
+    return digest(params) if jax.tree.leaves(params) else None

@@ -41,8 +41,10 @@ class Decoder:
         one per prompt of the call.
       verification: the algorithm; `verification.Block()` by default.
       max_draft: G, tokens drafted per round; 5 by default.
-      stopping: when a draft ends before that; `drafting.FixedLength()` by default.
-      stopping_params: the policy's parameters.
+      min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
+      stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`;
+        `drafting.FixedLength()` by default. Another threshold compiles nothing.
+      stopping_params: the parameters of a policy of your own; those of specjax bring their own.
       drafter: a drafter of your own, in the place of a neural one with the pair's small model.
       drafter_params: its parameters.
       widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
@@ -69,6 +71,7 @@ class Decoder:
         rule: Rule | None = None,
         verification: Verification | None = None,
         max_draft: int | None = None,
+        min_draft: int | None = None,
         stopping: Stopping | None = None,
         stopping_params: Params = None,
         drafter: Drafter | None = None,
@@ -92,6 +95,7 @@ class Decoder:
             rule=rule,
             verification=verification,
             max_draft=max_draft,
+            min_draft=min_draft,
             stopping=stopping,
             stopping_params=stopping_params,
             drafter=drafter,
@@ -103,7 +107,7 @@ class Decoder:
         made = assemble(models, parts)
         self.models, self.method, self._params = models, made.method, made.params
         self._named, self._main = made.models, made.main
-        self._own_params = made.own_params
+        self._own_params, self._stopping = made.own_params, made.stopping
         self.rule: Rule | None = getattr(made.params, "rule", None)
         _check_own_rule(self.rule)
         self.tokenizer = made.main.tokenizer
@@ -223,6 +227,7 @@ class Decoder:
             **{name: model.fingerprint for name, model in self._named.items()},
             **self.method.describe(),
             "own_params": self._own_params,
+            "stopping": self._stopping,
             "rule": None if self.rule is None else repr(self.rule),
             # In full: what is shown of many numbers leaves some out.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
@@ -284,14 +289,8 @@ class Decoder:
 
     def _engine(self, rule: Rule | None, sampling: Sampling, **sizes: Any) -> Engine:
         params = self._params if rule is None else self._params._replace(rule=rule)
-        return Engine(
-            self.method,
-            params,
-            sampling=sampling,
-            max_new=self.max_new_tokens,
-            pad_id=self.tokenizer.pad_id,
-            **sizes,
-        )
+        sizes |= {"max_new": self.max_new_tokens, "pad_id": self.tokenizer.pad_id}
+        return Engine(self.method, params, sampling=sampling, **sizes)
 
     def _asked(
         self,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import os
 import warnings
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_path, check_static
 from specjax.partitioning import Partitioner
+from specjax.text.fingerprint import digest
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.types import LanguageModel, Params
 
@@ -92,14 +92,12 @@ class TextModel:
         It is the same whether a checkpoint is loaded as float32 or bfloat16, and after it was
         written as bfloat16; not after float32 weights were written as float16.
         """
-        digest = hashlib.sha256()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
-            array = whole(leaf)
-            if jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
-                array = array.astype(jax.numpy.bfloat16)
-            digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()[:16]
+
+        def rounded(array: np.ndarray) -> np.ndarray:
+            is_float = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
+            return array.astype(jax.numpy.bfloat16) if is_float else array
+
+        return digest(self.params, change=rounded)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -107,20 +105,7 @@ class TextModel:
         words = self.tokenizer
         marks = (words.eos_ids, words.bos_id, words.add_bos, words.add_eos, words.chat_template)
         described = f"{self.model.describe()}\n{words.fingerprint}\n{marks}"
-        digest = hashlib.sha256(described.encode())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
-            digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-            digest.update(np.ascontiguousarray(whole(leaf)).tobytes())
-        return digest.hexdigest()[:16]
-
-
-def whole(array: Any) -> np.ndarray:
-    """The values of an array, also if this process has only a part of them."""
-    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
-        return np.asarray(array)
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+        return digest(self.params, described)
 
 
 class Models:
@@ -177,6 +162,11 @@ class Pair(Models):
 
     def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
         super().__init__(drafter=drafter, verifier=verifier)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the drafter and one of the verifier."""
+        return f"{self.drafter.fingerprint}+{self.verifier.fingerprint}"
 
     @property
     def drafter(self) -> TextModel:

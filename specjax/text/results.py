@@ -196,6 +196,16 @@ class RunInfo:
         return _ratio(self.rows.accepted, self.rows.drafted)
 
     @property
+    def verification_rate(self) -> float:
+        """Passes of the verifier per emitted token (SpecDec++, section 4.2)."""
+        return _ratio(self.rows.verifier_calls, self.rows.emitted)
+
+    @property
+    def discard_rate(self) -> float:
+        """Drafted tokens that were discarded, per emitted token (SpecDec++, section 4.2)."""
+        return _ratio(self.rows.discarded, self.rows.emitted)
+
+    @property
     def acceptance_by_position(self) -> np.ndarray:
         """`[G]` float64: of the blocks that long, the share whose tokens up to i were accepted."""
         drafted = np.asarray(self.rows.drafted_at, np.float64).sum(axis=0)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import rules
+from specjax import drafting, rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
+from specjax.runs.costs import write_costs
 from tests.cli import kill_infer
 from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
 
@@ -261,7 +262,8 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
         assert "input.jsonl:2 has half a surrogate pair" in second["error"]
 
 
-METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
+FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
+METHODS = [name for name in FILES if not name.startswith("adaptive_")]
 
 
 def test_every_rule_has_a_method():
@@ -284,6 +286,33 @@ def test_methods_make_decoders(paths, method):
         # The very class, not one that gin made of it: only that is a pytree.
         assert type(decoder.rule) in rules.ALL_RULES
         assert type(decoder.rule).__name__.lower() == method.replace("_", "")
+
+
+def costs_file(directory, pair):
+    costs = drafting.Costs((1, 16), (1, 13), (1.0, 1.0), ((2.0, 3.0),) * 2, pair=pair.fingerprint)
+    path = directory / "costs.json"
+    write_costs(path, costs)
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in METHODS])
+def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
+    files = ["runs/infer.gin", "methods/opt.gin", f"methods/{name}.gin"]
+    infer.register()
+    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    if name == "adaptive_cost":
+        settings["COSTS"] = costs_file(tmp_path, specjax.load_pair(**paths))
+    gin_config.configure(
+        [str(CONFIGS / file) for file in files], [f"{k}={v}" for k, v in settings.items()]
+    )
+    make = gin.get_configurable(specjax.Decoder)
+    if name == "adaptive_head":
+        with pytest.raises(ValueError, match="the drafter has no acceptance head"):
+            make()
+        return
+    decoder = make()
+    assert type(decoder.rule) is rules.OPT and decoder.method.max_draft == 12
+    assert type(decoder.method.drafter.stopping) in drafting.ALL_POLICIES[1:]
 
 
 def test_killed_at_random_it_ends_alike():

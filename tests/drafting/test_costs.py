@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -94,23 +93,7 @@ def test_what_is_no_cost_is_refused_in_code_and_in_a_file(tmp_path, field, value
 
 
 def test_a_file_is_read_back(tmp_path):
-    assert read_costs(_written(tmp_path / "costs.json"), pair="a+b", machine="this") == COSTS
-
-
-def test_a_file_of_another_pair_is_refused(tmp_path):
-    path = _written(tmp_path / "costs.json")
-    with pytest.raises(ValueError, match=r"another pair \(a\+b, but this one is a\+c\)"):
-        read_costs(path, pair="a+c")
-
-
-def test_a_file_of_another_machine_is_read_with_one_warning(tmp_path):
-    path = _written(tmp_path / "costs.json")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert read_costs(path, machine="that") == COSTS
-    (warning,) = told
-    assert "another machine (this, but this one is that)" in str(warning.message)
-    assert warning.filename == __file__
+    assert read_costs(_written(tmp_path / "costs.json")) == COSTS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.memory import told_if_full
-from specjax.runs.costs import Fit, Run, as_costs, fit, pair_fingerprint, write_costs
+from specjax.runs.costs import Fit, Run, as_costs, fit, write_costs
 from specjax.text.capacity import in_words
 
 HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> Report:
         predictions += predicted
         table.append(figures(rows, fits[-1], known, predicted))
     if args.output is not None:
-        costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair_fingerprint(pair))
+        costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair.fingerprint)
         write_costs(Path(args.output), costs, **_described(args, setup, pair, fits))
     shown = ["rows", "temperature", "max_draft", "tokens_per_s", "predicted", "error"]
     return Report(

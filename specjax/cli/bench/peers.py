@@ -53,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_COLUMNS = (
+    *("method", "peer", "ours_tokens_per_s", "theirs_tokens_per_s"),
+    *("ratio", "ratio_low", "ratio_high", "same_outputs", "prompts"),
+    *("ours_setting", "theirs_setting"),
+)
+
+
 def run(args: argparse.Namespace) -> Report:
     """Measures all sides in turns.
 
@@ -93,19 +100,7 @@ def run(args: argparse.Namespace) -> Report:
         rows = _measure(ours, theirs, others, len(prompts), args)
     return Report(
         rows,
-        [
-            "method",
-            "peer",
-            "ours_tokens_per_s",
-            "theirs_tokens_per_s",
-            "ratio",
-            "ratio_low",
-            "ratio_high",
-            "same_outputs",
-            "prompts",
-            "ours_setting",
-            "theirs_setting",
-        ],
+        _COLUMNS,
         notes=[
             "Each side runs by its public API, with the encoder, at batch 1, in float32: ours from "
             "token ids to text, theirs from tokens to tokens. CTranslate2 is plain in every line.",

@@ -1,0 +1,111 @@
+"""A Decoder with each stopping policy: the verifier's own text, and lengths that follow."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import specjax
+from specjax import drafting
+from specjax.acceptance_head import Head, HeadConfig, init_head
+from specjax.runs import environment
+from specjax.runs.compilation_cache import count_compilations
+from tests import tiny_pair
+
+SHAPE = {"max_new_tokens": 12, "batch_size": 3, "buckets": (32,)}
+PROMPTS = tiny_pair.sentences(7, seed=3)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    small, large = tiny_pair.tabular(1), tiny_pair.tabular(2)
+    config = HeadConfig(small.width, 1)
+    head = Head(config, init_head(config, jax.random.key(0)), small.weights_fingerprint)
+    return specjax.Pair(dataclasses.replace(small, head=head), large)
+
+
+@pytest.fixture(scope="module")
+def alone(pair):
+    return specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS).texts
+
+
+def mean_drafted(result):
+    """Tokens per round."""
+    return result.info.rows.drafted.sum() / result.info.rows.rounds.sum()
+
+
+def costs(of, **changes):
+    verifier = ((1.0,) * 4,) * 2
+    made = drafting.Costs((1, 8), (1, 2, 4, 5), (0.01, 0.01), verifier)
+    own = {"machine": environment.machine(), "pair": of.fingerprint}
+    return dataclasses.replace(made, **{**own, **changes})
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        drafting.Confidence(0.02),
+        drafting.Entropy(1.8),
+        drafting.Survival(),
+        drafting.Survival(drafting.OnlineEstimate(shared=True), 0.9),
+        drafting.Budget(7),
+    ],
+)
+def test_greedy_text_is_the_verifiers_own(pair, alone, policy):
+    """Slots are refilled, rows draft different numbers of tokens, some lag behind."""
+    decoder = specjax.Decoder(pair, max_draft=4, stopping=policy, temperature=0.0, **SHAPE)
+    result = decoder(PROMPTS)
+    assert result.texts == alone
+    assert decoder.describe()["stopping"] == repr(policy)
+
+
+def test_bounds_and_thresholds_set_the_lengths(pair):
+    def drafted(policy, **options):
+        decoder = specjax.Decoder(pair, max_draft=4, stopping=policy, **options, **SHAPE)
+        return mean_drafted(decoder(PROMPTS))
+
+    one, all_four = drafted(drafting.Confidence(1.0)), drafted(drafting.Confidence(0.0))
+    assert one <= 1.0 and all_four > 3.0  # a row's last rounds may be cut by its length
+    assert drafted(drafting.Confidence(1.0), min_draft=3) > 2.5
+    assert drafted(drafting.Budget(3)) == 0.0  # three rows, and their own tokens fill it
+
+
+def test_rates_are_those_of_the_paper(pair):
+    info = specjax.Decoder(pair, max_draft=4, **SHAPE)(PROMPTS).info
+    rows = info.rows
+    emitted, calls = rows.emitted.sum(), rows.verifier_calls.sum()
+    assert info.verification_rate == pytest.approx(calls / emitted)
+    assert info.discard_rate == pytest.approx((rows.drafted - rows.accepted).sum() / emitted)
+
+
+def test_costs_decide(pair, alone):
+    def decode(**changes):
+        policy = drafting.CostAware(costs(pair, **changes))
+        return specjax.Decoder(pair, max_draft=4, stopping=policy, temperature=0.0, **SHAPE)(
+            PROMPTS
+        )
+
+    cheap, dear = decode(), decode(draft=(5.0, 5.0))
+    assert cheap.texts == dear.texts == alone
+    assert mean_drafted(cheap) > 1.0 and mean_drafted(dear) == 0.0
+
+
+def test_costs_of_another_pair_or_machine_are_told(pair):
+    with pytest.raises(ValueError, match=r"costs are those of another pair \(a\+b; this one is"):
+        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, pair="a+b")))
+    with pytest.warns(UserWarning, match="measured on another machine \\(elsewhere; this one is"):
+        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, machine="elsewhere")))
+
+
+def test_a_pair_without_a_head_is_refused(pair):
+    bare = specjax.Pair(dataclasses.replace(pair.drafter, head=None), pair.verifier)
+    with pytest.raises(ValueError, match="no acceptance head: train one with `specjax train_head`"):
+        specjax.Decoder(bare, stopping=drafting.Survival())
+
+
+def test_another_threshold_compiles_nothing(pair):
+    options = {"max_draft": 4, "temperature": 0.0, **SHAPE}
+    specjax.Decoder(pair, stopping=drafting.Confidence(0.1), **options)(PROMPTS)
+    with count_compilations() as counted:
+        specjax.Decoder(pair, stopping=drafting.Confidence(0.2), **options)(PROMPTS)
+    assert counted.compiled == counted.read == 0
