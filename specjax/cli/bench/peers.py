@@ -101,19 +101,7 @@ def run(args: argparse.Namespace) -> Report:
     return Report(
         rows,
         _COLUMNS,
-        notes=[
-            "Each side runs by its public API, with the encoder, at batch 1, in float32: ours from "
-            "token ids to text, theirs from tokens to tokens. CTranslate2 is plain in every line.",
-            f"Medians over turns of {_TURN} prompts. ratio: the median of the turns' ratios, "
-            "ratio_low and ratio_high their quartiles.",
-            "same_outputs: the number of prompts for which both emit the same tokens; they can "
-            "differ where two logits are equal up to float rounding.",
-            *(
-                f"{row['method']}: same outputs as plain for {row['ours_as_plain']} prompts (ours) "
-                f"and {row['theirs_as_plain']} (theirs)"
-                for row in rows[1:2]
-            ),
-        ],
+        notes=_notes(rows),
         summary={
             "verifier": "grown to T5 base" if args.grown else pair.verifier.name,
             "max_new": args.max_new,
@@ -122,6 +110,22 @@ def run(args: argparse.Namespace) -> Report:
             **({} if ctranslate2 is None else {"ctranslate2": ctranslate2.__version__}),
         },
     )
+
+
+def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        "Each side runs by its public API, with the encoder, at batch 1, in float32: ours from "
+        "token ids to text, theirs from tokens to tokens. CTranslate2 is plain in every line.",
+        f"Medians over turns of {_TURN} prompts. ratio: the median of the turns' ratios, "
+        "ratio_low and ratio_high their quartiles.",
+        "same_outputs: the number of prompts for which both emit the same tokens; they can "
+        "differ where two logits are equal up to float rounding.",
+        *(
+            f"{row['method']}: same outputs as plain for {row['ours_as_plain']} prompts (ours) "
+            f"and {row['theirs_as_plain']} (theirs)"
+            for row in rows[1:2]
+        ),
+    ]
 
 
 @contextlib.contextmanager
