@@ -44,8 +44,8 @@ def costs(of, **changes):
 @pytest.mark.parametrize(
     "policy",
     [
-        drafting.Confidence(0.02),
-        drafting.Entropy(1.8),
+        pytest.param(drafting.Confidence(0.02), marks=pytest.mark.exhaustive),
+        pytest.param(drafting.Entropy(1.8), marks=pytest.mark.exhaustive),
         drafting.Survival(),
         drafting.Survival(drafting.OnlineEstimate(shared=True), 0.9),
         drafting.Budget(7),
@@ -67,7 +67,7 @@ def test_bounds_and_thresholds_set_the_lengths(pair):
     one, all_four = drafted(drafting.Confidence(1.0)), drafted(drafting.Confidence(0.0))
     assert one <= 1.0 and all_four > 3.0  # a row's last rounds may be cut by its length
     assert drafted(drafting.Confidence(1.0), min_draft=3) > 2.5
-    assert drafted(drafting.Budget(3)) == 0.0  # three rows, and their own tokens fill it
+    assert drafted(drafting.Budget(1)) == 0.0  # the rows' own tokens fill it
 
 
 def test_rates_are_those_of_the_paper(pair):
