@@ -17,6 +17,7 @@ BENCHMARKS = {
     "loop": "specjax.cli.bench.loop",
     "peers": "specjax.cli.bench.peers",
     "speedup": "specjax.cli.bench.speedup",
+    "stopping": "specjax.cli.bench.stopping",
 }
 
 
