@@ -126,7 +126,7 @@ def test_files_that_contradict_each_other_are_told(saved):
     )
     for changes, message in (
         ({"version": 2}, "version=2 must be 1 for this specjax to read it"),
-        ({"config": {"width": 16}}, "config must be an object with blocks, shared, width"),
+        ({"config": {"width": 16}}, "config must be an object with blocks, confidences, shared,"),
         ({"config": {**sound["config"], "blocks": 9}}, r"blocks must be .* in \[0, 4\], got 9"),
         ({"config": {**sound["config"], "blocks": 3}}, "2 arrays missing: block_2/bias, "),
         ({"drafter_fingerprint": 7}, "drafter_fingerprint must be a text"),

@@ -83,6 +83,16 @@ def test_the_result_is_a_head_and_a_table(data, trained, tmp_path, capsys):
     assert head.notes["rejection_weight"] == 6.0 and head.notes["mixing"] == 0.15
 
 
+def test_a_head_that_reads_confidences_knows_more(data, trained, tmp_path):
+    assert run(data, tmp_path, CONFIDENCES=True) == 0
+    alone, both = (
+        json.loads((output / "results.json").read_text())["rows"][0]
+        for output in (trained, tmp_path)
+    )
+    assert both["auc"] > alone["auc"] + 0.1 and both["loss"] < alone["loss"]
+    assert load_head(tmp_path).config.confidences
+
+
 def test_a_head_is_installed_on_request(data, trained, tmp_path, capsys):
     drafter, output = tmp_path / "drafter", tmp_path / "run"
     shutil.copytree(data / "pair" / "drafter", drafter)
