@@ -84,7 +84,8 @@ def test_the_result_is_a_head_and_a_table(data, trained, tmp_path, capsys):
 
 
 def test_a_head_that_reads_confidences_knows_more(data, trained, tmp_path):
-    assert run(data, tmp_path, CONFIDENCES=True) == 0
+    longer = {"CONFIDENCES": True, "BLOCKS": 0, "EPOCHS": 40, "LEARNING_RATE": 0.05}
+    assert run(data, tmp_path, **longer) == 0
     alone, both = (
         json.loads((output / "results.json").read_text())["rows"][0]
         for output in (trained, tmp_path)
