@@ -94,8 +94,8 @@ class HeadRecipe:
             object.__setattr__(self, name, value)
         if not isinstance(self.labelling, Labelling):
             raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
-        # Their own checks, before any model is loaded.
-        assert self.weights and self.head(1) and self.trainer(self.rows_per_batch)
+        # What they are made of checks the rest, before any model is loaded.
+        _ = self.weights, self.head(1), self.trainer(self.rows_per_batch)
 
     @property
     def weights(self) -> ClassWeights:
