@@ -46,6 +46,8 @@ def test_what_is_saved_is_loaded_with_its_drafter(drafter, saved):
         "head.safetensors",
         "specjax_checksums.json",
     ]
+    modes = {path.stat().st_mode for path in (saved / "acceptance_head").iterdir()}
+    assert len(modes) == 1  # who may read one may read all
     pair = load_pair(drafter=saved, verifier=drafter)
     assert pair.drafter.head is not None and pair.verifier.head is None
     assert load_pair(drafter=saved, verifier=drafter, head=False).drafter.head is None
