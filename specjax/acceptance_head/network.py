@@ -1,6 +1,7 @@
 """The network of an acceptance head: residual blocks on a drafter's hidden state, and one logit.
 
-Source: SpecDec++ (arXiv 2405.19715), section 3.2 and 4.1. Axes: D width.
+Source: SpecDec++ (arXiv 2405.19715), section 3.2 and 4.1; the features are ours. Axes: D width,
+V vocabulary, F features.
 """
 
 import dataclasses
@@ -14,6 +15,9 @@ from specjax.checks import whole_number
 from specjax.types import Array, Params
 
 _MOST_BLOCKS = 4
+NUM_FEATURES = 3
+# float32 rounds to 1 what is nearer than that.
+_LEAST = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,9 @@ class HeadConfig:
       width: D, the width of the drafter's hidden states.
       blocks: residual blocks, 0 .. 4; with 0 the head is linear.
       shared: whether one matrix W serves all blocks, as in the published code.
+      confidences: whether the head also reads the `confidence_features` of the drafter's
+        distribution that the token was drawn from. A small drafter's hidden state after the token
+        knows little of them.
 
     Raises:
       TypeError: for a value of the wrong type.
@@ -33,6 +40,7 @@ class HeadConfig:
     width: int
     blocks: int = 3
     shared: bool = False
+    confidences: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("width", 1), ("blocks", 0)):
@@ -43,8 +51,11 @@ class HeadConfig:
                 f"HeadConfig: blocks must be a whole number in [0, {_MOST_BLOCKS}], got "
                 f"{self.blocks}"
             )
-        if not isinstance(self.shared, bool):
-            raise TypeError(f"HeadConfig: shared must be True or False, got {self.shared!r}")
+        for name in ("shared", "confidences"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"HeadConfig: {name} must be True or False, got {getattr(self, name)!r}"
+                )
 
 
 class AcceptanceHead(nn.Module):
@@ -57,21 +68,69 @@ class AcceptanceHead(nn.Module):
     config: HeadConfig
 
     @nn.compact
-    def __call__(self, hidden: Array) -> Array:
-        """Hidden states `[..., D]` of any float dtype -> log-odds `[...]` float32."""
+    def __call__(self, hidden: Array, features: Array | None = None) -> Array:
+        """Hidden states `[..., D]`, features `[..., F]` or None -> log-odds `[...]` float32."""
         config = self.config
-        if hidden.ndim < 1 or hidden.shape[-1] != config.width:
-            raise ValueError(
-                f"hidden must be [..., {config.width}], the width of the head, got shape "
-                f"{list(hidden.shape)}: use the drafter that the head was trained for"
-            )
+        _check("hidden", hidden, hidden.shape[:-1], config.width)
         x = hidden.astype(jnp.float32)
+        if config.confidences:
+            if features is None:
+                raise ValueError(
+                    "features is None, but the head reads them: give confidence_features(...)"
+                )
+            _check("features", features, hidden.shape[:-1], NUM_FEATURES)
+            x = jnp.concatenate([x, features.astype(jnp.float32)], axis=-1)
         names = ["block"] if config.shared else [f"block_{i}" for i in range(config.blocks)]
-        layers = [nn.Dense(config.width, name=name) for name in names[: config.blocks]]
+        layers = [nn.Dense(x.shape[-1], name=name) for name in names[: config.blocks]]
         for i in range(config.blocks):
             x = x + jax.nn.silu(layers[0 if config.shared else i](x))
         # From zero: an untrained head says one half everywhere.
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(x)[..., 0]
+
+
+def _check(name: str, array: Array, rows: tuple[int, ...], width: int) -> None:
+    if array.ndim < 1 or array.shape != (*rows, width):
+        raise ValueError(
+            f"{name} must be {[*rows, width]}, as the head was trained, got shape "
+            f"{list(array.shape)}: use the drafter that the head was trained for"
+        )
+
+
+def confidence_features(top: Array, entropy: Array, drawn: Array) -> Array:
+    """What a head with `confidences` reads beside a hidden state.
+
+    All three are of the drafter's softmax at temperature 1 that the token was drawn from: the one
+    before the token, not the one after it.
+
+    Args:
+      top: `[...]` float32, the largest probability.
+      entropy: `[...]` float32, in nats.
+      drawn: `[...]` float32, the probability of the token itself.
+
+    Returns:
+      `[..., F]` float32 of about unit scale.
+    """
+
+    def log_odds(p: Array) -> Array:
+        p = jnp.clip(p, _LEAST, 1.0 - _LEAST)
+        return jnp.log(p) - jnp.log1p(-p)
+
+    return jnp.stack([log_odds(top) / 3.0, entropy - 1.0, log_odds(drawn) / 3.0], axis=-1)
+
+
+def drawn_features(confidences: Array, token: Array) -> Array:
+    """`confidence_features` of a token and the distribution that it was drawn from.
+
+    Args:
+      confidences: `[V]` float32, the drafter's softmax at temperature 1.
+      token: int32 scalar.
+
+    Returns:
+      `[F]` float32.
+    """
+    # entr(0) = 0.
+    entropy = jnp.sum(jax.scipy.special.entr(confidences))
+    return confidence_features(jnp.max(confidences), entropy, confidences[token])
 
 
 def init_head(config: HeadConfig, key: Array) -> Params:
@@ -85,22 +144,26 @@ def init_head(config: HeadConfig, key: Array) -> Params:
       A nested dict of float32 arrays: `block_0`, `block_1`, ... (or `block`) and `out`, each with
       `kernel` and `bias`.
     """
-    return AcceptanceHead(config).init(key, jnp.zeros((config.width,), jnp.float32))["params"]
+    hidden, features = (jnp.zeros((size,), jnp.float32) for size in (config.width, NUM_FEATURES))
+    return AcceptanceHead(config).init(key, hidden, features)["params"]
 
 
-def apply_head(config: HeadConfig, params: Params, hidden: Array) -> Array:
+def apply_head(
+    config: HeadConfig, params: Params, hidden: Array, features: Array | None = None
+) -> Array:
     """How likely tokens will be accepted, as log-odds.
 
     Args:
       config: the sizes.
       params: the parameters, float32.
       hidden: `[..., D]` of any float dtype, the drafter's last hidden state of each token.
+      features: `[..., F]`, the `confidence_features` of each token; read if `config.confidences`.
 
     Returns:
       `[...]` float32; their sigmoid is the probability of SpecDec++ (3.1).
 
     Raises:
-      ValueError: (at trace time) if D is not the width of the head.
+      ValueError: (at trace time) if D is not the width of the head, or features are missing.
     """
-    log_odds: Any = AcceptanceHead(config).apply({"params": params}, hidden)
+    log_odds: Any = AcceptanceHead(config).apply({"params": params}, hidden, features)
     return log_odds

@@ -121,7 +121,9 @@ class Budget(Stopping):
     ) -> tuple[Array, Spending]:
         """See `Stopping`."""
         numbers = self._numbers(params)
-        judged = judge(self.estimate, numbers.estimate, state.judged, confidences, hidden, index)
+        judged = judge(
+            self.estimate, numbers.estimate, state.judged, token, confidences, hidden, index
+        )
         lengths = state.lengths + state.going.astype(jnp.int32)
         going = state.going & (lengths < state.limits)
         state = state._replace(judged=judged, lengths=lengths, going=going)

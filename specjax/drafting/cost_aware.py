@@ -171,7 +171,9 @@ class CostAware(Stopping):
     ) -> tuple[Array, Weighing]:
         """See `Stopping`."""
         numbers = self._numbers(params)
-        judged = judge(self.estimate, numbers.estimate, state.judged, confidences, hidden, index)
+        judged = judge(
+            self.estimate, numbers.estimate, state.judged, token, confidences, hidden, index
+        )
         going = state.going & (index + 1 < state.limits)
         state = state._replace(judged=judged, going=going)
         survival = judged.survival

@@ -47,14 +47,25 @@ class Estimate(abc.ABC):
         """What of the memory a draft uses; fixed before its first token."""
         return ()
 
+    def begin(self, rows: int) -> Any:
+        """What it carries from step to step of a draft; the leading axis is the batch."""
+        return ()
+
     @abc.abstractmethod
-    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
-        """What a step shows of a token: `[B]` float32.
+    def feature(
+        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
+    ) -> tuple[Array, Any]:
+        """What a step shows of a token.
 
         Args:
           params: the estimate's parameters.
-          confidences: `[B, V]` float32 or None; see `Stopping.step`.
-          hidden: `[B, D]`; see `Stopping.step`.
+          carry: what it carries.
+          token: `[B]` int32, the token just drawn; see `Stopping.step`.
+          confidences: `[B, V]` float32 or None; likewise.
+          hidden: `[B, D]`; likewise.
+
+        Returns:
+          `[B]` float32, and what it carries on.
         """
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
@@ -102,9 +113,11 @@ class ConfidenceEstimate(Estimate):
         numbers = Line(_number(self.slope), _number(self.offset))
         return ConfidenceEstimate(None, None), numbers
 
-    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+    def feature(
+        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
+    ) -> tuple[Array, Any]:
         """logit(max q)."""
-        return confidence_log_odds(confidences)
+        return confidence_log_odds(confidences), carry
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
         """See `Estimate`."""
@@ -135,14 +148,33 @@ class HeadEstimate(Estimate):
             )
         return HeadEstimate(head.config), head.params
 
-    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+    @property
+    def reads_confidence(self) -> bool:  # type: ignore[override]
+        """Where the head does."""
+        return self.config is not None and self.config.confidences
+
+    def begin(self, rows: int) -> Any:
+        """The features of the token before, if the head reads them."""
+        from specjax.acceptance_head import NUM_FEATURES
+
+        return jnp.zeros((rows, NUM_FEATURES), jnp.float32) if self.reads_confidence else ()
+
+    def feature(
+        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
+    ) -> tuple[Array, Any]:
         """The head's log-odds."""
         if self.config is None:
             raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
         # Flax takes a second to import.
-        from specjax.acceptance_head import apply_head
+        from specjax.acceptance_head import apply_head, drawn_features
 
-        return apply_head(self.config, params, hidden)
+        if not self.reads_confidence:
+            return apply_head(self.config, params, hidden), carry
+        assert confidences is not None
+        # Both are of the token before: its hidden state is known only now.
+        return apply_head(self.config, params, hidden, carry), jax.vmap(drawn_features)(
+            confidences, token
+        )
 
 
 class Evidence(NamedTuple):
@@ -208,9 +240,11 @@ class OnlineEstimate(Estimate):
             [(c * first - b * second) / determinant, (a * second - b * first) / determinant], axis=1
         )
 
-    def feature(self, params: Params, confidences: Array | None, hidden: Array) -> Array:
+    def feature(
+        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
+    ) -> tuple[Array, Any]:
         """logit(max q)."""
-        return confidence_log_odds(confidences)
+        return confidence_log_odds(confidences), carry
 
     def log_odds(self, params: Params, recalled: Array, feature: Array) -> Array:
         """See `Estimate`."""

@@ -104,11 +104,13 @@ class SurvivalState(NamedTuple):
       survival: `[B]` float32, the chance that all tokens judged so far are accepted.
       recalled: what the estimate knows of earlier rounds.
       features: `[B, G]` float32, what it has seen; `[B, 0]` if it learns nothing.
+      carry: what the estimate carries from token to token.
     """
 
     survival: Array  # [B]
     recalled: Any
     features: Array  # [B, G]
+    carry: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +176,7 @@ class Survival(Stopping):
     ) -> tuple[Array, SurvivalState]:
         """See `Stopping`."""
         numbers = self._numbers(params)
-        state = judge(self.estimate, numbers.estimate, state, confidences, hidden, index)
+        state = judge(self.estimate, numbers.estimate, state, token, confidences, hidden, index)
         return 1.0 - state.survival > numbers.threshold, state
 
     def learn(self, memory: Any, state: SurvivalState, outcome: DraftOutcome) -> Any:
@@ -193,6 +195,7 @@ def begin_survival(
         survival=jnp.ones((rows,), jnp.float32),
         recalled=estimate.recall(params, memory),
         features=jnp.zeros((rows, longest if estimate.reads_past else 0), jnp.float32),
+        carry=estimate.begin(rows),
     )
 
 
@@ -200,19 +203,20 @@ def judge(
     estimate: Estimate,
     params: Params,
     state: SurvivalState,
+    token: Array,
     confidences: Array | None,
     hidden: Array,
     index: Array,
 ) -> SurvivalState:
     """Lets an estimate judge the token that the step shows; arguments as of `Stopping.step`."""
-    feature = estimate.feature(params, confidences, hidden)
+    feature, carry = estimate.feature(params, state.carry, token, confidences, hidden)
     chance = jax.nn.sigmoid(estimate.log_odds(params, state.recalled, feature))
     # At the first token a late estimate would judge one that is no draft.
     chance = jnp.where(index >= estimate.lag, chance, 1.0)
     features = state.features
     if features.shape[1]:
         features = jax.lax.dynamic_update_index_in_dim(features, feature, index, axis=1)
-    return state._replace(survival=state.survival * chance, features=features)
+    return state._replace(survival=state.survival * chance, features=features, carry=carry)
 
 
 def check_estimate(policy: str, estimate: Any) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from specjax.acceptance_head import confidence_features
 from specjax.checks import checked, whole_number
 from specjax.data.examples import Example
 from specjax.runs.run_directory import RunDirectory
@@ -25,6 +27,8 @@ from specjax.training.scoring import covering
 from specjax.writing import write_atomically
 
 DATA_NAME = "head_data"
+_COLUMNS = tuple(name for name in Positions._fields if name != "offsets")
+_features = jax.jit(confidence_features)
 # Positions of a batch are rounded up to one of a few sizes.
 _LEAST = 64
 
@@ -233,12 +237,13 @@ class HeadData:
         """One field of `Positions` for all positions, in order; not the offsets."""
         return np.concatenate([getattr(shard, name) for shard in self.shards])
 
-    def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Hidden states `[n, D]` and labels `[n]` of one prompt."""
+    def row(self, index: int) -> Positions:
+        """The positions of one prompt; without offsets."""
         shard = self.shards[index // self._labelling.shard_rows]
         place = index % self._labelling.shard_rows
         part = slice(*shard.offsets[place : place + 2])
-        return shard.hidden[part], shard.labels[part]
+        fields = {name: getattr(shard, name)[part] for name in _COLUMNS}
+        return Positions(**fields, offsets=np.empty(0, np.int64))
 
 
 class HeadBatch(NamedTuple):
@@ -246,11 +251,13 @@ class HeadBatch(NamedTuple):
 
     Attributes:
       hidden: `[n, D]` float32.
+      features: `[n, F]` float32; see `acceptance_head.confidence_features`.
       labels: `[n]` float32.
       real: `[n]` bool, false where a position only fills the shape.
     """
 
     hidden: Any  # [n, D]
+    features: Any  # [n, F]
     labels: Any  # [n]
     real: Any  # [n]
 
@@ -293,13 +300,17 @@ class HeadBatches:
             self._order = epoch, rows if rng is None else rng.permutation(rows)
         members = self._order[1][index * self._rows : (index + 1) * self._rows]
         parts = [self._data.row(int(member)) for member in members]
-        count = sum(len(labels) for _, labels in parts)
+        count = sum(len(part.labels) for part in parts)
         size = _rounded(count, self._multiple)
-        hidden = np.zeros((size, self._width), np.float32)
-        labels = np.zeros(size, np.float32)
-        hidden[:count] = np.concatenate([x for x, _ in parts])
-        labels[:count] = np.concatenate([x for _, x in parts])
-        return HeadBatch(hidden, labels, np.arange(size) < count)
+
+        def joined(name: str, *shape: int) -> np.ndarray:
+            out = np.zeros((size, *shape), np.float32)
+            out[:count] = np.concatenate([getattr(part, name) for part in parts])
+            return out
+
+        features = _features(joined("top"), joined("entropy"), joined("drawn"))
+        hidden = joined("hidden", self._width)
+        return HeadBatch(hidden, features, joined("labels"), np.arange(size) < count)
 
     def epoch(self) -> Iterator[HeadBatch]:
         """The batches of the first epoch."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.acceptance_head import Head, HeadConfig, apply_head
+from specjax.acceptance_head import Head, HeadConfig, apply_head, confidence_features
 from specjax.checkpoints.heads import HEAD_NAME, check_head_place, save_head
 from specjax.checks import check_part, whole_number
 from specjax.data.examples import Example
@@ -54,6 +54,7 @@ class HeadRecipe:
       labelling: how prompts become drafted tokens with labels.
       blocks: residual blocks of the head, 0 .. 4.
       shared: whether they share one matrix.
+      confidences: whether the head also reads the drafter's confidences; see `HeadConfig`.
       rejection_weight: w_rej, how much a rejected token counts; 6 is the paper's best.
       acceptance_weight: w_acc.
       epochs: how often the data are seen.
@@ -74,6 +75,7 @@ class HeadRecipe:
     labelling: Labelling = dataclasses.field(default_factory=Labelling)
     blocks: int = 3
     shared: bool = False
+    confidences: bool = False
     rejection_weight: float = 6.0
     acceptance_weight: float = 1.0
     epochs: int = 3
@@ -92,8 +94,8 @@ class HeadRecipe:
             object.__setattr__(self, name, value)
         if not isinstance(self.labelling, Labelling):
             raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
-        # Their own checks, before any model is loaded.
-        assert self.weights and self.head(1) and self.trainer(self.rows_per_batch)
+        # What they are made of checks the rest, before any model is loaded.
+        _ = self.weights, self.head(1), self.trainer(self.rows_per_batch)
 
     @property
     def weights(self) -> ClassWeights:
@@ -102,7 +104,7 @@ class HeadRecipe:
 
     def head(self, width: int) -> HeadConfig:
         """The head on hidden states of a width."""
-        return HeadConfig(width, self.blocks, self.shared)
+        return HeadConfig(width, self.blocks, self.shared, self.confidences)
 
     def trainer(self, rows: int) -> TrainerConfig:
         """The trainer's settings for so many prompts."""
@@ -280,8 +282,7 @@ def _results(
     params: Params,
 ) -> dict[str, Any]:
     """Figures of the head and of simpler predictors; writes the curves."""
-    predict = jax.jit(lambda hidden: apply_head(task.head, params, hidden))
-    log_odds = np.concatenate([_in_blocks(predict, x.hidden) for x in data["validation"].shards])
+    log_odds = _predict(task, params, data["validation"])
     rows, curves = compare_predictors(log_odds, data, recipe.weights)
     run.write(CURVES_NAME, (json.dumps(curves) + "\n").encode())
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
@@ -356,15 +357,24 @@ _FEATURES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 }
 
 
-def _in_blocks(predict: Any, hidden: np.ndarray, size: int = 2**14) -> np.ndarray:
-    """Predictions `[n]` of hidden states `[n, D]`, so many at a time, in one shape."""
+def _predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) -> np.ndarray:
+    """The head's log-odds `[n]` of all positions, so many at a time, in one shape."""
+
+    @jax.jit
+    def predict(hidden: Any, *seen: Any) -> Any:
+        return apply_head(task.head, params, hidden, confidence_features(*seen))
+
     out = []
-    for start in range(0, len(hidden), size):
-        block = np.zeros((size, hidden.shape[1]), np.float32)
-        part = hidden[start : start + size]
-        block[: len(part)] = part
-        out.append(np.asarray(predict(block))[: len(part)])
-    return np.concatenate(out) if out else np.empty(0, np.float32)
+    for shard in data.shards:
+        for start in range(0, len(shard.labels), size):
+            block = [
+                getattr(shard, name)[start : start + size]
+                for name in ("hidden", "top", "entropy", "drawn")
+            ]
+            short = size - len(block[0])
+            padded = [np.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1))) for x in block]
+            out.append(np.asarray(predict(*padded))[: len(block[0])])
+    return np.concatenate(out)
 
 
 def _finite(value: Any) -> float | None:

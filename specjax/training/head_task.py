@@ -50,7 +50,7 @@ class HeadTask:
         return {"loss": masked_total(loss, batch.real), "kl": masked_total(kl, batch.real)}
 
     def _per_token(self, params: Params, batch: HeadBatch, weights: ClassWeights) -> Array:
-        log_odds = apply_head(self.head, params, batch.hidden)
+        log_odds = apply_head(self.head, params, batch.hidden, batch.features)
         accepted = weights.accepted * batch.labels * jax.nn.softplus(-log_odds)
         rejected = weights.rejected * (1.0 - batch.labels) * jax.nn.softplus(log_odds)
         return jnp.asarray(accepted + rejected)

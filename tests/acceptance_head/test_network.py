@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.acceptance_head import Head, HeadConfig, apply_head, init_head
+from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
 
 KEY = jax.random.key(0)
 
@@ -66,6 +66,7 @@ def test_an_untrained_head_knows_nothing():
         ({"blocks": 5}, ValueError, r"HeadConfig: blocks must be a whole number in \[0, 4\], got"),
         ({"blocks": -1}, ValueError, "HeadConfig: blocks must be a whole number of at least 0"),
         ({"shared": 1}, TypeError, "HeadConfig: shared must be True or False, got 1"),
+        ({"confidences": 1}, TypeError, "HeadConfig: confidences must be True or False, got 1"),
     ],
 )
 def test_impossible_sizes_are_refused(values, error, message):
@@ -75,7 +76,7 @@ def test_impossible_sizes_are_refused(values, error, message):
 
 def test_hidden_states_of_another_width_are_refused():
     config = HeadConfig(4)
-    with pytest.raises(ValueError, match=r"hidden must be \[..., 4\], the width of the head, got"):
+    with pytest.raises(ValueError, match=r"hidden must be \[3, 4\], as the head was trained, got"):
         apply_head(config, init_head(config, KEY), jnp.ones((3, 5)))
 
 
@@ -91,3 +92,34 @@ def test_a_head_holds_its_own_parameters():
         Head(config, params, "")
     with pytest.raises(TypeError, match="config must be a HeadConfig, got 4"):
         Head(4, params, "mark")
+
+
+def test_confidences_are_read_beside_the_hidden_state():
+    config = HeadConfig(6, 2, confidences=True)
+    params, rng = randomised(config), np.random.default_rng(1)
+    hidden = jnp.asarray(rng.normal(size=(4, 6)), jnp.float32) * 0.3
+    features = jnp.asarray(rng.normal(size=(4, 3)), jnp.float32) * 0.3
+    expected = by_hand(config, params, jnp.concatenate([hidden, features], axis=1))
+    found = apply_head(config, params, hidden, features)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="features is None, but the head reads them"):
+        apply_head(config, params, hidden)
+    with pytest.raises(
+        ValueError, match=r"features must be \[4, 3\], as the head was trained, got"
+    ):
+        apply_head(config, params, hidden, features[:, :2])
+    # Without them it reads the hidden state alone, whatever is given.
+    alone = HeadConfig(6, 2)
+    np.testing.assert_array_equal(
+        apply_head(alone, randomised(alone), hidden, features),
+        apply_head(alone, randomised(alone), hidden),
+    )
+
+
+def test_the_features_are_those_of_the_distribution():
+    confidences = jnp.asarray([0.5, 0.3, 0.2, 0.0], jnp.float32)
+    entropy = -sum(p * np.log(p) for p in (0.5, 0.3, 0.2))
+    expected = [0.0, entropy - 1.0, np.log(0.2 / 0.8) / 3.0]
+    np.testing.assert_allclose(drawn_features(confidences, 2), expected, atol=1e-6)
+    certain = drawn_features(jnp.asarray([1.0, 0.0], jnp.float32), 1)
+    assert np.isfinite(certain).all() and certain[0] > 5.0 > -5.0 > certain[2]

@@ -46,6 +46,8 @@ def test_what_is_saved_is_loaded_with_its_drafter(drafter, saved):
         "head.safetensors",
         "specjax_checksums.json",
     ]
+    modes = {path.stat().st_mode for path in (saved / "acceptance_head").iterdir()}
+    assert len(modes) == 1  # who may read one may read all
     pair = load_pair(drafter=saved, verifier=drafter)
     assert pair.drafter.head is not None and pair.verifier.head is None
     assert load_pair(drafter=saved, verifier=drafter, head=False).drafter.head is None
@@ -126,7 +128,7 @@ def test_files_that_contradict_each_other_are_told(saved):
     )
     for changes, message in (
         ({"version": 2}, "version=2 must be 1 for this specjax to read it"),
-        ({"config": {"width": 16}}, "config must be an object with blocks, shared, width"),
+        ({"config": {"width": 16}}, "config must be an object with blocks, confidences, shared,"),
         ({"config": {**sound["config"], "blocks": 9}}, r"blocks must be .* in \[0, 4\], got 9"),
         ({"config": {**sound["config"], "blocks": 3}}, "2 arrays missing: block_2/bias, "),
         ({"drafter_fingerprint": 7}, "drafter_fingerprint must be a text"),

@@ -55,6 +55,7 @@ EVERY = [
     ["demo"],
     ["convert"],
     ["train"],
+    ["train_head"],
     ["infer"],
     *(["bench", name] for name in ("acceptance", "cost", "loop", "peers", "speedup")),
 ]

@@ -18,7 +18,15 @@ SMALL, LARGE = (jnp.asarray(testing.random_table(s, V, 3, scale=1.3)) for s in (
 # After these two prompts the drafter is right and wrong in other places.
 PROMPTS = np.array([[0, 0, 1], [1, 1, 0]])
 COSTS = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.15), ((1.0, 1.1, 1.2), (1.2, 1.4, 1.7)))
-HEAD = Head(HeadConfig(V, 1), init_head(HeadConfig(V, 1), jax.random.key(1)), "of a test")
+CONFIG = HeadConfig(V, 1, confidences=True)
+HEAD = Head(
+    CONFIG,
+    jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(x.size), x.shape, jnp.float32),
+        init_head(CONFIG, jax.random.key(1)),
+    ),
+    "of a test",
+)
 
 POLICIES = {
     "confidence": drafting.Confidence(0.65),

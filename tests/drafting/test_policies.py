@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import drafting, sampling, testing
-from specjax.acceptance_head import Head, HeadConfig, apply_head, init_head
+from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting import budget, cost_aware
 from specjax.drafting.estimates import confidence_log_odds
 from specjax.types import DraftOutcome
@@ -80,6 +80,26 @@ def test_a_head_judges_the_token_before():
     expected = expected_lengths(1 - np.cumprod(chance, axis=0) > 0.5)
     np.testing.assert_array_equal(lengths(policy, CONF, HIDDEN, params), expected)
     assert expected.min() >= 2
+
+
+def test_a_head_reads_what_a_token_was_drawn_from():
+    config = HeadConfig(3, 1, confidences=True)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(RNG.standard_normal(x.shape), jnp.float32),
+        init_head(config, jax.random.key(0)),
+    )
+    head = Head(config, params, "of a test")
+    policy, own = drafting.Survival(drafting.HeadEstimate(), 0.5).bind(head)
+    assert policy.reads_confidence
+    seen = jax.vmap(drawn_features, in_axes=(0, None))
+    chance = np.ones((G, B))
+    for i in range(1, G):
+        # All tokens of `lengths` are 0. The features come one step before the hidden state.
+        log_odds = apply_head(config, params, HIDDEN[i], seen(CONF[i - 1], 0))
+        chance[i] = np.asarray(jax.nn.sigmoid(log_odds))
+    expected = expected_lengths(1 - np.cumprod(chance, axis=0) > 0.5)
+    np.testing.assert_array_equal(lengths(policy, CONF, HIDDEN, own), expected)
+    assert len(set(expected)) > 1
 
 
 def test_unbound_policies_use_their_own_numbers():

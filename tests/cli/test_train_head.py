@@ -1,0 +1,218 @@
+"""`specjax train_head` from a tiny pair and prompts to a head in the drafter's directory."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specjax import load_pair, load_text_model
+from specjax.checkpoints import load_head
+from specjax.cli.main import main
+from specjax.training import head_data
+from specjax.training.checkpoint_store import CheckpointStore
+from tests.tiny_pair import sentences, write_model, write_pair, write_vocabulary
+
+SETTINGS = {
+    "EPOCHS": 4,
+    "LEARNING_RATE": 0.02,
+    "MAX_NEW_TOKENS": 8,
+    "BLOCKS": 1,
+    "Labelling.shard_rows": 24,
+    "Labelling.batch_size": 12,
+    "HeadRecipe.rows_per_batch": 8,
+    "HeadRecipe.checkpoints": 4,
+    "HeadRecipe.progress": False,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    for name, count, seed in (("train", 60, 0), ("validation", 20, 1)):
+        text = "\n".join(sentences(count, seed)) + "\n"
+        (directory / f"{name}.txt").write_text(text, encoding="utf-8")
+    write_pair(directory / "pair")
+    return directory
+
+
+def run(data, output, **bindings):
+    pair = {name.upper(): data / "pair" / name for name in ("drafter", "verifier")}
+    sources = {"DATA_DIR": data, "TRAIN": "train.txt", "VALIDATION": "validation.txt"}
+    values = {**SETTINGS, **pair, **sources, "OUTPUT_DIR": output, **bindings}
+    return main(["train_head", *(f"--gin.{name}={value}" for name, value in values.items())])
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run")
+    assert run(data, output) == 0
+    return output
+
+
+def outcome(output):
+    """All that a run has made but what tells of its process."""
+    names = ("head_data", "acceptance_head", "results.json", "curves.json")
+    files = [f for name in names for f in (output / name, *(output / name).glob("*"))]
+    return {str(f.relative_to(output)): f.read_bytes() for f in files if f.is_file()}
+
+
+def test_the_result_is_a_head_and_a_table(data, trained, tmp_path, capsys):
+    assert run(data, trained) == 0
+    table, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    results = json.loads(line)
+    assert results == json.loads((trained / "results.json").read_text())
+    rows = {row["predictor"]: row for row in results["rows"]}
+    assert list(rows) == ["head", "constant", "largest confidence", "entropy", "token's confidence"]
+    assert [shown.split()[0] for shown in table.splitlines()[2:4]] == ["head", "constant"]
+    assert results["num_params"] == 16 * 16 + 16 + 17 and results["bytes"] == 4 * 289
+    # It has learnt which tokens are accepted, which no constant tells.
+    assert rows["head"]["loss"] < rows["constant"]["loss"]
+    assert rows["head"]["auc"] > 0.55 > rows["constant"]["auc"] == 0.5
+    for row in rows.values():
+        assert row["kl_even"] <= row["kl"] and 0.0 <= row["ece"] <= 1.0
+    curves = json.loads((trained / "curves.json").read_text())
+    assert curves["head"]["roc"][0][-1] == curves["head"]["roc"][1][-1] == 1.0
+    assert sum(curves["head"]["reliability"][0]) == results["validation_tokens"]
+    assert {"config.gin", "runs.jsonl", "metrics.jsonl"} <= {f.name for f in trained.iterdir()}
+    drafter = tmp_path / "drafter"
+    shutil.copytree(data / "pair" / "drafter", drafter)
+    shutil.copytree(trained / "acceptance_head", drafter / "acceptance_head")
+    head = load_pair(drafter=drafter, verifier=data / "pair" / "verifier").drafter.head
+    assert head.notes["rejection_weight"] == 6.0 and head.notes["mixing"] == 0.15
+
+
+def test_a_head_that_reads_confidences_knows_more(data, trained, tmp_path):
+    longer = {"CONFIDENCES": True, "BLOCKS": 0, "EPOCHS": 40, "LEARNING_RATE": 0.05}
+    assert run(data, tmp_path, **longer) == 0
+    alone, both = (
+        json.loads((output / "results.json").read_text())["rows"][0]
+        for output in (trained, tmp_path)
+    )
+    assert both["auc"] > alone["auc"] + 0.1 and both["loss"] < alone["loss"]
+    assert load_head(tmp_path).config.confidences
+
+
+def test_a_head_is_installed_on_request(data, trained, tmp_path, capsys):
+    drafter, output = tmp_path / "drafter", tmp_path / "run"
+    shutil.copytree(data / "pair" / "drafter", drafter)
+    shutil.copytree(trained, output)
+    bindings = {"DRAFTER": drafter, "INSTALL": True}
+    (drafter / "acceptance_head").mkdir()
+    (drafter / "acceptance_head" / "mine").write_text("")
+    assert run(data, output, **bindings) == 2
+    assert "acceptance_head holds no acceptance head: move it" in capsys.readouterr().err
+    shutil.rmtree(drafter / "acceptance_head")
+    for _ in range(2):  # the second one replaces the first
+        assert run(data, output, **bindings) == 0
+    assert load_text_model(drafter).head.config == load_head(trained).config
+
+
+def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monkeypatch):
+    """Stopped while it labels, with half a shard on disk, and while it trains."""
+    write, save = head_data._write, CheckpointStore.save
+    calls = []
+
+    def stop_writing(place, positions):
+        calls.append(place)
+        if len(calls) == 3:
+            write(place, positions)
+            place.unlink()  # the hidden states alone are there
+            raise KeyboardInterrupt
+        write(place, positions)
+
+    def stop_saving(self, state, loss):
+        save(self, state, loss)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head_data, "_write", stop_writing)
+        assert run(data, tmp_path) == 130
+    assert len(list((tmp_path / "head_data").glob("*.npz"))) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", stop_saving)
+        assert run(data, tmp_path) == 130
+    kept = {f.name: f.stat().st_mtime_ns for f in (tmp_path / "head_data").iterdir()}
+    assert len(kept) == 8  # three shards of 60 prompts and one of 20
+    assert run(data, tmp_path) == 0
+    assert kept == {f.name: f.stat().st_mtime_ns for f in (tmp_path / "head_data").iterdir()}
+    assert outcome(tmp_path) == outcome(trained)
+
+
+def test_a_damaged_shard_is_told_and_made_again(data, trained, tmp_path, capsys):
+    output = tmp_path / "run"
+    shutil.copytree(trained, output)
+    shard = [output / "head_data" / f"training-00001.{end}" for end in ("npz", "hidden.npy")]
+    whole = [file.read_bytes() for file in shard]
+    for file, damaged in zip(shard, (whole[0][:-30], whole[1][:-1] + b"\0"), strict=True):
+        file.write_bytes(damaged)
+        assert run(data, output) == 2
+        error = capsys.readouterr().err
+        assert "training-00001.hidden.npy is damaged: delete both, and they" in error
+        for part in shard:
+            part.unlink()
+        assert run(data, output) == 0
+        assert outcome(output) == outcome(trained)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ({"REJECTION_WEIGHT": 0}, "ClassWeights: rejected must be finite and above 0, got 0"),
+        ({"MIXING": 1.5}, "Labelling: mixing must lie in [0, 1), got 1.5"),
+        ({"MIXING": -0.1}, "Labelling: mixing must lie in [0, 1), got -0.1"),
+        ({"TEMPERATURE": -1}, "Labelling: temperature must be finite and at least 0, got -1"),
+        ({"MAX_NEW_TOKENS": 0}, "Labelling: max_new_tokens must be a whole number of at least 1"),
+        ({"BLOCKS": 5}, "HeadConfig: blocks must be a whole number in [0, 4], got 5"),
+        ({"EPOCHS": 0}, "HeadRecipe: epochs must be a whole number of at least 1, got 0"),
+        ({"LEARNING_RATE": 0}, "Cosine: peak must be finite and above 0, got 0"),
+        ({"SHARED": 1}, "HeadConfig: shared must be True or False, got 1"),
+        ({"INSTALL": 1}, "install must be True or False, got 1"),
+        ({"CHAT": 1}, "Labelling: chat must be True or False, got 1"),
+        ({"TRAIN": "empty.txt"}, "empty.txt is empty: it must have at least one line"),
+        ({"TRAIN": "blank.txt"}, "training data: no prompt can be decoded: training example 0 is"),
+        ({"DRAFTER": "/absent"}, "drafter='/absent': no such file or directory"),
+        ({"DRAFTER": "other"}, "have different vocabulary sizes"),
+    ],
+)
+def test_bad_input_is_told_before_the_long_work(data, tmp_path, capsys, bindings, message):
+    (data / "empty.txt").write_text("")
+    (data / "blank.txt").write_text("\n \n")
+    if bindings.get("DRAFTER") == "other":
+        other = write_model(tmp_path / "other", "drafter", vocab=30)
+        write_vocabulary(other)
+        bindings = {"DRAFTER": other}
+    assert run(data, tmp_path / "run", **bindings) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ({"REJECTION_WEIGHT": 3}, "task.weights.rejected: 6.0 there, 3.0 here"),
+        ({"MIXING": 0.5}, "training.mixing: 0.15 there, 0.5 here"),
+        ({"SEED": 1}, "seed: 0 there, 1 here"),
+        ({"TRAIN": "validation.txt"}, "training.prompts: 60 there, 20 here"),
+    ],
+)
+def test_another_configuration_in_the_same_directory_is_refused(
+    data, trained, capsys, bindings, message
+):
+    assert run(data, trained, **bindings) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
+    lines = (data / "train.txt").read_text().splitlines()[:4]
+    Path(data / "gaps.txt").write_text("\n".join([*lines[:2], "", "ba " * 2000, *lines[2:]]) + "\n")
+    bindings = {"TRAIN": "gaps.txt", "VALIDATION": "gaps.txt", "HeadRecipe.progress": True}
+    assert run(data, tmp_path, EPOCHS=1, MIXING=None, **bindings) == 0
+    told = capsys.readouterr().err
+    assert "2 of 6 training prompts are left out: training example 2 is empty" in told
+    assert "and 1 more" in told
+    with np.load(tmp_path / "head_data" / "training-00000.npz") as stored:
+        assert len(stored["offsets"]) == 5
