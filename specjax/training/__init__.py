@@ -2,11 +2,16 @@
 
 from specjax.training.decoder_only import DecoderOnly
 from specjax.training.distillation import add_teacher_samples
+from specjax.training.divergences import (
+    forward_kl,
+    jensen_shannon,
+    reverse_kl,
+    total_variation,
+)
 from specjax.training.environment import environment
 from specjax.training.losses import (
     Objective,
     cross_entropy,
-    distillation_loss,
     masked_total,
     token_totals,
 )
@@ -48,15 +53,18 @@ __all__ = [
     "TrainingData",
     "add_teacher_samples",
     "cross_entropy",
-    "distillation_loss",
     "environment",
+    "forward_kl",
     "init_state",
+    "jensen_shannon",
     "make_eval_step",
     "make_task",
     "make_train_step",
     "masked_total",
+    "reverse_kl",
     "run_recipe",
     "token_totals",
+    "total_variation",
     "train",
     "train_vocabulary",
 ]
