@@ -1,5 +1,6 @@
 """Training: one trainer of any loss over a model, and the recipes that stand on it."""
 
+from specjax.training.acceptance import Acceptance, AcceptedTokens, accepted_total
 from specjax.training.decoder_only import DecoderOnly
 from specjax.training.distillation import add_teacher_samples
 from specjax.training.divergences import (
@@ -15,8 +16,11 @@ from specjax.training.losses import (
     masked_total,
     token_totals,
 )
+from specjax.training.on_policy import OnPolicy
 from specjax.training.optimizer import AdamW, Cosine, InverseSqrt, Schedule
-from specjax.training.recipe import Recipe, make_task, run_recipe
+from specjax.training.preparation import make_task
+from specjax.training.recipe import Recipe
+from specjax.training.recipe_runner import run_recipe
 from specjax.training.scoring import Evaluation, Scorer
 from specjax.training.seq2seq import Seq2Seq
 from specjax.training.step import (
@@ -28,10 +32,14 @@ from specjax.training.step import (
 )
 from specjax.training.task import Task, Total
 from specjax.training.text_task import TextTask
-from specjax.training.trainer import Batches, TrainerConfig, TrainingData, TrainResult, train
+from specjax.training.trainer import TrainResult, train
+from specjax.training.trainer_config import TrainerConfig
+from specjax.training.training_data import Batches, Phases, TrainingData
 from specjax.training.vocabulary import train_vocabulary
 
 __all__ = [
+    "Acceptance",
+    "AcceptedTokens",
     "AdamW",
     "Batches",
     "Cosine",
@@ -39,6 +47,8 @@ __all__ = [
     "Evaluation",
     "InverseSqrt",
     "Objective",
+    "OnPolicy",
+    "Phases",
     "Recipe",
     "Schedule",
     "Scorer",
@@ -51,6 +61,7 @@ __all__ = [
     "TrainState",
     "TrainerConfig",
     "TrainingData",
+    "accepted_total",
     "add_teacher_samples",
     "cross_entropy",
     "environment",

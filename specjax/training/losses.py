@@ -13,6 +13,9 @@ from specjax.training.divergences import DIVERGENCES
 from specjax.training.task import Total
 from specjax.types import Array
 
+# The names of `token_totals`.
+FIGURES = ("loss", "accuracy")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
