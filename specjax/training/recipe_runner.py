@@ -29,7 +29,7 @@ from specjax.training.progress import say
 from specjax.training.recipe import PathLike, Recipe
 from specjax.training.scoring import Scorer
 from specjax.training.step import check_room
-from specjax.training.teaching import TEACHING_NAMES, Teaching, check_choice
+from specjax.training.teaching import TEACHING_NAMES, Teaching, check_together
 from specjax.training.trainer import TrainResult, run_directory, train
 from specjax.training.trainer_config import TrainerConfig
 from specjax.training.training_data import TrainingData
@@ -75,7 +75,7 @@ def run_recipe(
       ValueError: unusable data, a model that does not fit, or an `output_dir` that holds another
         run.
     """
-    check_choice(recipe, trainer.choose_by)
+    check_together(recipe, trainer)
     names = (MODEL_NAME, RESULTS_NAME, TOKENIZER_NAME, *TEACHING_NAMES)
     with (
         run_directory(output_dir, names) as run,

@@ -31,16 +31,18 @@ _TEXTS_NAME = "validation_{}.npz"
 TEACHING_NAMES = (SAMPLES_NAME, STUDENT_SAMPLES_NAME, *map(_TEXTS_NAME.format, TEXTS))
 
 
-def check_choice(recipe: Recipe, choose_by: str) -> None:
-    """Makes sure that the figure which chooses the checkpoint will be measured.
+def check_together(recipe: Recipe, trainer: TrainerConfig) -> None:
+    """Makes sure that the recipe gives what the trainer's settings ask for.
 
     Args:
       recipe: the recipe.
-      choose_by: of the trainer's settings.
+      trainer: the trainer's settings.
 
     Raises:
-      ValueError: if not.
+      ValueError: the figure that chooses the checkpoint is not measured, or the run ends before the
+        student has drawn anything.
     """
+    choose_by = trainer.choose_by
     known = [*FIGURES, *(PREFIX + text for text in TEXTS)]
     if recipe.evaluation.at_checkpoints:
         known += recipe.evaluation.metrics
@@ -53,6 +55,12 @@ def check_choice(recipe: Recipe, choose_by: str) -> None:
         raise ValueError(
             f"choose_by={choose_by!r} is measured with the teacher as the verifier, but teacher="
             "None: give a teacher, or choose by another figure"
+        )
+    every = recipe.on_policy.refresh_every
+    if recipe.on_policy.share and trainer.num_steps <= every:
+        raise ValueError(
+            f"num_steps={trainer.num_steps} and refresh_every={every}: the student draws nothing "
+            "for its first refresh_every updates; lower refresh_every, or raise num_steps"
         )
 
 

@@ -274,6 +274,10 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
             ["TEACHER=/absent", "ON_POLICY_SHARE=0.5", "DISTILLATION_WEIGHT=0.5"],
             "teach the student its own texts; set distillation_weight to 1",
         ),
+        (
+            ["TEACHER=/absent", "ON_POLICY_SHARE=0.5", "DISTILLATION_WEIGHT=1.0"],
+            "num_steps=20 and refresh_every=200: the student draws nothing for its first refresh",
+        ),
         (["DIVERGENCE=kl"], "Objective: divergence must be one of forward_kl, reverse_kl, jsd"),
         (["ACCEPTED=('beam',)"], "Acceptance: `texts` must be among greedy, sampled, got 'beam'"),
         (["ACCEPTED=greedy"], "Acceptance: `texts` must be a tuple of names, got 'greedy'"),
