@@ -4,7 +4,7 @@ Axes: B rows, L tokens of a bucket.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -190,14 +190,24 @@ class BucketedBatches:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def batch(self, step: int) -> Any:
-        """The batch of training step `step` (from 0)."""
-        epoch, index = divmod(step, self.batches_per_epoch)
-        if epoch != self._planned_epoch:
-            self._plan, self._planned_epoch = self._plan_epoch(epoch), epoch
-        bucket, members = self._plan[index]
+    def batch(self, step: int, targets: Mapping[int, np.ndarray] | None = None) -> Any:
+        """The batch of training step `step` (from 0).
+
+        Args:
+          step: the step.
+          targets: by row of the batch, targets that take the place of the data's; each must fit
+            into the batch's bucket.
+        """
+        bucket, members = self._planned(step)
         pairs = [self._pairs[member] for member in members]
+        for row, target in (targets or {}).items():
+            pairs[row] = pairs[row][0], target
         return self._layout.fill(pairs, self.rows[bucket], int(self._lengths[bucket]))
+
+    def inputs(self, step: int) -> tuple[list[np.ndarray], int]:
+        """The inputs of the batch of `step`, by row, and the length of its bucket in tokens."""
+        bucket, members = self._planned(step)
+        return [self._pairs[member][0] for member in members], int(self._lengths[bucket])
 
     def epoch(self) -> Iterator[Any]:
         """The batches of the first epoch."""
@@ -214,6 +224,12 @@ class BucketedBatches:
             "layout": {"class": type(layout).__name__, **dataclasses.asdict(layout)},
             "seed": self._seed,
         }
+
+    def _planned(self, step: int) -> tuple[int, np.ndarray]:
+        epoch, index = divmod(step, self.batches_per_epoch)
+        if epoch != self._planned_epoch:
+            self._plan, self._planned_epoch = self._plan_epoch(epoch), epoch
+        return self._plan[index]
 
     def _plan_epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])

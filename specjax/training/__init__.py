@@ -1,7 +1,14 @@
 """Training: one trainer of any loss over a model, and the recipes that stand on it."""
 
+from specjax.training.acceptance import Acceptance, AcceptedTokens, accepted_total
 from specjax.training.decoder_only import DecoderOnly
 from specjax.training.distillation import add_teacher_samples
+from specjax.training.divergences import (
+    forward_kl,
+    jensen_shannon,
+    reverse_kl,
+    total_variation,
+)
 from specjax.training.environment import environment
 from specjax.training.head_data import HeadBatch, HeadBatches, HeadData, Labelling
 from specjax.training.head_labels import Positions, label
@@ -10,12 +17,14 @@ from specjax.training.head_task import HeadTask
 from specjax.training.losses import (
     Objective,
     cross_entropy,
-    distillation_loss,
     masked_total,
     token_totals,
 )
+from specjax.training.on_policy import OnPolicy
 from specjax.training.optimizer import AdamW, Cosine, InverseSqrt, Schedule
-from specjax.training.recipe import Recipe, make_task, run_recipe
+from specjax.training.preparation import make_task
+from specjax.training.recipe import Recipe
+from specjax.training.recipe_runner import run_recipe
 from specjax.training.scoring import Evaluation, Scorer
 from specjax.training.seq2seq import Seq2Seq
 from specjax.training.step import (
@@ -27,10 +36,14 @@ from specjax.training.step import (
 )
 from specjax.training.task import Task, Total
 from specjax.training.text_task import TextTask
-from specjax.training.trainer import Batches, TrainerConfig, TrainingData, TrainResult, train
+from specjax.training.trainer import TrainResult, train
+from specjax.training.trainer_config import TrainerConfig
+from specjax.training.training_data import Batches, Phases, TrainingData
 from specjax.training.vocabulary import train_vocabulary
 
 __all__ = [
+    "Acceptance",
+    "AcceptedTokens",
     "AdamW",
     "Batches",
     "Cosine",
@@ -44,6 +57,8 @@ __all__ = [
     "InverseSqrt",
     "Labelling",
     "Objective",
+    "OnPolicy",
+    "Phases",
     "Positions",
     "Recipe",
     "Schedule",
@@ -57,20 +72,24 @@ __all__ = [
     "TrainState",
     "TrainerConfig",
     "TrainingData",
+    "accepted_total",
     "add_teacher_samples",
     "compare_predictors",
     "cross_entropy",
-    "distillation_loss",
     "environment",
+    "forward_kl",
     "init_state",
+    "jensen_shannon",
     "label",
     "make_eval_step",
     "make_task",
     "make_train_step",
     "masked_total",
+    "reverse_kl",
     "run_head_recipe",
     "run_recipe",
     "token_totals",
+    "total_variation",
     "train",
     "train_vocabulary",
 ]

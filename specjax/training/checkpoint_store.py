@@ -17,7 +17,6 @@ from specjax.writing import naming_failures
 
 CHECKPOINTS_NAME = "checkpoints"
 DAMAGED_NAME = "damaged_checkpoints"
-_LOSS = "validation_loss"
 
 
 class CheckpointStore:
@@ -31,20 +30,25 @@ class CheckpointStore:
 
     Args:
       run: the run's directory; claimed.
+      choose_by: the validation figure whose best checkpoint is kept; see `TrainerConfig`.
 
     Raises:
       OSError: a damaged checkpoint cannot be moved.
       ValueError: all checkpoints are damaged.
     """
 
-    def __init__(self, run: RunDirectory):
+    def __init__(self, run: RunDirectory, choose_by: str):
+        def score(metrics: Mapping[str, Any]) -> float:  # higher is better
+            value = float(chosen(metrics, choose_by)[1])
+            return -value if choose_by == "loss" else value
+
         self._run = run
         self.path = run.path
         self._set_damaged_aside()
         policy = preservation_policy.AnyPreservationPolicy(
             [
                 preservation_policy.LatestN(n=2),  # one to fall back to
-                preservation_policy.BestN(get_metric_fn=_score, n=1),
+                preservation_policy.BestN(get_metric_fn=score, n=1),
             ]
         )
         # Synchronous: on CPU an asynchronous save would read buffers that the next step reuses.
@@ -52,7 +56,7 @@ class CheckpointStore:
             run.own(CHECKPOINTS_NAME),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=_score,
+                best_fn=score,
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=False,
             ),
@@ -69,21 +73,26 @@ class CheckpointStore:
 
     @property
     def best_step(self) -> int | None:
-        """The step of the checkpoint with the lowest validation loss, or None."""
+        """The step of the checkpoint with the best figure, or None."""
         return self._manager.best_step()
 
-    def save(self, state: TrainState, validation_loss: float) -> None:
+    def save(self, state: TrainState, figures: Mapping[str, float]) -> None:
         """Writes a checkpoint, atomically; returns when it is on disk.
+
+        Args:
+          state: where the run is.
+          figures: of its validation, among them the one that chooses.
 
         Raises:
           OSError: it cannot be written; the earlier ones stay.
         """
         step = int(state.step)
-        metrics = {_LOSS: validation_loss}
         place = self.path / CHECKPOINTS_NAME / str(step)
         self._run.keep()
         with naming_failures(place), quiet_writes():
-            self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics, force=True)
+            self._manager.save(
+                step, args=ocp.args.StandardSave(state), metrics=dict(figures), force=True
+            )
             self._manager.wait_until_finished()
             write_checksums(place)
 
@@ -95,9 +104,9 @@ class CheckpointStore:
         # Orbax's arrays may share memory with its buffers; donation needs them for itself.
         return jax.tree.map(lambda x: x.copy(), restored)
 
-    def validation_loss(self, step: int) -> float:
-        """The validation loss recorded with a checkpoint."""
-        return float(self._manager.metrics(step)[_LOSS])
+    def figures(self, step: int) -> dict[str, float]:
+        """What was measured of a checkpoint."""
+        return dict(self._manager.metrics(step))
 
     def _set_damaged_aside(self) -> None:
         # Before Orbax opens them: it trusts what it reads, and tells of damage in 500 lines.
@@ -130,6 +139,24 @@ class CheckpointStore:
         )
 
 
-def _score(metrics: Mapping[str, Any]) -> float:
-    # Higher is better.
-    return -metrics[_LOSS]
+def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
+    """The figure that chooses among checkpoints.
+
+    Args:
+      figures: by the names in the log.
+      choose_by: see `TrainerConfig`.
+
+    Returns:
+      Its name in words, and its value.
+
+    Raises:
+      ValueError: there is none of that name.
+    """
+    prefix = "validation_"
+    name = prefix + choose_by
+    if name not in figures:
+        known = [key.removeprefix(prefix) for key in figures if key.startswith(prefix)]
+        raise ValueError(
+            f"choose_by={choose_by!r} is no figure of this run: choose one of {', '.join(known)}"
+        )
+    return name.replace("_", " "), figures[name]

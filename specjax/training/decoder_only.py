@@ -41,9 +41,10 @@ class DecoderOnly:
     teacher: ModelConfig | None = None
 
     item_name: ClassVar[str] = "target tokens"
+    families: ClassVar[tuple[type[ModelConfig], ...]] = (LlamaConfig, Gemma2Config)
 
     def __post_init__(self) -> None:
-        check_teacher(self.model, self.teacher, self.objective, (LlamaConfig, Gemma2Config))
+        check_teacher(self.model, self.teacher, self.objective, self.families)
 
     def init(self, key: Array) -> Params:
         """See `Task`."""
@@ -55,13 +56,16 @@ class DecoderOnly:
         if self.teacher is not None:
             assert isinstance(self.teacher, Config)
             reference = self.logits(self.teacher, constants, batch)
-        loss = self.objective.per_token(logits, batch.tokens[:, 1:], reference)
-        return masked_total(loss, batch.is_target[:, 1:])
+        targets, mask = self.targets(batch)
+        return masked_total(self.objective.per_token(logits, targets, reference), mask)
 
     def evaluate(self, params: Params, constants: Params, batch: JoinedBatch) -> dict[str, Total]:
         """See `Task`."""
-        logits = self.logits(self.model, params, batch)
-        return token_totals(logits, batch.tokens[:, 1:], batch.is_target[:, 1:])
+        return token_totals(self.logits(self.model, params, batch), *self.targets(batch))
+
+    def targets(self, batch: JoinedBatch) -> tuple[Array, Array]:
+        """See `TextTask`."""
+        return batch.tokens[:, 1:], batch.is_target[:, 1:]
 
     def logits(self, config: Config, params: Params, batch: JoinedBatch) -> Array:
         """Logits of all tokens but the first.

@@ -1,7 +1,7 @@
-"""Sequence-level distillation: training targets that the teacher itself has drawn."""
+"""Distillation on texts that a model itself has written: drawing them, and keeping them."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,73 @@ from specjax.text import Decoder, TextModel
 from specjax.training.fingerprint import digest
 from specjax.training.progress import say
 from specjax.training.scoring import covering
+from specjax.writing import naming_failures, write_atomically
 
 SAMPLES_NAME = "teacher_samples.npz"
+
+
+class Writer:
+    """A model that writes training or validation targets.
+
+    Args:
+      model: the model.
+      temperature: 1 draws from its distribution, 0 takes the most probable token.
+      longest: the longest target, in tokens.
+      longest_input: the longest input.
+      seed: of the draws.
+      batch_size: rows decoded together.
+      progress: whether to show a bar.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        temperature: float = 1.0,
+        longest: int,
+        longest_input: int,
+        seed: int = 0,
+        batch_size: int = 64,
+        progress: bool = True,
+    ):
+        self._decoder = Decoder(
+            model,
+            temperature=temperature,
+            max_new_tokens=longest,
+            batch_size=batch_size,
+            buckets=covering([range(longest_input)]),
+        )
+        self._eos = np.asarray(model.tokenizer.eos_ids[:1], np.int32)
+        self._seed, self._progress = seed, progress
+
+    def __call__(
+        self, inputs: Sequence[np.ndarray], limits: Sequence[int], ids: Sequence[int]
+    ) -> list[np.ndarray]:
+        """Writes one target for each input.
+
+        Args:
+          inputs: `[n]` int32 tokens each, at least one.
+          limits: the most tokens of each target. One that reaches it is kept without an
+            end-of-sequence token, which the model has not written.
+          ids: a draw depends on its input, the seed and this number alone.
+
+        Returns:
+          The targets, int32.
+        """
+        if not len(inputs):
+            return []
+        prompts: Any = inputs
+        written = self._decoder(
+            prompts,
+            seed=self._seed,
+            ids=list(ids),
+            max_new_tokens=list(limits),
+            progress=None if self._progress else False,
+        )
+        return [
+            np.concatenate([output, self._eos]) if ended else output
+            for output, ended in zip(written.tokens, written.ended, strict=True)
+        ]
 
 
 def add_teacher_samples(
@@ -52,39 +117,39 @@ def add_teacher_samples(
     limits = {i: limit for i, limit in limits.items() if limit > 0}
     if not limits:
         return pairs
-    prompts: Any = [pairs[i][0] for i in limits]
-    decoder = Decoder(
+    inputs = [pairs[i][0] for i in limits]
+    write = Writer(
         teacher,
-        temperature=1.0,
-        max_new_tokens=max(limits.values()),
+        longest=max(limits.values()),
+        longest_input=max(map(len, inputs)),
+        seed=seed,
         batch_size=batch_size,
-        buckets=covering(prompts),
+        progress=progress,
     )
-    eos = np.asarray(teacher.tokenizer.eos_ids[:1], np.int32)
-    chunks, lengths = [pairs.tokens], [np.diff(pairs.offsets)]
+    drawn = [pairs]
     for sample in range(samples):
         if progress:
             say(f"drawing teacher samples, round {sample + 1} of {samples}")
-        drawn = decoder(
-            prompts,
-            seed=seed,
-            ids=[sample * len(pairs) + i for i in limits],
-            max_new_tokens=list(limits.values()),
-            progress=None if progress else False,
-        )
-        for source, output, ended in zip(prompts, drawn.tokens, drawn.ended, strict=True):
-            target = np.concatenate([output, eos]) if ended else output
-            chunks += [source, target]
-            lengths.append(np.asarray([len(source), len(target)]))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-    return TokenPairs(np.concatenate(chunks).astype(np.int32), offsets)
+        ids = [sample * len(pairs) + i for i in limits]
+        drawn.append(joined(inputs, write(inputs, list(limits.values()), ids)))
+    tokens = np.concatenate([part.tokens for part in drawn]).astype(np.int32)
+    lengths = np.concatenate([np.diff(part.offsets) for part in drawn])
+    return TokenPairs(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
-def stored_samples(run: RunDirectory, draw: Callable[[], TokenPairs]) -> TokenPairs:
+def joined(inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> TokenPairs:
+    """Pairs of inputs and targets, in order."""
+    both = [part for pair in zip(inputs, targets, strict=True) for part in pair]
+    tokens = np.concatenate([np.zeros(0, np.int32), *both]).astype(np.int32)
+    return TokenPairs(tokens, np.cumsum([0, *map(len, both)], dtype=np.int64))
+
+
+def stored_samples(run: RunDirectory, name: str, draw: Callable[[], TokenPairs]) -> TokenPairs:
     """Pairs with drawn targets, drawn once and then read from the file of the run.
 
     Args:
-      run: the run's directory; claimed, with `SAMPLES_NAME` among what it makes.
+      run: the run's directory; claimed.
+      name: of the file; its first part is among what the run makes.
       draw: draws them.
 
     Returns:
@@ -94,7 +159,7 @@ def stored_samples(run: RunDirectory, draw: Callable[[], TokenPairs]) -> TokenPa
       OSError: the file cannot be written.
       ValueError: it is damaged.
     """
-    path = run.path / SAMPLES_NAME
+    path = run.path / name
     if path.exists():
         return _read(path)
     grown = draw()
@@ -103,7 +168,10 @@ def stored_samples(run: RunDirectory, draw: Callable[[], TokenPairs]) -> TokenPa
     buffer = io.BytesIO()
     np.savez(buffer, **stored)
     run.keep()
-    run.write(SAMPLES_NAME, buffer.getvalue())
+    run.own(Path(name).parts[0])
+    with naming_failures(path.parent):
+        path.parent.mkdir(exist_ok=True)
+    write_atomically(path, buffer.getvalue())
     return grown
 
 
@@ -115,5 +183,8 @@ def _read(path: Path) -> TokenPairs:
     except Exception:  # zipfile, zlib and NumPy raise a dozen kinds
         whole = False
     if not whole:
-        raise ValueError(f"{path} is damaged: delete it, and the samples are drawn again")
+        raise ValueError(
+            f"{path} is damaged: put a copy of it there, or delete it: then it is drawn again, if "
+            "what it was drawn from is still there"
+        )
     return TokenPairs(**arrays)

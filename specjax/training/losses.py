@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import checked
+from specjax.training.divergences import DIVERGENCES
 from specjax.training.task import Total
 from specjax.types import Array
+
+# The names of `token_totals`.
+FIGURES = ("loss", "accuracy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +23,11 @@ class Objective:
 
     Attributes:
       label_smoothing: the uniform share of the target distribution, in [0, 1).
-      distillation_weight: the weight of KL(teacher || student), in [0, 1]; the cross entropy of
-        the targets has the rest. Above 0 a teacher is needed.
+      distillation_weight: the weight of the divergence from the teacher, in [0, 1]; the cross
+        entropy of the targets has the rest. Above 0 a teacher is needed.
+      divergence: from the teacher's next-token distribution to the student's: "forward_kl",
+        "reverse_kl", "jsd" or "total_variation" (see `specjax.training.divergences`).
+      jsd_beta: β of "jsd", in (0, 1).
 
     Raises:
       TypeError: for a value that is not a number.
@@ -29,12 +36,21 @@ class Objective:
 
     label_smoothing: float = 0.1
     distillation_weight: float = 0.0
+    divergence: str = "forward_kl"
+    jsd_beta: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("label_smoothing", "distillation_weight"):
             closed = name == "distillation_weight"
             value = getattr(self, name)
             checked(f"Objective: {name}", value, low=0.0, high=1.0, open_high=not closed)
+        ends = {"open_low": True, "open_high": True}
+        checked("Objective: jsd_beta", self.jsd_beta, low=0.0, high=1.0, **ends)
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(
+                f"Objective: divergence must be one of {', '.join(DIVERGENCES)}, got "
+                f"{self.divergence!r}"
+            )
 
     def per_token(self, logits: Array, targets: Array, teacher_logits: Array | None) -> Array:
         """The mix of both losses.
@@ -45,7 +61,7 @@ class Objective:
           teacher_logits: `[B, T, V]` float32; None where the weight is 0.
 
         Returns:
-          `[B, T]` float32, in nats.
+          `[B, T]` float32, in nats (a total variation has no unit).
         """
         weight = self.distillation_weight
         loss = jnp.zeros(targets.shape, jnp.float32)
@@ -53,7 +69,9 @@ class Objective:
             loss = (1.0 - weight) * cross_entropy(logits, targets, self.label_smoothing)
         if weight > 0.0:
             assert teacher_logits is not None
-            loss = loss + weight * distillation_loss(logits, teacher_logits)
+            options = {"beta": self.jsd_beta} if self.divergence == "jsd" else {}
+            divergence = DIVERGENCES[self.divergence](logits, teacher_logits, **options)
+            loss = loss + weight * divergence
         return loss
 
 
@@ -76,23 +94,6 @@ def cross_entropy(logits: Array, targets: Array, label_smoothing: float = 0.0) -
         uniform = normaliser - jnp.mean(logits, axis=-1)
         loss = (1.0 - label_smoothing) * loss + label_smoothing * uniform
     return loss
-
-
-def distillation_loss(logits: Array, teacher_logits: Array) -> Array:
-    """KL(teacher || student) of each next-token distribution.
-
-    Args:
-      logits: `[B, T, V]` float32, the student's.
-      teacher_logits: `[B, T, V]` float32; no gradient flows into them.
-
-    Returns:
-      `[B, T]` float32, in nats.
-
-    Source: Kim and Rush 2016, word-level knowledge distillation.
-    """
-    teacher = jax.nn.log_softmax(jax.lax.stop_gradient(teacher_logits), axis=-1)
-    student = jax.nn.log_softmax(logits, axis=-1)
-    return jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
 
 def masked_total(values: Array, mask: Array) -> Total:

@@ -90,8 +90,8 @@ class Window:
         """Takes in what one step tells, without reading it."""
         self._metrics.append(metrics)
 
-    def forget_compilation(self) -> None:
-        """Leaves what has been done so far, a first step, out of the rates."""
+    def forget_past(self) -> None:
+        """Leaves what has been done so far out of the rates: compilation, drawing of samples."""
         jax.block_until_ready(self._metrics)
         self._restart_clock()
 

@@ -40,6 +40,7 @@ class Seq2Seq:
     teacher: ModelConfig | None = None
 
     item_name: ClassVar[str] = "target tokens"
+    families: ClassVar[tuple[type[ModelConfig], ...]] = (T5Config,)
 
     def __post_init__(self) -> None:
         if self.pad_id == self.eos_id:
@@ -47,7 +48,7 @@ class Seq2Seq:
                 f"pad_id={self.pad_id} is also the end-of-sequence token, which would never be "
                 "learnt; use a vocabulary with a padding token of its own"
             )
-        check_teacher(self.model, self.teacher, self.objective, (T5Config,))
+        check_teacher(self.model, self.teacher, self.objective, self.families)
 
     def init(self, key: Array) -> Params:
         """See `Task`."""
@@ -61,13 +62,16 @@ class Seq2Seq:
         if self.teacher is not None:
             assert isinstance(self.teacher, T5Config)
             reference = self.logits(self.teacher, constants, batch)
-        loss = self.objective.per_token(logits, batch.targets, reference)
-        return masked_total(loss, batch.targets != self.pad_id)
+        targets, mask = self.targets(batch)
+        return masked_total(self.objective.per_token(logits, targets, reference), mask)
 
     def evaluate(self, params: Params, constants: Params, batch: PairBatch) -> dict[str, Total]:
         """See `Task`."""
-        logits = self.logits(self.model, params, batch)
-        return token_totals(logits, batch.targets, batch.targets != self.pad_id)
+        return token_totals(self.logits(self.model, params, batch), *self.targets(batch))
+
+    def targets(self, batch: PairBatch) -> tuple[Array, Array]:
+        """See `TextTask`."""
+        return batch.targets, batch.targets != self.pad_id
 
     def logits(
         self, config: T5Config, params: Params, batch: PairBatch, key: Array | None = None

@@ -60,5 +60,6 @@ class Task(Protocol):
           batch: a pytree of arrays with the rows first.
 
         Returns:
-          Totals by name. One is "loss": the checkpoint with the lowest mean of it is the best.
+          Totals by name. One is "loss"; `TrainerConfig.choose_by` names the one whose mean chooses
+          the best checkpoint.
         """

@@ -1,16 +1,23 @@
 """What a task on texts offers beyond its loss, and the checks that such tasks share."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from specjax.data.batching import Batching, BucketedBatches
 from specjax.data.pairs import TokenPairs
 from specjax.models.config import ModelConfig
 from specjax.training.losses import Objective
 from specjax.training.task import Task
+from specjax.types import Array, Params
 
 
 class TextTask(Task, Protocol):
-    """A task that learns a language model from pairs of texts."""
+    """A task that learns a language model from pairs of texts.
+
+    Attributes:
+      families: the configurations of networks that read the same batches.
+    """
+
+    families: ClassVar[tuple[type[ModelConfig], ...]]
 
     @property
     def model(self) -> Any:
@@ -26,6 +33,24 @@ class TextTask(Task, Protocol):
           batching: the shapes.
           seed: of the order; None keeps the data's.
           row_multiple: of devices that share the rows.
+        """
+
+    def logits(self, config: Any, params: Params, batch: Any) -> Array:
+        """Logits `[B, T, V]` float32 of all target positions, by a network of the task's family.
+
+        Args:
+          config: the network: the student's or a teacher's.
+          params: its parameters.
+          batch: of `batches`.
+        """
+
+    def targets(self, batch: Any) -> tuple[Array, Array]:
+        """The tokens `[B, T]` int32 that `logits` predicts, and `[B, T]` bool which of them count.
+
+        Those that count stand side by side in each row.
+
+        Args:
+          batch: of `batches`.
         """
 
     def target_room(self, input_length: int, longest: int) -> int:
@@ -54,13 +79,29 @@ def check_teacher(
             f"distillation_weight={objective.distillation_weight} and teacher="
             f"{'given' if teacher else 'None'}: a teacher is needed exactly if the weight is > 0"
         )
-    if teacher is None:
-        return
+    if teacher is not None:
+        remedy = "set distillation_weight to 0 and use its samples, or use another teacher"
+        check_reads_alike(model, teacher, families, remedy)
+
+
+def check_reads_alike(
+    model: ModelConfig, teacher: ModelConfig, families: tuple[type[ModelConfig], ...], remedy: str
+) -> None:
+    """Makes sure that a teacher can be compared with the student token by token.
+
+    Args:
+      model: the student.
+      teacher: the network to compare with.
+      families: the configurations that read the same batches as the student.
+      remedy: what to do if not, for the message.
+
+    Raises:
+      ValueError: if not.
+    """
     if not isinstance(teacher, families):
         raise ValueError(
             f"a {type(teacher).__name__.removesuffix('Config')} cannot teach a "
-            f"{type(model).__name__.removesuffix('Config')} token by token; set "
-            "distillation_weight to 0 and use its samples, or use another teacher"
+            f"{type(model).__name__.removesuffix('Config')} token by token; {remedy}"
         )
     if teacher.vocab_size != model.vocab_size:
         raise ValueError(

@@ -4,19 +4,22 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specjax.checks import checked, whole_number
 from specjax.runs.run_directory import RunDirectory
-from specjax.training.checkpoint_store import CHECKPOINTS_NAME, DAMAGED_NAME, CheckpointStore
+from specjax.training.checkpoint_store import (
+    CHECKPOINTS_NAME,
+    DAMAGED_NAME,
+    CheckpointStore,
+    chosen,
+)
 from specjax.training.environment import ENVIRONMENTS_NAME, check_environment
 from specjax.training.fingerprint import describe, digest
 from specjax.training.log import METRICS_NAME, Log
-from specjax.training.optimizer import AdamW
 from specjax.training.progress import Progress, Window, say, warn_of_warmup
 from specjax.training.step import (
     TrainState,
@@ -26,104 +29,11 @@ from specjax.training.step import (
     root_key,
 )
 from specjax.training.task import Task
+from specjax.training.trainer_config import TrainerConfig
+from specjax.training.training_data import Phases, TrainingData
 from specjax.types import Params
 
 CONFIG_NAME = "train_config.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """How long and by what updates a run trains, and what it tells and keeps.
-
-    Attributes:
-      num_steps: updates in all; may be raised to prolong a finished run.
-      optimizer: the optimiser and its schedule.
-      ema_decay: of the running average of the parameters, which is what is evaluated and exported,
-        in [0, 1); 0 for none. It starts smaller: min(decay, (1 + step) / (10 + step)).
-      seed: of the initial parameters, the order of the data and dropout.
-      checkpoint_every: updates between checkpoints; each one is evaluated.
-      log_every: updates between lines of the log.
-      num_devices: devices that share each batch's rows; all of the process's by default.
-      allow_other_streams: continue a run though another version of a package draws other random
-        numbers than the run began with.
-      progress: whether to tell progress on stderr.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
-    """
-
-    num_steps: int
-    optimizer: AdamW
-    ema_decay: float = 0.999
-    seed: int = 0
-    checkpoint_every: int = 500
-    log_every: int = 50
-    num_devices: int | None = None
-    allow_other_streams: bool = False
-    progress: bool = True
-
-    def __post_init__(self) -> None:
-        least = {"num_steps": 1, "seed": 0, "checkpoint_every": 1, "log_every": 1}
-        if self.num_devices is not None:
-            least["num_devices"] = 1
-        for name, low in least.items():
-            value = whole_number(name, getattr(self, name), low=low)
-            object.__setattr__(self, name, value)  # 1e4 has become 10000
-        checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
-        if not isinstance(self.optimizer, AdamW):
-            raise TypeError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
-        for name in ("allow_other_streams", "progress"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
-
-    def devices(self) -> list[jax.Device]:
-        """The devices that share a batch.
-
-        Raises:
-          ValueError: there are not so many.
-        """
-        devices = jax.devices()
-        if self.num_devices is not None and self.num_devices > len(devices):
-            raise ValueError(
-                f"`num_devices` must be at most {len(devices)}, the devices of this process, got "
-                f"{self.num_devices}"
-            )
-        return devices[: self.num_devices]
-
-
-class Batches(Protocol):
-    """Batches in an order that their numbers alone determine."""
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """How many until all data have been seen once."""
-
-    def batch(self, step: int) -> Any:
-        """The batch of step `step`: a pytree of arrays with the rows first."""
-
-    def epoch(self) -> Iterator[Any]:
-        """The batches of the first epoch."""
-
-    def describe(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """What a run trains on and is measured by.
-
-    Attributes:
-      training: batches; the devices share the rows of each.
-      validation: batches; the checkpoint with the lowest loss on them is the result.
-      grow: makes the batches to train on, in the place of `training`. It is called once the run is
-        known to be the one that its directory holds, so it may take its time. What determines it
-        goes into the notes.
-    """
-
-    training: Batches
-    validation: Batches
-    grow: Callable[[], Batches] | None = None
 
 
 class TrainResult(NamedTuple):
@@ -133,11 +43,13 @@ class TrainResult(NamedTuple):
       step: the step of the best checkpoint.
       validation_loss: its mean loss per item, in nats for language models.
       params: its parameters (their running average, if one is kept).
+      figures: all that was measured of it, by the names in the log.
     """
 
     step: int
     validation_loss: float
     params: Params
+    figures: Mapping[str, float]
 
 
 def train(
@@ -169,7 +81,7 @@ def train(
         parameters.
       init_params: parameters to start from; by default the task's initialisers draw them.
       evaluate: called at each checkpoint with the parameters on one device; its figures are
-        logged. They choose no checkpoint.
+        logged. `config.choose_by` may name one of them without its `validation_`.
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
       on_start: called with the `RunDirectory` once all checks are passed, before the long work.
 
@@ -181,7 +93,8 @@ def train(
         trains in it.
       TypeError: a value of the wrong type.
       ValueError: a value outside its range, an `output_dir` that holds another run or one of other
-        random streams or whose checkpoints are all damaged, or a loss that is no longer finite.
+        random streams or whose checkpoints are all damaged, a loss that is no longer finite, or
+        no figure that `choose_by` names.
     """
     # Whatever refuses a first start comes before the claim.
     devices, expected = config.devices(), _float32_params(task)
@@ -192,6 +105,7 @@ def train(
         "optimizer": describe(config.optimizer),
         "ema_decay": float(config.ema_decay),
         "seed": config.seed,
+        "choose_by": config.choose_by,
         "training": data.training.describe(),
         "validation": data.validation.describe(),
         **{name: None if tree is None else digest(tree) for name, tree in arrays.items()},
@@ -203,7 +117,7 @@ def train(
         jax.threefry_partitionable(True),
     ):
         run.claim(record)
-        store = CheckpointStore(run)
+        store = CheckpointStore(run, config.choose_by)
         try:
             _check_resumption(config, run, store.latest_step or 0)
             if on_start is not None:
@@ -307,14 +221,19 @@ class _Run:
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
         )
         window = Window()
+        batch_of: Callable[[int], Any] = self._data.training.batch
+        phases = self._data.phases
         try:
             while step < config.num_steps:
-                batch = jax.device_put(self._data.training.batch(step), self._by_row)
+                if phases is not None and (step + 1 == first or step % phases.every == 0):
+                    batch_of = self._begin_phase(phases, step, state)
+                    window.forget_past()
+                batch = jax.device_put(batch_of(step), self._by_row)
                 state, metrics = self._step(state, self._constants, batch)
                 step += 1
                 window.add(metrics)
                 if step == first:
-                    window.forget_compilation()
+                    window.forget_past()
                 if progress.update():
                     progress.tell(*window.latest())
                 at_checkpoint = step % config.checkpoint_every == 0 or step == config.num_steps
@@ -327,8 +246,16 @@ class _Run:
             progress.close()
         best = store.best_step
         assert best is not None  # a checkpoint was written at num_steps, or there was one
-        params = store.restore(state, best).best_params
-        return TrainResult(best, store.validation_loss(best), params)
+        params, figures = store.restore(state, best).best_params, store.figures(best)
+        return TrainResult(best, figures["validation_loss"], params, figures)
+
+    def _begin_phase(self, phases: Phases, step: int, state: TrainState) -> Callable[[int], Any]:
+        """The batches of the phase that `step` is in."""
+        start = step - step % phases.every
+        params = None
+        if step == start:
+            params = jax.device_put(state.best_params, self._first_device)
+        return phases.begin(self._data.training, start, params)
 
     def _start(self, init_params: Params | None) -> tuple[TrainState, int]:
         """The state of the latest checkpoint or a fresh one, and its step."""
@@ -370,11 +297,12 @@ class _Run:
         row = {f"validation_{name}": value for name, value in figures.items()}
         if self._evaluate is not None:
             row |= self._evaluate(jax.device_put(state.best_params, self._first_device))
+        self._check_finite(*chosen(row, self._config.choose_by), step)
         self._training_log.add({"step": step, **row})
         if self._config.progress:
             told = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
             say(f"step {step:,}: {told}")
-        self._store.save(state, figures["loss"])
+        self._store.save(state, row)
 
     def _check_finite(self, name: str, value: float, step: int) -> None:
         if not math.isfinite(value):

@@ -91,6 +91,24 @@ def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
     assert load_model(tmp_path / "model").config.embed_dim == 16
 
 
+def test_a_drafter_learns_on_policy_and_is_chosen_by_what_is_accepted(data, trained, tmp_path):
+    bindings = [
+        f"TEACHER={trained / 'model'}", "DISTILLATION_WEIGHT=1.0", "DIVERGENCE=total_variation",
+        "ON_POLICY_SHARE=0.5", "REFRESH_EVERY=8", "CHOOSE_BY=accepted_sampled",
+        "ACCEPTED=('greedy',)", "ACCEPTED_DRAFT=3", "METRICS=()",
+    ]  # fmt: skip
+    assert run(data, tmp_path, *bindings) == 0
+    assert sorted(p.name for p in (tmp_path / "student_samples").iterdir()) == ["16.npz", "8.npz"]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    measured = {row["step"]: row for row in rows if "validation_loss" in row}
+    figures = {step: row["validation_accepted_sampled"] for step, row in measured.items()}
+    assert all(0.0 < figure < 3.0 for figure in figures.values())
+    assert all(0.0 <= row["validation_accepted_greedy"] <= 3.0 for row in measured.values())
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["validation_accepted_sampled"] == max(figures.values())
+    assert figures[results["step"]] == max(figures.values())
+
+
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
@@ -246,10 +264,28 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
             ["EXPORT_DTYPE=int8"],
             "`export_dtype` must be one of float32, bfloat16, float16, got 'int8'",
         ),
-        (["TEACHER_SAMPLES=1"], "teacher_samples=1: a teacher needs one of the other two"),
+        (["TEACHER_SAMPLES=1"], "teacher=None and teacher_samples=1: give a teacher exactly if"),
         (["TEACHER_SAMPLES=-1"], "teacher_samples must be a whole number of at least 0, "),
-        (["DISTILLATION_WEIGHT=0.5"], "teacher=None, distillation_weight=0.5"),
-        (["TEACHER=/absent"], "teacher=/absent, distillation_weight=0.0, teacher_samples=0"),
+        (["DISTILLATION_WEIGHT=0.5"], "teacher=None and distillation_weight=0.5: give a teacher"),
+        (["TEACHER=/absent"], "teacher=/absent and no use for it: give a teacher exactly if one"),
+        (["ON_POLICY_SHARE=0.5"], "teacher=None and on_policy share=0.5: give a teacher"),
+        (["ON_POLICY_SHARE=1.5"], "OnPolicy: share must lie in [0, 1], got 1.5"),
+        (["REFRESH_EVERY=0"], "OnPolicy: refresh_every must be a whole number of at least 1"),
+        (
+            ["TEACHER=/absent", "ON_POLICY_SHARE=0.5", "DISTILLATION_WEIGHT=0.5"],
+            "teach the student its own texts; set distillation_weight to 1",
+        ),
+        (
+            ["TEACHER=/absent", "ON_POLICY_SHARE=0.5", "DISTILLATION_WEIGHT=1.0"],
+            "num_steps=20 and refresh_every=200: the student draws nothing for its first refresh",
+        ),
+        (["DIVERGENCE=kl"], "Objective: divergence must be one of forward_kl, reverse_kl, jsd"),
+        (["ACCEPTED=('beam',)"], "Acceptance: `texts` must be among greedy, sampled, got 'beam'"),
+        (["ACCEPTED=greedy"], "Acceptance: `texts` must be a tuple of names, got 'greedy'"),
+        (["ACCEPTED_DRAFT=0"], "Acceptance: draft must be a whole number of at least 1"),
+        (["CHOOSE_BY=accepted"], "choose_by='accepted' is not measured at checkpoints: choose"),
+        (["CHOOSE_BY=bleu"], "choose_by='bleu' is not measured at checkpoints: choose one of"),
+        (["CHOOSE_BY=accepted_greedy"], "but teacher=None: give a teacher, or choose by another"),
         (["INIT_FROM=/absent"], "/absent"),
         (["Batching.bucket_lengths=(1,)"], "longer than 1 tokens"),
         (["T5Config.embed_dim=0"], "embed_dim=0 must be at least 1"),

@@ -2,7 +2,8 @@
 
     python tests/training/kill_train.py --kills 20
 
-The run trains a vocabulary, draws samples from a teacher, trains, exports a model and scores it.
+The run trains a vocabulary, draws samples from a teacher, trains, draws samples of its own in each
+phase, exports the model that its teacher accepts most of, and scores it.
 It is killed (SIGKILL) at any time before its first step, a random while after its log has reached
 a random step (in the middle of a step, of an evaluation, of a checkpoint being written), or after
 the last step, while the model is exported and scored. At the end a child runs undisturbed. All
@@ -29,7 +30,10 @@ SYLLABLES = ["ba", "de", "ki", "lo", "mu", "na", "po", "ri"]
 BINDINGS = {
     "NUM_STEPS": STEPS,
     "TEACHER_SAMPLES": 1,
-    "DISTILLATION_WEIGHT": 0.5,
+    "DISTILLATION_WEIGHT": 1.0,
+    "ON_POLICY_SHARE": 0.5,
+    "REFRESH_EVERY": 10,
+    "CHOOSE_BY": "accepted_greedy",
     "T5Config.dropout_rate": 0.1,
     "TrainerConfig.checkpoint_every": 3,
     "TrainerConfig.log_every": 1,

@@ -42,8 +42,8 @@ def grown():
 def test_stored_samples_are_drawn_once_and_damage_is_named(grown, tmp_path):
     with run_directory(tmp_path / "run", [SAMPLES_NAME]) as run:
         run.claim({})
-        stored_samples(run, lambda: grown)
-        again = stored_samples(run, lambda: pytest.fail("drawn again"))
+        stored_samples(run, SAMPLES_NAME, lambda: grown)
+        again = stored_samples(run, SAMPLES_NAME, lambda: pytest.fail("drawn again"))
         np.testing.assert_array_equal(again.tokens, grown.tokens)
         np.testing.assert_array_equal(again.offsets, grown.offsets)
         path = run.path / SAMPLES_NAME
@@ -52,8 +52,8 @@ def test_stored_samples_are_drawn_once_and_damage_is_named(grown, tmp_path):
         encrypted[whole.rindex(b"PK\1\2") + 8] |= 1  # zipfile raises RuntimeError
         for damaged in (whole[:100], whole[:-1], b"", bytes(encrypted)):
             path.write_bytes(damaged)
-            with pytest.raises(ValueError, match=f"{SAMPLES_NAME} is damaged: delete it, and the"):
-                stored_samples(run, lambda: grown)
+            with pytest.raises(ValueError, match=f"{SAMPLES_NAME} is damaged: put a copy of it"):
+                stored_samples(run, SAMPLES_NAME, lambda: grown)
 
 
 def test_samples_are_reproducible_and_follow_the_references(grown):

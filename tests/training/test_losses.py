@@ -6,10 +6,11 @@ import pytest
 from specjax.training import (
     Objective,
     cross_entropy,
-    distillation_loss,
+    jensen_shannon,
     masked_total,
     token_totals,
 )
+from specjax.training.divergences import DIVERGENCES
 
 LOGITS = jax.random.normal(jax.random.key(0), (3, 5, 7)) * 3.0
 TEACHER = jax.random.normal(jax.random.key(1), (3, 5, 7)) * 3.0
@@ -28,16 +29,28 @@ def test_cross_entropy_is_that_of_the_smoothed_distribution(smoothing):
     np.testing.assert_allclose(cross_entropy(LOGITS, TARGETS, smoothing), expected, rtol=2e-5)
 
 
-def test_distillation_loss_is_the_kl_divergence():
-    p, q = softmax(TEACHER), softmax(LOGITS)
-    expected = (p * (np.log(p) - np.log(q))).sum(-1)
-    np.testing.assert_allclose(distillation_loss(LOGITS, TEACHER), expected, rtol=1e-4, atol=1e-6)
-    assert float(jnp.max(jnp.abs(distillation_loss(LOGITS, LOGITS)))) < 1e-5
+def test_an_objective_mixes_cross_entropy_and_its_divergence():
+    mixed = Objective(
+        label_smoothing=0.0, distillation_weight=0.25, divergence="jsd", jsd_beta=0.3
+    ).per_token(LOGITS, TARGETS, TEACHER)
+    divergence = jensen_shannon(LOGITS, TEACHER, beta=0.3)
+    expected = 0.75 * cross_entropy(LOGITS, TARGETS) + 0.25 * divergence
+    np.testing.assert_allclose(mixed, expected, rtol=1e-6)
 
 
-def test_no_gradient_flows_into_the_teacher():
-    grad = jax.grad(lambda t: jnp.sum(distillation_loss(LOGITS, t)))(TEACHER)
-    assert not np.any(grad)
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_an_objective_takes_each_divergence_by_its_name(name):
+    objective = Objective(distillation_weight=1.0, divergence=name)
+    found = objective.per_token(LOGITS, TARGETS, TEACHER)
+    np.testing.assert_array_equal(found, DIVERGENCES[name](LOGITS, TEACHER))
+
+
+def test_unusable_divergences_are_refused():
+    with pytest.raises(ValueError, match="divergence must be one of forward_kl, .* got 'kl'"):
+        Objective(divergence="kl")
+    for beta in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"jsd_beta must lie in \(0, 1\), got"):
+            Objective(jsd_beta=beta)
 
 
 def test_masked_entries_count_for_nothing():

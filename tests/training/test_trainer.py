@@ -177,6 +177,7 @@ def test_unusable_arguments_are_told_and_bind_nothing(tmp_path, changes, message
         ({"progress": "no"}, "`progress` must be True or False, got 'no'"),
         ({"allow_other_streams": 1}, "`allow_other_streams` must be True or False, got 1"),
         ({"num_steps": "ten"}, "num_steps must be a number, got 'ten'"),
+        ({"choose_by": 3}, "`choose_by` must be the name of a figure, such as 'loss', got 3"),
     ],
 )
 def test_settings_of_another_type_are_refused(changes, message):
@@ -257,6 +258,24 @@ def test_figures_of_an_evaluation_are_logged_at_each_checkpoint(tmp_path):
     train_copies(tmp_path, num_steps=20, num_devices=2, evaluate=evaluate)
     scores = {row["step"]: row["score"] for row in log(tmp_path) if "score" in row}
     assert scores == {10: 1.0, 20: 2.0}
+
+
+def test_the_figure_that_chooses_is_the_callers(tmp_path):
+    """The highest of any figure but the loss: here it falls with each checkpoint."""
+    scores = iter([3.0, 2.0, 1.0])
+    evaluate = lambda params: {"validation_score": next(scores)}  # noqa: E731
+    result = train_copies(tmp_path, choose_by="score", evaluate=evaluate)
+    assert result.step == 10
+    assert result.figures["validation_score"] == 3.0
+    assert result.validation_loss == result.figures["validation_loss"]
+    # The latest two and the best.
+    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*"))
+    assert kept == [10, 20, 30]
+
+
+def test_a_figure_that_is_not_measured_chooses_nothing(tmp_path):
+    with pytest.raises(ValueError, match="choose_by='score' is no figure of this run: choose one"):
+        train_copies(tmp_path, num_steps=1, choose_by="score")
 
 
 def test_the_data_may_grow_once_the_run_is_claimed(tmp_path):

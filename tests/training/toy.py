@@ -93,6 +93,7 @@ def train_copies(
     validation_pairs=None,
     batching=BATCHING,
     grow=None,
+    phases=None,
     constants=None,
     init_params=None,
     evaluate=None,
@@ -111,6 +112,7 @@ def train_copies(
         training=batches(training_pairs or copy_pairs(300), config.seed),
         validation=batches(validation_pairs or copy_pairs(40, seed=1), None),
         grow=grow,
+        phases=phases,
     )
     return train(
         config,
