@@ -17,6 +17,9 @@ from specjax.writing import naming_failures
 
 CHECKPOINTS_NAME = "checkpoints"
 DAMAGED_NAME = "damaged_checkpoints"
+# Takes checkpoints that are no longer kept: a deletion that is killed leaves nothing that looks
+# like a damaged checkpoint.
+_DELETED = "deleted"
 
 
 class CheckpointStore:
@@ -57,6 +60,7 @@ class CheckpointStore:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
                 best_fn=score,
+                todelete_subdir=_DELETED,
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=False,
             ),
@@ -95,6 +99,7 @@ class CheckpointStore:
             )
             self._manager.wait_until_finished()
             write_checksums(place)
+        self._empty_deleted()
 
     def restore(self, like: TrainState, step: int) -> TrainState:
         """Reads the checkpoint of `step`, placed as the arrays of `like` are."""
@@ -108,8 +113,12 @@ class CheckpointStore:
         """What was measured of a checkpoint."""
         return dict(self._manager.metrics(step))
 
+    def _empty_deleted(self) -> None:
+        shutil.rmtree(self.path / CHECKPOINTS_NAME / _DELETED, ignore_errors=True)
+
     def _set_damaged_aside(self) -> None:
         # Before Orbax opens them: it trusts what it reads, and tells of damage in 500 lines.
+        self._empty_deleted()
         place = self.path / CHECKPOINTS_NAME
         steps = sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
         if steps and not has_checksums(place / str(steps[-1])):  # its save was killed

@@ -197,7 +197,7 @@ def run_head_recipe(
         result = train(
             trainer,
             task,
-            TrainingData(**batches, grow=grow),
+            TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
             output_dir=run,
             notes={"checkpoints": recipe.checkpoints},
             on_start=on_start,

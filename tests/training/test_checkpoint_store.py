@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from specjax.training.checkpoint_store import CHECKPOINTS_NAME, DAMAGED_NAME
+from specjax.checksums import find_damage
+from specjax.training.checkpoint_store import CHECKPOINTS_NAME, DAMAGED_NAME, CheckpointStore
 from tests.training.toy import assert_equal_trees, train_copies
 
 
@@ -70,6 +71,22 @@ def test_an_incomplete_checkpoint_is_removed(whole, tmp_path, capsys):
     again = train_copies(run)
     assert "the checkpoint of step 20 in" in capsys.readouterr().err
     assert_equal_trees(again.params, result.params)
+
+
+def test_checkpoints_that_are_not_kept_go_whole(whole, tmp_path, capsys, monkeypatch):
+    """A deletion in place that is killed would leave what looks like a damaged checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    place = run / CHECKPOINTS_NAME
+    monkeypatch.setattr(CheckpointStore, "_empty_deleted", lambda _: None)
+    train_copies(run, num_steps=40)
+    gone = sorted((place / "deleted").iterdir())
+    assert gone and all(find_damage(step) is None for step in gone)
+    monkeypatch.undo()
+    (gone[0] / "metrics" / "metrics").unlink()
+    train_copies(run, num_steps=40)
+    assert not (place / "deleted").exists() and not (run / DAMAGED_NAME).exists()
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_sound_checkpoint_the_remedy_is_told(whole, tmp_path):
