@@ -5,16 +5,14 @@ Axes: B rows, G longest block, V vocabulary, D drafter's width.
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import checked
 from specjax.types import Array, DraftOutcome, Params
-
-if TYPE_CHECKING:
-    from specjax.acceptance_head import HeadConfig
 
 # Log-odds beyond which max q says no more (0.998), and their usual size.
 _SURE = 6.0
@@ -135,7 +133,7 @@ class HeadEstimate(Estimate):
     Source: SpecDec++ (arXiv 2405.19715), section 3.
     """
 
-    config: "HeadConfig | None" = None
+    config: HeadConfig | None = None
 
     lag: ClassVar[int] = 1
 
@@ -155,8 +153,6 @@ class HeadEstimate(Estimate):
 
     def begin(self, rows: int) -> Any:
         """The features of the token before, if the head reads them."""
-        from specjax.acceptance_head import NUM_FEATURES
-
         return jnp.zeros((rows, NUM_FEATURES), jnp.float32) if self.reads_confidence else ()
 
     def feature(
@@ -165,9 +161,6 @@ class HeadEstimate(Estimate):
         """The head's log-odds."""
         if self.config is None:
             raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
-        # Flax takes a second to import.
-        from specjax.acceptance_head import apply_head, drawn_features
-
         if not self.reads_confidence:
             return apply_head(self.config, params, hidden), carry
         assert confidences is not None
