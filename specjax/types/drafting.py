@@ -315,6 +315,10 @@ class Stopping(Protocol):
         """
         return ()
 
+    def init(self, rows: int) -> Any:
+        """The state before a draft's first token, of a policy that leaves `begin` as it is."""
+        return ()
+
     def begin(self, params: Params, memory: Any, limits: Array, longest: int) -> tuple[Array, Any]:
         """Says how much a round may draft, before its first token.
 
@@ -326,9 +330,10 @@ class Stopping(Protocol):
 
         Returns:
           `[B]` int32, what each row is to draft at most (what exceeds `limits` is cut off), and the
-          policy's state; the leading axis of its arrays is the batch. By default `limits` and ().
+          policy's state; the leading axis of its arrays is the batch. By default `limits` and what
+          `init` gives.
         """
-        return limits, ()
+        return limits, self.init(limits.shape[0])
 
     @abc.abstractmethod
     def step(

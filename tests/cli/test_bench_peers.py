@@ -139,6 +139,7 @@ def test_ratios_are_those_of_turns():
     assert found == {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 3.0}
 
 
+@pytest.mark.exhaustive
 def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
     """Every token ends a sequence, so both sides emit one token, and the same one."""
     paths = tiny_pair.write_pair(tmp_path / "models")

@@ -295,7 +295,10 @@ def test_a_method_without_the_run_it_belongs_to_is_told():
         ValueError, match=r"INPUT: no such name; The gin files define ALPHA; "
     ) as error:
         gin_config.configure(["methods/opt.gin"], ["INPUT=a.txt"])
-    assert "they use MAX_DRAFT, VERIFICATION: add the file that defines" in str(error.value)
+    assert (
+        "they use MAX_DRAFT, MIN_DRAFT, STOPPING, VERIFICATION: add the file that defines"
+        in str(error.value)
+    )
 
 
 def test_options_are_spelt_as_in_t5x(files, capsys):

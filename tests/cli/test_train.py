@@ -75,6 +75,7 @@ def test_fine_tuning_starts_from_a_models_directory(data, trained, tmp_path):
     assert load_tokenizer(tmp_path / "model").fingerprint == load_tokenizer(model).fingerprint
 
 
+@pytest.mark.exhaustive
 def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
     bindings = [
         f"TEACHER={trained / 'model'}", "TEACHER_SAMPLES=2", "DISTILLATION_WEIGHT=0.9",

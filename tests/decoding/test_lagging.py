@@ -37,8 +37,8 @@ def _check(state, rule, copies):
 @pytest.mark.parametrize(
     ("rule_name", "name"),
     [
-        ("Lossless", "Block"),
         ("TokenV2", "Token"),
+        pytest.param("Lossless", "Block", marks=pytest.mark.exhaustive),
         pytest.param("Lossless", "Token", marks=pytest.mark.exhaustive),
         pytest.param("TokenV2", "Block", marks=pytest.mark.exhaustive),
     ],

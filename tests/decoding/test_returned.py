@@ -72,7 +72,9 @@ def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_
     assert drafting.NeuralDrafter(pair.drafter.model, 2).traits.fixed_length
 
 
-@pytest.mark.parametrize("beyond", [0, 9, -9])
+@pytest.mark.parametrize(
+    "beyond", [9, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0, -9))]
+)
 def test_blocks_of_any_claimed_length_are_exact(beyond):
     """Two tokens of 4,000 rows follow the verifier: what is claimed past a limit is cut off."""
     p, rows = _table(1), 4000

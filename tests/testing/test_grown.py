@@ -18,7 +18,14 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [{}, {"tie_embeddings": True}, {"mlp_activations": ("relu",)}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tie_embeddings": True},
+        {"mlp_activations": ("relu",)},
+        pytest.param({}, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_logits_are_equal(change):
     model = T5(SMALL.replace(**change))
     # Far from one, so that a wrong scale or epsilon shows.

@@ -68,7 +68,7 @@ def test_the_cache_has_no_more_positions_than_can_be_told_apart(room):
         decoder.engine(prompt_length=16)
 
 
-@pytest.mark.parametrize("mesh", [False, True])
+@pytest.mark.parametrize("mesh", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_the_estimate_is_the_states_own_size(pair, mesh, monkeypatch):
     if mesh:
         mesh = specjax.partitioning.make_mesh(data=4, model=2)

@@ -59,6 +59,7 @@ def test_emitted_tokens_follow_the_target(name, stop, size):
         assert off < 1e-5, (rule_name, off)
 
 
+@pytest.mark.exhaustive
 def test_a_longer_run_with_nested_carries():
     tables = prefix_tables(2, 10, zeros=0.2)
     for rule in (RULES["Lossless"], RULES["TokenV2"]):
