@@ -117,15 +117,15 @@ def test_an_output_that_cannot_be_written_is_named(work, tmp_path):
     assert process.stderr.splitlines()[-1].startswith(told)
 
 
-SLEEPER = "from specjax.cli import entry; entry._end_on_interrupt(); import time; time.sleep(3)"
+SLEEPER = "from specjax.cli import entry; entry._end_on_interrupt(); import time; time.sleep({})"
 
 
-def interrupted(*before, stderr, threads=2):
-    process = subprocess.Popen([*before, sys.executable, "-c", SLEEPER], stderr=stderr)
+def interrupted(*before, stderr, threads=2, seconds=60):
+    code = SLEEPER.format(seconds)
+    process = subprocess.Popen([*before, sys.executable, "-c", code], stderr=stderr)
     if process.stderr is not None:
         process.stderr.close()
-    while _threads(process) < threads:
-        time.sleep(0.01)
+    _await_threads(process, threads)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     return process.wait(timeout=60)
@@ -136,12 +136,16 @@ def test_ctrl_c_is_heard_though_nobody_reads_and_not_where_it_is_ignored():
     assert interrupted(stderr=subprocess.DEVNULL) == 130
     assert interrupted(stderr=subprocess.PIPE) == 130
     ignoring = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
-    assert interrupted(*ignoring, stderr=subprocess.DEVNULL, threads=1) == 0
+    assert interrupted(*ignoring, stderr=subprocess.DEVNULL, threads=1, seconds=3) == 0
 
 
-def _threads(process):
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.split("Threads:")[1].split()[0])
+def _await_threads(process, count):
+    """Waits until the process has so many threads, or has ended."""
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        if int(status.split("Threads:")[1].split()[0]) >= count:
+            return
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -158,8 +162,7 @@ def test_ctrl_c_at_any_moment_ends_with_130_and_one_line(work, tmp_path, count):
             text=True,
             env={**os.environ, "XLA_FLAGS": ""},
         )
-        while _threads(process) < 2:  # before, Python has not come to the first line of specjax
-            time.sleep(0.01)
+        _await_threads(process, 2)  # before, Python has not come to the first line of specjax
         time.sleep(7.0 * rng.random())
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
