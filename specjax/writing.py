@@ -5,6 +5,7 @@ import errno
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,8 +180,17 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         _wait_for_all(f"{path} in place")
     except BaseException:
         if first:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
         raise
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory into which other threads may still write for a moment."""
+    for _ in range(50):
+        shutil.rmtree(path, ignore_errors=True)
+        time.sleep(0.1)
+        if not path.exists():
+            break  # a write of TensorStore that was under way would have made it again
 
 
 def _put(partial: Path, path: Path, old: Path, *, replace: bool) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax.checks import whole_number
 from specjax.drafting.estimates import Estimate, OnlineEstimate
 from specjax.drafting.rates import Rates, acceptance, add_round, chances, no_rates
-from specjax.drafting.thresholds import SurvivalState, begin_survival, check_estimate, judge
+from specjax.drafting.thresholds import OnEstimate, SurvivalState, begin_survival, judge
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
 
@@ -50,7 +50,7 @@ class Spending(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget(Stopping):
+class Budget(OnEstimate):
     """Drafts the tokens of all rows that are most probably accepted, so many in a round.
 
     Before each token the chances of all that may still be drafted, `[B, G]`, are compared: those
@@ -74,12 +74,7 @@ class Budget(Stopping):
         if self.tokens is not None:
             tokens = whole_number("Budget: tokens", self.tokens, low=1)
             object.__setattr__(self, "tokens", tokens)
-        check_estimate("Budget", self.estimate)
-
-    @property
-    def reads_confidence(self) -> bool:
-        """Where the estimate does."""
-        return self.estimate.reads_confidence
+        self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The budget and the estimate's numbers are traced."""
@@ -138,9 +133,6 @@ class Budget(Stopping):
         judged = state.judged
         estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
         return BudgetMemory(add_round(memory.rates, outcome), estimate)
-
-    def _numbers(self, params: Params) -> BudgetParams:
-        return params if isinstance(params, BudgetParams) else self.bind()[1]
 
 
 def next_is_paid(state: Spending, survival: Array) -> Array:

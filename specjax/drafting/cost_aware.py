@@ -13,7 +13,7 @@ from specjax.checks import check_part
 from specjax.drafting.costs import Costs
 from specjax.drafting.estimates import Estimate, OnlineEstimate
 from specjax.drafting.rates import Rates, acceptance, add_round, chances, no_rates
-from specjax.drafting.thresholds import SurvivalState, begin_survival, check_estimate, judge
+from specjax.drafting.thresholds import OnEstimate, SurvivalState, begin_survival, judge
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
 _KEPT = 0.9
@@ -81,7 +81,7 @@ class Weighing(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class CostAware(Stopping):
+class CostAware(OnEstimate):
     """Ends all drafts where the next tokens are expected to cost more time than they save.
 
     m more tokens cost m passes of the drafter and a wider pass of the verifier. They save the time
@@ -106,12 +106,7 @@ class CostAware(Stopping):
         if self.costs is not None:
             needed = ("rows", "widths", "draft", "verifier")
             check_part("CostAware: costs", self.costs, needed, "drafting.read_costs(FILE)")
-        check_estimate("CostAware", self.estimate)
-
-    @property
-    def reads_confidence(self) -> bool:
-        """Where the estimate does."""
-        return self.estimate.reads_confidence
+        self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The times and the estimate's numbers are traced."""
@@ -194,9 +189,6 @@ class CostAware(Stopping):
             add_round(memory.rates, outcome),
             self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome),
         )
-
-    def _numbers(self, params: Params) -> CostAwareParams:
-        return params if isinstance(params, CostAwareParams) else self.bind()[1]
 
 
 def goes_on(state: Weighing, drafted: Array, survival: Array) -> Array:

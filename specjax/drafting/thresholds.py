@@ -3,38 +3,37 @@
 Axes: B rows, G longest block, V vocabulary.
 """
 
+import abc
 import dataclasses
-from typing import Any, NamedTuple
+import math
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_part, checked
 from specjax.drafting.estimates import Estimate, HeadEstimate
+from specjax.rules.quantities import entropy
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
 
 @dataclasses.dataclass(frozen=True)
-class Confidence(Stopping):
-    """Ends a draft where the drafter's largest probability is below a threshold.
+class _Threshold(Stopping):
+    """Ends a draft by one number of the drafter's softmax and a threshold, which is traced."""
 
-    Attributes:
-      threshold: in [0, 1]; of max q, q being the softmax at temperature 1.
-
-    Source: `assistant_confidence_threshold` of transformers.
-    """
-
-    threshold: float | None = 0.4
+    threshold: float | None
 
     reads_confidence = True
+    _high: ClassVar[float]
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
-            checked("Confidence: threshold", self.threshold, low=0.0, high=1.0)
+            name = f"{type(self).__name__}: threshold"
+            checked(name, self.threshold, low=0.0, high=self._high)
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The threshold is traced."""
-        return Confidence(None), jnp.float32(_given(self.threshold))
+        return type(self)(None), jnp.float32(_given(self.threshold))
 
     def step(
         self,
@@ -48,11 +47,33 @@ class Confidence(Stopping):
     ) -> tuple[Array, Any]:
         """See `Stopping`."""
         assert confidences is not None
-        return jnp.max(confidences, axis=-1) < _bound(self, params), state
+        return self._ends(confidences, _numbers(self, params)), state
+
+    @abc.abstractmethod
+    def _ends(self, confidences: Array, threshold: Array) -> Array:
+        """`[B]` bool, of `confidences [B, V]`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Entropy(Stopping):
+class Confidence(_Threshold):
+    """Ends a draft where the drafter's largest probability is below a threshold.
+
+    Attributes:
+      threshold: in [0, 1]; of max q, q being the softmax at temperature 1.
+
+    Source: `assistant_confidence_threshold` of transformers.
+    """
+
+    threshold: float | None = 0.4
+
+    _high: ClassVar[float] = 1.0
+
+    def _ends(self, confidences: Array, threshold: Array) -> Array:
+        return jnp.max(confidences, axis=-1) < threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(_Threshold):
     """Ends a draft where the root of the drafter's entropy is above a threshold.
 
     Attributes:
@@ -64,30 +85,30 @@ class Entropy(Stopping):
 
     threshold: float | None = 1.0
 
-    reads_confidence = True
+    _high: ClassVar[float] = math.inf
 
-    def __post_init__(self) -> None:
-        if self.threshold is not None:
-            checked("Entropy: threshold", self.threshold, low=0.0)
+    def _ends(self, confidences: Array, threshold: Array) -> Array:
+        return jnp.sqrt(jax.vmap(entropy)(confidences)) > threshold
 
-    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """The threshold is traced."""
-        return Entropy(None), jnp.float32(_given(self.threshold))
 
-    def step(
-        self,
-        params: Params,
-        state: Any,
-        token: Array,
-        probs: Array,
-        confidences: Array | None,
-        hidden: Array,
-        index: Array,
-    ) -> tuple[Array, Any]:
-        """See `Stopping`."""
-        assert confidences is not None
-        entropy = jnp.sum(jax.scipy.special.entr(confidences), axis=-1)
-        return jnp.sqrt(entropy) > _bound(self, params), state
+class OnEstimate(Stopping):
+    """A policy that stands on an `estimate` of the chance that a token is accepted."""
+
+    estimate: Estimate
+
+    @property
+    def reads_confidence(self) -> bool:
+        """Where the estimate does."""
+        return self.estimate.reads_confidence
+
+    def _check_estimate(self) -> None:
+        """Raises TypeError unless it is an estimate."""
+        name = f"{type(self).__name__}: estimate"
+        needed = ("feature", "log_odds", "recall", "lag")
+        check_part(name, self.estimate, needed, "drafting.OnlineEstimate()")
+
+    def _numbers(self, params: Params) -> Any:
+        return _numbers(self, params)
 
 
 class SurvivalParams(NamedTuple):
@@ -114,7 +135,7 @@ class SurvivalState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Survival(Stopping):
+class Survival(OnEstimate):
     """Ends a draft where a token of it is rejected with more than a given chance.
 
     Stops after token i if 1 - (product of the chances of acceptance so far) > threshold. An
@@ -132,14 +153,9 @@ class Survival(Stopping):
     threshold: float | None = 0.7
 
     def __post_init__(self) -> None:
-        check_estimate("Survival", self.estimate)
+        self._check_estimate()
         if self.threshold is not None:
             checked("Survival: threshold", self.threshold, low=0.0, high=1.0)
-
-    @property
-    def reads_confidence(self) -> bool:
-        """Where the estimate does."""
-        return self.estimate.reads_confidence
 
     @property
     def reads_past(self) -> bool:
@@ -183,9 +199,6 @@ class Survival(Stopping):
         """The estimate learns."""
         return self.estimate.learn(memory, state.recalled, state.features, outcome)
 
-    def _numbers(self, params: Params) -> SurvivalParams:
-        return params if isinstance(params, SurvivalParams) else self.bind()[1]
-
 
 def begin_survival(
     estimate: Estimate, params: Params, memory: Any, rows: int, longest: int
@@ -219,22 +232,10 @@ def judge(
     return state._replace(survival=state.survival * chance, features=features, carry=carry)
 
 
-def check_estimate(policy: str, estimate: Any) -> None:
-    """Raises TypeError unless it is an estimate."""
-    check_part(
-        f"{policy}: estimate",
-        estimate,
-        ("feature", "log_odds", "recall", "lag"),
-        "drafting.OnlineEstimate()",
-    )
+def _numbers(policy: Stopping, params: Params) -> Any:
+    """The traced numbers; the policy's own where it was not bound."""
+    return policy.bind()[1] if isinstance(params, tuple) and not params else params
 
 
 def _given(value: float | None) -> float:
     return 0.0 if value is None else value
-
-
-def _bound(policy: Confidence | Entropy, params: Params) -> Any:
-    """The traced threshold; the policy's own where it was not bound."""
-    if isinstance(params, tuple) and not params:
-        return jnp.float32(_given(policy.threshold))
-    return params

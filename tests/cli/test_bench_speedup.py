@@ -4,10 +4,10 @@ import argparse
 
 import pytest
 
-from specjax.cli.bench import loop, pairs, speedup
+from specjax.cli.bench import loop, pairs, speedup, timing
 
 # Two rows in a batch. Alone: 6 and 10 tokens in 10 passes; together: in 3 and 5 rounds.
-MEASURED = pairs.Measured(
+MEASURED = timing.Measured(
     alone=40.0,
     loop=32.0,
     draft=0.5,
@@ -22,7 +22,7 @@ SIZES = {"rows": 2, "max_draft": 2, "temperature": 0.0}
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch):
-    monkeypatch.setattr(pairs, "measure_all", lambda args: iter([(SIZES, MEASURED)]))
+    monkeypatch.setattr(timing, "measure_all", lambda args: iter([(SIZES, MEASURED)]))
 
 
 def test_speedup_and_its_ideal():

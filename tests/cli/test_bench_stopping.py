@@ -11,7 +11,7 @@ from tests import tiny_pair
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
     common = tiny_pair.write_bench_inputs(tmp_path_factory.mktemp("bench"))
-    few = ["--max-new=6", "--max-draft=3", "--repeats=1", "--prompts=4", "--temperatures", "0"]
+    few = ["--max-new=6", "--max-draft=2", "--repeats=1", "--prompts=4", "--temperatures", "0"]
     lists = ["--fixed", "1", "2", "--confidence", "0.06", "--entropy", "--online", "--head"]
     return ["bench", "stopping", *common, *few, *lists]
 

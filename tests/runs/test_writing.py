@@ -1,7 +1,9 @@
 """Files and directories are written whole or not at all."""
 
+import contextlib
 import errno
 import os
+import threading
 
 import pytest
 
@@ -57,6 +59,24 @@ def test_a_full_disk_is_named_whatever_library_wraps_it(tmp_path, wrapped):
 def test_other_errors_pass_as_they_are(tmp_path):
     with pytest.raises(ValueError, match="^wrong$"), writing.new_directory(tmp_path / "out"):
         raise ValueError("wrong")
+    assert not list(tmp_path.iterdir())
+
+
+def test_late_writes_of_other_threads_leave_nothing(tmp_path):
+    ended = threading.Event()
+
+    def write_on(directory):
+        while not ended.is_set():
+            directory.mkdir(exist_ok=True)
+            for i in range(100):
+                with contextlib.suppress(FileNotFoundError):
+                    (directory / f"{i}").touch()
+
+    with pytest.raises(ValueError, match="^full$"), writing.new_directory(tmp_path / "out") as made:
+        threading.Thread(target=write_on, args=(made,)).start()
+        threading.Timer(0.4, ended.set).start()
+        raise ValueError("full")
+    assert ended.is_set()
     assert not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from specjax.cli.bench import pairs
+from specjax.cli.bench import pairs, timing
 from specjax.cli.bench.report import Report
 
 HELP = "the time of the speculative loop against the time of its models' passes"
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> Report:
     tokens), but loop_ms is the time of the whole loop.
     """
     rows_of_table = []
-    for sizes, measured in pairs.measure_all(args):
+    for sizes, measured in timing.measure_all(args):
         rows_of_table.append(
             {
                 **sizes,

@@ -2,26 +2,21 @@
 
 import argparse
 import dataclasses
-import functools
-import itertools
 import operator
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import specjax
 from specjax import Pair, Sampling, decoding, drafting, rules, testing
 from specjax.data import read_examples
-from specjax.memory import told_if_full
 from specjax.models import T5
 from specjax.runs import costs
 from specjax.text import prompts as prompts_lib
-from specjax.text.capacity import check_state_fits, in_words
-from specjax.types import Array, DecodeState, LanguageModel, Method, Params, PromptBatch
+from specjax.text.capacity import check_state_fits
+from specjax.types import DecodeState, LanguageModel, Method, Params, PromptBatch
 from specjax.verification import Block
 
 REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
@@ -97,12 +92,8 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# No logit is this large, but XLA cannot know that.
-_NEVER = 1e30
 # More steps than any output takes.
 _FOREVER = 2**31 - 1
-# The time that the passes of one turn take together.
-_PASSES_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,12 +178,32 @@ class Setup:
         )
 
     def start(
-        self, method: Method, part: slice, temperature: float, limit: int | None = None
+        self,
+        method: Method,
+        part: slice,
+        temperature: float,
+        limit: int | None = None,
+        stopping: Params = (),
     ) -> DecodeState:
         """Takes one batch in."""
         prompts, longest = self.prompts(part, temperature, limit), self.longest(method)
-        params = self.params_of(method)
+        params = self.params_of(method, stopping)
         return method.init(params, prompts, max_new=self.max_new, max_length=longest)
+
+    def run(
+        self,
+        method: Method,
+        part: slice,
+        temperature: float,
+        limit: int | None = None,
+        stopping: Params = (),
+    ) -> tuple[float, DecodeState]:
+        """Decodes one batch; returns the seconds of the loop (without prefill), and its end."""
+        params = self.params_of(method, stopping)
+        state = jax.block_until_ready(self.start(method, part, temperature, limit, stopping))
+        begin = time.perf_counter()
+        state = jax.block_until_ready(method.run(params, state, _FOREVER))
+        return time.perf_counter() - begin, state
 
     def decode(
         self, method: Method, part: slice, temperature: float, limit: int | None = None
@@ -201,11 +212,7 @@ class Setup:
 
         The totals are without passes; see `passes`.
         """
-        params, state = self.params_of(method), self.start(method, part, temperature, limit)
-        jax.block_until_ready(state)
-        begin = time.perf_counter()
-        state = jax.block_until_ready(method.run(params, state, _FOREVER))
-        seconds = time.perf_counter() - begin
+        seconds, state = self.run(method, part, temperature, limit)
         return seconds, Totals(emitted=int(state.lengths.sum()), rounds=int(state.steps.sum()))
 
     def passes(
@@ -216,92 +223,22 @@ class Setup:
         passes = costs.count_passes(method, self.params_of(method), state)[-1]
         return Totals(verifier=passes["verifier"], drafter=passes.get("drafter", 0))
 
-    def params_of(self, method: Method) -> Params:
-        """The parameters of one of the two methods."""
+    def params_of(self, method: Method, stopping: Params = ()) -> Params:
+        """The parameters of one of the two methods, with those of its stopping policy."""
         verifier, drafter = self.params
         if method.max_draft == 0:
             return decoding.AutoregressiveParams(verifier)
-        small = drafting.NeuralDrafterParams(drafter)
+        small = drafting.NeuralDrafterParams(drafter, stopping)
         return decoding.RoundParams(verifier, small, rules.Lossless())
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """The times of loops and of single passes on the same prompts, in seconds.
-
-    Attributes:
-      alone: the loop of the verifier alone.
-      loop: the speculative loop.
-      draft: one pass of the drafter over one token.
-      draft_two: one pass of the drafter over two tokens.
-      one: one pass of the verifier over one token.
-      block: one pass of the verifier over G + 1 tokens.
-      lone_totals: the totals of the verifier alone.
-      totals: the totals of the speculative loop.
-    """
-
-    alone: float
-    loop: float
-    draft: float
-    draft_two: float
-    one: float
-    block: float
-    lone_totals: Totals
-    totals: Totals
-
-    @property
-    def overhead(self) -> float:
-        """The time of the loop divided by the time of its passes."""
-        parts = self.totals.drafter * self.draft + self.totals.verifier * self.block
-        return self.loop / parts
-
-
-def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats: int) -> Measured:
-    """Decodes all prompts with both loops, and measures single passes in between.
-
-    Loops and passes take turns at every batch, and the times of each are summed. So noise that is
-    longer than a batch affects all of them equally.
-    """
-    methods: dict[str, Method] = {
-        "alone": setup.autoregressive(),
-        "loop": setup.speculative(max_draft),
-    }
-    passes = {
-        "draft": _passes(setup.drafter, setup.params[1], setup, rows, 1),
-        "draft_two": _passes(setup.drafter, setup.params[1], setup, rows, 2),
-        "one": _passes(setup.verifier, setup.params[0], setup, rows, 1),
-        "block": _passes(setup.verifier, setup.params[0], setup, rows, max_draft + 1),
-    }
-    seconds = dict.fromkeys((*methods, *passes), 0.0)
-    batches = setup.batches(rows)
-    totals = {}
-    for method in methods.values():
-        setup.decode(method, batches[0], temperature)  # compiles
-    for name, method in methods.items():
-        passes_of = [setup.passes(method, part, temperature) for part in batches]
-        totals[name] = sum(passes_of * repeats, Totals())
-    for part in batches * repeats:
-        for name, method in methods.items():
-            spent, counted = setup.decode(method, part, temperature)
-            seconds[name] += spent
-            totals[name] += counted
-        for name, call in passes.items():
-            seconds[name] += call() / len(batches) / repeats
-    return Measured(**seconds, lone_totals=totals["alone"], totals=totals["loop"])
 
 
 def load(args: argparse.Namespace) -> tuple[Setup, Pair]:
     """Loads the pair and the prompts that the arguments name."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")
-    texts = read_texts(args)
-    if len(texts) < max(args.rows):
-        raise ValueError(
-            f"{args.inputs} has {len(texts)} prompts, but a batch needs {max(args.rows)}: add "
-            "lines or give a smaller --rows"
-        )
+    texts = _enough_texts(args)
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     verifier = pair.verifier
-    tokens = encode_texts(args, texts, verifier.tokenizer)
+    inputs, lengths = _prompts(args, texts, verifier.tokenizer)
     if args.grown:
         if not isinstance(verifier.model, T5):
             raise ValueError(
@@ -310,68 +247,40 @@ def load(args: argparse.Namespace) -> tuple[Setup, Pair]:
         model, params = testing.grow_t5(verifier.model, verifier.params)
         verifier = dataclasses.replace(verifier, model=model, params=params)
         pair = Pair(pair.drafter, verifier)
-    width = -(-max(map(len, tokens)) // 8) * 8
-    inputs = np.zeros((len(tokens), width), np.int32)
-    for row, ids in zip(inputs, tokens, strict=True):
-        row[: len(ids)] = ids
     setup = Setup(
         verifier.model,
         pair.drafter.model,
         (verifier.prepared, pair.drafter.prepared),
         inputs,
-        np.array([len(ids) for ids in tokens], np.int32),
+        lengths,
         verifier.tokenizer.eos_ids,
         args.max_new,
     )
     return setup, pair
 
 
-def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:
-    """Measures the pair for every batch size, draft length and temperature of the arguments."""
-    check_positive(args, "drafts")
-    setup = load(args)[0]
-    setup.check_fits(max(args.rows), max(args.drafts))
-    for rows, max_draft, temperature in itertools.product(
-        args.rows, args.drafts, args.temperatures
-    ):
-        print(f"B={rows} G={max_draft} T={temperature:g} ...", flush=True)
-        sizes = {"rows": rows, "max_draft": max_draft, "temperature": temperature}
-        asked = in_words(setup.speculative(max_draft), rows, setup.inputs.shape[1], setup.max_new)
-        with told_if_full(asked, REMEDY):
-            measured = measure(setup, rows, max_draft, temperature, args.repeats)
-        yield sizes, measured
+def with_inputs(setup: Setup, args: argparse.Namespace, tokenizer: Any) -> Setup:
+    """The same pair with the prompts of `--inputs`."""
+    inputs, lengths = _prompts(args, _enough_texts(args), tokenizer)
+    return dataclasses.replace(setup, inputs=inputs, lengths=lengths)
 
 
-def _passes(
-    model: LanguageModel, params: Params, setup: Setup, rows: int, width: int
-) -> Callable[[], float]:
-    """A function that runs passes of `width` tokens in mid-output and returns seconds per pass."""
-    length = setup.inputs.shape[1] + setup.max_new + width
-    inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
-    filled = jax.jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
-    positions = filled.positions + setup.max_new // 2
+def _enough_texts(args: argparse.Namespace) -> list[str]:
+    texts = read_texts(args)
+    if len(texts) < max(args.rows):
+        raise ValueError(
+            f"{args.inputs} has {len(texts)} prompts, but a batch needs {max(args.rows)}: add "
+            "lines or give a smaller --rows"
+        )
+    return texts
 
-    options = decoding.step_options(jax.default_backend())
 
-    @functools.partial(jax.jit, donate_argnums=(1, 2), compiler_options=options)
-    def passes(params: Params, cache: Any, tokens: Array, positions: Array, steps: Array) -> Any:
-        def step(_: Any, carry: Any) -> Any:
-            cache, tokens = carry
-            logits, _, cache = model.extend(params, cache, tokens, positions)
-            # The next tokens depend on this pass, so that no pass can be left out or overlap.
-            return cache, tokens + (jnp.max(logits, axis=-1) > _NEVER).astype(jnp.int32)
-
-        return jax.lax.fori_loop(0, steps, step, (cache, tokens))
-
-    state = (filled.cache, jnp.ones((rows, width), jnp.int32))
-
-    def call(steps: int) -> float:
-        nonlocal state
-        begin = time.perf_counter()
-        state = jax.block_until_ready(passes(params, *state, positions, jnp.int32(steps)))
-        return (time.perf_counter() - begin) / steps
-
-    call(1)  # compiles
-    # So many that the cost of the call and of its first, cold pass does not matter.
-    steps = max(8, int(_PASSES_SECONDS / min(call(8) for _ in range(3))))
-    return functools.partial(call, steps)
+def _prompts(
+    args: argparse.Namespace, texts: list[str], tokenizer: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens `[n, P]` int32, and the length of each row."""
+    tokens = encode_texts(args, texts, tokenizer)
+    inputs = np.zeros((len(tokens), -(-max(map(len, tokens)) // 8) * 8), np.int32)
+    for row, ids in zip(inputs, tokens, strict=True):
+        row[: len(ids)] = ids
+    return inputs, np.array([len(ids) for ids in tokens], np.int32)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from specjax.cli.bench import pairs
+from specjax.cli.bench import pairs, timing
 from specjax.cli.bench.report import Report
 
 HELP = "lossless speculative decoding against the verifier alone, and the ideal speed-up"
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> Report:
     from this run.
     """
     rows_of_table = []
-    for sizes, measured in pairs.measure_all(args):
+    for sizes, measured in timing.measure_all(args):
         c, r = measured.draft / measured.one, measured.block / measured.one
         lone, both = measured.lone_totals, measured.totals
         alone_per_token = measured.alone / lone.emitted

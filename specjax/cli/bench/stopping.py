@@ -4,15 +4,13 @@ import argparse
 import copy
 import dataclasses
 import itertools
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import Pair, decoding, drafting, rules
+from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
 from specjax.cli.bench import pairs
 from specjax.cli.bench.pairs import Setup
@@ -118,7 +116,11 @@ def run(args: argparse.Namespace) -> Report:
             raise FileNotFoundError(f"--plot {args.plot}: {where} is no directory: make it first")
     args.rows = [args.rows]
     setup, pair = pairs.load(args)
-    other = _other(args, pair) if args.choose else None
+    other = None
+    if args.choose:
+        asked = copy.copy(args)
+        asked.inputs = args.choose
+        other = pairs.with_inputs(setup, asked, pair.verifier.tokenizer)
     candidates = _candidates(args, setup, pair)
     setup.check_fits(args.rows[0], max(c.method.max_draft for c in candidates))
     rows: list[dict[str, Any]] = []
@@ -144,13 +146,6 @@ def run(args: argparse.Namespace) -> Report:
         else "The fastest fixed length was chosen on the same prompts (--choose takes others).",
     ]
     return Report(rows, _COLUMNS, notes, {"rows": args.rows[0], "grown": args.grown})
-
-
-def _other(args: argparse.Namespace, pair: Pair) -> Setup:
-    """The prompts on which settings are chosen, with the same pair."""
-    asked = copy.copy(args)
-    asked.inputs = args.choose
-    return pairs.load(asked)[0]
 
 
 def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Candidate]:
@@ -181,26 +176,6 @@ def _method(setup: Setup, max_draft: int, policy: Stopping) -> decoding.Speculat
     return decoding.Speculative(setup.verifier, drafter, Block(), eos_ids=setup.eos_ids)
 
 
-def _decode(
-    setup: Setup, candidate: Candidate, part: slice, temperature: float
-) -> tuple[float, DecodeState]:
-    """The seconds of the loop on one batch, and the state at its end."""
-    verifier, drafter = setup.params
-    small = drafting.NeuralDrafterParams(drafter, candidate.stopping)
-    params = decoding.RoundParams(verifier, small, rules.Lossless())
-    method = candidate.method
-    state = method.init(
-        params,
-        setup.prompts(part, temperature),
-        max_new=setup.max_new,
-        max_length=setup.longest(method),
-    )
-    jax.block_until_ready(state)
-    begin = time.perf_counter()
-    state = jax.block_until_ready(method.run(params, state, 2**31 - 1))
-    return time.perf_counter() - begin, state
-
-
 def _counts(state: DecodeState) -> tuple[int, int, int, int]:
     lengths = np.arange(state.info.drafted_lengths.shape[1])
     drafted, accepted = (
@@ -215,12 +190,14 @@ def _measure(
 ) -> list[Runs]:
     batches = setup.batches(args.rows[0])
     for candidate in candidates:
-        _decode(setup, candidate, batches[0], temperature)  # compiles
+        setup.run(
+            candidate.method, batches[0], temperature, stopping=candidate.stopping
+        )  # compiles
     seconds = np.zeros((len(candidates), len(batches)))
     counts = np.zeros((len(candidates), len(batches), 4), np.int64)
     turns = itertools.product(range(args.repeats), enumerate(batches), enumerate(candidates))
     for _, (i, part), (j, candidate) in turns:
-        spent, state = _decode(setup, candidate, part, temperature)
+        spent, state = setup.run(candidate.method, part, temperature, stopping=candidate.stopping)
         seconds[j, i] += spent
         counts[j, i] = _counts(state)
     return [_runs(counts[j], seconds[j] / args.repeats) for j in range(len(candidates))]
@@ -245,12 +222,9 @@ def _oracle(args: argparse.Namespace, setup: Setup) -> tuple[Candidate, Runs]:
     method = _method(setup, args.max_draft, drafting.GreedyOracle())
     counts = []
     for part in setup.batches(args.rows[0]):
-        alone = setup.autoregressive()
-        params = setup.params_of(alone)
-        state = alone.run(params, setup.start(alone, part, 0.0), 2**31 - 1)
+        state = setup.run(setup.autoregressive(), part, 0.0)[1]
         runs = drafting.agreeing_runs(_agrees(setup, part, np.asarray(state.tokens)))
-        candidate = Candidate("oracle", None, method, jnp.asarray(runs))
-        counts.append(_counts(_decode(setup, candidate, part, 0.0)[1]))
+        counts.append(_counts(setup.run(method, part, 0.0, stopping=jnp.asarray(runs))[1]))
     found = _runs(np.array(counts), np.full(len(counts), np.nan))
     return Candidate("oracle", None, method, ()), found
 
