@@ -1,10 +1,14 @@
 """`specjax convert SRC DST --to FORMAT`: checkpoints from one format to another."""
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+
+if TYPE_CHECKING:
+    from specjax.acceptance_head import Head
 
 TO_HELP = (
     "its format (t5x holds T5 alone, and a head that is tied without scaling as an untied copy, "
@@ -39,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax.checkpoints import load_model, read_config, save_model
+    from specjax.checkpoints import has_head, load_head, load_model, read_config, save_model
     from specjax.checkpoints.save import check_format
     from specjax.tokenizers.model_files import SPECJAX_FILE, read_json_if_there
     from specjax.writing import check_free
@@ -52,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
         host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS leaves the host out
         host = None
+    head = None
+    if has_head(args.source):
+        head = load_head(args.source, check_weights=args.check_weights)
     loaded = load_model(
         args.source,
         dtype=dtype,
@@ -75,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         step=loaded.step or 0,
         max_position_embeddings=longest if isinstance(longest, int) else None,
     )
+    if head is not None:
+        _copy_head(head, args.destination, host)
     written = [f for f in args.destination.rglob("*") if f.is_file()]
     size = sum(f.stat().st_size for f in written) / 2**20
     print(
@@ -82,3 +91,19 @@ def run(args: argparse.Namespace) -> int:
         f"{loaded.model.num_params():,} parameters, {len(written)} files, {size:.1f} MiB"
     )
     return 0
+
+
+def _copy_head(head: "Head", destination: Path, host: Any) -> None:
+    """Writes an acceptance head beside its drafter, if the weights there are still the same."""
+    from specjax.checkpoints import load_model, save_head
+    from specjax.text.fingerprint import weights_fingerprint
+
+    written = load_model(destination, shardings=host)
+    if weights_fingerprint(written.params) == head.drafter_fingerprint:
+        save_head(destination, head)
+    else:
+        print(
+            "specjax: warning: the acceptance head is left out, because it knows other weights (in "
+            f"bfloat16): train one for {destination} with `specjax train_head`",
+            file=sys.stderr,
+        )

@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import specjax
-from specjax import rules, verification
+from specjax import drafting, rules, verification
 from specjax.checks import require
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
 from specjax.data.files import read_lines
 from specjax.runs.run_directory import RunDirectory
 from specjax.text.models import BUILT_IN
+from specjax.types import Stopping
 
 _CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_latency.png"
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
 # One bucket holds every sample, so that each method is one program.
 _BUCKET = 48
+# Where adaptive drafts end: the least confidence, or with an acceptance head the most risk.
+_SURE, _RISK = 0.4, 0.5
 _COLUMNS = (
     "method",
     "temperature",
@@ -124,11 +127,18 @@ def _methods(pair: specjax.Pair, max_draft: int, rows: int) -> dict[str, specjax
         )
 
     block = verification.Block()
+    # Twice as long where the drafter is sure, shorter where it is not.
+    sure: Stopping = drafting.Confidence(_SURE)
+    if pair.drafter.head is not None:
+        sure = drafting.Survival(threshold=_RISK)
     return {
         ALONE: specjax.Decoder(pair.verifier, **shape),
         DRAFTER: specjax.Decoder(pair.drafter, **shape),
         "lossless, token": both(rules.Lossless(), verification.Token()),
         "lossless, block": both(rules.Lossless(), block),
+        "lossless, adaptive": specjax.Decoder(
+            pair, stopping=sure, max_draft=2 * max_draft, **shape
+        ),
         "Lossy(0.5)": both(rules.Lossy(0.5), block),
         "OPT(0.2)": both(rules.OPT(0.2), block),
         "TokenV3(0.5)": both(rules.TokenV3(0.5), block),
@@ -206,7 +216,7 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
         points = [row for row in results if row["temperature"] == temperature]
-        for row, marker in zip(points, "os^vDPX", strict=True):
+        for row, marker in zip(points, "os^v<DPX", strict=True):
             latency = 1e3 / row["tokens_per_second"]
             axis.plot(latency, row["bleu"], marker, ms=9, alpha=0.75, label=row["method"])
         axis.set(title=f"temperature {temperature:g}", xlabel="ms per token", ylabel="BLEU")

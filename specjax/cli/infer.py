@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specjax.cli import gin_config
 
 if TYPE_CHECKING:
-    from specjax import text
+    from specjax import drafting, text
     from specjax.runs.run_directory import RunDirectory
 
 DEFAULT_FILE = "runs/infer.gin"
@@ -40,7 +40,7 @@ def register() -> None:
         *verification.ALL_VERIFICATIONS,
         *drafting.ALL_POLICIES,
         *drafting.ALL_ESTIMATES,
-        drafting.read_costs,
+        costs_from,
     )
 
 
@@ -57,6 +57,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
     run.record(command=command, config=gin_config.operative_config(), paths=paths)
+
+
+def costs_from(file: "str | None" = None) -> "drafting.Costs | None":
+    """The costs that a file holds; None leaves them to be measured."""
+    from specjax import drafting
+
+    return None if file is None else drafting.read_costs(file)
 
 
 def verifier_alone(pair: "text.Pair") -> "text.TextModel":

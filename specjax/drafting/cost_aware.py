@@ -91,13 +91,13 @@ class CostAware(OnEstimate):
     widest row, all rows go on or end together.
 
     Attributes:
-      costs: measured times; see `specjax bench cost`.
+      costs: measured times (see `specjax bench cost`); None: a `Decoder` measures them.
       estimate: of the chance that a drawn token is accepted.
 
     Source: SpecDec++ (arXiv 2405.19715), sections 3.1 and 4.2; the rate of a renewal process.
     """
 
-    costs: Costs | None
+    costs: Costs | None = None
     estimate: Estimate = OnlineEstimate()  # noqa: RUF009  immutable
 
     reads_past = True
@@ -110,8 +110,12 @@ class CostAware(OnEstimate):
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The times and the estimate's numbers are traced."""
+        if self.costs is None:
+            raise ValueError(
+                "CostAware has no costs: give drafting.read_costs(FILE) (see `specjax bench "
+                "cost`), or let a Decoder measure them"
+            )
         estimate, numbers = self.estimate.bind(head)
-        assert self.costs is not None
         table = CostTable(
             *(
                 jnp.asarray(x, jnp.float32)

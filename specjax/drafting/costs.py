@@ -12,12 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from specjax.checks import check_path
-from specjax.types import Array
 
 # Of the files that `Costs.to_dict` makes.
 FORMAT = 1
@@ -67,82 +62,12 @@ class Costs:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
 
-    def draft_seconds(self, batch: int) -> float:
-        """The seconds of one pass of the drafter over `batch` rows; see `at`."""
-        return self._between(np.asarray(self.draft), batch)
-
-    def verifier_seconds(self, batch: int, widths: Any) -> Array:
-        """The seconds of one pass of the verifier; see `at`.
-
-        Args:
-          batch: how many rows.
-          widths: integers of any shape: how many tokens the pass reads.
-
-        Returns:
-          float32, of the shape of `widths`.
-        """
-        self._check_widths(widths)
-        times = self._between(np.asarray(self.verifier), batch)
-        known = jnp.asarray(self.widths, jnp.float32)
-        asked = jnp.asarray(widths).astype(jnp.float32)
-        return jnp.interp(asked, known, jnp.asarray(times, jnp.float32))
-
-    def at(self, batch: int, widths: Any) -> tuple[Array, Array]:
-        """The seconds of a pass of the drafter, and of passes of the verifier.
-
-        Between what was measured they are interpolated linearly. A pass is as wide as the least
-        compiled width that holds the longest draft of the batch and one token more.
-
-        Args:
-          batch: B, how many rows, within the measured batch sizes.
-          widths: integers of any shape, at least 1, within the measured widths; traced ones that
-            are outside take the cost of the nearest measured width.
-
-        Returns:
-          A float32 scalar; float32 of the shape of `widths`.
-
-        Raises:
-          ValueError: if a size is outside of what was measured.
-        """
-        return jnp.float32(self.draft_seconds(batch)), self.verifier_seconds(batch, widths)
-
     def to_dict(self) -> dict[str, Any]:
         """The costs as JSON values, as `read_costs` reads them from a file."""
         values = dataclasses.asdict(self)
         verifier = [list(times) for times in self.verifier]
         lists = {name: list(values[name]) for name in ("rows", "widths", "draft")}
         return {"format": FORMAT, **values, **lists, "verifier": verifier}
-
-    def _between(self, times: np.ndarray, batch: int) -> Any:
-        """`times [rows, ...]` at one batch size."""
-        rows = self.rows
-        if isinstance(batch, bool) or not isinstance(batch, int | np.integer):
-            raise ValueError(f"batch must be a whole number, got {batch!r}")
-        if not rows[0] <= batch <= rows[-1]:
-            known = f"{rows[0]} rows" if len(rows) == 1 else f"{rows[0]} .. {rows[-1]} rows"
-            raise ValueError(
-                f"the costs were measured with {known}, but the batch has {batch}: {_HOW} --rows "
-                f"{' '.join(map(str, sorted({*rows, int(batch)})))}"
-            )
-        above = max(1, int(np.searchsorted(rows, batch)))
-        if above == len(rows):  # one batch size alone
-            return times[-1]
-        low, high = rows[above - 1], rows[above]
-        share = (batch - low) / (high - low)
-        return (1 - share) * times[above - 1] + share * times[above]
-
-    def _check_widths(self, widths: Any) -> None:
-        if isinstance(widths, jax.core.Tracer):
-            return
-        asked = np.asarray(widths)
-        if asked.dtype.kind not in "iu":
-            raise ValueError(f"widths must be whole numbers, got {asked.dtype}")
-        low, high = self.widths[0], self.widths[-1]
-        if asked.size and not low <= asked.min() <= asked.max() <= high:
-            raise ValueError(
-                f"the costs were measured for {low} .. {high} tokens a pass, but {asked.max()} are "
-                f"asked for: {_HOW} --max-draft {max(int(asked.max()) - 1, 1)}"
-            )
 
 
 def read_costs(path: str | os.PathLike[str]) -> Costs:

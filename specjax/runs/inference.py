@@ -5,6 +5,7 @@ Files in the output directory:
     infer_config.json   everything that determines the outputs, and its fingerprint
     predictions.jsonl   one object per input, appended as rows finish, sorted at the end
     metrics.json        totals over all rows, written at the end
+    costs.json          what passes cost, if that was measured at the start of the run
 
 The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 """
@@ -24,21 +25,24 @@ import numpy as np
 from specjax.checks import check_path
 from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
+from specjax.drafting import read_costs
 from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.lines import FIRST_KEY, Record, line_of, record_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
+from specjax.text.costs import costs_file
 from specjax.text.results import COUNTS, Row, finite
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
 METRICS_NAME = "metrics.json"
+COSTS_NAME = "costs.json"
 
 _COUNTED = frozenset((*COUNTS, "rounds"))
 
 
 def infer(
-    make_decoder: Callable[[], Decoder],
+    make_decoder: Callable[..., Decoder],
     *,
     source: str | os.PathLike[str],
     output_dir: str | os.PathLike[str],
@@ -77,7 +81,8 @@ def infer(
     of which a row is missing is decoded from its start (see `Decoder.rows`).
 
     Args:
-      make_decoder: is called after the input and the output directory have been checked.
+      make_decoder: is called after the input and the output directory have been checked; with
+        `costs=` if an earlier start of the run has measured them, such as `Decoder` does.
       source: see `specjax.data.read_examples`.
       output_dir: a new directory, or that of a run with the same configuration and input.
       format: see `read_examples`.
@@ -112,19 +117,22 @@ def infer(
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
-    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(PREDICTIONS_NAME, METRICS_NAME))
+    makes = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
+    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=makes)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = list(read_examples(source, format=format, split=split, **fields))
     first_line = _first_line(source, format, **fields)
     names = [f"{source}:{first_line + example.id}" for example in examples]
     path = run.path / PREDICTIONS_NAME
     with run:
-        decoder = make_decoder()
+        decoder = _decoder(make_decoder, run.path / COSTS_NAME)
         prompts, failed = _encode(decoder, examples, names, chat)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         settings = {"seed": seed, "chat": chat}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment)
+        if decoder.costs is not None:
+            run.write(COSTS_NAME, costs_file(decoder.costs))
         done = _resume(path, examples, failed)
         if on_start is not None:
             named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
@@ -146,6 +154,11 @@ def infer(
         file=sys.stderr,
     )
     return metrics
+
+
+def _decoder(make: Callable[..., Decoder], path: Path) -> Decoder:
+    """The decoder, with the costs that an earlier start has measured: others, other drafts."""
+    return make(costs=read_costs(path)) if path.exists() else make()
 
 
 def _claim(

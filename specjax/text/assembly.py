@@ -9,6 +9,7 @@ import numpy as np
 
 from specjax.checks import check_part, check_static, checked, whole_number
 from specjax.decoding import Autoregressive, AutoregressiveParams, RoundParams, Speculative
+from specjax.decoding.scoring import check_widths, powers_of_two
 from specjax.drafting import (
     CostAware,
     Costs,
@@ -19,6 +20,7 @@ from specjax.drafting import (
 )
 from specjax.rules import Lossless
 from specjax.runs import environment
+from specjax.text.costs import measure_costs
 from specjax.text.fingerprint import digest
 from specjax.text.models import Models, Pair, TextModel
 from specjax.types import Drafter, Method, Params, Rule, Stopping, Verification
@@ -35,6 +37,7 @@ class Parts:
     min_draft: int | None = None
     stopping: Stopping | None = None
     stopping_params: Params = None
+    costs: Costs | None = None
     drafter: Drafter | None = None
     drafter_params: Params = None
     widths: Sequence[int] | None = None
@@ -58,7 +61,8 @@ class Assembled:
       models: the models that were given, by name.
       main: the model whose tokenizer is used.
       own_params: a hash of the parameters that are none of the models', or None.
-      stopping: the policy as it was given, in words; None without one.
+      stopping: the policy with its costs, in words; None without one.
+      costs: those of a policy that brought none; None without one.
     """
 
     method: Method
@@ -67,14 +71,16 @@ class Assembled:
     main: TextModel
     own_params: str | None = None
     stopping: str | None = None
+    costs: Costs | None = None
 
 
-def assemble(models: Models | TextModel, parts: Parts) -> Assembled:
+def assemble(models: Models | TextModel, parts: Parts, rows: int) -> Assembled:
     """Makes the method that models and parts ask for.
 
     Args:
       models: a pair or more models, or one to decode alone.
       parts: what was chosen.
+      rows: the batch size, for which costs are measured.
 
     Returns:
       The method and its parameters.
@@ -111,6 +117,8 @@ def assemble(models: Models | TextModel, parts: Parts) -> Assembled:
             main.model, eos_ids=tuple(main.tokenizer.eos_ids), partitioner=main.partitioner
         )
         return Assembled(method, AutoregressiveParams(main.prepared), named, main)
+    if parts.drafter is None:
+        parts = _with_costs(parts, Pair(named["drafter"], named["verifier"]), rows)
     return _speculative(named, main, parts)
 
 
@@ -142,7 +150,7 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
         drafter, drafter_params = _neural(named, parts)
         own = drafter_params.stopping
     else:
-        for name in ("max_draft", "min_draft", "stopping", "stopping_params"):
+        for name in ("max_draft", "min_draft", "stopping", "stopping_params", "costs"):
             if getattr(parts, name) is not None:
                 raise ValueError(f"{name}= must be left out: the drafter has its own")
         # A drafter of the user's own takes the place of the pair's.
@@ -152,14 +160,11 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     elif main.partitioner is not None:
         own_there = main.partitioner.replicate(drafter_params.stopping)
         drafter_params = drafter_params._replace(stopping=own_there)
-    widths = parts.widths
-    if widths is not None:
-        widths = tuple(checked("widths", widths, low=1, dtype=np.int32).reshape(-1).tolist())
     method = Speculative(
         main.model,
         drafter,
         Block() if parts.verification is None else parts.verification,
-        widths,
+        _given_widths(parts),
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )
@@ -168,34 +173,76 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     params = RoundParams(main.prepared, drafter_params, rule)
     own_params = _own((parts.drafter_params, own))
     stopping = None if parts.stopping is None else repr(parts.stopping)
-    return Assembled(method, params, named, main, own_params, stopping)
+    return Assembled(method, params, named, main, own_params, stopping, parts.costs)
 
 
 def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
     """The drafter that decodes with the small model."""
     small = named["drafter"]
-    max_draft = whole_number("max_draft", 5 if parts.max_draft is None else parts.max_draft, low=1)
+    max_draft = _max_draft(parts)
     min_draft = whole_number("min_draft", parts.min_draft or 0, low=0)
     stopping = FixedLength() if parts.stopping is None else parts.stopping
     check_policy(stopping)
     own = parts.stopping_params
-    if isinstance(stopping, CostAware):
-        _check_costs(stopping.costs, Pair(small, named["verifier"]))
     if own is None:
         stopping, own = stopping.bind(small.head)
     drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft)
     return drafter, NeuralDrafterParams(small.prepared, own)
 
 
-def _check_costs(costs: Costs | None, pair: Pair) -> None:
-    """Raises ValueError for the costs of another pair; warns of another machine."""
-    how = "measure them with `specjax bench cost --output FILE`"
+def _with_costs(parts: Parts, pair: Pair, rows: int) -> Parts:
+    """The same parts; a policy that has no costs to weigh gets those given, or measured ones."""
+    policy = parts.stopping
+    if not isinstance(policy, CostAware) or parts.stopping_params is not None:
+        if parts.costs is not None:
+            raise ValueError("costs= must be left out: it is for stopping=drafting.CostAware()")
+        return parts
+    if policy.costs is not None and parts.costs is not None:
+        raise ValueError("costs= must be left out: the policy has its own")
+    main = pair.verifier
+    multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
+    rows += -rows % multiple
+    if policy.costs is not None:
+        _check_costs(policy.costs, pair, rows)
+        return parts
+    costs = parts.costs
     if costs is None:
-        raise ValueError(f"CostAware has no costs: {how} and give drafting.read_costs(FILE)")
+        costs = measure_costs(pair, sorted({multiple, rows}), _widths(parts))
+    policy = dataclasses.replace(policy, costs=costs)  # its checks
+    _check_costs(costs, pair, rows)
+    return dataclasses.replace(parts, stopping=policy, costs=costs)
+
+
+def _widths(parts: Parts) -> tuple[int, ...]:
+    """How many tokens the verifier's passes will read."""
+    longest = _max_draft(parts) + 1
+    widths = _given_widths(parts) or powers_of_two(longest)
+    check_widths(widths, longest)
+    return widths
+
+
+def _given_widths(parts: Parts) -> tuple[int, ...] | None:
+    if parts.widths is None:
+        return None
+    return tuple(checked("widths", parts.widths, low=1, dtype=np.int32).reshape(-1).tolist())
+
+
+def _max_draft(parts: Parts) -> int:
+    return whole_number("max_draft", 5 if parts.max_draft is None else parts.max_draft, low=1)
+
+
+def _check_costs(costs: Costs, pair: Pair, rows: int) -> None:
+    """Raises ValueError for the costs of another pair or batch; warns of another machine."""
+    how = "measure them with `specjax bench cost --output FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
         raise ValueError(
             f"CostAware: the costs are those of another pair ({costs.pair}; this one is "
             f"{pair.fingerprint}): {how} for this pair"
+        )
+    if rows > costs.rows[-1]:
+        raise ValueError(
+            f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
+            f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
         )
     here = environment.machine()
     if costs.machine and costs.machine != here:

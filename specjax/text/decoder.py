@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from specjax.checks import check_count, whole_number
+from specjax.drafting import Costs
 from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
@@ -45,6 +46,8 @@ class Decoder:
       stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`;
         `drafting.FixedLength()` by default. Another threshold compiles nothing.
       stopping_params: the parameters of a policy of your own; those of specjax bring their own.
+      costs: what passes cost, for `stopping=drafting.CostAware()`; left out, they are measured as
+        the Decoder is made, which takes some seconds.
       drafter: a drafter of your own, in the place of a neural one with the pair's small model.
       drafter_params: its parameters.
       widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
@@ -58,6 +61,9 @@ class Decoder:
         mesh it is rounded up to a multiple of its `data`.
       buckets: increasing prompt lengths in tokens; a batch is padded to the first that holds its
         longest prompt. Each one used is a program to compile; the last is the longest prompt.
+
+    Attributes:
+      costs: those that were given or measured; None if none were needed.
 
     Raises:
       TypeError: if `models` is neither, or a value is of the wrong type.
@@ -74,6 +80,7 @@ class Decoder:
         min_draft: int | None = None,
         stopping: Stopping | None = None,
         stopping_params: Params = None,
+        costs: Costs | None = None,
         drafter: Drafter | None = None,
         drafter_params: Params = None,
         widths: Sequence[int] | None = None,
@@ -98,16 +105,18 @@ class Decoder:
             min_draft=min_draft,
             stopping=stopping,
             stopping_params=stopping_params,
+            costs=costs,
             drafter=drafter,
             drafter_params=drafter_params,
             widths=widths,
             method=method,
             params=params,
         )
-        made = assemble(models, parts)
+        made = assemble(models, parts, self.batch_size)
         self.models, self.method, self._params = models, made.method, made.params
         self._named, self._main = made.models, made.main
         self._own_params, self._stopping = made.own_params, made.stopping
+        self.costs: Costs | None = made.costs
         self.rule: Rule | None = getattr(made.params, "rule", None)
         _check_own_rule(self.rule)
         self.tokenizer = made.main.tokenizer

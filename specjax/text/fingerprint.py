@@ -40,3 +40,13 @@ def whole(array: Any) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+def weights_fingerprint(params: Params) -> str:
+    """See `TextModel.weights_fingerprint`."""
+
+    def rounded(array: np.ndarray) -> np.ndarray:
+        is_float = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
+        return array.astype(jax.numpy.bfloat16) if is_float else array
+
+    return digest(params, change=rounded)

@@ -13,7 +13,7 @@ import numpy as np
 from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_path, check_static
 from specjax.partitioning import Partitioner
-from specjax.text.fingerprint import digest
+from specjax.text.fingerprint import digest, weights_fingerprint
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.types import LanguageModel, Params
 
@@ -92,12 +92,7 @@ class TextModel:
         It is the same whether a checkpoint is loaded as float32 or bfloat16, and after it was
         written as bfloat16; not after float32 weights were written as float16.
         """
-
-        def rounded(array: np.ndarray) -> np.ndarray:
-            is_float = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
-            return array.astype(jax.numpy.bfloat16) if is_float else array
-
-        return digest(self.params, change=rounded)
+        return weights_fingerprint(self.params)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -11,8 +11,10 @@ from specjax.training.divergences import (
 )
 from specjax.training.environment import environment
 from specjax.training.head_data import HeadBatch, HeadBatches, HeadData, Labelling
+from specjax.training.head_evaluation import compare_predictors
+from specjax.training.head_grid import HeadGrid, run_head_grid
 from specjax.training.head_labels import Positions, label
-from specjax.training.head_recipe import HeadRecipe, compare_predictors, run_head_recipe
+from specjax.training.head_recipe import HeadRecipe, run_head_recipe
 from specjax.training.head_task import HeadTask
 from specjax.training.losses import (
     Objective,
@@ -52,6 +54,7 @@ __all__ = [
     "HeadBatch",
     "HeadBatches",
     "HeadData",
+    "HeadGrid",
     "HeadRecipe",
     "HeadTask",
     "InverseSqrt",
@@ -86,6 +89,7 @@ __all__ = [
     "make_train_step",
     "masked_total",
     "reverse_kl",
+    "run_head_grid",
     "run_head_recipe",
     "run_recipe",
     "token_totals",

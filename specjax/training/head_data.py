@@ -161,6 +161,11 @@ class HeadData:
         """The number of prompts."""
         return len(self._prompts.tokens)
 
+    @property
+    def prompts(self) -> list[np.ndarray]:
+        """The tokens of each prompt."""
+        return self._prompts.tokens
+
     def describe(self) -> dict[str, Any]:
         """What determines the data, as JSON values."""
         labelling = dataclasses.asdict(self._labelling)

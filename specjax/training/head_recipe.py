@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from specjax.acceptance_head import Head, HeadConfig, apply_head, confidence_features
+from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.heads import HEAD_NAME, check_head_place, save_head
 from specjax.checks import check_part, whole_number
 from specjax.data.examples import Example
 from specjax.evaluation import (
-    Calibration,
     ClassWeights,
-    best_constant,
-    binary_cross_entropy,
-    binary_kl,
-    calibrate,
-    reliability,
-    roc,
-    undo_weights,
 )
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Pair
@@ -34,6 +25,7 @@ from specjax.training.head_data import (
     Labelling,
     read_prompts,
 )
+from specjax.training.head_evaluation import compare_predictors, predict
 from specjax.training.head_task import HeadTask
 from specjax.training.optimizer import AdamW, Cosine
 from specjax.training.progress import say
@@ -169,43 +161,10 @@ def run_head_recipe(
     names = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
     with run_directory(output_dir, names) as run:
         pair = make_pair()
-        _check_pair(run, pair, install)
-        data = _data(run, recipe, pair, examples)
-        trainer = recipe.trainer(data["training"].rows)
-        task = HeadTask(head=recipe.head(pair.drafter.width), weights=recipe.weights)
-        batches = {
-            name: HeadBatches(
-                of_one,
-                recipe.rows_per_batch,
-                width=task.head.width,
-                seed=recipe.seed if name == "training" else None,
-                row_multiple=len(trainer.devices()),
-            )
-            for name, of_one in data.items()
-        }
-
-        def grow() -> HeadBatches:
-            for of_one in data.values():
-                of_one.make(progress=recipe.progress)
-                if not of_one.column("labels").size:
-                    raise ValueError(
-                        "all drafted tokens were replaced by the verifier's: give more prompts, or "
-                        "a smaller mixing"
-                    )
-            return batches["training"]
-
-        result = train(
-            trainer,
-            task,
-            TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
-            output_dir=run,
-            notes={"checkpoints": recipe.checkpoints},
-            on_start=on_start,
-        )
-        results = _results(run, pair, recipe, data, task, result.params)
-        results = {"step": result.step, **results}
+        check_head_pair(run, pair, install)
+        data = head_data(run, recipe, pair, examples)
+        results, head = train_one_head(run, recipe, pair, data, on_start=on_start)
         run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
-        head = _head(recipe, pair, task, result.params, results)
         place = save_head(run.own(HEAD_NAME).parent, head)
         if install:
             place = save_head(pair.drafter.name, head)
@@ -214,7 +173,64 @@ def run_head_recipe(
     return results
 
 
-def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
+def train_one_head(
+    run: RunDirectory,
+    recipe: HeadRecipe,
+    pair: Pair,
+    data: dict[str, HeadData],
+    *,
+    on_start: Callable[[RunDirectory], None] | None = None,
+) -> tuple[dict[str, Any], Head]:
+    """Trains one head, and writes its curves.
+
+    Args:
+      run: an open directory that may hold `CURVES_NAME`.
+      recipe: how the head is trained.
+      pair: the models.
+      data: "training" and "validation"; made once the directory is claimed.
+      on_start: see `run_head_recipe`.
+
+    Returns:
+      What `results.json` holds, and the head.
+    """
+    trainer = recipe.trainer(data["training"].rows)
+    task = HeadTask(head=recipe.head(pair.drafter.width), weights=recipe.weights)
+    batches = {
+        name: HeadBatches(
+            of_one,
+            recipe.rows_per_batch,
+            width=task.head.width,
+            seed=recipe.seed if name == "training" else None,
+            row_multiple=len(trainer.devices()),
+        )
+        for name, of_one in data.items()
+    }
+
+    def grow() -> HeadBatches:
+        for of_one in data.values():
+            of_one.make(progress=recipe.progress)
+            if not of_one.column("labels").size:
+                raise ValueError(
+                    "all drafted tokens were replaced by the verifier's: give more prompts, or "
+                    "a smaller mixing"
+                )
+        return batches["training"]
+
+    result = train(
+        trainer,
+        task,
+        TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
+        output_dir=run,
+        notes={"checkpoints": recipe.checkpoints},
+        on_start=on_start,
+    )
+    results = _results(run, recipe, data, task, result.params)
+    results = {"step": result.step, **results}
+    return results, _head(recipe, pair, task, result.params, results)
+
+
+def check_head_pair(run: RunDirectory, pair: Pair, install: bool = False) -> None:
+    """Raises TypeError or ValueError for a pair that no head can be trained for."""
     if not isinstance(pair, Pair):
         raise TypeError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
     for name, model in pair.named.items():
@@ -237,10 +253,10 @@ def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
         check_head_place(directory)
 
 
-def _data(
+def head_data(
     run: RunDirectory, recipe: HeadRecipe, pair: Pair, examples: dict[str, list[Example]]
 ) -> dict[str, HeadData]:
-    """Training and validation data, not yet made."""
+    """Training and validation data, not yet made; `run` must make `DATA_NAME`."""
     labelling = {
         "training": recipe.labelling,
         "validation": dataclasses.replace(recipe.labelling, mixing=None),
@@ -275,14 +291,13 @@ def _head(
 
 def _results(
     run: RunDirectory,
-    pair: Pair,
     recipe: HeadRecipe,
     data: dict[str, HeadData],
     task: HeadTask,
     params: Params,
 ) -> dict[str, Any]:
     """Figures of the head and of simpler predictors; writes the curves."""
-    log_odds = _predict(task, params, data["validation"])
+    log_odds = predict(task, params, data["validation"])
     rows, curves = compare_predictors(log_odds, data, recipe.weights)
     run.write(CURVES_NAME, (json.dumps(curves) + "\n").encode())
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
@@ -294,89 +309,3 @@ def _results(
         "acceptance": float(data["validation"].column("labels").mean()),
         "rows": rows,
     }
-
-
-def compare_predictors(
-    log_odds: np.ndarray, data: dict[str, HeadData], weights: ClassWeights
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Compares a head with predictors that need none, each fitted to the training data.
-
-    They are the best constant, and logistic fits of the drafter's largest confidence, of the
-    entropy of its confidences, and of its confidence of the drafted token itself.
-
-    Args:
-      log_odds: `[n]`, the head's, of the validation data.
-      data: "training" and "validation".
-      weights: of the loss, for the fits too.
-
-    Returns:
-      For each predictor its `loss` (weighted), `kl` (binary, in nats), `auc`, `ece`, and `kl_even`
-      and `ece_even`, which are those after `undo_weights`; and for each its curves.
-    """
-    labels = data["validation"].column("labels")
-    predictions = {"head": np.asarray(log_odds, np.float64)}
-    learnt = data["training"].column("labels")
-    predictions["constant"] = best_constant(learnt, weights)(np.zeros(labels.size))
-    for name, (column, feature) in _FEATURES.items():
-        fit: Calibration = calibrate(feature(data["training"].column(column)), learnt, weights)
-        predictions[name] = fit(feature(data["validation"].column(column)))
-    rows, curves = [], {}
-    for name, predicted in predictions.items():
-        even = undo_weights(predicted, weights)
-        curve, diagram = roc(labels, predicted), reliability(labels, predicted)
-        figures = {
-            "loss": binary_cross_entropy(labels, predicted, weights),
-            "kl": binary_kl(labels, predicted),
-            "auc": curve.area,
-            "ece": diagram.error,
-            "kl_even": binary_kl(labels, even),
-            "ece_even": reliability(labels, even).error,
-        }
-        rows.append({"predictor": name, **{k: _finite(v) for k, v in figures.items()}})
-        some = np.unique(np.linspace(0, curve.thresholds.size - 1, 200).astype(int))
-        curves[name] = {
-            "roc": [
-                [_finite(x) for x in curve.false_positive[some]],
-                [_finite(x) for x in curve.true_positive[some]],
-            ],
-            "reliability": [[_finite(x) for x in part] for part in diagram[:3]],
-        }
-    return rows, curves
-
-
-def _logit(probability: np.ndarray) -> np.ndarray:
-    # float32 rounds to 1 what is nearer than that.
-    p = np.clip(np.asarray(probability, np.float64), 1e-7, 1 - 1e-7)
-    return np.log(p) - np.log1p(-p)
-
-
-_FEATURES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "largest confidence": ("top", _logit),
-    "entropy": ("entropy", lambda x: np.asarray(x, np.float64)),
-    "token's confidence": ("drawn", _logit),
-}
-
-
-def _predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) -> np.ndarray:
-    """The head's log-odds `[n]` of all positions, so many at a time, in one shape."""
-
-    @jax.jit
-    def predict(hidden: Any, *seen: Any) -> Any:
-        return apply_head(task.head, params, hidden, confidence_features(*seen))
-
-    out = []
-    for shard in data.shards:
-        for start in range(0, len(shard.labels), size):
-            block = [
-                getattr(shard, name)[start : start + size]
-                for name in ("hidden", "top", "entropy", "drawn")
-            ]
-            short = size - len(block[0])
-            padded = [np.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1))) for x in block]
-            out.append(np.asarray(predict(*padded))[: len(block[0])])
-    return np.concatenate(out)
-
-
-def _finite(value: Any) -> float | None:
-    """A number that JSON can hold."""
-    return float(value) if np.isfinite(value) else None

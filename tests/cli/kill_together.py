@@ -1,4 +1,4 @@
-"""Kills `specjax infer`, `train` or `convert` at random moments, every second time two at once.
+"""Kills `infer`, `train`, `train_head` or `convert` at random moments, often two at a time.
 
     python tests/cli/kill_together.py infer --kills 40
 
@@ -77,14 +77,7 @@ class Convert:
     def start(self, output: Path) -> subprocess.Popen:
         # Every child writes the same format, and each output another.
         form = ("hf", "orbax", "t5x")[sum(output.name.encode()) % 3]
-        command = ["convert", str(self._source), str(output), "--to", form]
-        return subprocess.Popen(
-            [sys.executable, "-m", "specjax", *command],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
+        return _start(["convert", str(self._source), str(output), "--to", form])
 
     def outcome(self, output: Path) -> Any:
         from specjax.checkpoints import load_model
@@ -94,7 +87,53 @@ class Convert:
         return digest(load_model(output).params), unfinished
 
 
-COMMANDS: dict[str, Callable[[Path], Any]] = {"infer": Infer, "train": Train, "convert": Convert}
+class TrainHead:
+    """Labels 240 prompts of a tiny pair, and trains a head on them."""
+
+    def __init__(self, directory: Path) -> None:
+        from tests import tiny_pair
+
+        self._paths = tiny_pair.write_pair(directory / "models")
+        self._texts = directory / "texts.txt"
+        self._texts.write_text("\n".join(tiny_pair.sentences(240, 0)) + "\n", encoding="utf-8")
+
+    def start(self, output: Path) -> subprocess.Popen:
+        settings = {
+            **{name.upper(): path for name, path in self._paths.items()},
+            "TRAIN": self._texts,
+            "VALIDATION": self._texts,
+            "OUTPUT_DIR": output,
+            "MAX_NEW_TOKENS": 24,
+            "Labelling.shard_rows": 16,
+            "EPOCHS": 6,
+            "BLOCKS": 1,
+        }
+        command = ["train_head", *(f"--gin.{name}={value}" for name, value in settings.items())]
+        return _start(command)
+
+    def outcome(self, output: Path) -> Any:
+        kept = ("head_data", "acceptance_head", "results.json", "curves.json")
+        files = [file for name in kept for file in (output / name, *(output / name).glob("*"))]
+        names = sorted(path.name for path in output.iterdir())
+        return names, {str(f.relative_to(output)): f.read_bytes() for f in files if f.is_file()}
+
+
+def _start(command: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "specjax", *command],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+COMMANDS: dict[str, Callable[[Path], Any]] = {
+    "infer": Infer,
+    "train": Train,
+    "train_head": TrainHead,
+    "convert": Convert,
+}
 
 
 def check_ended(children: list[subprocess.Popen]) -> int:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specjax.checkpoints import load_model, read_config, save_model
+from specjax.acceptance_head import Head, HeadConfig, init_head
+from specjax.checkpoints import has_head, load_head, load_model, read_config, save_head, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.t5x import write_t5x
 from specjax.cli.main import main
 from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
+from specjax.text.fingerprint import weights_fingerprint
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 
@@ -260,3 +262,18 @@ def test_the_dtype_and_the_longest_context_stay(tmp_path):
         assert after[name].dtype == np.float16
         np.testing.assert_array_equal(after[name], value)
     assert load_model(tmp_path / "c").config.param_dtype == jnp.float32
+
+
+def test_an_acceptance_head_goes_with_the_same_weights(tmp_path, capsys):
+    source, params = tmp_path / "a", _params(T5_V1_1)
+    save_model(source, T5_V1_1, params, format="hf")
+    config = HeadConfig(T5_V1_1.embed_dim, 1)
+    head = Head(config, init_head(config, jax.random.key(0)), weights_fingerprint(params))
+    save_head(source, head)
+    for format, dtype in (("orbax", "float32"), ("hf", "bfloat16"), ("t5x", "float32")):
+        assert _convert(source, tmp_path / format, "--to", format, "--dtype", dtype) == 0
+        assert load_head(tmp_path / format).drafter_fingerprint == head.drafter_fingerprint
+    assert "left out" not in capsys.readouterr().err
+    assert _convert(source, tmp_path / "b", "--to", "hf", "--dtype", "float16") == 0
+    assert "the acceptance head is left out" in capsys.readouterr().err
+    assert not has_head(tmp_path / "b")

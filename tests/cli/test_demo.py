@@ -25,11 +25,11 @@ def test_results_and_plot(arguments, tmp_path, capsys):
     assert main([*arguments, f"--output={tmp_path}"]) == 0
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results) == 14 and {row["temperature"] for row in results} == {0.0, 1.0}
+    assert len(results) == 16 and {row["temperature"] for row in results} == {0.0, 1.0}
     assert [row["speedup"] for row in results if row["method"] == "verifier alone"] == [1.0, 1.0]
     by_name = {(row["method"], row["temperature"]): row for row in results}
     # Greedy lossless decoding writes what the verifier writes.
-    for name in ("lossless, token", "lossless, block"):
+    for name in ("lossless, token", "lossless, block", "lossless, adaptive"):
         assert by_name[name, 0.0]["bleu"] == by_name["verifier alone", 0.0]["bleu"]
         assert by_name[name, 0.0]["tokens_per_verifier_call"] >= 1
     assert all(row["method"] in printed for row in results)

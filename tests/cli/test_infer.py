@@ -9,7 +9,8 @@ import specjax
 from specjax import drafting, rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
-from specjax.runs.costs import write_costs
+from specjax.text import assembly
+from specjax.text.costs import costs_file
 from tests.cli import kill_infer
 from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
 
@@ -288,10 +289,10 @@ def test_methods_make_decoders(paths, method):
         assert type(decoder.rule).__name__.lower() == method.replace("_", "")
 
 
-def costs_file(directory, pair):
+def written_costs(directory, pair):
     costs = drafting.Costs((1, 16), (1, 13), (1.0, 1.0), ((2.0, 3.0),) * 2, pair=pair.fingerprint)
     path = directory / "costs.json"
-    write_costs(path, costs)
+    path.write_bytes(costs_file(costs))
     return path
 
 
@@ -301,7 +302,7 @@ def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
     infer.register()
     settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
     if name == "adaptive_cost":
-        settings["COSTS"] = costs_file(tmp_path, specjax.load_pair(**paths))
+        settings["COSTS"] = written_costs(tmp_path, specjax.load_pair(**paths))
     gin_config.configure(
         [str(CONFIGS / file) for file in files], [f"{k}={v}" for k, v in settings.items()]
     )
@@ -317,3 +318,25 @@ def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
 
 def test_killed_at_random_it_ends_alike():
     assert kill_infer.run(kills=2, seed=1)["kills"] == 2
+
+
+def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
+    """A start that goes on reads what the first one measured: other costs, other drafts."""
+    files = [f"--gin_file={name}" for name in ("runs/infer.gin", "methods/adaptive_cost.gin")]
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS[:3]))
+    settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
+    settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
+    argv = ["infer", *files, *(f"--gin.{name}={value}" for name, value in settings.items())]
+    assert main(argv) == 0
+    costs = drafting.read_costs(tmp_path / "out/costs.json")
+    assert costs.rows == (1, 2) and costs.widths == (1, 2, 3)
+    lines = (tmp_path / "out/predictions.jsonl").read_bytes()
+    (tmp_path / "out/predictions.jsonl").write_bytes(lines[: lines.index(b"\n") + 1])
+
+    def unwanted(*_, **__):
+        raise AssertionError("measured twice")
+
+    monkeypatch.setattr(assembly, "measure_costs", unwanted)
+    assert main(argv) == 0
+    assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
+    assert drafting.read_costs(tmp_path / "out/costs.json") == costs

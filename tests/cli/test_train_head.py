@@ -37,11 +37,13 @@ def data(tmp_path_factory):
     return directory
 
 
-def run(data, output, **bindings):
+def run(data, output, *files, **bindings):
     pair = {name.upper(): data / "pair" / name for name in ("drafter", "verifier")}
     sources = {"DATA_DIR": data, "TRAIN": "train.txt", "VALIDATION": "validation.txt"}
     values = {**SETTINGS, **pair, **sources, "OUTPUT_DIR": output, **bindings}
-    return main(["train_head", *(f"--gin.{name}={value}" for name, value in values.items())])
+    return main(
+        ["train_head", *files, *(f"--gin.{name}={value}" for name, value in values.items())]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +218,50 @@ def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
     assert "and 1 more" in told
     with np.load(tmp_path / "head_data" / "training-00000.npz") as stored:
         assert len(stored["offsets"]) == 5
+
+
+def test_a_grid_has_a_row_for_each_head(data, tmp_path, capsys):
+    """All on the same labels; stopped and started again, it ends alike."""
+    bindings = {"EPOCHS": 1, "REJECTION_WEIGHTS": "(1.0, 6.0)", "DEPTHS": "(0,)"}
+    bindings |= {"THRESHOLDS": "(0.2, 0.9)", "MAX_DRAFT": 3, "PROMPTS": 3, "REPEATS": 1}
+    grid = ("--gin_file=runs/train_head.gin", "--gin_file=grids/acceptance_heads.gin")
+    assert run(data, tmp_path, *grid, **bindings) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    heads = results["heads"]
+    assert [(row["rejection_weight"], row["blocks"]) for row in heads] == [
+        (1, 0),
+        (6, 0),
+    ]
+    assert len(results["thresholds"]) == 4
+    for row in heads:
+        assert row["threshold"] in (0.2, 0.9) and row["tokens_per_second"] > 0
+        assert row["train_kl"] > 0 and row["kl"] > 0
+    # A higher threshold drafts more: fewer passes of the verifier.
+    low, high = (row["verification_rate"] for row in results["thresholds"][:2])
+    assert high <= low
+    even, weighted = (row["kl"] for row in heads)
+    assert even < weighted
+    (tmp_path / "results.json").unlink()
+    assert run(data, tmp_path, *grid, **bindings) == 0
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert [row["kl"] for row in again["heads"]] == [even, weighted]
+    capsys.readouterr()
+    assert run(data, tmp_path, *grid, **{**bindings, "MAX_DRAFT": 4}) == 2
+    assert "holds a run of another configuration (grid.max_draft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"THRESHOLDS": "(0.2, 1.5)"}, "Survival: threshold must lie in [0, 1], got 1.5"),
+        ({"DEPTHS": "(5,)"}, "blocks must"),
+        ({"DEPTHS": "()"}, "HeadGrid: blocks must be a list with a value, got ()"),
+        ({"REJECTION_WEIGHTS": "(1.0, 1.0)"}, "HeadGrid: rejection_weights has a value twice"),
+        ({"INSTALL": True}, "INSTALL must be False with a grid"),
+    ],
+)
+def test_a_wrong_grid_is_one_line(data, tmp_path, capsys, change, message):
+    grid = ("--gin_file=runs/train_head.gin", "--gin_file=grids/acceptance_heads.gin")
+    assert run(data, tmp_path, *grid, **change) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,6 +1,8 @@
 """A Decoder with each stopping policy: the verifier's own text, and lengths that follow."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,8 +12,10 @@ from specjax import drafting
 from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.runs import environment
 from specjax.runs.compilation_cache import count_compilations
+from specjax.text import assembly
 from tests import tiny_pair
 
+PAGE = Path(__file__).parents[2] / "docs" / "adaptive_drafts.md"
 SHAPE = {"max_new_tokens": 12, "batch_size": 3, "buckets": (32,)}
 PROMPTS = tiny_pair.sentences(7, seed=3)
 
@@ -97,6 +101,17 @@ def test_costs_of_another_pair_or_machine_are_told(pair):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, machine="elsewhere")))
 
 
+def test_the_page_runs_as_printed(pair, monkeypatch):
+    monkeypatch.setattr(specjax, "load_pair", lambda: pair)
+    text, names = PAGE.read_text(encoding="utf-8"), {}
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert len(blocks) == text.count("```python") == 4
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert names["again"].costs.rows == (1, 4)
+    assert len(names["result"]) == 16
+
+
 def test_a_pair_without_a_head_is_refused(pair):
     bare = specjax.Pair(dataclasses.replace(pair.drafter, head=None), pair.verifier)
     with pytest.raises(ValueError, match="no acceptance head: train one with `specjax train_head`"):
@@ -109,3 +124,42 @@ def test_another_threshold_compiles_nothing(pair):
     with count_compilations() as counted:
         specjax.Decoder(pair, stopping=drafting.Confidence(0.2), **options)(PROMPTS)
     assert counted.compiled == counted.read == 0
+
+
+def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
+    asked = []
+
+    def measured(of, rows, widths):
+        asked.append((rows, widths))
+        return costs(of)
+
+    monkeypatch.setattr(assembly, "measure_costs", measured)
+    options = {"max_draft": 4, "temperature": 0.0, **SHAPE}
+    decoder = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
+    rows = decoder.batch_size
+    assert asked == [([1, rows], (1, 2, 4, 5))] and decoder.costs == costs(pair)
+    assert decoder(PROMPTS).texts == alone
+    again = specjax.Decoder(pair, stopping=drafting.CostAware(), costs=costs(pair), **options)
+    assert len(asked) == 1 and again.describe() == decoder.describe()
+    own = specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), **options)
+    assert own.costs is None and own.describe() == decoder.describe()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"stopping": drafting.Confidence(0.4)},
+            "costs= must be left out: it is for stopping=drafting.CostAware",
+        ),
+        (
+            {"stopping": drafting.CostAware(), "batch_size": 9},
+            "with at most 8 rows, but the batch has 9",
+        ),
+    ],
+)
+def test_costs_that_fit_nothing_are_refused(pair, options, message):
+    with pytest.raises(ValueError, match=message):
+        specjax.Decoder(pair, costs=costs(pair), **options)
+    with pytest.raises(ValueError, match="costs= must be left out: the policy has its own"):
+        specjax.Decoder(pair, costs=costs(pair), stopping=drafting.CostAware(costs(pair)))

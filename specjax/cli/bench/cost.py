@@ -13,8 +13,9 @@ from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.memory import told_if_full
-from specjax.runs.costs import Fit, Run, as_costs, fit, write_costs
 from specjax.text.capacity import in_words
+from specjax.text.costs import Fit, Run, as_costs, costs_file, fit
+from specjax.writing import write_atomically
 
 HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
 
@@ -97,7 +98,8 @@ def run(args: argparse.Namespace) -> Report:
         table.append(figures(rows, fits[-1], known, predicted))
     if args.output is not None:
         costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair.fingerprint)
-        write_costs(Path(args.output), costs, **_described(args, setup, pair, fits))
+        told = _described(args, setup, pair, fits)
+        write_atomically(Path(args.output), costs_file(costs, **told))
     shown = ["rows", "temperature", "max_draft", "tokens_per_s", "predicted", "error"]
     return Report(
         table,

@@ -13,7 +13,7 @@ import specjax
 from specjax import Pair, Sampling, decoding, drafting, rules, testing
 from specjax.data import read_examples
 from specjax.models import T5
-from specjax.runs import costs
+from specjax.text import costs
 from specjax.text import prompts as prompts_lib
 from specjax.text.capacity import check_state_fits
 from specjax.types import DecodeState, LanguageModel, Method, Params, PromptBatch

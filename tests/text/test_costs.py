@@ -8,8 +8,8 @@ import pytest
 
 from specjax import Pair, decoding
 from specjax.drafting import read_costs
-from specjax.runs import costs
-from specjax.runs.costs import Run
+from specjax.text import costs
+from specjax.text.costs import Run
 from tests import tiny_pair
 
 DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
@@ -102,7 +102,7 @@ def test_a_file_of_costs_is_read_back(pair, tmp_path):
     assert ours.verifier == ((2.0, 3.0),)
     path = tmp_path / "costs.json"
     # What else the file tells takes the place of no cost.
-    costs.write_costs(path, ours, rows="no", fit={"call": [0.5]})
+    path.write_bytes(costs.costs_file(ours, rows="no", fit={"call": [0.5]}))
     assert read_costs(path) == ours
     told = json.loads(path.read_text())
     assert told["fit"] == {"call": [0.5]} and told["environment"]["versions"]["jax"]

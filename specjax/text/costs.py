@@ -7,7 +7,6 @@ linear regression of runs' times on their counts of passes.
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +17,8 @@ from specjax.decoding import RoundParams, Speculative
 from specjax.drafting import Costs, NeuralDrafter, NeuralDrafterParams
 from specjax.rules import Lossless
 from specjax.runs.environment import environment, machine
-from specjax.text import Pair
+from specjax.text.models import Pair
 from specjax.types import DecodeState, Method, Params, PromptBatch
-from specjax.writing import write_atomically
 
 # A short and a long run tell the cost of a round from that of a call.
 _ROUNDS = (2, 10)
@@ -203,19 +201,15 @@ def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pa
     )
 
 
-def write_costs(path: Path, costs: Costs, **more: Any) -> None:
-    """Writes a file that `drafting.read_costs` reads.
+def costs_file(costs: Costs, **more: Any) -> bytes:
+    """The content of a file that `drafting.read_costs` reads.
 
     Args:
-      path: the file; it is replaced.
       costs: the costs.
       **more: JSON values that the file tells besides.
-
-    Raises:
-      OSError: it cannot be written.
     """
     values = {**more, "environment": environment(), **costs.to_dict()}
-    write_atomically(path, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _runs(
