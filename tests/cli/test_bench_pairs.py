@@ -21,7 +21,10 @@ def arguments(tmp_path_factory):
     return [*named, *small]
 
 
-def test_figures_fit_together(arguments, capsys):
+def test_figures_fit_together(arguments, capsys, monkeypatch):
+    # One whose programs compile quickly.
+    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
     assert main(["bench", "speedup", *arguments]) == 0
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     ideal = row["tokens_per_call"] / (row["max_draft"] * row["c"] + row["r"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import specjax
 from specjax.cli.main import main
 from tests import tiny_pair
 
@@ -16,7 +17,10 @@ def arguments(tmp_path_factory):
     return ["bench", "stopping", *common, *few, *lists]
 
 
-def test_figures_fit_together(arguments, capsys, tmp_path):
+def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
+    # One whose programs compile quickly.
+    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
     plot, inputs = tmp_path / "front.png", arguments[4]
     choose = inputs.replace("--inputs", "--choose")
     assert main([*arguments, choose, f"--plot={plot}"]) == 0

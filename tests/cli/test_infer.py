@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 
@@ -327,9 +328,13 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
     settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
     argv = ["infer", *files, *(f"--gin.{name}={value}" for name, value in settings.items())]
+    # Real times would depend on the machine.
+    pair = specjax.load_pair(**paths)
+    measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
+    measured = dataclasses.replace(measured, pair=pair.fingerprint)
+    monkeypatch.setattr(assembly, "measure_costs", lambda *_: measured)
     assert main(argv) == 0
-    costs = drafting.read_costs(tmp_path / "out/costs.json")
-    assert costs.rows == (1, 2) and costs.widths == (1, 2, 3)
+    assert drafting.read_costs(tmp_path / "out/costs.json") == measured
     lines = (tmp_path / "out/predictions.jsonl").read_bytes()
     (tmp_path / "out/predictions.jsonl").write_bytes(lines[: lines.index(b"\n") + 1])
 
@@ -339,4 +344,3 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(assembly, "measure_costs", unwanted)
     assert main(argv) == 0
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
-    assert drafting.read_costs(tmp_path / "out/costs.json") == costs

@@ -213,6 +213,7 @@ def test_a_failed_start_binds_nothing(data, tmp_path, capsys):
     assert run(data, tmp_path, "NUM_STEPS=1") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_vocabulary_of_bytes(data, tmp_path):
     bindings = ["VOCABULARY=bytes", "NUM_STEPS=1", "T5Config.vocab_size=259"]
     assert run(data, tmp_path, *bindings) == 0

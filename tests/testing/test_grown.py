@@ -22,7 +22,7 @@ SIZES = {
     "change",
     [
         {"tie_embeddings": True},
-        {"mlp_activations": ("relu",)},
+        pytest.param({"mlp_activations": ("relu",)}, marks=pytest.mark.exhaustive),
         pytest.param({}, marks=pytest.mark.exhaustive),
     ],
 )

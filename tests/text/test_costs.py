@@ -96,6 +96,18 @@ def test_the_loops_own_passes_are_measured(pair, clock, monkeypatch):
     assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
 
 
+def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
+    tried = []
+
+    def runs(method, params, rows, prompt_length, seconds):
+        tried.append(seconds)
+        return list(_runs()) if len(tried) == 2 else [Run(0, 1, 1, 0.0), Run(2, 1, 1, 1.0)]
+
+    monkeypatch.setattr(costs, "_runs", runs)
+    found = costs.measure_costs(pair, (1,), tuple(VERIFIER), seconds=0.5)
+    assert tried == [0.5, 1.5] and min(found.verifier[0]) > 0
+
+
 def test_a_file_of_costs_is_read_back(pair, tmp_path):
     fits = [costs.Fit(1.0, {1: 2.0, 2: 3.0, 0: 9.0}, 0.5, 1.0)]
     ours = costs.as_costs(fits, (4,), (1, 2), pair.fingerprint)

@@ -98,9 +98,12 @@ def test_costs_of_another_pair_or_machine_are_told(pair):
     with pytest.raises(ValueError, match=r"costs are those of another pair \(a\+b; this one is"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, pair="a+b")))
     with pytest.warns(UserWarning, match="measured on another machine \\(elsewhere; this one is"):
-        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, machine="elsewhere")))
+        specjax.Decoder(
+            pair, batch_size=8, stopping=drafting.CostAware(costs(pair, machine="elsewhere"))
+        )
 
 
+@pytest.mark.exhaustive
 def test_the_page_runs_as_printed(pair, monkeypatch):
     monkeypatch.setattr(specjax, "load_pair", lambda: pair)
     text, names = PAGE.read_text(encoding="utf-8"), {}

@@ -69,7 +69,7 @@ def test_the_total_is_the_sum_over_starts_of_products_of_acceptances(draft):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("seq2seq", "greedy"),
+        pytest.param("seq2seq", "greedy", marks=pytest.mark.exhaustive),
         ("decoder_only", "sampled"),
         pytest.param("seq2seq", "sampled", marks=pytest.mark.exhaustive),
         pytest.param("decoder_only", "greedy", marks=pytest.mark.exhaustive),
