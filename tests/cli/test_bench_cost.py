@@ -29,7 +29,7 @@ def timed(monkeypatch):
     decode = pairs.Setup.decode
     seen = set()
 
-    def known(self, method, part, temperature, limit):
+    def known(self, method, part, temperature, limit, stopping=()):
         _, totals = decode(self, method, part, temperature, limit)
         passes = self.passes(method, part, temperature, limit)
         widths = method.round.verifier_widths

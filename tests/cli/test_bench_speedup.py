@@ -10,12 +10,14 @@ from specjax.cli.bench import loop, pairs, speedup, timing
 MEASURED = timing.Measured(
     alone=40.0,
     loop=32.0,
+    policy=34.0,
     draft=0.5,
     draft_two=0.75,
     one=2.0,
     block=3.0,
     lone_totals=pairs.Totals(emitted=16, rounds=16, verifier=10),
     totals=pairs.Totals(emitted=16, rounds=8, verifier=5, drafter=14),
+    policy_totals=pairs.Totals(emitted=16, rounds=8, verifier=5, drafter=16),
 )
 SIZES = {"rows": 2, "max_draft": 2, "temperature": 0.0}
 
@@ -38,3 +40,4 @@ def test_speedup_and_its_ideal():
 def test_overhead_is_the_loops_time_over_that_of_its_passes():
     (row,) = loop.run(argparse.Namespace()).rows
     assert row["overhead"] == pytest.approx(32 / (14 * 0.5 + 5 * 3.0))
+    assert row["policy_overhead"] == pytest.approx(34 / (16 * 0.5 + 5 * 3.0))

@@ -57,7 +57,10 @@ EVERY = [
     ["train"],
     ["train_head"],
     ["infer"],
-    *(["bench", name] for name in ("acceptance", "cost", "loop", "peers", "speedup")),
+    *(
+        ["bench", name]
+        for name in ("acceptance", "cost", "loop", "peers", "ragged", "speedup", "stopping")
+    ),
 ]
 
 

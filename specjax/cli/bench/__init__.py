@@ -16,6 +16,7 @@ BENCHMARKS = {
     "cost": "specjax.cli.bench.cost",
     "loop": "specjax.cli.bench.loop",
     "peers": "specjax.cli.bench.peers",
+    "ragged": "specjax.cli.bench.ragged",
     "speedup": "specjax.cli.bench.speedup",
     "stopping": "specjax.cli.bench.stopping",
 }

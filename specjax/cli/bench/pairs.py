@@ -11,12 +11,13 @@ import numpy as np
 
 import specjax
 from specjax import Pair, Sampling, decoding, drafting, rules, testing
+from specjax.acceptance_head import Head
 from specjax.data import read_examples
 from specjax.models import T5
 from specjax.text import costs
 from specjax.text import prompts as prompts_lib
 from specjax.text.capacity import check_state_fits
-from specjax.types import DecodeState, LanguageModel, Method, Params, PromptBatch
+from specjax.types import DecodeState, LanguageModel, Method, Params, PromptBatch, Stopping
 from specjax.verification import Block
 
 REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
@@ -67,9 +68,9 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         values = value if isinstance(value, list) else [value]
-        if min(values) < 1:
+        if min(values, default=1) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-        if max(values) >= 2**31:
+        if max(values, default=1) >= 2**31:
             raise ValueError(f"--{name.replace('_', '-')} must be below {2**31}, got {value}")
 
 
@@ -122,6 +123,7 @@ class Setup:
       lengths: `[n]` int32.
       eos_ids: the tokens that end a row.
       max_new: N, the longest output.
+      head: the drafter's acceptance head, if it has one.
     """
 
     verifier: LanguageModel
@@ -131,15 +133,27 @@ class Setup:
     lengths: np.ndarray
     eos_ids: tuple[int, ...]
     max_new: int
+    head: Head | None = None
 
     def speculative(
-        self, max_draft: int, widths: tuple[int, ...] | None = None
+        self,
+        max_draft: int,
+        widths: tuple[int, ...] | None = None,
+        policy: Stopping | None = None,
     ) -> decoding.Speculative:
-        """Lossless block verification with a fixed draft length."""
-        drafter = drafting.NeuralDrafter(self.drafter, max_draft)
+        """Lossless block verification; a fixed draft length without a (bound) policy."""
+        policy = drafting.FixedLength() if policy is None else policy
+        drafter = drafting.NeuralDrafter(self.drafter, max_draft, policy)
         return decoding.Speculative(
             self.verifier, drafter, Block(), widths=widths, eos_ids=self.eos_ids
         )
+
+    def never_stops(self) -> tuple[Stopping, Params]:
+        """A policy that does its work and never stops: the head's, or the drafter's confidence."""
+        policy: Stopping = drafting.Confidence(0.0)
+        if self.head is not None:
+            policy = drafting.Survival(threshold=1.0)
+        return policy.bind(self.head)
 
     def autoregressive(self) -> decoding.Autoregressive:
         """The verifier alone."""
@@ -206,21 +220,31 @@ class Setup:
         return time.perf_counter() - begin, state
 
     def decode(
-        self, method: Method, part: slice, temperature: float, limit: int | None = None
+        self,
+        method: Method,
+        part: slice,
+        temperature: float,
+        limit: int | None = None,
+        stopping: Params = (),
     ) -> tuple[float, Totals]:
         """Decodes one batch; returns the seconds of the loop (without prefill), and the totals.
 
         The totals are without passes; see `passes`.
         """
-        seconds, state = self.run(method, part, temperature, limit)
+        seconds, state = self.run(method, part, temperature, limit, stopping)
         return seconds, Totals(emitted=int(state.lengths.sum()), rounds=int(state.steps.sum()))
 
     def passes(
-        self, method: Method, part: slice, temperature: float, limit: int | None = None
+        self,
+        method: Method,
+        part: slice,
+        temperature: float,
+        limit: int | None = None,
+        stopping: Params = (),
     ) -> Totals:
         """Counts the passes of one batch; each serves all its rows."""
-        state = self.start(method, part, temperature, limit)
-        passes = costs.count_passes(method, self.params_of(method), state)[-1]
+        state = self.start(method, part, temperature, limit, stopping)
+        passes = costs.count_passes(method, self.params_of(method, stopping), state)[-1]
         return Totals(verifier=passes["verifier"], drafter=passes.get("drafter", 0))
 
     def params_of(self, method: Method, stopping: Params = ()) -> Params:
@@ -255,6 +279,7 @@ def load(args: argparse.Namespace) -> tuple[Setup, Pair]:
         lengths,
         verifier.tokenizer.eos_ids,
         args.max_new,
+        pair.drafter.head,
     )
     return setup, pair
 

@@ -16,7 +16,6 @@ from specjax.cli.bench import pairs
 from specjax.cli.bench.pairs import Setup
 from specjax.cli.bench.report import Report
 from specjax.types import DecodeState, Params, Stopping
-from specjax.verification import Block
 
 HELP = "stopping policies against fixed draft lengths: verifications, discarded tokens, wall time"
 
@@ -167,13 +166,8 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
         raise ValueError("--fixed must have at least one draft length: others are compared with it")
     for name, setting, policy in policies:
         bound, own = policy.bind(pair.drafter.head)
-        made.append(Candidate(name, setting, _method(setup, args.max_draft, bound), own))
+        made.append(Candidate(name, setting, setup.speculative(args.max_draft, policy=bound), own))
     return made
-
-
-def _method(setup: Setup, max_draft: int, policy: Stopping) -> decoding.Speculative:
-    drafter = drafting.NeuralDrafter(setup.drafter, max_draft, policy)
-    return decoding.Speculative(setup.verifier, drafter, Block(), eos_ids=setup.eos_ids)
 
 
 def _counts(state: DecodeState) -> tuple[int, int, int, int]:
@@ -219,7 +213,7 @@ def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
 
 def _oracle(args: argparse.Namespace, setup: Setup) -> tuple[Candidate, Runs]:
     """The greedy oracle's passes, without its time: it knows what the others must compute."""
-    method = _method(setup, args.max_draft, drafting.GreedyOracle())
+    method = setup.speculative(args.max_draft, policy=drafting.GreedyOracle())
     counts = []
     for part in setup.batches(args.rows[0]):
         state = setup.run(setup.autoregressive(), part, 0.0)[1]

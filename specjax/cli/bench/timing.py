@@ -30,28 +30,39 @@ class Measured:
     Attributes:
       alone: the loop of the verifier alone.
       loop: the speculative loop.
+      policy: the same with a stopping policy that never stops.
       draft: one pass of the drafter over one token.
       draft_two: one pass of the drafter over two tokens.
       one: one pass of the verifier over one token.
       block: one pass of the verifier over G + 1 tokens.
       lone_totals: the totals of the verifier alone.
       totals: the totals of the speculative loop.
+      policy_totals: those of the loop with a policy.
     """
 
     alone: float
     loop: float
+    policy: float
     draft: float
     draft_two: float
     one: float
     block: float
     lone_totals: Totals
     totals: Totals
+    policy_totals: Totals
 
     @property
     def overhead(self) -> float:
         """The time of the loop divided by the time of its passes."""
-        parts = self.totals.drafter * self.draft + self.totals.verifier * self.block
-        return self.loop / parts
+        return self.loop / self._passes(self.totals)
+
+    @property
+    def policy_overhead(self) -> float:
+        """The same with a policy."""
+        return self.policy / self._passes(self.policy_totals)
+
+    def _passes(self, totals: Totals) -> float:
+        return totals.drafter * self.draft + totals.verifier * self.block
 
 
 def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats: int) -> Measured:
@@ -60,9 +71,12 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
     Loops and passes take turns at every batch, and the times of each are summed. So noise that is
     longer than a batch affects all of them equally.
     """
-    methods: dict[str, Method] = {
-        "alone": setup.autoregressive(),
-        "loop": setup.speculative(max_draft),
+    policy, own = setup.never_stops()
+    methods: dict[str, tuple[Method, Params]] = {
+        "alone": (setup.autoregressive(), ()),
+        "loop": (setup.speculative(max_draft), ()),
+        # Of one width, as without a policy.
+        "policy": (setup.speculative(max_draft, (max_draft + 1,), policy), own),
     }
     passes = {
         "draft": _passes(setup.drafter, setup.params[1], setup, rows, 1),
@@ -73,19 +87,24 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
     seconds = dict.fromkeys((*methods, *passes), 0.0)
     batches = setup.batches(rows)
     totals = {}
-    for method in methods.values():
-        setup.decode(method, batches[0], temperature)  # compiles
-    for name, method in methods.items():
-        passes_of = [setup.passes(method, part, temperature) for part in batches]
+    for method, own in methods.values():
+        setup.decode(method, batches[0], temperature, stopping=own)  # compiles
+    for name, (method, own) in methods.items():
+        passes_of = [setup.passes(method, part, temperature, stopping=own) for part in batches]
         totals[name] = sum(passes_of * repeats, Totals())
     for part in batches * repeats:
-        for name, method in methods.items():
-            spent, counted = setup.decode(method, part, temperature)
+        for name, (method, own) in methods.items():
+            spent, counted = setup.decode(method, part, temperature, stopping=own)
             seconds[name] += spent
             totals[name] += counted
         for name, call in passes.items():
             seconds[name] += call() / len(batches) / repeats
-    return Measured(**seconds, lone_totals=totals["alone"], totals=totals["loop"])
+    return Measured(
+        **seconds,
+        lone_totals=totals["alone"],
+        totals=totals["loop"],
+        policy_totals=totals["policy"],
+    )
 
 
 def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:

@@ -1,0 +1,165 @@
+"""Batches of rows that differ: compiled widths, budgets and costs, beside the cost model."""
+
+import argparse
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax import drafting
+from specjax.cli.bench import pairs
+from specjax.cli.bench.pairs import Setup
+from specjax.cli.bench.report import Report
+from specjax.decoding import Speculative
+from specjax.decoding.scoring import powers_of_two
+from specjax.drafting import Costs
+from specjax.text.costs import measure_costs
+from specjax.types import Method, Params
+
+HELP = "batches of rows that differ: one width or several, budgets across rows, measured costs"
+
+_ALONE = "verifier alone"
+_COLUMNS = (
+    *("temperature", "rows", "policy", "setting", "widths", "tokens_per_call"),
+    *("drafted_per_call", "ms_per_token", "predicted_ms", "speedup"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the pair, its prompts, the batch sizes and the policies."""
+    pairs.add_workload(parser)
+    parser.set_defaults(rows=[1, 4, 16, 64])
+    parser.add_argument("--max-draft", type=int, default=8, help="longest draft of a policy")
+    parser.add_argument("--fixed", type=int, nargs="*", default=[3, 5], help="draft lengths")
+    parser.add_argument("--confidence", type=float, default=0.4, help="threshold of Confidence")
+    parser.add_argument(
+        "--tokens", type=int, nargs="*", default=[16, 32, 64], help="tokens of Budget per round"
+    )
+
+
+class Candidate(NamedTuple):
+    """One policy with one setting.
+
+    Attributes:
+      policy: its name.
+      setting: the draft length, the threshold or the tokens; None if there is none.
+      method: the loop.
+      own: the policy's parameters.
+    """
+
+    policy: str
+    setting: float | int | None
+    method: Method
+    own: Params = ()
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Decodes losslessly with every candidate, which take turns at every batch.
+
+    `widths` is how many tokens a pass of the verifier may read: "2^n" for the least power of two
+    (or G + 1) that holds the longest draft of the round, else the one width. `predicted_ms` is what
+    the passes of a run cost by a measurement at the start (`Decoder(stopping=CostAware())` makes
+    the same), without what a call costs besides. `speedup` is over the verifier alone, with
+    the same batch size. Give prompts that differ: short and long, usual and unusual.
+    """
+    pairs.check_positive(args, "max_draft", "fixed", "tokens")
+    drafting.Confidence(args.confidence)  # its checks
+    if args.grown:
+        raise ValueError("--grown is not for ragged: costs are measured of the pair as it is")
+    setup, pair = pairs.load(args)
+    setup.check_fits(max(args.rows), max(args.max_draft, *args.fixed))
+    print("measuring what passes cost ...", flush=True)
+    costs = measure_costs(pair, sorted(set(args.rows)), powers_of_two(args.max_draft + 1))
+    table = []
+    for rows, temperature in itertools.product(args.rows, args.temperatures):
+        print(f"B={rows} T={temperature:g} ...", flush=True)
+        table += _measure(args, setup, _candidates(args, setup, costs), costs, rows, temperature)
+    notes = ["speedup: over the verifier alone. predicted_ms: by the costs, without the call's."]
+    return Report(table, _COLUMNS, notes, {"costs": costs.to_dict()})
+
+
+def _candidates(args: argparse.Namespace, setup: Setup, costs: Costs) -> list[Candidate]:
+    longest = args.max_draft
+    made = [Candidate(_ALONE, None, setup.autoregressive())]
+    made += [Candidate("fixed", n, setup.speculative(n)) for n in args.fixed]
+    sure, own = drafting.Confidence(args.confidence).bind()
+    for widths in (None, (longest + 1,)):
+        method = setup.speculative(longest, widths, sure)
+        made.append(Candidate("confidence", args.confidence, method, own))
+    for tokens in args.tokens:
+        budget, own = drafting.Budget(tokens).bind()
+        made.append(Candidate("budget", tokens, setup.speculative(longest, None, budget), own))
+    weighs, own = drafting.CostAware(costs).bind()
+    made.append(Candidate("cost", None, setup.speculative(longest, None, weighs), own))
+    return made
+
+
+def _measure(
+    args: argparse.Namespace,
+    setup: Setup,
+    candidates: list[Candidate],
+    costs: Costs,
+    rows: int,
+    temperature: float,
+) -> list[dict[str, Any]]:
+    batches = setup.batches(rows)
+    for one in candidates:
+        setup.run(one.method, batches[0], temperature, stopping=one.own)  # compiles
+    seconds = np.zeros((len(candidates), len(batches)))
+    for _, (i, part), (j, one) in itertools.product(
+        range(args.repeats), enumerate(batches), enumerate(candidates)
+    ):
+        seconds[j, i] += setup.run(one.method, part, temperature, stopping=one.own)[0]
+    spent = seconds.sum(axis=1) / args.repeats
+    table = []
+    for one, taken in zip(candidates, spent, strict=True):
+        passes = [_passes(setup, one, part, temperature, costs, rows) for part in batches]
+        emitted, rounds, drafted, predicted = map(sum, zip(*passes, strict=True))
+        table.append(
+            {
+                "temperature": temperature,
+                "rows": rows,
+                "policy": one.policy,
+                "setting": one.setting,
+                "widths": _widths(one.method),
+                "tokens_per_call": emitted / rounds,
+                "drafted_per_call": drafted / rounds,
+                "ms_per_token": 1e3 * taken / emitted,
+                "predicted_ms": 1e3 * predicted / emitted,
+            }
+        )
+    for row in table:
+        row["speedup"] = table[0]["ms_per_token"] / row["ms_per_token"]
+    return table
+
+
+def _widths(method: Method) -> str:
+    if not isinstance(method, Speculative):
+        return "1"
+    widths = method.round.verifier_widths
+    return "2^n" if len(widths) > 1 else str(widths[0])
+
+
+def _passes(
+    setup: Setup, one: Candidate, part: slice, temperature: float, costs: Costs, rows: int
+) -> tuple[int, int, int, float]:
+    """Emitted tokens, rounds and drafted tokens of one batch, and the seconds of its passes."""
+    method, params = one.method, setup.params_of(one.method, one.own)
+    place = costs.rows.index(rows)
+    widths = method.round.verifier_widths if isinstance(method, Speculative) else (1,)
+    state = setup.start(method, part, temperature, stopping=one.own)
+    before, seconds = jax.device_get(state.info), 0.0
+    while not np.all(state.finished):
+        state = method.run(params, state, 1)
+        after = jax.device_get(state.info)
+        lengths = np.sum(after.drafted_lengths - before.drafted_lengths, axis=0)
+        longest = int(np.max(np.nonzero(lengths)[0], initial=0))
+        calls = {name: np.max(n - before.calls[name]) for name, n in after.calls.items()}
+        width = next(width for width in widths if width > longest)
+        verifier = np.interp(width, costs.widths, costs.verifier[place])
+        seconds += calls.get("drafter", 0) * costs.draft[place] + calls["verifier"] * verifier
+        before = after
+    lengths = np.sum(before.drafted_lengths, axis=0)
+    drafted = int(lengths @ np.arange(lengths.size))
+    return int(state.lengths.sum()), int(state.steps.sum()), drafted, float(seconds)
