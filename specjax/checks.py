@@ -163,6 +163,27 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
     return int(array)
 
 
+def one_number(name: str, value: Any, **span: Any) -> float:
+    """Checks one number that a user gives; see `checked`.
+
+    Args:
+      name: the argument's name, for the message.
+      value: a number; None, where a bound part has left it to its parameters, is none.
+      **span: as of `checked`.
+
+    Returns:
+      It as a float.
+
+    Raises:
+      TypeError: if `value` is not one number.
+      ValueError: if it is outside the range.
+    """
+    array = checked(name, value, **span)
+    if array.ndim:
+        raise TypeError(f"{name} must be one number, got {_short(value)}")
+    return float(array)
+
+
 def _wanted(
     low: float, high: float, open_low: bool, open_high: bool, dtype: Any, bad: float
 ) -> str:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specjax.acceptance_head.network import HeadConfig, init_head
+from specjax.checks import one_number
 from specjax.types import Params
 
 
@@ -21,6 +22,7 @@ class Head:
       params: its parameters, float32.
       drafter_fingerprint: of the weights of the drafter whose hidden states it reads, as
         `TextModel.weights_fingerprint` has it.
+      rejection_weight: w_rej / w_acc of its loss, above 0; 1 for a head that tells chances.
       notes: JSON values that say how it was trained.
 
     Raises:
@@ -31,6 +33,7 @@ class Head:
     config: HeadConfig
     params: Params = dataclasses.field(repr=False)
     drafter_fingerprint: str
+    rejection_weight: float = 1.0
     notes: Mapping[str, Any] = dataclasses.field(
         default_factory=lambda: types.MappingProxyType({}), repr=False
     )
@@ -43,6 +46,8 @@ class Head:
                 "Head: drafter_fingerprint must be TextModel.weights_fingerprint, got "
                 f"{self.drafter_fingerprint!r}"
             )
+        weight = one_number("Head: rejection_weight", self.rejection_weight, low=0, open_low=True)
+        object.__setattr__(self, "rejection_weight", weight)
         expected = head_shapes(self.config)
         found = jax.tree.map(lambda x: (np.shape(x), np.dtype(x.dtype)), self.params)
         asked = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), expected)

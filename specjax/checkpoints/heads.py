@@ -50,6 +50,7 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
                 "version": _VERSION,
                 "config": dataclasses.asdict(head.config),
                 "drafter_fingerprint": head.drafter_fingerprint,
+                "rejection_weight": head.rejection_weight,
                 "notes": dict(head.notes),
             },
         )
@@ -105,12 +106,16 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
     values = read_json(place / _CONFIG)
     config = _config(place / _CONFIG, values)
     params = unflatten(_arrays(place / _ARRAYS, config, check_weights))
+    weight: Any = values.get("rejection_weight")
     fingerprint, notes = values.get("drafter_fingerprint"), values.get("notes", {})
     if not isinstance(fingerprint, str) or not fingerprint or not isinstance(notes, dict):
         raise ValueError(
             f"{place / _CONFIG}: drafter_fingerprint must be a text and notes an object: {_AGAIN}"
         )
-    return Head(config, params, fingerprint, notes)
+    try:
+        return Head(config, params, fingerprint, weight, notes)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place / _CONFIG}: {error}: {_AGAIN}") from None
 
 
 def _config(file: Path, values: Mapping[str, Any]) -> HeadConfig:

@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specjax.checks import whole_number
-from specjax.drafting.estimates import Estimate, OnlineEstimate
+from specjax.drafting.estimates import Estimate, OnlineEstimate, given
 from specjax.drafting.rates import Rates, acceptance, add_round, chances, no_rates
-from specjax.drafting.thresholds import OnEstimate, SurvivalState, begin_survival, judge
+from specjax.drafting.thresholds import (
+    OnEstimate,
+    SurvivalState,
+    ahead,
+    begin_survival,
+    judge,
+)
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
 
@@ -60,8 +66,9 @@ class Budget(OnEstimate):
     other rows' drafts, which are independent of its own, so verification stays exact.
 
     Attributes:
-      tokens: what the verifier is to read in a round, in all rows together, each active row's last
-        committed token included; at least 1.
+      tokens: what the verifier is to read in a round, in all rows that may draft, the last
+        committed token of each included; at least 1. Rows whose draft limit is 0, and what
+        `min_draft` forces, come on top.
       estimate: of the chance that a drawn token is accepted.
     """
 
@@ -78,8 +85,12 @@ class Budget(OnEstimate):
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The budget and the estimate's numbers are traced."""
-        estimate, numbers = self.estimate.bind(head)
-        return Budget(None, estimate), BudgetParams(jnp.int32(self.tokens or 0), numbers)
+        estimate, numbers = self.estimate.as_chance().bind(head)
+        given(self, "tokens")  # its check
+        tokens = jnp.int32(self.tokens)
+        return dataclasses.replace(self, tokens=None, estimate=estimate), BudgetParams(
+            tokens, numbers
+        )
 
     def remember(self, params: Params, rows: int, longest: int) -> BudgetMemory:
         """Nothing is known."""
@@ -122,9 +133,7 @@ class Budget(OnEstimate):
         lengths = state.lengths + state.going.astype(jnp.int32)
         going = state.going & (lengths < state.limits)
         state = state._replace(judged=judged, lengths=lengths, going=going)
-        survival = judged.survival
-        if self.estimate.lag:
-            survival = survival * state.chances[:, self.estimate.lag - 1]
+        survival = ahead(self.estimate, judged, state.chances)
         paid = next_is_paid(state, survival)
         return ~paid, state._replace(going=going & paid)
 

@@ -12,11 +12,15 @@ import jax.numpy as jnp
 from specjax.checks import check_part
 from specjax.drafting.costs import Costs
 from specjax.drafting.estimates import Estimate, OnlineEstimate
-from specjax.drafting.rates import Rates, acceptance, add_round, chances, no_rates
-from specjax.drafting.thresholds import OnEstimate, SurvivalState, begin_survival, judge
+from specjax.drafting.rates import KEPT, Rates, acceptance, add_round, chances, no_rates
+from specjax.drafting.thresholds import (
+    OnEstimate,
+    SurvivalState,
+    ahead,
+    begin_survival,
+    judge,
+)
 from specjax.types import Array, DraftOutcome, Params, Stopping
-
-_KEPT = 0.9
 
 
 class CostTable(NamedTuple):
@@ -47,7 +51,7 @@ class Spent(NamedTuple):
 
     Attributes:
       seconds: `[B]` float32, by the cost model.
-      tokens: `[B]` float32, the row's own.
+      tokens: `[B]` float32, the row's own; 0 for a row that has had no round.
       rates: of acceptance.
       estimate: the estimate's memory.
     """
@@ -115,7 +119,7 @@ class CostAware(OnEstimate):
                 "CostAware has no costs: give drafting.read_costs(FILE) (see `specjax bench "
                 "cost`), or let a Decoder measure them"
             )
-        estimate, numbers = self.estimate.bind(head)
+        estimate, numbers = self.estimate.as_chance().bind(head)
         table = CostTable(
             *(
                 jnp.asarray(x, jnp.float32)
@@ -127,15 +131,14 @@ class CostAware(OnEstimate):
                 )
             )
         )
-        return CostAware(None, estimate), CostAwareParams(table, numbers)
+        bound = dataclasses.replace(self, costs=None, estimate=estimate)
+        return bound, CostAwareParams(table, numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> Spent:
-        """As if each row had just decoded one token without a draft."""
-        numbers = self._numbers(params)
-        one = jnp.ones((rows,), jnp.float32)
-        seconds = one * verifier_seconds(numbers.costs, rows, 1)[0]
-        memory = self.estimate.remember(numbers.estimate, rows)
-        return Spent(seconds, one, no_rates(rows), memory)
+        """Nothing; `rows` may be those of a part of the batch."""
+        zeros = jnp.zeros((rows,), jnp.float32)
+        memory = self.estimate.remember(self._numbers(params).estimate, rows)
+        return Spent(zeros, zeros, no_rates(rows), memory)
 
     def begin(
         self, params: Params, memory: Spent, limits: Array, longest: int
@@ -144,11 +147,17 @@ class CostAware(OnEstimate):
         numbers, rows = self._numbers(params), limits.size
         draft = jnp.interp(jnp.float32(rows), numbers.costs.rows, numbers.costs.draft)
         verifier = verifier_seconds(numbers.costs, rows, longest + 1)
-        # A round of B rows gives B times the tokens of one of them.
-        per_token = jnp.sum(memory.seconds) / jnp.sum(memory.tokens) / rows
+        going = limits > 0
+        # A row without a past: as if it had just decoded one token without a draft.
+        fresh = memory.tokens == 0.0
+        seconds = jnp.where(going, jnp.where(fresh, verifier[0], memory.seconds), 0.0)
+        tokens = jnp.where(going, jnp.where(fresh, 1.0, memory.tokens), 0.0)
+        # A round serves all rows that go on: it gives so many times the tokens of one of them.
+        count = jnp.maximum(jnp.sum(going, dtype=jnp.float32), 1.0)
+        per_token = jnp.sum(seconds) / jnp.maximum(jnp.sum(tokens), 1.0) / count
         state = Weighing(
             judged=begin_survival(self.estimate, numbers.estimate, memory.estimate, rows, longest),
-            going=limits > 0,
+            going=going,
             limits=limits,
             per_token=jnp.broadcast_to(per_token, (rows,)),
             chances=chances(acceptance(memory.rates), longest),
@@ -175,21 +184,22 @@ class CostAware(OnEstimate):
         )
         going = state.going & (index + 1 < state.limits)
         state = state._replace(judged=judged, going=going)
-        survival = judged.survival
-        if self.estimate.lag:
-            survival = survival * state.chances[:, self.estimate.lag - 1]
+        survival = ahead(self.estimate, judged, state.chances)
         stops = jnp.broadcast_to(~goes_on(state, index + 1, survival), going.shape)
         return stops, state._replace(going=going & ~stops)
 
     def learn(self, memory: Spent, state: Weighing, outcome: DraftOutcome) -> Spent:
         """Adds the round's time and tokens."""
         longest = jnp.max(outcome.drafted)
-        seconds = longest.astype(jnp.float32) * state.draft + state.verifier[:, longest]
+        whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
+        # After a block that stands the drafter has its last token still to read.
+        passes = longest + jnp.any(whole).astype(jnp.int32)
+        seconds = passes.astype(jnp.float32) * state.draft + state.verifier[:, longest]
         tokens = 1.0 + outcome.agreed.astype(jnp.float32)
         judged = state.judged
         return Spent(
-            _KEPT * memory.seconds + seconds,
-            _KEPT * memory.tokens + tokens,
+            KEPT * memory.seconds + seconds,
+            KEPT * memory.tokens + tokens,
             add_round(memory.rates, outcome),
             self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome),
         )

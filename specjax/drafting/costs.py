@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specjax.checks import check_path
 
 # Of the files that `Costs.to_dict` makes.
@@ -61,6 +63,23 @@ class Costs:
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
+
+    def at_widths(self, widths: Sequence[int]) -> "Costs":
+        """The same with other widths of the verifier's passes: those that a loop compiles.
+
+        Between measured widths times are interpolated, beyond the last one they grow as before.
+        """
+        known = np.asarray(self.widths, np.float64)
+
+        def seconds(times: tuple[float, ...]) -> tuple[float, ...]:
+            slope = times[-1] / known[-1]
+            if len(times) > 1:
+                slope = max(0.0, (times[-1] - times[0]) / (known[-1] - known[0]))
+            beyond = np.maximum(np.asarray(widths) - known[-1], 0.0)
+            return tuple((np.interp(widths, known, times) + slope * beyond).tolist())
+
+        verifier = tuple(map(seconds, self.verifier))
+        return dataclasses.replace(self, widths=tuple(widths), verifier=verifier)
 
     def to_dict(self) -> dict[str, Any]:
         """The costs as JSON values, as `read_costs` reads them from a file."""

@@ -5,13 +5,14 @@ Axes: B rows, G longest block, V vocabulary, D drafter's width.
 
 import abc
 import dataclasses
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
-from specjax.checks import checked
+from specjax.checks import one_number
 from specjax.types import Array, DraftOutcome, Params
 
 # Log-odds beyond which max q says no more (0.998), and their usual size.
@@ -36,6 +37,10 @@ class Estimate(abc.ABC):
     def bind(self, head: Any = None) -> "tuple[Estimate, Params]":
         """See `Stopping.bind`."""
         return self, ()
+
+    def as_chance(self) -> "Estimate":
+        """One that tells chances without any weights of its training; by default itself."""
+        return self
 
     def remember(self, params: Params, rows: int) -> Any:
         """See `Stopping.remember`."""
@@ -104,12 +109,12 @@ class ConfidenceEstimate(Estimate):
     def __post_init__(self) -> None:
         for name in ("slope", "offset"):
             if getattr(self, name) is not None:
-                checked(f"ConfidenceEstimate: {name}", getattr(self, name))
+                one_number(f"ConfidenceEstimate: {name}", getattr(self, name))
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
         """Slope and offset are traced."""
-        numbers = Line(_number(self.slope), _number(self.offset))
-        return ConfidenceEstimate(None, None), numbers
+        numbers = Line(given(self, "slope"), given(self, "offset"))
+        return dataclasses.replace(self, slope=None, offset=None), numbers
 
     def feature(
         self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
@@ -123,17 +128,27 @@ class ConfidenceEstimate(Estimate):
         return line.slope * feature + line.offset
 
 
+class HeadNumbers(NamedTuple):
+    """Attributes: the head's parameters, and what is added to its log-odds (float32)."""
+
+    head: Params
+    shift: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadEstimate(Estimate):
     """The acceptance head of SpecDec++: a network on the drafter's last hidden state.
 
     Attributes:
       config: the network; by default that of the drafter's own head.
+      weighted: whether it tells the head's own figure, as SpecDec++ does: a loss that counts
+        rejected tokens w times learns P / (P + w (1 - P)) of a chance P. False: P itself.
 
     Source: SpecDec++ (arXiv 2405.19715), section 3.
     """
 
     config: HeadConfig | None = None
+    weighted: bool = True
 
     lag: ClassVar[int] = 1
 
@@ -144,7 +159,13 @@ class HeadEstimate(Estimate):
                 "the drafter has no acceptance head: train one with `specjax train_head`, or use "
                 "another estimate (drafting.OnlineEstimate(), drafting.ConfidenceEstimate())"
             )
-        return HeadEstimate(head.config), head.params
+        shift = 0.0 if self.weighted else math.log(head.rejection_weight)
+        bound = dataclasses.replace(self, config=head.config)
+        return bound, HeadNumbers(head.params, jnp.float32(shift))
+
+    def as_chance(self) -> Estimate:
+        """Without the weights of the head's loss."""
+        return dataclasses.replace(self, weighted=False)
 
     @property
     def reads_confidence(self) -> bool:  # type: ignore[override]
@@ -161,13 +182,13 @@ class HeadEstimate(Estimate):
         """The head's log-odds."""
         if self.config is None:
             raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
+        # Of the token before, both: its hidden state is known only now.
+        features = carry if self.reads_confidence else None
+        found = apply_head(self.config, params.head, hidden, features) + params.shift
         if not self.reads_confidence:
-            return apply_head(self.config, params, hidden), carry
+            return found, carry
         assert confidences is not None
-        # Both are of the token before: its hidden state is known only now.
-        return apply_head(self.config, params, hidden, carry), jax.vmap(drawn_features)(
-            confidences, token
-        )
+        return found, jax.vmap(drawn_features)(confidences, token)
 
 
 class Evidence(NamedTuple):
@@ -207,8 +228,8 @@ class OnlineEstimate(Estimate):
     def __post_init__(self) -> None:
         if not isinstance(self.shared, bool):
             raise TypeError(f"OnlineEstimate: shared must be True or False, got {self.shared!r}")
-        prior = checked("OnlineEstimate: prior", self.prior, low=0.0, open_low=True)
-        object.__setattr__(self, "prior", float(prior))
+        prior = one_number("OnlineEstimate: prior", self.prior, low=0.0, open_low=True)
+        object.__setattr__(self, "prior", prior)
 
     def remember(self, params: Params, rows: int) -> Evidence:
         """No evidence."""
@@ -273,5 +294,16 @@ def confidence_log_odds(confidences: Array | None) -> Array:
     return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
 
 
-def _number(value: float | None) -> Array:
-    return jnp.float32(0.0 if value is None else value)
+def given(part: Any, name: str) -> Array:
+    """A number of a policy or an estimate, to be traced: float32.
+
+    Raises:
+      ValueError: it is None, as `bind` leaves it, who returns it among the parameters.
+    """
+    value = getattr(part, name)
+    if value is None:
+        raise ValueError(
+            f"{type(part).__name__}: {name} is None: give a number, or the parameters that bind() "
+            "has returned"
+        )
+    return jnp.float32(value)

@@ -19,7 +19,7 @@ class GreedyOracle(Stopping):
     It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds
     what policies can gain. It knows the verifier's greedy output beforehand: its parameters are the
     `agreeing_runs`, `[B, N + 1]` int32, of the rows that are decoded, in their order; no slot may
-    be filled again. At a temperature above 0 outputs would be biased.
+    be filled again. At a temperature above 0 it is no bound: other tokens are drawn.
 
     Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
     """

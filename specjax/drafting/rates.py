@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax.types import Array, DraftOutcome
 
 # What a round before counts beside the present one, and where a row starts: some ten tokens.
-_KEPT = 0.9
+KEPT = 0.9
 _START, _WEIGHT = 0.7, 2.0
 
 
@@ -44,7 +44,7 @@ def add_round(rates: Rates, outcome: DraftOutcome) -> Rates:
     """The sums after one more round."""
     stood = outcome.agreed.astype(jnp.float32)
     judged = stood + outcome.rejected.astype(jnp.float32)
-    return Rates(_KEPT * rates.accepted + stood, _KEPT * rates.judged + judged)
+    return Rates(KEPT * rates.accepted + stood, KEPT * rates.judged + judged)
 
 
 def chances(rate: Array, longest: int) -> Array:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import check_part, checked
-from specjax.drafting.estimates import Estimate, HeadEstimate
+from specjax.checks import check_part, one_number
+from specjax.drafting.estimates import Estimate, HeadEstimate, given
 from specjax.rules.quantities import entropy
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
@@ -29,11 +29,11 @@ class _Threshold(Stopping):
     def __post_init__(self) -> None:
         if self.threshold is not None:
             name = f"{type(self).__name__}: threshold"
-            checked(name, self.threshold, low=0.0, high=self._high)
+            one_number(name, self.threshold, low=0.0, high=self._high)
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The threshold is traced."""
-        return type(self)(None), jnp.float32(_given(self.threshold))
+        return dataclasses.replace(self, threshold=None), given(self, "threshold")
 
     def step(
         self,
@@ -61,7 +61,8 @@ class Confidence(_Threshold):
     Attributes:
       threshold: in [0, 1]; of max q, q being the softmax at temperature 1.
 
-    Source: `assistant_confidence_threshold` of transformers.
+    Source: `assistant_confidence_threshold` of transformers, which looks at the drawn token's
+    probability: the same at temperature 0.
     """
 
     threshold: float | None = 0.4
@@ -104,7 +105,7 @@ class OnEstimate(Stopping):
     def _check_estimate(self) -> None:
         """Raises TypeError unless it is an estimate."""
         name = f"{type(self).__name__}: estimate"
-        needed = ("feature", "log_odds", "recall", "lag")
+        needed = ("feature", "log_odds", "recall", "as_chance", "lag")
         check_part(name, self.estimate, needed, "drafting.OnlineEstimate()")
 
     def _numbers(self, params: Params) -> Any:
@@ -155,7 +156,7 @@ class Survival(OnEstimate):
     def __post_init__(self) -> None:
         self._check_estimate()
         if self.threshold is not None:
-            checked("Survival: threshold", self.threshold, low=0.0, high=1.0)
+            one_number("Survival: threshold", self.threshold, low=0.0, high=1.0)
 
     @property
     def reads_past(self) -> bool:
@@ -165,9 +166,8 @@ class Survival(OnEstimate):
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """The threshold and the estimate's numbers are traced."""
         estimate, numbers = self.estimate.bind(head)
-        return Survival(estimate, None), SurvivalParams(
-            jnp.float32(_given(self.threshold)), numbers
-        )
+        bound = dataclasses.replace(self, estimate=estimate, threshold=None)
+        return bound, SurvivalParams(given(self, "threshold"), numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> Any:
         """The estimate's memory."""
@@ -232,10 +232,16 @@ def judge(
     return state._replace(survival=state.survival * chance, features=features, carry=carry)
 
 
+def ahead(estimate: Estimate, judged: SurvivalState, chances: Array) -> Array:
+    """The chance `[B]` that all drawn tokens stand, those too that a late estimate has not judged.
+
+    `chances` is `[B, G]`: of the next 1 .. G tokens of a row, by its recent rate.
+    """
+    if not estimate.lag:
+        return judged.survival
+    return judged.survival * chances[:, estimate.lag - 1]
+
+
 def _numbers(policy: Stopping, params: Params) -> Any:
     """The traced numbers; the policy's own where it was not bound."""
     return policy.bind()[1] if isinstance(params, tuple) and not params else params
-
-
-def _given(value: float | None) -> float:
-    return 0.0 if value is None else value

@@ -10,6 +10,7 @@ Files in the output directory:
 The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
 METRICS_NAME = "metrics.json"
 COSTS_NAME = "costs.json"
+_MADE = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
 
 _COUNTED = frozenset((*COUNTS, "rounds"))
 
@@ -117,30 +119,28 @@ def infer(
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
-    makes = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
-    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=makes)
+    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=_MADE)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = list(read_examples(source, format=format, split=split, **fields))
     first_line = _first_line(source, format, **fields)
     names = [f"{source}:{first_line + example.id}" for example in examples]
     path = run.path / PREDICTIONS_NAME
     with run:
-        decoder = _decoder(make_decoder, run.path / COSTS_NAME)
+        decoder = _decoder(make_decoder, run)
         prompts, failed = _encode(decoder, examples, names, chat)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         settings = {"seed": seed, "chat": chat}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment)
+        done = _resume(path, examples, failed)
         if decoder.costs is not None:
             run.write(COSTS_NAME, costs_file(decoder.costs))
-        done = _resume(path, examples, failed)
         if on_start is not None:
             named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
             on_start(run, paths={"source": named})
         _tell_failed(failed, len(examples), path)
         _tell_unknown(decoder, prompts, names)
         with warnings.catch_warnings():
-            # One line for all of them comes below.
             warnings.filterwarnings("ignore", message=".*: look at the weights")
             fresh = _decode(decoder, examples, prompts, failed, done, run, seed, progress)
         records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
@@ -156,9 +156,13 @@ def infer(
     return metrics
 
 
-def _decoder(make: Callable[..., Decoder], path: Path) -> Decoder:
+def _decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
     """The decoder, with the costs that an earlier start has measured: others, other drafts."""
-    return make(costs=read_costs(path)) if path.exists() else make()
+    if run.kept and (run.path / COSTS_NAME).exists():
+        # Where another decoder cannot take them, claim() says what is another.
+        with contextlib.suppress(TypeError, ValueError):
+            return make(costs=read_costs(run.path / COSTS_NAME))
+    return make()
 
 
 def _claim(
@@ -258,9 +262,7 @@ def _decode(
     """Decodes the missing rows, and writes each row when it is finished."""
     path = run.own(PREDICTIONS_NAME)
     records: dict[int, Record] = {}
-    ids = list(prompts)
-    start = time.perf_counter()
-    tokens = 0
+    ids, tokens, start = list(prompts), 0, time.perf_counter()
     # Unbuffered: a line is written in one piece, and stays if this process is killed.
     with path.open("ab", buffering=0) as file, count_compilations() as compilations:
 

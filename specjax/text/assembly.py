@@ -1,7 +1,6 @@
 """From models and parts to a decoding method with its parameters."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -19,8 +18,7 @@ from specjax.drafting import (
     check_policy,
 )
 from specjax.rules import Lossless
-from specjax.runs import environment
-from specjax.text.costs import measure_costs
+from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
 from specjax.text.models import Models, Pair, TextModel
 from specjax.types import Drafter, Method, Params, Rule, Stopping, Verification
@@ -63,6 +61,7 @@ class Assembled:
       own_params: a hash of the parameters that are none of the models', or None.
       stopping: the policy with its costs, in words; None without one.
       costs: those of a policy that brought none; None without one.
+      most_rows: the largest batch that a policy has costs of; None if it weighs none.
     """
 
     method: Method
@@ -72,15 +71,17 @@ class Assembled:
     own_params: str | None = None
     stopping: str | None = None
     costs: Costs | None = None
+    most_rows: int | None = None
 
 
-def assemble(models: Models | TextModel, parts: Parts, rows: int) -> Assembled:
+def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length: int) -> Assembled:
     """Makes the method that models and parts ask for.
 
     Args:
       models: a pair or more models, or one to decode alone.
       parts: what was chosen.
       rows: the batch size, for which costs are measured.
+      prompt_length: the length of their prompts.
 
     Returns:
       The method and its parameters.
@@ -118,7 +119,8 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int) -> Assembled:
         )
         return Assembled(method, AutoregressiveParams(main.prepared), named, main)
     if parts.drafter is None:
-        parts = _with_costs(parts, Pair(named["drafter"], named["verifier"]), rows)
+        pair = Pair(named["drafter"], named["verifier"])
+        parts = _with_costs(parts, pair, rows, prompt_length)
     return _speculative(named, main, parts)
 
 
@@ -173,7 +175,9 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     params = RoundParams(main.prepared, drafter_params, rule)
     own_params = _own((parts.drafter_params, own))
     stopping = None if parts.stopping is None else repr(parts.stopping)
-    return Assembled(method, params, named, main, own_params, stopping, parts.costs)
+    weighed = parts.stopping.costs if isinstance(parts.stopping, CostAware) else None
+    most_rows = None if weighed is None else weighed.rows[-1]
+    return Assembled(method, params, named, main, own_params, stopping, parts.costs, most_rows)
 
 
 def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
@@ -186,11 +190,13 @@ def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, N
     own = parts.stopping_params
     if own is None:
         stopping, own = stopping.bind(small.head)
+        if small.partitioner is None:
+            own = jax.device_put(own)  # else each call of the loop would send it
     drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft)
     return drafter, NeuralDrafterParams(small.prepared, own)
 
 
-def _with_costs(parts: Parts, pair: Pair, rows: int) -> Parts:
+def _with_costs(parts: Parts, pair: Pair, rows: int, prompt_length: int) -> Parts:
     """The same parts; a policy that has no costs to weigh gets those given, or measured ones."""
     policy = parts.stopping
     if not isinstance(policy, CostAware) or parts.stopping_params is not None:
@@ -202,14 +208,16 @@ def _with_costs(parts: Parts, pair: Pair, rows: int) -> Parts:
     main = pair.verifier
     multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
     rows += -rows % multiple
-    if policy.costs is not None:
-        _check_costs(policy.costs, pair, rows)
-        return parts
-    costs = parts.costs
-    if costs is None:
-        costs = measure_costs(pair, sorted({multiple, rows}), _widths(parts))
-    policy = dataclasses.replace(policy, costs=costs)  # its checks
-    _check_costs(costs, pair, rows)
+    costs, widths = parts.costs, _widths(parts)
+    if policy.costs is None and costs is None:
+        # The length of the prompts is not known; the shortest bucket is the usual one.
+        sizes = sorted({multiple, rows})
+        costs = measure_costs(pair, sizes, widths, prompt_length=prompt_length)
+    weighed = policy.costs or costs
+    policy = dataclasses.replace(policy, costs=weighed)  # its checks
+    assert weighed is not None
+    check_costs(weighed, pair, rows)
+    policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
     return dataclasses.replace(parts, stopping=policy, costs=costs)
 
 
@@ -229,28 +237,6 @@ def _given_widths(parts: Parts) -> tuple[int, ...] | None:
 
 def _max_draft(parts: Parts) -> int:
     return whole_number("max_draft", 5 if parts.max_draft is None else parts.max_draft, low=1)
-
-
-def _check_costs(costs: Costs, pair: Pair, rows: int) -> None:
-    """Raises ValueError for the costs of another pair or batch; warns of another machine."""
-    how = "measure them with `specjax bench cost --output FILE`"
-    if costs.pair and costs.pair != pair.fingerprint:
-        raise ValueError(
-            f"CostAware: the costs are those of another pair ({costs.pair}; this one is "
-            f"{pair.fingerprint}): {how} for this pair"
-        )
-    if rows > costs.rows[-1]:
-        raise ValueError(
-            f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
-            f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
-        )
-    here = environment.machine()
-    if costs.machine and costs.machine != here:
-        warnings.warn(
-            f"CostAware: the costs were measured on another machine ({costs.machine}; this one is "
-            f"{here}): drafts may end too early or late; {how} here",
-            stacklevel=2,
-        )
 
 
 def _own(params: Params) -> str | None:

@@ -4,8 +4,10 @@ Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: the times of
 linear regression of runs' times on their counts of passes.
 """
 
+import dataclasses
 import json
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +25,8 @@ from specjax.types import DecodeState, Method, Params, PromptBatch
 # A short and a long run tell the cost of a round from that of a call.
 _ROUNDS = (2, 10)
 _ATTEMPTS = 3
+# The width of a pass in a program with one width, whose rounds cost something else.
+WIDE = 0
 
 
 class Run(NamedTuple):
@@ -170,17 +174,25 @@ def measure_costs(
     )
     small = NeuralDrafterParams(pair.drafter.prepared)
     params = RoundParams(pair.verifier.prepared, small, Lossless())
-    fits = [_steady_fit(method, params, batch, prompt_length, seconds) for batch in rows]
+    methods = [method]
+    if len(widths) > 1:
+        # Of one width, also for short drafts: they tell the drafter's time from the verifier's.
+        methods.append(dataclasses.replace(method, widths=widths[-1:]))
+    fits = [_steady_fit(methods, params, batch, prompt_length, seconds) for batch in rows]
     return as_costs(fits, rows, widths, pair.fingerprint)
 
 
 def _steady_fit(
-    method: Speculative, params: RoundParams, rows: int, prompt_length: int, seconds: float
+    methods: Sequence[Speculative],
+    params: RoundParams,
+    rows: int,
+    prompt_length: int,
+    seconds: float,
 ) -> Fit:
     """Measures longer, up to a point, while other work hides what a pass takes."""
     for attempt in range(_ATTEMPTS):
-        found = fit(_runs(method, params, rows, prompt_length, seconds * 3**attempt))
-        if min(found.verifier.values()) > 0:
+        found = fit(_runs(methods, params, rows, prompt_length, seconds * 3**attempt))
+        if min(found.draft, *found.verifier.values()) > 0:
             break
     return found
 
@@ -193,6 +205,9 @@ def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pa
       rows: the batch sizes.
       widths: the widths of the verifier's passes.
       pair: see `Pair.fingerprint`.
+
+    Returns:
+      The costs. A drafter whose time is lost in the verifier's noise costs 0.
 
     Raises:
       ValueError: if a pass of the verifier seems to take no time.
@@ -226,14 +241,19 @@ def costs_file(costs: Costs, **more: Any) -> bytes:
 
 
 def _runs(
-    method: Speculative, params: RoundParams, rows: int, prompt_length: int, seconds: float
+    methods: Sequence[Speculative],
+    params: RoundParams,
+    rows: int,
+    prompt_length: int,
+    seconds: float,
 ) -> list[Run]:
     """Runs of both lengths at every draft length; each with the least of its times."""
+    method = methods[0]
     widths = method.round.verifier_widths
     max_new = _ROUNDS[-1] * widths[-1]
     words = np.arange(rows * prompt_length, dtype=np.int32).reshape(rows, prompt_length)
 
-    def start(limit: int) -> DecodeState:
+    def start(method: Speculative, limit: int) -> DecodeState:
         prompts = PromptBatch(
             inputs=words % method.vocab_size,
             input_lengths=np.full((rows,), prompt_length, np.int32),
@@ -243,23 +263,54 @@ def _runs(
         )
         return jax.block_until_ready(method.init(params, prompts, max_new=max_new))
 
-    cases = [(limit, rounds) for limit in draft_lengths(widths) for rounds in _ROUNDS]
-    counts = {
-        limit: count_passes(method, params, start(limit), _ROUNDS[-1])
-        for limit in draft_lengths(widths)
-    }
+    kinds = [(method, limit) for limit in draft_lengths(widths)]
+    kinds += [(wide, limit) for wide in methods[1:] for limit in (0, widths[-1] - 1)]
+    cases = [(*kind, rounds) for kind in kinds for rounds in _ROUNDS]
+    counts = {kind: count_passes(kind[0], params, start(*kind), _ROUNDS[-1]) for kind in kinds}
     least = dict.fromkeys(cases, float("inf"))
     begin, turns = time.perf_counter(), 0
     while turns < 3 or time.perf_counter() - begin < seconds:
-        for limit, rounds in cases:
-            state = start(limit)
+        for case in cases:
+            method, limit, rounds = case
+            state = start(method, limit)
             from_here = time.perf_counter()
             jax.block_until_ready(method.run(params, state, rounds))
-            least[limit, rounds] = min(least[limit, rounds], time.perf_counter() - from_here)
+            least[case] = min(least[case], time.perf_counter() - from_here)
         turns += 1
     runs = []
-    for (limit, rounds), spent in least.items():
-        counted = counts[limit][min(rounds, len(counts[limit])) - 1]
-        width = next(width for width in widths if width > limit)
+    for (method, limit, rounds), spent in least.items():
+        counted = counts[method, limit][min(rounds, len(counts[method, limit])) - 1]
+        width = WIDE if method is not methods[0] else next(n for n in widths if n > limit)
         runs.append(Run(counted[method.model_names[1]], counted["verifier"], width, spent))
     return runs
+
+
+def check_costs(costs: Costs, pair: Pair, rows: int) -> None:
+    """Makes sure that costs are those of a pair and hold its batch; warns of another machine.
+
+    Args:
+      costs: what is to be weighed.
+      pair: the models.
+      rows: the batch size.
+
+    Raises:
+      ValueError: if they are of another pair, or of smaller batches.
+    """
+    how = "measure them with `specjax bench cost --output FILE`"
+    if costs.pair and costs.pair != pair.fingerprint:
+        raise ValueError(
+            f"CostAware: the costs are those of another pair ({costs.pair}; this one is "
+            f"{pair.fingerprint}): {how} for this pair"
+        )
+    if rows > costs.rows[-1]:
+        raise ValueError(
+            f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
+            f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
+        )
+    here = machine()
+    if costs.machine and costs.machine != here:
+        warnings.warn(
+            f"CostAware: the costs were measured on another machine ({costs.machine}; this one is "
+            f"{here}): drafts may end too early or late; {how} here",
+            stacklevel=2,
+        )

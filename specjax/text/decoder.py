@@ -46,8 +46,7 @@ class Decoder:
       stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`;
         `drafting.FixedLength()` by default. Another threshold compiles nothing.
       stopping_params: the parameters of a policy of your own; those of specjax bring their own.
-      costs: what passes cost, for `stopping=drafting.CostAware()`; left out, they are measured as
-        the Decoder is made, which takes some seconds.
+      costs: what passes cost, for `drafting.CostAware()`; left out, they are measured at once.
       drafter: a drafter of your own, in the place of a neural one with the pair's small model.
       drafter_params: its parameters.
       widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
@@ -112,11 +111,11 @@ class Decoder:
             method=method,
             params=params,
         )
-        made = assemble(models, parts, self.batch_size)
+        made = assemble(models, parts, self.batch_size, self.buckets[0])
         self.models, self.method, self._params = models, made.method, made.params
         self._named, self._main = made.models, made.main
         self._own_params, self._stopping = made.own_params, made.stopping
-        self.costs: Costs | None = made.costs
+        self.costs, self._most_rows = made.costs, made.most_rows
         self.rule: Rule | None = getattr(made.params, "rule", None)
         _check_own_rule(self.rule)
         self.tokenizer = made.main.tokenizer
@@ -284,6 +283,7 @@ class Decoder:
             )
         rows = self.batch_size if rows is None else rows
         check_count("rows", rows, "give a whole number")
+        _check_most(rows, self._most_rows)
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
         multiple = _row_multiple(self.method)
@@ -387,6 +387,12 @@ def _check_own_rule(rule: Rule | None) -> None:
     """Checks a rule that a user wrote; those of `specjax.rules` are known to be right."""
     if rule is not None and not type(rule).__module__.startswith("specjax.rules"):
         check_rule(rule)
+
+
+def _check_most(rows: int, most: int | None) -> None:
+    if most is not None and rows > most:
+        told = f"rows must be at most {most}, of which the costs of CostAware were measured, got "
+        raise ValueError(f"{told}{rows}: give the Decoder batch_size={rows}")
 
 
 def _row_multiple(method: Method) -> int:

@@ -65,7 +65,8 @@ class Engine:
     """Decodes requests that may arrive while others run.
 
     One engine has one shape: all its programs are compiled once, and shared with other engines of
-    the same method and shape. Which slot a request gets, and beside whom, does not change its text.
+    the same method and shape. Which slot a request gets, and beside whom, does not change its text,
+    but where a stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate).
 
     Args:
       method: the method.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from specjax.acceptance_head import confidence_features
-from specjax.checks import checked, whole_number
+from specjax.checks import one_number, whole_number
 from specjax.data.examples import Example
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair
@@ -71,9 +71,7 @@ class Labelling:
             raise TypeError(f"Labelling: chat must be True or False, got {self.chat!r}")
 
     def _set(self, name: str, **span: Any) -> None:
-        value = checked(f"Labelling: {name}", getattr(self, name), **span)
-        if value.ndim:
-            raise TypeError(f"Labelling: {name} must be one number, got {getattr(self, name)!r}")
+        one_number(f"Labelling: {name}", getattr(self, name), **span)
         object.__setattr__(self, name, float(getattr(self, name)))
 
 

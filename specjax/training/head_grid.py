@@ -171,10 +171,10 @@ def _measured(
     """One row per head and threshold; they take turns at all prompts."""
     labelling = recipe.labelling
     decoders = {}
-    for (i, one), threshold in itertools.product(enumerate(trained), grid.thresholds):
-        drafter = dataclasses.replace(pair.drafter, head=one.head)
+    pairs = [Pair(dataclasses.replace(pair.drafter, head=x.head), pair.verifier) for x in trained]
+    for (i, of_head), threshold in itertools.product(enumerate(pairs), grid.thresholds):
         decoders[i, threshold] = Decoder(
-            Pair(drafter, pair.verifier),
+            of_head,
             stopping=Survival(threshold=threshold),
             max_draft=grid.max_draft,
             temperature=labelling.temperature,

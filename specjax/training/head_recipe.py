@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.heads import HEAD_NAME, check_head_place, save_head
-from specjax.checks import check_part, whole_number
+from specjax.checks import check_part, one_number, whole_number
 from specjax.data.examples import Example
 from specjax.evaluation import (
     ClassWeights,
@@ -84,6 +85,8 @@ class HeadRecipe:
         for name in ("epochs", "rows_per_batch", "checkpoints"):
             value = whole_number(f"HeadRecipe: {name}", getattr(self, name), low=1)
             object.__setattr__(self, name, value)
+        # The validation data's is one more.
+        one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         if not isinstance(self.labelling, Labelling):
             raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # What they are made of checks the rest, before any model is loaded.
@@ -286,7 +289,9 @@ def _head(
         "verifier_fingerprint": pair.verifier.weights_fingerprint,
         "validation": next(row for row in results["rows"] if row["predictor"] == "head"),
     }
-    return Head(task.head, jax.device_get(params), pair.drafter.weights_fingerprint, notes)
+    weight = recipe.rejection_weight / recipe.acceptance_weight
+    known = pair.drafter.weights_fingerprint
+    return Head(task.head, jax.device_get(params), known, weight, notes)
 
 
 def _results(

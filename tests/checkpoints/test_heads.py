@@ -26,7 +26,7 @@ def make_head(drafter, **changes):
         lambda x: rng.normal(size=x.shape).astype(np.float32), init_head(config, jax.random.key(0))
     )
     mark = load_text_model(drafter).weights_fingerprint
-    return Head(config, params, mark, {"rejection_weight": 6.0})
+    return Head(config, params, mark, 6.0, {"rejection_weight": 6.0})
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def saved(drafter, tmp_path):
 
 def test_what_is_saved_is_loaded_with_its_drafter(drafter, saved):
     head, expected = load_text_model(saved).head, make_head(drafter)
-    assert head.config == expected.config and head.notes == {"rejection_weight": 6.0}
+    assert head.config == expected.config and head.rejection_weight == 6.0
+    assert head.notes == {"rejection_weight": 6.0}
     jax.tree.map(np.testing.assert_array_equal, head.params, expected.params)
     assert sorted(path.name for path in (saved / "acceptance_head").iterdir()) == [
         "head.json",

@@ -332,7 +332,7 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     pair = specjax.load_pair(**paths)
     measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
     measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(assembly, "measure_costs", lambda *_: measured)
+    monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
     assert main(argv) == 0
     assert drafting.read_costs(tmp_path / "out/costs.json") == measured
     lines = (tmp_path / "out/predictions.jsonl").read_bytes()
@@ -344,3 +344,22 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(assembly, "measure_costs", unwanted)
     assert main(argv) == 0
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
+
+
+def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monkeypatch, capsys):
+    """Not that it cannot take the costs, which the user has not given."""
+    pair = specjax.load_pair(**paths)
+    measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
+    measured = dataclasses.replace(measured, pair=pair.fingerprint)
+    monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
+    (tmp_path / "in.txt").write_text(f"{TEXTS[0]}\n")
+    settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
+    settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
+    given = [f"--gin.{name}={value}" for name, value in settings.items()]
+    first = ["infer", "--gin_file=runs/infer.gin", "--gin_file=methods/adaptive_cost.gin", *given]
+    assert main(first) == 0
+    capsys.readouterr()
+    others = [["infer", *given], [*first, "--gin.BATCH_SIZE=1"]]
+    for argv in others:
+        assert main(argv) == 2
+        assert "holds a run of another configuration" in capsys.readouterr().err

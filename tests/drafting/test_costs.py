@@ -22,6 +22,13 @@ def _written(path, **changes):
     return path
 
 
+def test_other_widths_lie_between_and_beyond():
+    found = COSTS.at_widths((1, 3, 6))
+    assert found.widths == (1, 3, 6) and found.draft == COSTS.draft
+    between, slope = (12 + 20) / 2, (20 - 10) / 3
+    assert found.verifier[0] == pytest.approx((10.0, between, 20 + 2 * slope))
+
+
 def test_costs_may_be_static():
     assert hash(COSTS) == hash(dataclasses.replace(COSTS))
 

@@ -1,5 +1,6 @@
 """What each stopping policy decides, against plain numpy."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -218,8 +219,12 @@ COSTS = drafting.Costs((1, 5), (1, 2, 4), (0.02, 0.05), ((1.0, 1.2, 1.3), (1.5, 
 def test_the_cost_is_weighed_over_all_lengths(seed):
     rng = np.random.default_rng(seed)
     policy, params = drafting.CostAware(COSTS, drafting.ConfidenceEstimate()).bind()
-    spent = policy.remember(params, B, G)
-    spent = spent._replace(seconds=spent.seconds * np.float32(rng.uniform(0.3, 1.5)))
+    fresh = rng.random(B) < 0.3
+    seconds, tokens = rng.uniform(0.5, 9.0, B), rng.uniform(1.0, 20.0, B)
+    spent = policy.remember(params, B, G)._replace(
+        seconds=jnp.asarray(np.where(fresh, 0.0, seconds), jnp.float32),
+        tokens=jnp.asarray(np.where(fresh, 0.0, tokens), jnp.float32),
+    )
     limits = jnp.asarray(rng.integers(0, G + 1, B), jnp.int32)
     _, state = policy.begin(params, spent, limits, G)
     drafted = int(rng.integers(0, G))
@@ -227,16 +232,119 @@ def test_the_cost_is_weighed_over_all_lengths(seed):
     survival = rng.random(B)
     found = cost_aware.goes_on(state, jnp.int32(drafted), jnp.asarray(survival, jnp.float32))
     # A pass over n tokens is as wide as 1, 2, 4, or beyond it grows by (2.6 - 1.5) / 3 each.
-    seconds = [1.5, 2.0, 2.6, 2.6, 2.6 + 1.1 / 3]
-    per_token = float(spent.seconds.sum() / spent.tokens.sum()) / B
+    widths = [1.5, 2.0, 2.6, 2.6, 2.6 + 1.1 / 3]
+    # Rows that draft nothing give nothing; one without a past starts with a token alone.
+    serves = np.asarray(limits) > 0
+    took = np.where(fresh, widths[0], seconds)[serves].sum()
+    gave = np.where(fresh, 1.0, tokens)[serves].sum() * serves.sum()
+    per_token = took / gave if serves.any() else 0.0
     expected = False
     for more in range(1, G - drafted + 1):
         ends = np.minimum(more, np.asarray(limits) - drafted)
         gain = sum(survival[b] * 0.7**j for b in range(B) for j in range(1, ends[b] + 1))
         if any(ends >= more):
-            cost = 0.05 * more + seconds[drafted + more] - seconds[drafted]
+            cost = 0.05 * more + widths[drafted + more] - widths[drafted]
             expected |= per_token * gain > cost
     assert bool(found) == expected
+
+
+def drafted_by_cost(limits, policy=None, rounds=3):
+    """How much a policy drafts after some rounds in which all drafted tokens stood."""
+    policy, params = (policy or drafting.CostAware(COSTS)).bind()
+    limits = jnp.asarray(limits, jnp.int32)
+    memory = policy.remember(params, limits.size, G)
+    for _ in range(rounds):
+        asked, state = policy.begin(params, memory, limits, G)
+        memory = policy.learn(memory, state, outcome(asked, asked, [False] * limits.size))
+    return np.asarray(policy.begin(params, memory, limits, G)[0])
+
+
+def test_finished_rows_change_nothing_for_the_last_one():
+    alone = drafted_by_cost([G, 0, 0, 0, 0])
+    assert alone[0] == G and not alone[1:].any()
+
+
+def test_what_a_round_took_and_gave_is_remembered():
+    policy, params = drafting.CostAware(COSTS, drafting.ConfidenceEstimate()).bind()
+    memory = policy.remember(params, 5, G)
+    _, state = policy.begin(params, memory, jnp.full(5, G, jnp.int32), G)
+    drafted, agreed = jnp.asarray([3, 1, 0, 2, 3]), jnp.asarray([1, 1, 0, 0, 2])
+    memory = policy.learn(memory, state, outcome(drafted, agreed, [1, 0, 0, 1, 1]))
+    # Three drafts, one more because the block of row 1 stood; a pass over 3 + 1 tokens.
+    np.testing.assert_allclose(memory.seconds, 4 * 0.05 + 2.6, rtol=1e-6)
+    np.testing.assert_array_equal(memory.tokens, [2, 2, 1, 1, 3])
+    np.testing.assert_array_equal(memory.rates.accepted, [1, 1, 0, 0, 2])
+    np.testing.assert_array_equal(memory.rates.judged, [2, 1, 0, 1, 3])
+    again = policy.learn(memory, state, outcome(drafted, agreed, [1, 0, 0, 1, 1]))
+    np.testing.assert_allclose(again.tokens, 1.9 * np.array([2, 2, 1, 1, 3]), rtol=1e-6)
+    np.testing.assert_allclose(again.rates.judged, 1.9 * np.array([2, 1, 0, 1, 3]), rtol=1e-6)
+    np.testing.assert_allclose(again.seconds, 1.9 * (4 * 0.05 + 2.6), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        drafting.Confidence(0.5),
+        drafting.Survival(drafting.ConfidenceEstimate(), 0.5),
+        drafting.Budget(5),
+        drafting.CostAware(COSTS),
+    ],
+)
+def test_a_policy_of_the_users_own_stays_itself(policy):
+    mine = type("Mine", (type(policy),), {})
+    own = mine(**{f.name: getattr(policy, f.name) for f in dataclasses.fields(policy)})
+    assert type(own.bind()[0]) is mine
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        drafting.Confidence(None),
+        drafting.Entropy(None),
+        drafting.Survival(drafting.ConfidenceEstimate(), None),
+        drafting.Survival(drafting.ConfidenceEstimate(None, 0.0), 0.5),
+        drafting.Budget(None),
+    ],
+)
+def test_a_number_that_was_left_out_is_named(policy):
+    with pytest.raises(ValueError, match="is None: give a number, or the parameters that bind"):
+        policy.bind()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: drafting.Confidence(x),
+        lambda x: drafting.Survival(threshold=x),
+        lambda x: drafting.ConfidenceEstimate(slope=x),
+        lambda x: drafting.OnlineEstimate(prior=x),
+    ],
+)
+def test_numbers_of_a_policy_are_single_ones(make):
+    with pytest.raises(TypeError, match="must be one number, got"):
+        make((0.5, 0.6))
+
+
+def test_the_weights_of_a_heads_loss_can_be_taken_out():
+    config = HeadConfig(2, 0)
+    params = init_head(config, jax.random.key(0))
+    head = Head(config, params, "of a test", rejection_weight=6.0)
+    hidden = jnp.ones((B, 2), jnp.float32)
+
+    def chance(estimate):
+        bound, own = estimate.bind(head)
+        feature, _ = bound.feature(own, bound.begin(B), None, None, hidden)
+        return jax.nn.sigmoid(bound.log_odds(own, (), feature))
+
+    learnt = np.asarray(chance(drafting.HeadEstimate()))
+    true = np.asarray(chance(drafting.HeadEstimate().as_chance()))
+    np.testing.assert_allclose(learnt, true / (true + 6 * (1 - true)), rtol=1e-5)
+    for policy in (
+        drafting.CostAware(COSTS, drafting.HeadEstimate()),
+        drafting.Budget(3, drafting.HeadEstimate()),
+    ):
+        assert policy.bind(head)[0].estimate.weighted is False
+    assert drafting.Survival().bind(head)[0].estimate.weighted is True
 
 
 def test_the_oracle_drafts_what_agrees():

@@ -132,7 +132,8 @@ def test_another_threshold_compiles_nothing(pair):
 def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
     asked = []
 
-    def measured(of, rows, widths):
+    def measured(of, rows, widths, prompt_length):
+        assert prompt_length == SHAPE["buckets"][0]
         asked.append((rows, widths))
         return costs(of)
 
@@ -166,3 +167,9 @@ def test_costs_that_fit_nothing_are_refused(pair, options, message):
         specjax.Decoder(pair, costs=costs(pair), **options)
     with pytest.raises(ValueError, match="costs= must be left out: the policy has its own"):
         specjax.Decoder(pair, costs=costs(pair), stopping=drafting.CostAware(costs(pair)))
+
+
+def test_an_engine_has_no_more_rows_than_the_costs(pair):
+    decoder = specjax.Decoder(pair, batch_size=8, stopping=drafting.CostAware(costs(pair)))
+    with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: give the Decoder"):
+        decoder.engine(prompt_length=8, rows=9)

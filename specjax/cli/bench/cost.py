@@ -14,7 +14,7 @@ from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.memory import told_if_full
 from specjax.text.capacity import in_words
-from specjax.text.costs import Fit, Run, as_costs, costs_file, fit
+from specjax.text.costs import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
 HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
@@ -35,10 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft lengths that are left out of the fit, and predicted",
     )
     parser.add_argument("--output", help="writes the costs into this JSON file")
-
-
-# The width of a pass in the program with one width, whose rounds cost something else.
-_WIDE = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +92,8 @@ def run(args: argparse.Namespace) -> Report:
         predicted = predict(rows, fits[-1], runs)
         predictions += predicted
         table.append(figures(rows, fits[-1], known, predicted))
-    if args.output is not None:
-        costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair.fingerprint)
-        told = _described(args, setup, pair, fits)
-        write_atomically(Path(args.output), costs_file(costs, **told))
     shown = ["rows", "temperature", "max_draft", "tokens_per_s", "predicted", "error"]
-    return Report(
+    report = Report(
         table,
         list(table[0])[:-1],  # predictions have a table of their own
         notes=[
@@ -111,6 +103,15 @@ def run(args: argparse.Namespace) -> Report:
             *Report(predictions, shown).table().splitlines(),
         ],
     )
+    if args.output is not None:
+        try:
+            costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair.fingerprint)
+        except ValueError:
+            print(report.table())  # minutes of measurement
+            raise
+        told = _described(args, setup, pair, fits)
+        write_atomically(Path(args.output), costs_file(costs, **told))
+    return report
 
 
 def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
@@ -140,7 +141,7 @@ def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Cas
             least[case], emitted[case] = min(least[case], spent), totals.emitted
     runs = {}
     for case, counted in passes.items():
-        width = _WIDE if case.wide else next(width for width in widths if width > case.limit)
+        width = WIDE if case.wide else next(width for width in widths if width > case.limit)
         run = Run(counted.drafter, counted.verifier, width, least[case])
         runs[case] = run, emitted[case]
     return runs
@@ -184,8 +185,8 @@ def figures(
 ) -> dict[str, Any]:
     """One line of the table of section 4.2."""
     errors = [abs(prediction["error"]) for prediction in predictions]
-    one_width = fit([one._replace(width=1) for one in known if one.width != _WIDE])
-    of_widths = {width: cost for width, cost in found.verifier.items() if width != _WIDE}
+    one_width = fit([one._replace(width=1) for one in known if one.width != WIDE])
+    of_widths = {width: cost for width, cost in found.verifier.items() if width != WIDE}
     return {
         "rows": rows,
         "draft_ms": 1e3 * found.draft,

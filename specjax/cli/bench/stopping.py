@@ -15,6 +15,8 @@ from specjax.checks import check_path, require
 from specjax.cli.bench import pairs
 from specjax.cli.bench.pairs import Setup
 from specjax.cli.bench.report import Report
+from specjax.decoding.scoring import powers_of_two
+from specjax.text.costs import check_costs
 from specjax.types import DecodeState, Params, Stopping
 
 HELP = "stopping policies against fixed draft lengths: verifications, discarded tokens, wall time"
@@ -156,7 +158,10 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
     if pair.drafter.head is not None:
         policies += [("head", x, drafting.Survival(threshold=x)) for x in args.head]
     if args.costs:
-        policies.append(("cost", None, drafting.CostAware(drafting.read_costs(args.costs))))
+        costs = drafting.read_costs(args.costs)
+        check_costs(costs, pair, args.rows[0])
+        costs = costs.at_widths(powers_of_two(args.max_draft + 1))
+        policies.append(("cost", None, drafting.CostAware(costs)))
     made = []
     for length in args.fixed:
         if length < 1:
