@@ -113,12 +113,11 @@ class Decoder:
         )
         made = assemble(models, parts, self.batch_size, self.buckets[0])
         self.models, self.method, self._params = models, made.method, made.params
-        self._named, self._main = made.models, made.main
+        self._named, self._main, self.tokenizer = made.models, made.main, made.main.tokenizer
         self._own_params, self._stopping = made.own_params, made.stopping
         self.costs, self._most_rows = made.costs, made.most_rows
         self.rule: Rule | None = getattr(made.params, "rule", None)
         _check_own_rule(self.rule)
-        self.tokenizer = made.main.tokenizer
 
     def __call__(
         self, prompts: Iterable[Prompt], *, progress: bool | None = None, **options: Any
