@@ -7,6 +7,7 @@ from specjax.acceptance_head.network import (
     HeadConfig,
     apply_head,
     confidence_features,
+    drawn_confidences,
     drawn_features,
     init_head,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "HeadConfig",
     "apply_head",
     "confidence_features",
+    "drawn_confidences",
     "drawn_features",
     "init_head",
 ]

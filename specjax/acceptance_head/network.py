@@ -128,9 +128,14 @@ def drawn_features(confidences: Array, token: Array) -> Array:
     Returns:
       `[F]` float32.
     """
+    return confidence_features(*drawn_confidences(confidences, token))
+
+
+def drawn_confidences(confidences: Array, token: Array) -> tuple[Array, Array, Array]:
+    """The arguments of `confidence_features`; arguments as of `drawn_features`."""
     # entr(0) = 0.
     entropy = jnp.sum(jax.scipy.special.entr(confidences))
-    return confidence_features(jnp.max(confidences), entropy, confidences[token])
+    return jnp.max(confidences), entropy, confidences[token]
 
 
 def init_head(config: HeadConfig, key: Array) -> Params:

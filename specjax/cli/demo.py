@@ -216,7 +216,7 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
         points = [row for row in results if row["temperature"] == temperature]
-        for row, marker in zip(points, "os^v<DPX", strict=False):
+        for row, marker in zip(points, "os^v<DPX"[: len(points)], strict=True):
             latency = 1e3 / row["tokens_per_second"]
             axis.plot(latency, row["bleu"], marker, ms=9, alpha=0.75, label=row["method"])
         axis.set(title=f"temperature {temperature:g}", xlabel="ms per token", ylabel="BLEU")

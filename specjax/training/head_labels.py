@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.rules.quantities import entropy
+from specjax.acceptance_head import drawn_confidences
 from specjax.sampling import confidence, distribution, draw, num_uniforms
 from specjax.text import Pair
 from specjax.training.step import root_key
@@ -237,6 +237,7 @@ def _read_chunk(
     confidences = _by_position(confidence, drafter.logits)
     uniforms = _uniforms(keys, at, width, num_uniforms(models.drafter.vocab_size) + 1)
     drafted = jax.vmap(jax.vmap(draw))(q, uniforms[..., 1:])
+    top, entropy, drawn = jax.vmap(jax.vmap(drawn_confidences))(confidences, drafted)
     ratio = _of(p, drafted) / _of(q, drafted)
     learnt = jnp.logical_or(along_text, uniforms[..., 0] >= mixing)
     positions = reading.positions.drafter + at + 1  # of Y
@@ -249,9 +250,9 @@ def _read_chunk(
         _, hidden, mixed = models.drafter.extend(params.drafter, mixed, z, positions)
     chunk = _Chunk(
         labels=jnp.minimum(ratio, 1.0),
-        drawn=_of(confidences, drafted),
-        top=jnp.max(confidences, axis=-1),
-        entropy=_by_position(entropy, confidences),
+        drawn=drawn,
+        top=top,
+        entropy=entropy,
         hidden=hidden.astype(jnp.float32),
         learnt=learnt,
     )

@@ -148,6 +148,7 @@ def _passes(
     method, params = one.method, setup.params_of(one.method, one.own)
     place = costs.rows.index(rows)
     widths = method.round.verifier_widths if isinstance(method, Speculative) else (1,)
+    times = dict(zip(widths, costs.at_widths(widths).verifier[place], strict=True))
     state = setup.start(method, part, temperature, stopping=one.own)
     before, seconds = jax.device_get(state.info), 0.0
     while not np.all(state.finished):
@@ -157,8 +158,7 @@ def _passes(
         longest = int(np.max(np.nonzero(lengths)[0], initial=0))
         calls = {name: np.max(n - before.calls[name]) for name, n in after.calls.items()}
         width = next(width for width in widths if width > longest)
-        verifier = np.interp(width, costs.widths, costs.verifier[place])
-        seconds += calls.get("drafter", 0) * costs.draft[place] + calls["verifier"] * verifier
+        seconds += calls.get("drafter", 0) * costs.draft[place] + calls["verifier"] * times[width]
         before = after
     lengths = np.sum(before.drafted_lengths, axis=0)
     drafted = int(lengths @ np.arange(lengths.size))
