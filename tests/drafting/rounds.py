@@ -43,7 +43,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
         what the drafter says (a negative control).
 
     Returns:
-      `[V ** N] * B` float64.
+      `[V ** N] * B` float64, and whether the drawn tokens decided the lengths of the first drafts.
     """
     rows, vocab, longest = len(prompts), drafter.vocab_size, drafter.max_draft
     propose, outcomes, commit = _jitted(drafter, verification, temperature, cut)
@@ -57,6 +57,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
     total = np.zeros((vocab**num_tokens,) * rows)
     drafts = np.array(list(itertools.product(range(vocab), repeat=longest)))
     joint = np.array(list(itertools.product(range(len(drafts)), repeat=rows)))
+    varied = None
     while len(chance):
         case, block = _cross(len(chance), len(joint))
         states, emitted = _take((states, emitted), case)
@@ -83,6 +84,8 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
             prompts[:, -1],
         )
         drawn, drafted, states = propose(params, states, last, uniforms, active)
+        if varied is None:
+            varied = len(np.unique(drafted, axis=0)) > 1
         inside = np.arange(longest) < drafted[..., None]
         assert (np.where(inside, drawn, 0) == np.where(inside, tokens, 0)).all()
         # The tables after each part of the block.
@@ -119,7 +122,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
         np.add.at(total, tuple(value[done].T), chance[done])
         states = _take(states, ~done)
         emitted, lengths, chance = emitted[~done], lengths[~done], chance[~done]
-    return total
+    return total, varied
 
 
 def _take(tree, which):
