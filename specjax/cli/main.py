@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parse(argv)
     args.command_line = ["specjax", *argv]
+    # After a write that failed, Orbax drops its other writes, and Python tells of each at the end.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     try:
         return _run(args)
     except Exception as error:
