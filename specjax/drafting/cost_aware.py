@@ -228,7 +228,7 @@ def verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
     """Seconds of a pass over 1 .. `longest` tokens of each row: `[longest]` float32.
 
     A pass is as wide as the least measured width that holds it; beyond the last one the time grows
-    as it did before. Between batch sizes it is interpolated.
+    as between the last two. Between batch sizes it is interpolated.
     """
     by_width = jax.vmap(lambda y: jnp.interp(jnp.float32(rows), costs.rows, y), in_axes=1)(
         costs.verifier
@@ -241,6 +241,6 @@ def verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
     slope = (
         by_width[-1] / last
         if count == 1
-        else (by_width[-1] - by_width[0]) / (last - costs.widths[0])
+        else (by_width[-1] - by_width[-2]) / (last - costs.widths[-2])
     )
     return known + jnp.maximum(asked - last, 0.0) * jnp.maximum(slope, 0.0)

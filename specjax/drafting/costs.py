@@ -67,14 +67,15 @@ class Costs:
     def at_widths(self, widths: Sequence[int]) -> "Costs":
         """The same with other widths of the verifier's passes: those that a loop compiles.
 
-        Between measured widths times are interpolated, beyond the last one they grow as before.
+        Between measured widths times are interpolated, beyond the last one they grow as between
+        the last two.
         """
         known = np.asarray(self.widths, np.float64)
 
         def seconds(times: tuple[float, ...]) -> tuple[float, ...]:
             slope = times[-1] / known[-1]
             if len(times) > 1:
-                slope = max(0.0, (times[-1] - times[0]) / (known[-1] - known[0]))
+                slope = max(0.0, (times[-1] - times[-2]) / (known[-1] - known[-2]))
             beyond = np.maximum(np.asarray(widths) - known[-1], 0.0)
             return tuple((np.interp(widths, known, times) + slope * beyond).tolist())
 

@@ -12,6 +12,7 @@ from jax import lax
 
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
+from specjax.decoding.checks import check_eos_ids
 from specjax.decoding.history import History
 from specjax.drafting.stopping import (
     FixedLength,
@@ -87,9 +88,13 @@ class NeuralDrafter(Drafter):
       min_draft: whatever the policy says, no draft ends before so many tokens; 0 .. G. A row whose
         own limit is lower keeps to that.
       name: under which its passes are counted.
+      eos_ids: tokens after which a draft ends, too, whatever the policy says: what follows them is
+        no part of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
 
     Raises:
-      ValueError: if `max_draft` is no whole number or below 1, or `min_draft` none in 0 .. G.
+      TypeError: if `eos_ids` is no tuple.
+      ValueError: if `max_draft` is no whole number or below 1, `min_draft` none in 0 .. G, or
+        `eos_ids` holds no token of the vocabulary.
     """
 
     model: LanguageModel
@@ -97,6 +102,7 @@ class NeuralDrafter(Drafter):
     stopping: Stopping = FixedLength()  # noqa: RUF009  immutable
     min_draft: int = 0
     name: str = "drafter"
+    eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
@@ -106,6 +112,7 @@ class NeuralDrafter(Drafter):
                 f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
             )
         check_policy(self.stopping)
+        check_eos_ids(self.eos_ids, self.vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -125,7 +132,7 @@ class NeuralDrafter(Drafter):
     @property
     def traits(self) -> DraftTraits:
         """One drafter, whose distributions depend on the prefix alone."""
-        fixed = self.stopping.is_fixed
+        fixed = self.stopping.is_fixed and not self.eos_ids
         return DraftTraits(
             prefix_only=not self.stopping.reads_past,
             random_stops=self.stopping.is_random,
@@ -146,6 +153,7 @@ class NeuralDrafter(Drafter):
             "max_draft": self.max_draft,
             "min_draft": self.min_draft,
             "stopping": repr(self.stopping),
+            "eos_ids": self.eos_ids,
         }
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -216,6 +224,8 @@ class NeuralDrafter(Drafter):
                 num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
             )
             stops &= index + 1 >= self.min_draft
+            for eos in self.eos_ids:
+                stops |= token == eos
             going = carry.going & ~stops & (index + 1 < limits)
             return _Drafting(index + 1, block, cache, token, going, policy)
 

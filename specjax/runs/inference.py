@@ -133,7 +133,7 @@ def infer(
         settings = {"seed": seed, "chat": chat}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment)
         done = _resume(path, examples, failed)
-        if decoder.costs is not None:
+        if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
             named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)

@@ -192,7 +192,9 @@ def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, N
         stopping, own = stopping.bind(small.head)
         if small.partitioner is None:
             own = jax.device_put(own)  # else each call of the loop would send it
-    drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft)
+    # A draft of a fixed length goes on: rows then do not depend on each other's passes.
+    eos_ids = () if stopping.is_fixed else tuple(named["verifier"].tokenizer.eos_ids)
+    drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft, eos_ids=eos_ids)
     return drafter, NeuralDrafterParams(small.prepared, own)
 
 
@@ -216,7 +218,7 @@ def _with_costs(parts: Parts, pair: Pair, rows: int, prompt_length: int) -> Part
     weighed = policy.costs or costs
     policy = dataclasses.replace(policy, costs=weighed)  # its checks
     assert weighed is not None
-    check_costs(weighed, pair, rows)
+    check_costs(weighed, pair, rows, widths[-1] - 1)
     policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
     return dataclasses.replace(parts, stopping=policy, costs=costs)
 

@@ -285,16 +285,17 @@ def _runs(
     return runs
 
 
-def check_costs(costs: Costs, pair: Pair, rows: int) -> None:
-    """Makes sure that costs are those of a pair and hold its batch; warns of another machine.
+def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
+    """Makes sure that costs are those of a pair and of its sizes; warns of another machine.
 
     Args:
       costs: what is to be weighed.
       pair: the models.
       rows: the batch size.
+      max_draft: the longest draft; a warning tells where the costs are those of shorter ones.
 
     Raises:
-      ValueError: if they are of another pair, or of smaller batches.
+      ValueError: if they are of another pair, or of smaller or larger batches alone.
     """
     how = "measure them with `specjax bench cost --output FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
@@ -306,6 +307,18 @@ def check_costs(costs: Costs, pair: Pair, rows: int) -> None:
         raise ValueError(
             f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
             f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
+        )
+    if rows < costs.rows[0]:
+        raise ValueError(
+            f"CostAware: the costs were measured with at least {costs.rows[0]} rows, but the batch "
+            f"has {rows}: {how} and --rows {' '.join(map(str, (rows, *costs.rows)))}"
+        )
+    if costs.widths[-1] <= max_draft:
+        warnings.warn(
+            f"CostAware: the costs were measured with drafts of up to {costs.widths[-1] - 1} "
+            f"tokens, max_draft is {max_draft}: the times of wider passes are guessed; {how} and "
+            f"--max-draft {max_draft}",
+            stacklevel=2,
         )
     here = machine()
     if costs.machine and costs.machine != here:

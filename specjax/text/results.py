@@ -73,8 +73,10 @@ class RowInfo(NamedTuple):
 
     @property
     def discarded(self) -> np.ndarray:
-        """Drafted tokens that verification rejected."""
-        return self.drafted - self.accepted
+        """Drafted tokens that were not emitted: rejected, or accepted past an EOS or the limit."""
+        # Of what is past the end one token is the last pass's own, which was not drafted.
+        past = np.maximum(self.accepted + self.rounds - self.emitted - 1, 0)
+        return self.drafted - self.accepted + past
 
     @property
     def drafted_at(self) -> np.ndarray:

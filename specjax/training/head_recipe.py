@@ -87,6 +87,7 @@ class HeadRecipe:
             object.__setattr__(self, name, value)
         # The validation data's is one more.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
+        object.__setattr__(self, "seed", int(self.seed))
         if not isinstance(self.labelling, Labelling):
             raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # What they are made of checks the rest, before any model is loaded.

@@ -61,12 +61,12 @@ def exact_law(rule, row):
     return law
 
 
-def sample(loop, rule, copies, *, stop_after=100, seed=0):
+def sample(loop, rule, copies, *, stop_after=100, seed=0, stopping=()):
     rows = 3 * copies
     args = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (PROMPTS, LENGTHS)]
     state = begin(
         loop,
-        pair(*PARAMS),
+        pair(*PARAMS, stopping=stopping),
         *map(jnp.asarray, args),
         seeds=seed,
         ids=jnp.arange(rows, dtype=jnp.int32),
@@ -76,7 +76,7 @@ def sample(loop, rule, copies, *, stop_after=100, seed=0):
         max_length=16,
     )
     while not bool(state.finished.all()):
-        state = loop.run(pair(*PARAMS, rule), state, stop_after)
+        state = loop.run(pair(*PARAMS, rule, stopping), state, stop_after)
     return state
 
 
@@ -302,6 +302,35 @@ def test_the_law_with_drafts_that_stop_early(name):
         for row in range(3):
             law = exact_law(RULES[rule_name], row)
             assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        # 2.2 drafted tokens a row, and the rows' own.
+        drafting.Budget(int(3.2 * 3 * COPIES)),
+        *(
+            pytest.param(policy, marks=pytest.mark.exhaustive)
+            for policy in (
+                drafting.Budget(int(2.2 * 3 * COPIES)),
+                drafting.Survival(drafting.OnlineEstimate(shared=True), 0.4),
+                drafting.Survival(drafting.OnlineEstimate(), 0.4),
+                drafting.Confidence(0.5),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_the_law_with_policies_that_learn_or_look_at_other_rows(policy):
+    bound, own = policy.bind()
+    drafter = drafting.NeuralDrafter(MODEL, 3, bound, eos_ids=(EOS,))
+    loop = decoding.Speculative(MODEL, drafter, verification.Block(), eos_ids=(EOS,))
+    state = sample(loop, rules.Lossless(), COPIES, stopping=own)
+    assert (np.asarray(state.info.drafted_lengths).sum(axis=0) > 0).sum() > 2
+    texts = outputs(state)
+    for row in range(3):
+        law = exact_law(rules.Lossless(), row)
+        assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5
 
 
 def test_greedy_block_refuses_drafts_that_stop_early():

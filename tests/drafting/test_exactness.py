@@ -106,6 +106,15 @@ def test_a_row_follows_the_target_over_many_rounds(policy, verify):
     assert distance(POLICIES[policy], VERIFICATIONS[verify], [1], 4)[0] < 1e-5
 
 
+def test_a_draft_may_end_with_the_text():
+    bound = POLICIES["confidence"].bind(HEAD)[0]
+    drafter = drafting.NeuralDrafter(MODEL, G, bound, eos_ids=(1,))
+    found, varied = distance(
+        POLICIES["confidence"], VERIFICATIONS["block"], [0, 1], 2, drafter=drafter
+    )
+    assert found < 1e-5 and varied
+
+
 def without_a_last_one(block):
     """Drops the last drafted token for its value."""
     last = jnp.take_along_axis(block.tokens, jnp.maximum(block.num_drafted - 1, 0)[:, None], 1)
@@ -119,7 +128,8 @@ def by_what_comes_later(block):
 
 @pytest.mark.parametrize("cut", [without_a_last_one, by_what_comes_later])
 def test_control_what_may_not_be_looked_at_is_seen(cut):
-    fixed = drafting.FixedLength()
+    # It never ends a draft: the cut alone does.
+    policy = drafting.Survival(drafting.OnlineEstimate(), 1.0)
     # So many tokens that the last drafted one is among them.
-    assert distance(fixed, VERIFICATIONS["token"], [1], G)[0] < 1e-5
-    assert distance(fixed, VERIFICATIONS["token"], [1], G, cut=cut)[0] > 1e-3
+    assert distance(policy, VERIFICATIONS["token"], [1], G)[0] < 1e-5
+    assert distance(policy, VERIFICATIONS["token"], [1], G, cut=cut)[0] > 1e-3

@@ -79,7 +79,10 @@ def test_rates_are_those_of_the_paper(pair):
     rows = info.rows
     emitted, calls = rows.emitted.sum(), rows.verifier_calls.sum()
     assert info.verification_rate == pytest.approx(calls / emitted)
-    assert info.discard_rate == pytest.approx((rows.drafted - rows.accepted).sum() / emitted)
+    # What was drafted or drawn was emitted or discarded, but for a last token past the end.
+    lost = rows.drafted + rows.rounds - rows.emitted - rows.discarded
+    assert set(lost.tolist()) <= {0, 1}
+    assert info.discard_rate == pytest.approx(rows.discarded.sum() / emitted)
 
 
 def test_costs_decide(pair, alone):
@@ -94,12 +97,32 @@ def test_costs_decide(pair, alone):
     assert mean_drafted(cheap) > 1.0 and mean_drafted(dear) == 0.0
 
 
+def test_costs_of_other_sizes_are_told(pair):
+    few = drafting.CostAware(costs(pair, rows=(4, 8)))
+    with pytest.raises(ValueError, match="with at least 4 rows, but the batch has 1: .*--rows 1 4"):
+        specjax.Decoder(pair, stopping=few, max_draft=4, batch_size=1)
+    with pytest.warns(UserWarning, match="drafts of up to 4 tokens, max_draft is 6: .*draft 6"):
+        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), max_draft=6, **SHAPE)
+
+
+def test_a_draft_ends_with_the_text(pair):
+    """What is drafted past an end of text could never be emitted."""
+    policy = drafting.Confidence(0.0)
+    decoder = specjax.Decoder(pair, max_draft=8, stopping=policy, **SHAPE)
+    rows = decoder(PROMPTS, seed=1).info.rows
+    fixed = specjax.Decoder(pair, max_draft=8, **SHAPE)(PROMPTS, seed=1).info.rows
+    assert rows.drafted.sum() / rows.rounds.sum() < fixed.drafted.sum() / fixed.rounds.sum()
+
+
 def test_costs_of_another_pair_or_machine_are_told(pair):
     with pytest.raises(ValueError, match=r"costs are those of another pair \(a\+b; this one is"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, pair="a+b")))
     with pytest.warns(UserWarning, match="measured on another machine \\(elsewhere; this one is"):
         specjax.Decoder(
-            pair, batch_size=8, stopping=drafting.CostAware(costs(pair, machine="elsewhere"))
+            pair,
+            batch_size=8,
+            max_draft=4,
+            stopping=drafting.CostAware(costs(pair, machine="elsewhere")),
         )
 
 
@@ -170,6 +193,7 @@ def test_costs_that_fit_nothing_are_refused(pair, options, message):
 
 
 def test_an_engine_has_no_more_rows_than_the_costs(pair):
-    decoder = specjax.Decoder(pair, batch_size=8, stopping=drafting.CostAware(costs(pair)))
+    policy = drafting.CostAware(costs(pair))
+    decoder = specjax.Decoder(pair, batch_size=8, max_draft=4, stopping=policy)
     with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: give the Decoder"):
         decoder.engine(prompt_length=8, rows=9)

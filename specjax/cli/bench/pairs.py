@@ -143,7 +143,9 @@ class Setup:
     ) -> decoding.Speculative:
         """Lossless block verification; a fixed draft length without a (bound) policy."""
         policy = drafting.FixedLength() if policy is None else policy
-        drafter = drafting.NeuralDrafter(self.drafter, max_draft, policy)
+        # As `Decoder` does it.
+        ends = () if policy.is_fixed else self.eos_ids
+        drafter = drafting.NeuralDrafter(self.drafter, max_draft, policy, eos_ids=ends)
         return decoding.Speculative(
             self.verifier, drafter, Block(), widths=widths, eos_ids=self.eos_ids
         )

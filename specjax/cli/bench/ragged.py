@@ -68,13 +68,20 @@ def run(args: argparse.Namespace) -> Report:
     if args.grown:
         raise ValueError("--grown is not for ragged: costs are measured of the pair as it is")
     setup, pair = pairs.load(args)
-    setup.check_fits(max(args.rows), max(args.max_draft, *args.fixed))
+    setup.check_fits(max(args.rows), max([args.max_draft, *args.fixed]))
     print("measuring what passes cost ...", flush=True)
-    costs = measure_costs(pair, sorted(set(args.rows)), powers_of_two(args.max_draft + 1))
+    sizes, several = sorted(set(args.rows)), powers_of_two(args.max_draft + 1)
+    costs = measure_costs(pair, sizes, several)
+    # A program of one width has rounds of another cost.
+    by_widths = {several: costs}
+    for longest in {args.max_draft, *args.fixed}:
+        by_widths[(longest + 1,)] = measure_costs(pair, sizes, (longest + 1,))
     table = []
     for rows, temperature in itertools.product(args.rows, args.temperatures):
         print(f"B={rows} T={temperature:g} ...", flush=True)
-        table += _measure(args, setup, _candidates(args, setup, costs), costs, rows, temperature)
+        table += _measure(
+            args, setup, _candidates(args, setup, costs), by_widths, rows, temperature
+        )
     notes = ["speedup: over the verifier alone. predicted_ms: by the costs, without the call's."]
     return Report(table, _COLUMNS, notes, {"costs": costs.to_dict()})
 
@@ -99,7 +106,7 @@ def _measure(
     args: argparse.Namespace,
     setup: Setup,
     candidates: list[Candidate],
-    costs: Costs,
+    by_widths: dict[tuple[int, ...], Costs],
     rows: int,
     temperature: float,
 ) -> list[dict[str, Any]]:
@@ -114,7 +121,7 @@ def _measure(
     spent = seconds.sum(axis=1) / args.repeats
     table = []
     for one, taken in zip(candidates, spent, strict=True):
-        passes = [_passes(setup, one, part, temperature, costs, rows) for part in batches]
+        passes = [_passes(setup, one, part, temperature, by_widths, rows) for part in batches]
         emitted, rounds, drafted, predicted = map(sum, zip(*passes, strict=True))
         table.append(
             {
@@ -126,7 +133,7 @@ def _measure(
                 "tokens_per_call": emitted / rounds,
                 "drafted_per_call": drafted / rounds,
                 "ms_per_token": 1e3 * taken / emitted,
-                "predicted_ms": 1e3 * predicted / emitted,
+                "predicted_ms": 1e3 * predicted / emitted if predicted else None,
             }
         )
     for row in table:
@@ -142,14 +149,23 @@ def _widths(method: Method) -> str:
 
 
 def _passes(
-    setup: Setup, one: Candidate, part: slice, temperature: float, costs: Costs, rows: int
+    setup: Setup,
+    one: Candidate,
+    part: slice,
+    temperature: float,
+    by_widths: dict[tuple[int, ...], Costs],
+    rows: int,
 ) -> tuple[int, int, int, float]:
     """Emitted tokens, rounds and drafted tokens of one batch, and the seconds of its passes."""
     method, params = one.method, setup.params_of(one.method, one.own)
-    place = costs.rows.index(rows)
-    widths = method.round.verifier_widths if isinstance(method, Speculative) else (1,)
-    times = dict(zip(widths, costs.at_widths(widths).verifier[place], strict=True))
     state = setup.start(method, part, temperature, stopping=one.own)
+    if not isinstance(method, Speculative):
+        state = method.run(params, state, setup.max_new)  # whose passes are not measured
+        return int(state.lengths.sum()), int(state.steps.sum()), 0, 0.0
+    widths = method.round.verifier_widths
+    costs = by_widths[widths]
+    place = costs.rows.index(rows)
+    times = dict(zip(widths, costs.verifier[place], strict=True))
     before, seconds = jax.device_get(state.info), 0.0
     while not np.all(state.finished):
         state = method.run(params, state, 1)

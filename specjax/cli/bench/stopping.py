@@ -3,7 +3,6 @@
 import argparse
 import copy
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
     )
     lists: dict[str, tuple[type, list[Any], str]] = {
-        _FIXED: (int, [2, 4, 6, 8, 10, 12, 14], "draft lengths"),
+        _FIXED: (int, list(range(1, 15)), "draft lengths"),
         "confidence": (float, _CONFIDENCES, "thresholds of Confidence"),
         "entropy": (float, _ENTROPIES, "thresholds of Entropy"),
         "online": (float, _RISKS, "thresholds of Survival with OnlineEstimate"),
@@ -140,6 +139,7 @@ def run(args: argparse.Namespace) -> Report:
     if args.plot:
         _draw(rows, Path(args.plot))
     notes = [
+        "Times are those of the loop, without taking prompts in.",
         "gain: time per token of the fastest fixed length over this one's, minus 1; the interval "
         "is a bootstrap over batches.",
         "Settings were chosen on other prompts."
@@ -155,11 +155,13 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
     policies += [("entropy", x, drafting.Entropy(x)) for x in args.entropy]
     online = drafting.OnlineEstimate()
     policies += [("online", x, drafting.Survival(online, x)) for x in args.online]
-    if pair.drafter.head is not None:
+    if pair.drafter.head is None:
+        print("The drafter has no acceptance head: --head is left out.", flush=True)
+    else:
         policies += [("head", x, drafting.Survival(threshold=x)) for x in args.head]
     if args.costs:
         costs = drafting.read_costs(args.costs)
-        check_costs(costs, pair, args.rows[0])
+        check_costs(costs, pair, args.rows[0], args.max_draft)
         costs = costs.at_widths(powers_of_two(args.max_draft + 1))
         policies.append(("cost", None, drafting.CostAware(costs)))
     made = []
@@ -175,13 +177,16 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
     return made
 
 
-def _counts(state: DecodeState) -> tuple[int, int, int, int]:
+def _counts(state: DecodeState) -> tuple[int, ...]:
     lengths = np.arange(state.info.drafted_lengths.shape[1])
     drafted, accepted = (
-        int((np.asarray(x) * lengths).sum())
+        (np.asarray(x) * lengths).sum(axis=1)
         for x in (state.info.drafted_lengths, state.info.accepted_lengths)
     )
-    return int(state.lengths.sum()), int(state.steps.sum()), drafted, drafted - accepted
+    emitted, rounds = np.asarray(state.lengths), np.asarray(state.steps)
+    # As `RowInfo.discarded`.
+    discarded = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
+    return tuple(int(x.sum()) for x in (emitted, rounds, drafted, discarded))
 
 
 def _measure(
@@ -194,11 +199,15 @@ def _measure(
         )  # compiles
     seconds = np.zeros((len(candidates), len(batches)))
     counts = np.zeros((len(candidates), len(batches), 4), np.int64)
-    turns = itertools.product(range(args.repeats), enumerate(batches), enumerate(candidates))
-    for _, (i, part), (j, candidate) in turns:
-        spent, state = setup.run(candidate.method, part, temperature, stopping=candidate.stopping)
-        seconds[j, i] += spent
-        counts[j, i] = _counts(state)
+    order = list(enumerate(candidates))
+    for i, part in args.repeats * list(enumerate(batches)):
+        for j, candidate in order:
+            spent, state = setup.run(
+                candidate.method, part, temperature, stopping=candidate.stopping
+            )
+            seconds[j, i] += spent
+            counts[j, i] = _counts(state)
+        order.reverse()  # else each would always run behind the same one
     return [_runs(counts[j], seconds[j] / args.repeats) for j in range(len(candidates))]
 
 
@@ -222,7 +231,10 @@ def _oracle(args: argparse.Namespace, setup: Setup) -> tuple[Candidate, Runs]:
     counts = []
     for part in setup.batches(args.rows[0]):
         state = setup.run(setup.autoregressive(), part, 0.0)[1]
-        runs = drafting.agreeing_runs(_agrees(setup, part, np.asarray(state.tokens)))
+        agrees = _agrees(setup, part, np.asarray(state.tokens))
+        # Behind the end there is nothing to agree with.
+        agrees &= np.arange(agrees.shape[1]) < np.asarray(state.lengths)[:, None]
+        runs = drafting.agreeing_runs(agrees)
         counts.append(_counts(setup.run(method, part, 0.0, stopping=jnp.asarray(runs))[1]))
     found = _runs(np.array(counts), np.full(len(counts), np.nan))
     return Candidate("oracle", None, method, ()), found
