@@ -48,6 +48,7 @@ def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
         (["--fixed"], "--fixed must have at least one draft length"),
         (["--confidence", "2"], "Confidence: threshold must lie in [0, 1], got 2.0"),
         (["--costs=/missing.json"], "/missing.json cannot be read"),
+        (["--widths", "1", "2"], "widths"),
         (["--plot=/missing/plot.png"], "/missing is no directory: make it first"),
         (["--choose=/missing.txt"], "/missing.txt"),
         (["--rows=9"], "has 4 prompts, but a batch needs 9"),

@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pairs.add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=14, help="longest draft of a policy")
+    parser.add_argument(
+        "--widths",
+        type=int,
+        nargs="+",
+        help="how many tokens the verifier's passes may read, up to --max-draft + 1 (default: "
+        "powers of two); the passes of fixed lengths always fit",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
     parser.add_argument("--costs", help="a file of `specjax bench cost`, to measure CostAware too")
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
@@ -150,6 +157,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Candidate]:
+    widths = tuple(args.widths) if args.widths else None
     policies: list[tuple[str, float | None, Stopping]] = []
     policies += [("confidence", x, drafting.Confidence(x)) for x in args.confidence]
     policies += [("entropy", x, drafting.Entropy(x)) for x in args.entropy]
@@ -162,7 +170,7 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
     if args.costs:
         costs = drafting.read_costs(args.costs)
         check_costs(costs, pair, args.rows[0], args.max_draft)
-        costs = costs.at_widths(powers_of_two(args.max_draft + 1))
+        costs = costs.at_widths(widths or powers_of_two(args.max_draft + 1))
         policies.append(("cost", None, drafting.CostAware(costs)))
     made = []
     for length in args.fixed:
@@ -173,7 +181,8 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
         raise ValueError("--fixed must have at least one draft length: others are compared with it")
     for name, setting, policy in policies:
         bound, own = policy.bind(pair.drafter.head)
-        made.append(Candidate(name, setting, setup.speculative(args.max_draft, policy=bound), own))
+        method = setup.speculative(args.max_draft, widths, bound)
+        made.append(Candidate(name, setting, method, own))
     return made
 
 
@@ -227,7 +236,8 @@ def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
 
 def _oracle(args: argparse.Namespace, setup: Setup) -> tuple[Candidate, Runs]:
     """The greedy oracle's passes, without its time: it knows what the others must compute."""
-    method = setup.speculative(args.max_draft, policy=drafting.GreedyOracle())
+    widths = tuple(args.widths) if args.widths else None
+    method = setup.speculative(args.max_draft, widths, drafting.GreedyOracle())
     counts = []
     for part in setup.batches(args.rows[0]):
         state = setup.run(setup.autoregressive(), part, 0.0)[1]
