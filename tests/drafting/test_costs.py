@@ -25,7 +25,7 @@ def _written(path, **changes):
 def test_other_widths_lie_between_and_beyond():
     found = COSTS.at_widths((1, 3, 6))
     assert found.widths == (1, 3, 6) and found.draft == COSTS.draft
-    between, slope = (12 + 20) / 2, (20 - 10) / 3
+    between, slope = (12 + 20) / 2, (20 - 12) / 2
     assert found.verifier[0] == pytest.approx((10.0, between, 20 + 2 * slope))
 
 
