@@ -110,6 +110,7 @@ def test_a_stopping_policy(pair, page, temperature):
         x.info.rows.drafted.sum() / x.info.rows.rounds.sum() for x in (eager, careful, always)
     )
     assert longest > middle >= shortest
+    assert careful.info.rows.drafted_lengths[:, 1:4].any()
     assert not always.info.rows.drafted_lengths[:, 2:].any()
     if temperature == 0.0:
         assert eager.texts == careful.texts == always.texts

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,6 +17,7 @@ from specjax.cli.bench.pairs import Setup
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.text.costs import check_costs
+from specjax.text.results import RowInfo
 from specjax.types import DecodeState, Params, Stopping
 
 HELP = "stopping policies against fixed draft lengths: verifications, discarded tokens, wall time"
@@ -122,6 +124,7 @@ def run(args: argparse.Namespace) -> Report:
             where = Path(args.plot).parent
             raise FileNotFoundError(f"--plot {args.plot}: {where} is no directory: make it first")
     args.rows = [args.rows]
+    args.widths = tuple(args.widths) if args.widths else None
     setup, pair = pairs.load(args)
     other = None
     if args.choose:
@@ -157,7 +160,6 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Candidate]:
-    widths = tuple(args.widths) if args.widths else None
     policies: list[tuple[str, float | None, Stopping]] = []
     policies += [("confidence", x, drafting.Confidence(x)) for x in args.confidence]
     policies += [("entropy", x, drafting.Entropy(x)) for x in args.entropy]
@@ -170,7 +172,7 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
     if args.costs:
         costs = drafting.read_costs(args.costs)
         check_costs(costs, pair, args.rows[0], args.max_draft)
-        costs = costs.at_widths(widths or powers_of_two(args.max_draft + 1))
+        costs = costs.at_widths(args.widths or powers_of_two(args.max_draft + 1))
         policies.append(("cost", None, drafting.CostAware(costs)))
     made = []
     for length in args.fixed:
@@ -181,21 +183,15 @@ def _candidates(args: argparse.Namespace, setup: Setup, pair: Pair) -> list[Cand
         raise ValueError("--fixed must have at least one draft length: others are compared with it")
     for name, setting, policy in policies:
         bound, own = policy.bind(pair.drafter.head)
-        method = setup.speculative(args.max_draft, widths, bound)
+        method = setup.speculative(args.max_draft, args.widths, bound)
         made.append(Candidate(name, setting, method, own))
     return made
 
 
 def _counts(state: DecodeState) -> tuple[int, ...]:
-    lengths = np.arange(state.info.drafted_lengths.shape[1])
-    drafted, accepted = (
-        (np.asarray(x) * lengths).sum(axis=1)
-        for x in (state.info.drafted_lengths, state.info.accepted_lengths)
-    )
-    emitted, rounds = np.asarray(state.lengths), np.asarray(state.steps)
-    # As `RowInfo.discarded`.
-    discarded = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
-    return tuple(int(x.sum()) for x in (emitted, rounds, drafted, discarded))
+    emitted, rounds, info = jax.device_get((state.lengths, state.steps, state.info))
+    rows = RowInfo.of(info, emitted, rounds)
+    return tuple(int(x.sum()) for x in (rows.emitted, rows.rounds, rows.drafted, rows.discarded))
 
 
 def _measure(
@@ -236,8 +232,7 @@ def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
 
 def _oracle(args: argparse.Namespace, setup: Setup) -> tuple[Candidate, Runs]:
     """The greedy oracle's passes, without its time: it knows what the others must compute."""
-    widths = tuple(args.widths) if args.widths else None
-    method = setup.speculative(args.max_draft, widths, drafting.GreedyOracle())
+    method = setup.speculative(args.max_draft, args.widths, drafting.GreedyOracle())
     counts = []
     for part in setup.batches(args.rows[0]):
         state = setup.run(setup.autoregressive(), part, 0.0)[1]
