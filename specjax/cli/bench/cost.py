@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+# A lower R² is told: what such costs predict is off by a tenth and more.
+_ENOUGH = 0.95
+
+
 class Case:
     """One batch of prompts, decoded with one draft length and temperature.
 
@@ -101,6 +105,7 @@ def run(args: argparse.Namespace) -> Report:
             "takes besides. one_width_r_squared: of a fit with one cost for all widths.",
             "Predicted against measured, on prompts and at draft lengths that were not fitted:",
             *Report(predictions, shown).table().splitlines(),
+            *_doubts(fits, args.rows),
         ],
     )
     if args.output is not None:
@@ -112,6 +117,16 @@ def run(args: argparse.Namespace) -> Report:
         told = _described(args, setup, pair, fits)
         write_atomically(Path(args.output), costs_file(costs, **told))
     return report
+
+
+def _doubts(fits: list[Fit], rows: list[int]) -> list[str]:
+    """What to do about a fit that explains too little."""
+    return [
+        f"B={batch}: R² is {found.r_squared:.3f}, below {_ENOUGH}: other work disturbed the runs, or "
+        "they are too few; measure again on a quieter machine, with more --prompts or --repeats"
+        for found, batch in zip(fits, rows, strict=True)
+        if found.r_squared < _ENOUGH
+    ]
 
 
 def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
