@@ -17,6 +17,9 @@ from specjax.text.capacity import in_words
 from specjax.text.costs import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
+# A lower R² is told.
+_ENOUGH = 0.95
+
 HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
 
 
@@ -38,10 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-# A lower R² is told: what such costs predict is off by a tenth and more.
-_ENOUGH = 0.95
-
-
 class Case:
     """One batch of prompts, decoded with one draft length and temperature.
 
@@ -122,8 +121,8 @@ def run(args: argparse.Namespace) -> Report:
 def _doubts(fits: list[Fit], rows: list[int]) -> list[str]:
     """What to do about a fit that explains too little."""
     return [
-        f"B={batch}: R² is {found.r_squared:.3f}, below {_ENOUGH}: other work disturbed the runs, or "
-        "they are too few; measure again on a quieter machine, with more --prompts or --repeats"
+        f"B={batch}: R² is {found.r_squared:.3f}, below {_ENOUGH}: other work disturbed the runs, "
+        "or they are too few; measure again on a quieter machine, with more --prompts or --repeats"
         for found, batch in zip(fits, rows, strict=True)
         if found.r_squared < _ENOUGH
     ]
