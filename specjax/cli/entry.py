@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from typing import NoReturn
 
 INTERRUPTED = 130
@@ -26,6 +27,8 @@ def run() -> NoReturn:
     except ValueError as error:
         print(f"specjax: {error}: correct or unset the environment variable", file=sys.stderr)
         sys.exit(2)
+    # One line a warning: where in specjax it was raised tells a user nothing.
+    warnings.formatwarning = lambda message, *_, **__: f"specjax: warning: {message}\n"
     status = main()
     # All is done: else Python's end would meet the signal without a handler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,6 +17,9 @@ from specjax.text.capacity import in_words
 from specjax.text.costs import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
+# A lower R² is told.
+_ENOUGH = 0.95
+
 HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
 
 
@@ -101,6 +104,7 @@ def run(args: argparse.Namespace) -> Report:
             "takes besides. one_width_r_squared: of a fit with one cost for all widths.",
             "Predicted against measured, on prompts and at draft lengths that were not fitted:",
             *Report(predictions, shown).table().splitlines(),
+            *_doubts(fits, args.rows),
         ],
     )
     if args.output is not None:
@@ -112,6 +116,16 @@ def run(args: argparse.Namespace) -> Report:
         told = _described(args, setup, pair, fits)
         write_atomically(Path(args.output), costs_file(costs, **told))
     return report
+
+
+def _doubts(fits: list[Fit], rows: list[int]) -> list[str]:
+    """What to do about a fit that explains too little."""
+    return [
+        f"B={batch}: R² is {found.r_squared:.3f}, below {_ENOUGH}: other work disturbed the runs, "
+        "or they are too few; measure again on a quieter machine, with more --prompts or --repeats"
+        for found, batch in zip(fits, rows, strict=True)
+        if found.r_squared < _ENOUGH
+    ]
 
 
 def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
