@@ -168,13 +168,10 @@ class LoopMethod(abc.ABC):
         )
         prompts = prompts._replace(seeds=seeds, ids=ids)
         static = (max_new, int(max_length), bool(token_log_probs))
-        jitted, shardings = self._jitted_init(static, params, prompts)
-        # What is traced here is not traced again by `init`.
-        traced = jitted.trace(self, *static, params, prompts)
+        leaves, structure = jax.tree.flatten((params, prompts))
+        state, product = _traced_bytes(self, static, structure, tuple(map(_kind, leaves)))
         devices = 1 if self.partitioner is None else self.partitioner.mesh.size
-        product = max(_products(traced.jaxpr.jaxpr), default=0)
-        certain = nbytes(traced.out_info, shardings) + nbytes(params) // devices
-        return max(certain, product // (64 * devices))
+        return max(state + nbytes(params) // devices, product // (64 * devices))
 
     def _jitted_init(
         self, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
@@ -237,6 +234,25 @@ def _products(jaxpr: Any) -> Iterator[int]:
 
 def _is_jaxpr(value: Any) -> bool:
     return hasattr(value, "eqns")
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """What the tracing of a function depends on of an argument."""
+    return leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
+
+
+# Kept, because every call of a Decoder asks, and tracing takes as long as decoding some tokens.
+@functools.lru_cache(maxsize=256)
+def _traced_bytes(
+    method: LoopMethod, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
+) -> tuple[int, int]:
+    """The bytes of a first state on each device, and of its largest product on all."""
+    shapes = [jax.ShapeDtypeStruct(*kind[:2], sharding=kind[2]) for kind in kinds]
+    params, prompts = jax.tree.unflatten(structure, shapes)
+    jitted, shardings = method._jitted_init(static, params, prompts)
+    # What is traced here is not traced again by `init`.
+    traced = jitted.trace(method, *static, params, prompts)
+    return nbytes(traced.out_info, shardings), max(_products(traced.jaxpr.jaxpr), default=0)
 
 
 @functools.lru_cache(maxsize=256)

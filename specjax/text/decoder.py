@@ -25,7 +25,7 @@ from specjax.text.models import Models, TextModel
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.requests import Request, settings_of
 from specjax.text.results import Result, Row, collect
-from specjax.text.rows import finished_rows, to_row
+from specjax.text.rows import are_independent, checked_engines, finished_rows, to_row
 from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
 
 
@@ -347,7 +347,7 @@ class Decoder:
         requests, rule, log_probs = asked
         multiple = _row_multiple(self.method)
         lengths = [len(request.tokens) for request in requests]
-        independent = _are_independent(self.method, requests)
+        independent = are_independent(self.method, requests)
         turns = prompts_lib.TURNS if independent else prompts_lib.TURNS_AGAIN
         plans = list(prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple, turns))
         done = done if independent else frozenset(done)
@@ -360,19 +360,9 @@ class Decoder:
             sizes = {"rows": plan.rows, "refill": plan.refill, "prompt_length": plan.length}
             return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
 
-        # Whatever does not fit is refused now, not when its turn comes.
-        wanted = (plan for plan in plans if any(int(m) not in done for m in plan.members))
-        for same in {plan[1:]: plan for plan in wanted}.values():
-            make_engine(same)
-        done_rows = finished_rows(make_engine, requests, plans, done, progress, eager=eager)
+        engines = checked_engines(make_engine, plans, done)
+        done_rows = finished_rows(engines, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
-
-
-def _are_independent(method: Method, requests: list[Request]) -> bool:
-    """Whether a row comes out the same without the others, if these keep their slots."""
-    longest = (None, method.max_draft)
-    same = method.independent_rows and all(r.draft_limit in longest for r in requests)
-    return same and jax.process_count() == 1  # a process sees the rounds of its own rows alone
 
 
 def _checked_rule(method: Method, rule: Rule) -> Rule:

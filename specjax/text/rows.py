@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+import jax
 import tqdm
 
 from specjax.text.engine import Engine, Finished
@@ -10,6 +11,33 @@ from specjax.text.prompts import SlotPlan
 from specjax.text.requests import Request
 from specjax.text.results import Row
 from specjax.tokenizers import Tokenizer
+from specjax.types import Method
+
+
+def are_independent(method: Method, requests: list[Request]) -> bool:
+    """Whether a row comes out the same without the others, if these keep their slots."""
+    longest = (None, method.max_draft)
+    same = method.independent_rows and all(r.draft_limit in longest for r in requests)
+    return same and jax.process_count() == 1  # a process sees the rounds of its own rows alone
+
+
+def checked_engines(
+    make_engine: Callable[[SlotPlan], Engine], plans: Sequence[SlotPlan], done: Collection[int]
+) -> Callable[[SlotPlan], Engine]:
+    """Makes an engine of each shape at once: what does not fit is refused now, not in its turn.
+
+    Args:
+      make_engine: makes the engine of a plan, or raises ValueError.
+      plans: which rows share slots.
+      done: rows that are not wanted.
+
+    Returns:
+      Like `make_engine`; the engines that are made already are used, once.
+    """
+    wanted = (plan for plan in reversed(plans) if any(int(m) not in done for m in plan.members))
+    firsts = {plan[1:]: plan for plan in wanted}.values()
+    ready = {int(plan.members[0]): make_engine(plan) for plan in firsts}
+    return lambda plan: ready.pop(int(plan.members[0]), None) or make_engine(plan)
 
 
 def finished_rows(
