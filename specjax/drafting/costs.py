@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ FORMAT = 1
 _HOW = "measure it with specjax bench cost --output FILE"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Costs:
     """The seconds of one pass of a pair's models, at some batch sizes and widths; hashable.
 
@@ -63,6 +64,13 @@ class Costs:
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
+
+    def __repr__(self) -> str:
+        times = f"{zlib.crc32(repr((self.draft, self.verifier)).encode()):08x}"
+        return (
+            f"Costs(rows={self.rows}, widths={self.widths}, pair={self.pair!r}, "
+            f"machine={self.machine!r}, times of CRC {times})"
+        )
 
     def at_widths(self, widths: Sequence[int]) -> "Costs":
         """The same with other widths of the verifier's passes: those that a loop compiles.

@@ -109,7 +109,8 @@ class NeuralDrafter(Drafter):
         check_count("min_draft", self.min_draft, "give a whole number", low=0)
         if self.min_draft > self.max_draft:
             raise ValueError(
-                f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
+                f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}: "
+                "give a smaller min_draft or a larger max_draft"
             )
         check_policy(self.stopping)
         check_eos_ids(self.eos_ids, self.vocab_size)

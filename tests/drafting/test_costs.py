@@ -86,3 +86,9 @@ def test_other_files_are_refused(tmp_path, content, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent.json cannot be read"):
         read_costs(tmp_path / "absent.json")
+
+
+def test_what_is_shown_is_short_and_tells_costs_apart():
+    other = dataclasses.replace(COSTS, draft=(1.0, 3.5))
+    assert repr(COSTS) == repr(dataclasses.replace(COSTS)) != repr(other)
+    assert "12.0" not in repr(COSTS)

@@ -241,7 +241,7 @@ def test_the_cost_is_weighed_over_all_lengths(seed):
     expected = False
     for more in range(1, G - drafted + 1):
         ends = np.minimum(more, np.asarray(limits) - drafted)
-        gain = sum(survival[b] * 0.7**j for b in range(B) for j in range(1, ends[b] + 1))
+        gain = sum(survival[b] * 0.85**j for b in range(B) for j in range(1, ends[b] + 1))
         if any(ends >= more):
             cost = 0.05 * more + widths[drafted + more] - widths[drafted]
             expected |= per_token * gain > cost

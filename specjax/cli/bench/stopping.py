@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tqdm
 
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
@@ -198,21 +199,26 @@ def _measure(
     setup: Setup, candidates: list[Candidate], temperature: float, args: argparse.Namespace
 ) -> list[Runs]:
     batches = setup.batches(args.rows[0])
-    for candidate in candidates:
-        setup.run(
-            candidate.method, batches[0], temperature, stopping=candidate.stopping
-        )  # compiles
-    seconds = np.zeros((len(candidates), len(batches)))
-    counts = np.zeros((len(candidates), len(batches), 4), np.int64)
-    order = list(enumerate(candidates))
-    for i, part in args.repeats * list(enumerate(batches)):
-        for j, candidate in order:
-            spent, state = setup.run(
-                candidate.method, part, temperature, stopping=candidate.stopping
-            )
-            seconds[j, i] += spent
-            counts[j, i] = _counts(state)
-        order.reverse()  # else each would always run behind the same one
+    turns = args.repeats * list(enumerate(batches))
+    runs = (1 + len(turns)) * len(candidates)
+    with tqdm.tqdm(total=runs, desc="compiling", unit="run", disable=None) as bar:
+
+        def one(candidate: Candidate, part: slice) -> tuple[float, DecodeState]:
+            bar.update()
+            return setup.run(candidate.method, part, temperature, stopping=candidate.stopping)
+
+        for candidate in candidates:
+            one(candidate, batches[0])
+        bar.set_description("measuring")
+        seconds = np.zeros((len(candidates), len(batches)))
+        counts = np.zeros((len(candidates), len(batches), 4), np.int64)
+        order = list(enumerate(candidates))
+        for i, part in turns:
+            for j, candidate in order:
+                spent, state = one(candidate, part)
+                seconds[j, i] += spent
+                counts[j, i] = _counts(state)
+            order.reverse()  # else each would always run behind the same one
     return [_runs(counts[j], seconds[j] / args.repeats) for j in range(len(candidates))]
 
 
