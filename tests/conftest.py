@@ -4,9 +4,12 @@ import os
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most tests compile small programs and run them once: LLVM's optimisations would take a fifth of
+# the time of all tests.
+_FLAGS = {"xla_force_host_platform_device_count": 8, "xla_backend_optimization_level": 0}
 _flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in _flags:
-    os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=8".strip()
+_own = [f"--{name}={value}" for name, value in _FLAGS.items() if name not in _flags]
+os.environ["XLA_FLAGS"] = " ".join([_flags, *_own]).strip()
 
 # What several tests and their subprocesses compile is compiled once. The directory is this
 # process's own: no test reads or leaves programs in the user's cache.
