@@ -182,7 +182,7 @@ def _check(
 ) -> None:
     if "checksum" in record:
         try:
-            record_of(line.encode() + b"\n")
+            record_of(line.encode())
         except ValueError:
             raise ValueError(
                 f"{name}:{number}: the line has been changed since it was written: restore it, or "
