@@ -24,7 +24,7 @@ from specjax.evaluation.efficiency import (
     impossible_share,
 )
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references, figure
-from specjax.evaluation.predictions import Predictions, named, read_predictions, read_references
+from specjax.runs.predictions import Predictions, named, read_predictions, read_references
 from specjax.runs.run_directory import RunDirectory
 
 CONFIG_NAME = "evaluate_config.json"
