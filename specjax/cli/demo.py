@@ -27,8 +27,8 @@ DRAFTER = "drafter alone"
 _BUCKET = 48
 _NOTES = (
     "interval: of BLEU, 95 % of bootstrap resamples of the captions. over_verifier: BLEU minus",
-    "that of the verifier alone, paired on the captions, with intervals that hold in 95 % of tables",
-    "for all rows at once; where 0 is in it, neither is shown to be better.",
+    "that of the verifier alone, paired on the captions; its intervals hold for all rows at once,",
+    "in 95 % of tables. Where 0 is in one, neither is shown to be better.",
 )
 # Ends of an interval so far out need more resamples than usual.
 _RESAMPLES = 5000

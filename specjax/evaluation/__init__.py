@@ -30,6 +30,8 @@ from specjax.evaluation.metrics import (
     figure,
     rouge_l,
 )
+from specjax.evaluation.programs import PassAt1, Problem, program, read_problems
+from specjax.evaluation.sandbox import Outcome, Sandbox
 
 __all__ = [
     "METRICS",
@@ -38,9 +40,13 @@ __all__ = [
     "ClassWeights",
     "Interval",
     "Metric",
+    "Outcome",
+    "PassAt1",
+    "Problem",
     "Reliability",
     "Roc",
     "RowCounts",
+    "Sandbox",
     "Sums",
     "answer_number",
     "best_constant",
@@ -59,7 +65,9 @@ __all__ = [
     "normalized",
     "pooled",
     "probabilities",
+    "program",
     "ratio",
+    "read_problems",
     "reliability",
     "roc",
     "rouge_l",

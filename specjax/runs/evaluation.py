@@ -23,7 +23,9 @@ from specjax.evaluation.efficiency import (
     efficiency,
     impossible_share,
 )
-from specjax.evaluation.metrics import METRICS, check_metrics, check_references, figure
+from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
+from specjax.evaluation.programs import PassAt1, read_problems
+from specjax.evaluation.sandbox import Sandbox
 from specjax.runs.predictions import Predictions, named, read_predictions, read_references
 from specjax.runs.run_directory import RunDirectory
 
@@ -31,6 +33,8 @@ CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
 Path = str | os.PathLike[str]
 _PLAIN = Bootstrap()
+# A metric with its references.
+Scorer = tuple[Metric, Sequence[Sequence[str]]]
 
 
 def evaluate(
@@ -43,6 +47,8 @@ def evaluate(
     targets_field: str = "targets",
     costs: Mapping[str, float] | None = None,
     bootstrap: Bootstrap = _PLAIN,
+    problems: Path | None = None,
+    sandbox: Sandbox | None = None,
     output_dir: Path | None = None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
@@ -62,6 +68,9 @@ def evaluate(
       targets_field: see `read_predictions`.
       costs: see `specjax.evaluation.efficiency`.
       bootstrap: the resampling.
+      problems: a file of problems (see `read_problems`), a line for each row: the outputs are run as
+        programs, for the figure `pass_at_1`.
+      sandbox: where they are run; without one nothing is.
       output_dir: a new directory, or one of an earlier evaluation, which is replaced; None writes
         nothing.
       on_start: is called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
@@ -76,7 +85,7 @@ def evaluate(
     Raises:
       FileNotFoundError: a file is missing.
       ImportError: a metric's library is not installed.
-      OSError: the output directory cannot be written.
+      OSError: the output directory cannot be written, or programs cannot be contained.
       TypeError: an argument has a wrong type.
       ValueError: a metric is unknown, a file is unreadable, the files have not the same rows, or
         there are no references.
@@ -94,14 +103,16 @@ def evaluate(
     runs = [run for several in methods.values() for run in several]
     _check_rows(runs)
     texts = _references(runs, references, references_field, metrics, targets_field)
-    for metric in metrics:
-        check_references(METRICS[metric], texts)
+    scorers = {metric: (METRICS[metric], texts) for metric in metrics}
+    scorers |= _programs(runs, problems, sandbox)
+    for metric, wanted in scorers.values():
+        check_references(metric, wanted)
 
     took = {run.path: _decoding(run, prices) for run in runs}
 
     def score() -> dict[str, Any]:
         figures = {
-            name: _figures([(run, took[run.path]) for run in several], metrics, texts)
+            name: _figures([(run, took[run.path]) for run in several], scorers)
             for name, several in methods.items()
         }
         return {
@@ -118,7 +129,7 @@ def evaluate(
         asked = {
             "predictions": {name: list(map(os.fspath, paths)) for name, paths in files.items()},
             "references": None if references is None else str(references),
-            "metrics": list(metrics),
+            "metrics": list(scorers),
             "costs": prices,
         }
         run.claim(asked, replace=True)
@@ -180,6 +191,28 @@ def _references(
     )
 
 
+def _programs(
+    runs: Sequence[Predictions], path: Path | None, sandbox: Sandbox | None
+) -> dict[str, Scorer]:
+    """pass@1, if it is asked for and programs can be contained."""
+    if path is None:
+        return {}
+    if sandbox is None:
+        raise ValueError(
+            f"problems={os.fspath(path)} would run the predictions as programs: give a sandbox, "
+            "such as SANDBOX=@Sandbox(), to run them"
+        )
+    check_part("sandbox", sandbox, ("run", "check"), "Sandbox()")
+    found = read_problems(path)
+    if len(found) != len(runs[0]):
+        raise ValueError(
+            f"{os.fspath(path)} has {len(found)} problems, but {runs[0].path} has "
+            f"{len(runs[0])} rows: give one problem for each prediction"
+        )
+    sandbox.check()
+    return {"pass_at_1": (PassAt1(sandbox), found)}
+
+
 def _decoding(run: Predictions, costs: Mapping[str, float] | None) -> dict[str, Sums]:
     """What the decoding of one file took; nothing if the file does not say."""
     if run.counts is None or run.log_target is None or run.log_p is None:
@@ -197,12 +230,11 @@ def _decoding(run: Predictions, costs: Mapping[str, float] | None) -> dict[str, 
 
 def _figures(
     runs: Sequence[tuple[Predictions, Mapping[str, Sums]]],
-    metrics: Sequence[str],
-    references: list[tuple[str, ...]],
+    scorers: Mapping[str, Scorer],
 ) -> dict[str, Sums]:
     """The figures of one method, over all of its runs."""
     made = [
-        {**{m: figure(METRICS[m], run.outputs, references) for m in metrics}, **took}
+        {**{k: figure(m, run.outputs, texts) for k, (m, texts) in scorers.items()}, **took}
         for run, took in runs
     ]
     common = [name for name in made[0] if all(name in figures for figures in made)]

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from specjax.cli.main import main
+from specjax.evaluation import PassAt1, sandbox
 from specjax.runs.lines import line_of
 from tests.cli.infer_command import TEXTS, arguments, rows
 
@@ -137,6 +138,29 @@ def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys
     assert status == 0 and "bleu" not in figures
     assert figures["nats_per_token"]["value"] is None
     assert math.isclose(figures["impossible_share"]["value"], 1 / len(TEXTS))
+
+
+def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
+    problems = [{"test_list": [f"assert one() == {i}"]} for i in (1, 1, 2)]
+    outputs = ["def one(): return 1", "def one(): return 2", "def one(): return 2"]
+    settings = {
+        "PREDICTIONS": write(tmp_path / "p.jsonl", [{"prediction": text} for text in outputs]),
+        "PROBLEMS": write(tmp_path / "problems.jsonl", problems),
+        "METRICS": "()",
+    }
+    monkeypatch.setattr(PassAt1, "values", lambda *_: pytest.fail("a program was run"))
+    assert "give a sandbox" in refused(capsys, **settings)
+    settings["SANDBOX"] = "@Sandbox()"
+    monkeypatch.setattr(sandbox, "missing", lambda: "none here")
+    assert "cannot be contained here (none here)" in refused(capsys, **settings)
+    monkeypatch.undo()
+    if sandbox.missing() is not None:
+        pytest.skip(f"no sandbox here: {sandbox.missing()}")
+    status, out, _ = run(capsys, **settings, **{"Sandbox.seconds": 30.0})
+    found = json.loads(out.splitlines()[-1])["methods"]["p"]["figures"]["pass_at_1"]
+    assert status == 0 and found["value"] == pytest.approx(200 / 3)
+    write(tmp_path / "problems.jsonl", problems[:2])
+    assert "has 2 problems, but" in refused(capsys, **settings)
 
 
 GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", "targets": "b"}]
