@@ -68,8 +68,8 @@ def evaluate(
       targets_field: see `read_predictions`.
       costs: see `specjax.evaluation.efficiency`.
       bootstrap: the resampling.
-      problems: a file of problems (see `read_problems`), a line for each row: the outputs are run as
-        programs, for the figure `pass_at_1`.
+      problems: a file of problems (see `read_problems`), a line for each row: the outputs are run
+        as programs, for the figure `pass_at_1`.
       sandbox: where they are run; without one nothing is.
       output_dir: a new directory, or one of an earlier evaluation, which is replaced; None writes
         nothing.
@@ -103,7 +103,7 @@ def evaluate(
     runs = [run for several in methods.values() for run in several]
     _check_rows(runs)
     texts = _references(runs, references, references_field, metrics, targets_field)
-    scorers = {metric: (METRICS[metric], texts) for metric in metrics}
+    scorers: dict[str, Scorer] = {metric: (METRICS[metric], texts) for metric in metrics}
     scorers |= _programs(runs, problems, sandbox)
     for metric, wanted in scorers.values():
         check_references(metric, wanted)
