@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specjax.checks import check_part
 from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, pooled
 from specjax.evaluation.efficiency import (
@@ -92,6 +94,8 @@ def evaluate(
     """
     if isinstance(metrics, str):
         raise TypeError(f"metrics must be a tuple of names, got {metrics!r}; write ({metrics!r},)")
+    if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
+        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
     check_metrics(metrics)
     check_part("bootstrap", bootstrap, ("interval", "difference"), "Bootstrap()")
     prices = None if costs is None else check_costs(costs)
@@ -246,23 +250,29 @@ def _scores(
     figures: Mapping[str, Mapping[str, Sums]],
     bootstrap: Bootstrap,
 ) -> dict[str, Any]:
+    # Resampled once, for the intervals and for all differences.
+    resampled = {
+        name: {key: bootstrap.replicates(sums) for key, sums in of_one.items()}
+        for name, of_one in figures.items()
+    }
     told: dict[str, Any] = {}
     for name, runs in methods.items():
         told[name] = {
             "files": [run.path for run in runs],
             "failed": sum(run.failed for run in runs),
             "figures": {
-                key: as_json(bootstrap.interval(sums)) for key, sums in figures[name].items()
+                key: as_json(bootstrap.summary(sums.value, resampled[name][key]))
+                for key, sums in figures[name].items()
             },
         }
     differences = []
     for other, name in itertools.combinations(methods, 2):
-        theirs, ours = figures[other], figures[name]
-        between = {
-            key: as_json(bootstrap.difference(ours[key], theirs[key]))
-            for key in ours
-            if key in theirs
-        }
+        between = {}
+        for key in (key for key in figures[name] if key in figures[other]):
+            value = figures[name][key].value - figures[other][key].value
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
+                apart = resampled[name][key] - resampled[other][key]
+            between[key] = as_json(bootstrap.summary(value, apart))
         differences.append({"method": name, "other": other, "figures": between})
     return {"methods": told, "differences": differences}
 

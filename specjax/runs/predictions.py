@@ -266,7 +266,7 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
         paths = (paths,)
     if isinstance(paths, dict):
         made = {
-            str(name): (value,) if isinstance(value, str | os.PathLike) else tuple(value)
+            str(name): tuple(value) if isinstance(value, list | tuple) else (value,)
             for name, value in paths.items()
         }
     elif isinstance(paths, list | tuple):
@@ -282,6 +282,9 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
         made = {name: (path,) for name, path in zip(names, paths, strict=True)}
     else:
         raise TypeError(f"predictions must be a path, several, or a dict of them, got {paths!r}")
+    for paths_of_one in made.values():
+        for path in paths_of_one:
+            check_path(path, "predictions=")
     if not made or not all(made.values()):
         raise ValueError("predictions is empty: give at least one file")
     return made
