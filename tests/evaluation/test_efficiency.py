@@ -1,11 +1,14 @@
+import jax
 import numpy as np
 import pytest
 
 import specjax
+from specjax import decoding, drafting, rules, sampling, testing, verification
 from specjax.data import Example
 from specjax.evaluation import Bootstrap, RowCounts, divergence, efficiency, impossible_share
 from specjax.runs.inference import _record
 from tests import tiny_pair
+from tests.decoding.helpers import begin, pair
 
 # Two rounds of five drafted tokens: two accepted and one more; five accepted, of which, with the
 # next token, two are past the limit of seven.
@@ -62,8 +65,8 @@ def test_a_verifier_alone_drafts_nothing():
 
 
 def test_rows_of_a_decoder_count_as_their_records(tmp_path):
-    pair = specjax.load_pair(**tiny_pair.write_pair(tmp_path))
-    decoder = specjax.Decoder(pair, max_draft=3, max_new_tokens=8, batch_size=4, buckets=(16,))
+    models = specjax.load_pair(**tiny_pair.write_pair(tmp_path))
+    decoder = specjax.Decoder(models, max_draft=3, max_new_tokens=8, batch_size=4, buckets=(16,))
     result = decoder(tiny_pair.sentences(6, seed=1), seed=0, progress=False)
     ours = efficiency(RowCounts.of(result))
     examples = [Example(row.index, "") for row in result]
@@ -134,3 +137,47 @@ def test_what_the_verifier_could_not_write_is_infinitely_far():
         divergence([1.0], [1.0, 2.0], [1, 1])
     with pytest.raises(ValueError, match="log_target must be finite"):
         divergence([-np.inf], [0.0], [1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "algorithm"),
+    [(rules.OPT(0.2), verification.Block()), (rules.Lossy(0.5), verification.Token())],
+    ids=["OPT", "Lossy"],
+)
+def test_the_loop_records_what_the_estimate_needs(rule, algorithm):
+    vocab, longest, rows, end = 4, 6, 4096, 0
+    model = testing.TabularModel(vocab)
+    tables = [testing.random_table(seed, vocab, 1) for seed in (3, 4)]
+    method = decoding.Speculative(
+        model, drafting.NeuralDrafter(model, 3), algorithm, eos_ids=(end,)
+    )
+    params = pair(*tables, rule)
+    inputs = np.full((rows, 1), 1, np.int32)
+    state = begin(
+        method,
+        params,
+        inputs,
+        np.ones(rows, np.int32),
+        max_new=longest,
+        ids=np.arange(rows),
+        limits=np.full(rows, longest),
+        sampling=sampling.Sampling(1.0),
+    )
+    state = method.run(params, state, 100)
+    found = Bootstrap().interval(divergence(state.info.log_target, state.info.log_p, state.lengths))
+
+    p, q = (np.asarray(jax.nn.softmax(table, axis=-1), np.float64) for table in tables)
+    target = np.stack(
+        [
+            np.asarray(rule(*(np.float32(x) for x in (a, b, a, b))))
+            for a, b in zip(q, p, strict=True)
+        ]
+    )
+    nats = (target * np.log(np.maximum(target, 1e-30) / p)).sum(axis=1)
+    truth, alive = np.zeros(2), np.eye(vocab)[1]
+    for _ in range(longest):
+        truth += alive @ nats[:vocab], alive.sum()
+        alive = alive @ target[:vocab]
+        alive[end] = 0.0
+    assert truth[0] / truth[1] > 0.01 and found.error < 0.05
+    assert abs(found.value - truth[0] / truth[1]) < 3.5 * found.error
