@@ -33,6 +33,10 @@ COMMANDS = {
         "specjax.cli.demo",
         "decode sample captions with the built-in pair, method by method; print a table",
     ),
+    "evaluate": (
+        "specjax.cli.evaluate",
+        "score predictions against references, with intervals; compare methods",
+    ),
     "infer": (
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
@@ -47,7 +51,7 @@ COMMANDS = {
     ),
 }
 # A program that is compiled once is not worth keeping.
-_WITHOUT_CACHE = ("convert",)
+_WITHOUT_CACHE = ("convert", "evaluate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -189,6 +189,25 @@ def _column(path: str, first: list[str], field: str | int) -> int:
 
 
 def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[str, str | None]]:
+    for number, _, row in read_objects(path):
+        inputs = _value(path, number, row, inputs_field)
+        targets = None if targets_field is None else _value(path, number, row, targets_field)
+        yield inputs, targets
+
+
+def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yields the objects of a JSONL file, plain or `.gz`.
+
+    Args:
+      path: the file.
+
+    Yields:
+      (line number from 1, the line, its object).
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is empty or not UTF-8, or a line is not one JSON object.
+    """
     for number, line in read_lines(path):
         try:
             row = json.loads(line)
@@ -203,9 +222,7 @@ def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[s
             raise ValueError(
                 f"{path}:{number}: the line must be a JSON object {{...}}, got {line[:40]}"
             )
-        inputs = _value(path, number, row, inputs_field)
-        targets = None if targets_field is None else _value(path, number, row, targets_field)
-        yield inputs, targets
+        yield number, line, row
 
 
 def _value(path: str, number: int, row: dict[str, Any], field: Any) -> str:

@@ -1,82 +1,230 @@
 """Metrics of output texts against references, all from 0 to 100.
 
-sacrebleu and rouge-score are an optional extra: they are imported where they are used.
+Each gives statistics of every example and a score of their sums, so that `Bootstrap` can resample
+it. sacrebleu and rouge-score are an optional extra: they are imported where they are used.
+
+Axes: n examples, k statistics of an example.
 """
 
-import statistics
+import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from specjax.checks import require
+from specjax.evaluation.answers import answer_number, equal_answers, equal_numbers, token_f1
+from specjax.evaluation.bootstrap import Sums, divided
 
-Metric = Callable[[Sequence[str], Sequence[str]], float]
+# One reference, or several for one output.
+References = str | Sequence[str]
 
 
-def bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU, as sacreBLEU computes it (13a tokenisation, case sensitive).
+class Metric(abc.ABC):
+    """What scores texts; `METRICS` has those that have a name.
 
-    Args:
-      outputs: n texts.
-      references: n texts, one for each output.
-
-    Returns:
-      0 to 100.
-
-    Raises:
-      ValueError: there are no texts, not as many outputs as references, or sacrebleu is not
-        installed.
-
-    Source: Papineni et al. 2002; Post 2018.
+    Attributes:
+      library: the module that must be importable, or None.
     """
-    _check_counts(outputs, references)
-    return float(_imported("sacrebleu").corpus_bleu(list(outputs), [list(references)]).score)
+
+    library: str | None = None
+
+    @abc.abstractmethod
+    def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """`[n, k]` float64, those of n outputs, each with at least one reference."""
+
+    @abc.abstractmethod
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """`[m, k]` summed statistics -> `[m]` scores, 0 to 100."""
+
+    def refusal(self, references: Sequence[str]) -> str | None:
+        """Why an example with these references cannot be scored, or None."""
+        return None
+
+    def __call__(self, outputs: Sequence[str], references: Sequence[References]) -> float:
+        """The score of n outputs, 0 to 100; arguments and errors as of `figure`."""
+        return figure(self, outputs, references).value
 
 
-def rouge_l(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """The mean F1 of ROUGE-L over the longest common subsequence, without stemming.
+def figure(metric: Metric, outputs: Sequence[str], references: Sequence[References]) -> Sums:
+    """A metric of texts, as what `Bootstrap` takes.
 
     Args:
+      metric: such as `METRICS["bleu"]`.
       outputs: n texts.
-      references: n texts, one for each output.
+      references: for each output a text, or several of which the best counts (BLEU: which all
+        count, see sacreBLEU).
 
     Returns:
-      0 to 100.
+      The figure; its `value` is the score.
 
     Raises:
-      ValueError: there are no texts, not as many outputs as references, or rouge-score is not
-        installed.
+      ImportError: the metric's library is not installed.
+      ValueError: there are no texts, not as many outputs as references, or a reference that the
+        metric cannot use.
+    """
+    if len(outputs) != len(references) or not len(outputs):
+        raise ValueError(
+            f"there are {len(outputs)} outputs and {len(references)} references; give one "
+            "reference (or a list of several) for each output, and at least one"
+        )
+    several = check_references(metric, references)
+    return Sums(metric.statistics(list(outputs), several), metric.score)
+
+
+def check_references(metric: Metric, references: Sequence[References]) -> list[tuple[str, ...]]:
+    """References as tuples of texts.
+
+    Args:
+      metric: what shall use them.
+      references: see `figure`.
+
+    Returns:
+      A tuple for each example.
+
+    Raises:
+      ValueError: an example has no reference, or one that the metric cannot use; its number is
+        counted from 0.
+    """
+    several = [(r,) if isinstance(r, str) else tuple(r) for r in references]
+    for i, texts in enumerate(several):
+        reason = metric.refusal(texts) if texts else "it has none"
+        if reason is not None:
+            raise ValueError(f"the references of example {i} cannot be used: {reason}")
+    return several
+
+
+class SacreBleu(Metric):
+    """A metric of sacreBLEU with its default settings.
+
+    Args:
+      name: the class in `sacrebleu.metrics`: "BLEU" (13a tokenisation, case sensitive, exponential
+        smoothing; k = 10) or "CHRF" (n-grams of up to 6 characters, beta 2; k = 18).
+
+    Source: Papineni et al. 2002; Popović 2015; Post 2018.
+    """
+
+    library = "sacrebleu"
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def _metric(self) -> Any:
+        # sacrebleu asks whether BLEU's input was meant to be tokenised; `force` answers.
+        options = {"force": True} if self._name == "BLEU" else {}
+        return getattr(require("sacrebleu", "eval"), self._name)(**options)
+
+    def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """Counts of n-grams and lengths, as sacreBLEU's own significance tests take them."""
+        most = max(map(len, references))
+        padded = [(*texts, *(None,) * (most - len(texts))) for texts in references]
+        streams = list(zip(*padded, strict=True))
+        return np.asarray(self._metric()._extract_corpus_statistics(outputs, streams), np.float64)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """The corpus score."""
+        metric = self._metric()
+        return np.asarray(
+            [metric._compute_score_from_stats(line.tolist()).score for line in sums], np.float64
+        )
+
+
+class Mean(Metric):
+    """A metric that is the mean over examples of their best reference's value; k = 2."""
+
+    @abc.abstractmethod
+    def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        """One value for each output, 0 to 1."""
+
+    def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """Each example's value, and 1."""
+        values = np.asarray(self.values(outputs, references), np.float64)
+        return np.stack([values, np.ones_like(values)], axis=1)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """100 times the mean."""
+        return 100.0 * divided(sums[:, 0], sums[:, 1])
+
+
+class Rouge(Mean):
+    """The mean F1 of a ROUGE of rouge-score.
+
+    Args:
+      kind: "rouge1", "rouge2" (common words, pairs of words) or "rougeL" (the longest common
+        subsequence).
+      stemmer: whether words are stemmed (Porter, English).
 
     Source: Lin 2004.
     """
-    _check_counts(outputs, references)
-    scorer = _imported("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
-    pairs = zip(references, outputs, strict=True)
-    return 100.0 * statistics.fmean(scorer.score(r, o)["rougeL"].fmeasure for r, o in pairs)
+
+    library = "rouge_score.rouge_scorer"
+
+    def __init__(self, kind: str, *, stemmer: bool = False):
+        self._kind, self._stemmer = kind, stemmer
+
+    def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        """F1, as rouge-score computes it."""
+        module = require("rouge_score.rouge_scorer", "eval")
+        scorer = module.RougeScorer([self._kind], use_stemmer=self._stemmer)
+        pairs = zip(outputs, references, strict=True)
+        return [scorer.score_multi(list(r), o)[self._kind].fmeasure for o, r in pairs]
 
 
-def exact_match(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """The share of outputs that equal their reference, but for the space around both.
+class BestOf(Mean):
+    """A mean of the best that a function of an output and a reference gives.
 
     Args:
-      outputs: n texts.
-      references: n texts, one for each output.
-
-    Returns:
-      0 to 100.
-
-    Raises:
-      ValueError: there are no texts, or not as many outputs as references.
+      compare: output, reference -> 0 to 1.
     """
-    _check_counts(outputs, references)
-    pairs = zip(outputs, references, strict=True)
-    return 100.0 * statistics.fmean(o.strip() == r.strip() for o, r in pairs)
 
+    def __init__(self, compare: Callable[[str, str], float]):
+        self._compare = compare
+
+    def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        """The best value over an output's references."""
+        pairs = zip(outputs, references, strict=True)
+        return [max(self._compare(o, text) for text in r) for o, r in pairs]
+
+
+class NumericAccuracy(BestOf):
+    """The share of outputs whose number is that of a reference, as GSM8K is scored.
+
+    An output without a number is wrong; a reference must have one.
+
+    Source: Cobbe et al. 2021; see `specjax.evaluation.answers.answer_number`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(equal_numbers)
+
+    def refusal(self, references: Sequence[str]) -> str | None:
+        """A reference must have a number."""
+        bad = next((text for text in references if answer_number(text) is None), None)
+        return None if bad is None else f"{bad[-40:]!r} has no number"
+
+
+bleu, chrf = SacreBleu("BLEU"), SacreBleu("CHRF")
+rouge_1, rouge_2, rouge_l = Rouge("rouge1"), Rouge("rouge2"), Rouge("rougeL")
+# Equal but for the space around both.
+exact_match = BestOf(lambda output, reference: float(output.strip() == reference.strip()))
+# Those of SQuAD (Rajpurkar et al. 2016, 2018; a question without an answer has the reference "").
+answer_match, answer_f1 = BestOf(equal_answers), BestOf(token_f1)
+numeric_accuracy = NumericAccuracy()
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {"bleu": bleu, "rouge_l": rouge_l, "exact_match": exact_match}
+    {
+        "bleu": bleu,
+        "chrf": chrf,
+        "rouge_1": rouge_1,
+        "rouge_2": rouge_2,
+        "rouge_l": rouge_l,
+        "exact_match": exact_match,
+        "answer_match": answer_match,
+        "answer_f1": answer_f1,
+        "numeric_accuracy": numeric_accuracy,
+    }
 )
-_MODULES = {"bleu": "sacrebleu", "rouge_l": "rouge_score.rouge_scorer"}
 
 
 def check_metrics(names: Iterable[str]) -> None:
@@ -86,22 +234,12 @@ def check_metrics(names: Iterable[str]) -> None:
       names: keys of `METRICS`.
 
     Raises:
-      ValueError: a name is not one of `METRICS`, or what computes it is not installed.
+      ImportError: what computes a metric is not installed.
+      ValueError: a name is not one of `METRICS`.
     """
     for name in names:
         if name not in METRICS:
             raise ValueError(f"`metrics` must be among {', '.join(METRICS)}, got {name!r}")
-        if name in _MODULES:
-            _imported(_MODULES[name])
-
-
-def _imported(module: str) -> Any:
-    return require(module, "eval")
-
-
-def _check_counts(outputs: Sequence[str], references: Sequence[str]) -> None:
-    if len(outputs) != len(references) or not len(outputs):
-        raise ValueError(
-            f"there are {len(outputs)} outputs and {len(references)} references; give one "
-            "reference for each output, and at least one"
-        )
+        library = METRICS[name].library
+        if library is not None:
+            require(library, "eval")

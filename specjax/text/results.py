@@ -74,9 +74,7 @@ class RowInfo(NamedTuple):
     @property
     def discarded(self) -> np.ndarray:
         """Drafted tokens that were not emitted: rejected, or accepted past an EOS or the limit."""
-        # Of what is past the end one token is the last pass's own, which was not drafted.
-        past = np.maximum(self.accepted + self.rounds - self.emitted - 1, 0)
-        return self.drafted - self.accepted + past
+        return discarded(self.drafted, self.accepted, self.rounds, self.emitted)
 
     @property
     def drafted_at(self) -> np.ndarray:
@@ -104,6 +102,14 @@ class RowInfo(NamedTuple):
         )
         calls = {name: value.tolist() for name, value in self.calls.items()}
         return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+
+
+def discarded(
+    drafted: np.ndarray, accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray
+) -> np.ndarray:
+    """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
+    # Of what is past the end one token is the last pass's own, which was not drafted.
+    return drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
 
 
 def _total(lengths: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from specjax.checks import whole_number
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs
-from specjax.evaluation.metrics import METRICS, check_metrics
+from specjax.evaluation.metrics import METRICS, check_metrics, check_references
 from specjax.models import model_from_config
 from specjax.models.config import ModelConfig
 from specjax.text import Decoder, TextModel
@@ -76,6 +76,9 @@ class Scorer:
       pairs: the same, tokenised: inputs as the network reads them.
       name: of the data, for figures and messages.
       progress: whether to tell progress and what is left out on stderr.
+
+    Raises:
+      ValueError: a reference that a metric cannot use.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class Scorer:
         self._name, self._progress = name, progress
         count = min(len(pairs), evaluation.max_examples or len(pairs))
         self._references = [example.targets or "" for example in examples[:count]]
+        for metric in evaluation.metrics:
+            check_references(METRICS[metric], self._references)
         inputs = [pairs[i][0] for i in range(count)]
         longest = evaluation.max_input_tokens
         self._inputs = {i: x for i, x in enumerate(inputs) if 1 <= len(x) <= longest}

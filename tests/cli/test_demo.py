@@ -49,7 +49,14 @@ def test_results_and_plot(arguments, tmp_path, capsys, monkeypatch, left_out):
     # Greedy lossless decoding writes what the verifier writes.
     for name in set(LOSSLESS) - set(left_out):
         assert by_name[name, 0.0]["bleu"] == by_name["verifier alone", 0.0]["bleu"]
+        assert by_name[name, 0.0]["bleu_over_verifier"] == 0.0
+        assert by_name[name, 0.0]["bleu_over_verifier_interval"] == [0.0, 0.0]
         assert by_name[name, 0.0]["tokens_per_verifier_call"] >= 1
+    for row in results:
+        low, high = row["bleu_interval"]
+        assert low <= row["bleu"] <= high and f"[{low:.1f}, {high:.1f}]" in printed
+        alone = by_name["verifier alone", row["temperature"]]
+        assert row["bleu_over_verifier"] == pytest.approx(row["bleu"] - alone["bleu"])
     assert all(row["method"] in printed for row in results)
     plot = tmp_path / "quality_latency.png"
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in printed

@@ -1,0 +1,93 @@
+"""`specjax evaluate --gin.NAME=value`: scores predictions, and compares methods."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli import gin_config
+from specjax.cli.bench.report import Report
+
+if TYPE_CHECKING:
+    from specjax.runs.run_directory import RunDirectory
+
+DEFAULT_FILE = "runs/evaluate.gin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    gin_config.add_arguments(parser, DEFAULT_FILE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Scores as the gin files say; prints tables and one line of JSON."""
+    # Imported here so that `specjax --help` stays quick.
+    from specjax.evaluation import Bootstrap, Sandbox
+    from specjax.runs.evaluation import evaluate
+
+    gin_config.register(evaluate, Bootstrap, Sandbox)
+    gin_config.configure_from(args)
+
+    def record(run: "RunDirectory", *, paths: dict[str, str]) -> None:
+        config = gin_config.operative_config()
+        run.record(command=args.command_line, config=config, paths=paths)
+
+    scores = gin_config.call(evaluate, on_start=record)
+    for name, method in scores["methods"].items():
+        if method["failed"]:
+            print(
+                f"specjax: {method['failed']} rows of {name} have no prediction; they count as "
+                "empty texts",
+                file=sys.stderr,
+            )
+    print(tables(scores))
+    print(json.dumps(scores))
+    return 0
+
+
+def tables(scores: dict[str, Any]) -> str:
+    """The figures of all methods, then the differences of every two of them."""
+    methods = scores["methods"]
+    rows = [
+        {
+            "figure": key,
+            **{name: _shown(method["figures"].get(key)) for name, method in methods.items()},
+        }
+        for key in dict.fromkeys(key for m in methods.values() for key in m["figures"])
+    ]
+    percent = f"{100 * scores['level']:g} %"
+    notes = [
+        f"In brackets {percent} intervals over {scores['rows']} inputs, of {scores['resamples']} "
+        "bootstrap resamples."
+    ]
+    parts = [Report(rows, ("figure", *methods), notes).table()]
+    pairs = [
+        {
+            "method": pair["method"],
+            "minus": pair["other"],
+            "figure": key,
+            "difference": _shown(values),
+            "told_apart": {None: "-", True: "yes", False: "no"}[told_apart(values)],
+        }
+        for pair in scores["differences"]
+        for key, values in pair["figures"].items()
+    ]
+    if pairs:
+        notes = ["Paired on the same inputs. Told apart: the interval leaves out 0."]
+        parts.append(Report(pairs, tuple(pairs[0]), notes).table())
+    return "\n\n".join(parts)
+
+
+def told_apart(values: dict[str, float | None]) -> bool | None:
+    """Whether the interval of a difference leaves out 0; None where there is no interval."""
+    low, high = values["low"], values["high"]
+    return None if low is None or high is None else low > 0 or high < 0
+
+
+def _shown(values: dict[str, float | None] | None) -> str | None:
+    if values is None or values["value"] is None:
+        return None
+    value, low, high = values["value"], values["low"], values["high"]
+    if low is None or high is None:
+        return f"{value:.4g}"
+    return f"{value:.4g} [{low:.4g}, {high:.4g}]"

@@ -1,0 +1,184 @@
+"""What decoding took, and how far it went from the verifier: figures that can be resampled.
+
+Axes: n rows.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specjax.checks import one_number
+from specjax.evaluation.bootstrap import Sums, divided, mean, ratio
+from specjax.text.results import Result, discarded
+
+_NAMES = ("emitted", "rounds", "drafted", "accepted")
+VERIFIER = "verifier"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class RowCounts:
+    """The counts of n rows; see `specjax.text.RowInfo`.
+
+    Attributes:
+      emitted: `[n]` tokens, end-of-sequence tokens included.
+      rounds: `[n]` steps of the method.
+      drafted: `[n]` tokens.
+      accepted: `[n]` drafted tokens.
+      calls: model's name -> `[n]` its passes.
+      cut: `[n]` bool, whether the length limit ended the row.
+      decoded: `[n]` bool; the other rows have zeros, and no part in means over rows.
+    """
+
+    emitted: np.ndarray  # [n]
+    rounds: np.ndarray  # [n]
+    drafted: np.ndarray  # [n]
+    accepted: np.ndarray  # [n]
+    calls: Mapping[str, np.ndarray]  # [n]
+    cut: np.ndarray  # [n]
+    decoded: np.ndarray  # [n]
+
+    @classmethod
+    def of(cls, result: Result) -> "RowCounts":
+        """Those of a call of `Decoder`."""
+        rows = result.info.rows
+        return cls(
+            **{name: np.asarray(getattr(rows, name)) for name in _NAMES},
+            calls={name: np.asarray(calls) for name, calls in rows.calls.items()},
+            cut=np.asarray([reason == "length" for reason in result.ended_by]),
+            decoded=np.ones(len(result), bool),
+        )
+
+    @classmethod
+    def from_records(cls, records: Sequence[Mapping[str, Any]]) -> "RowCounts":
+        """Those of the lines of a `predictions.jsonl` of `specjax infer`.
+
+        Args:
+          records: n objects with `info` and `ended_by`; those without are not decoded.
+
+        Raises:
+          KeyError: an `info` lacks a count.
+        """
+        infos = [record.get("info") for record in records]
+        models = sorted({name for info in infos if info for name in info["calls"]})
+
+        def column(read: Any) -> np.ndarray:
+            return np.asarray([read(info) if info else 0 for info in infos], np.int64)
+
+        return cls(
+            **{name: column(lambda info, name=name: info[name]) for name in _NAMES},
+            calls={name: column(lambda info, name=name: info["calls"][name]) for name in models},
+            cut=np.asarray([record.get("ended_by") == "length" for record in records]),
+            decoded=np.asarray([info is not None for info in infos]),
+        )
+
+
+def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
+    """Figures of what decoding took.
+
+    Args:
+      counts: of n rows.
+      costs: model's name -> what one of its passes costs, in any unit, such as seconds.
+
+    Returns:
+      Figures by name, NaN where nothing was drafted or no model of that name ran:
+        `tokens_per_verifier_call`: emitted tokens per pass of the verifier.
+        `deferral_rate`: the verifier's passes per emitted token; a pass that checks a block is one
+          deferral (Faster Cascades, figure 1).
+        `drafter_share`: of the emitted tokens, those that were drafted.
+        `rejection_rate`: of the drafted tokens, those that were not accepted: the first that was
+          rejected and those behind it. With drafts of one token, the rate of figure 3 there.
+        `discard_rate`: drafted tokens that were not emitted, per emitted token (SpecDec++, 4.2).
+        `output_length`: emitted tokens per row, an end-of-sequence token included.
+        `cut_share`: of the rows, those that the length limit ended.
+        `cost_per_token`, with costs: of all passes, per emitted token. The verifier alone takes one
+          pass per token.
+
+    Raises:
+      TypeError: a cost is no number.
+      ValueError: a cost is negative or not finite, or not given for each of the models.
+    """
+    verifier = counts.calls.get(VERIFIER, np.zeros_like(counts.emitted))
+    lost = discarded(counts.drafted, counts.accepted, counts.rounds, counts.emitted)
+    rows = counts.decoded.astype(np.float64)
+    figures = {
+        "tokens_per_verifier_call": ratio(counts.emitted, verifier),
+        "deferral_rate": ratio(verifier, counts.emitted),
+        "drafter_share": ratio(counts.drafted - lost, counts.emitted),
+        "rejection_rate": ratio(counts.drafted - counts.accepted, counts.drafted),
+        "discard_rate": ratio(lost, counts.emitted),
+        "output_length": ratio(counts.emitted, rows),
+        "cut_share": ratio(counts.cut & counts.decoded, rows),
+    }
+    if costs is not None:
+        figures["cost_per_token"] = ratio(_cost(counts, check_costs(costs)), counts.emitted)
+    return figures
+
+
+def check_costs(costs: Mapping[str, float]) -> dict[str, float]:
+    """Costs as floats; raises as `efficiency` does."""
+    if not isinstance(costs, Mapping):
+        raise TypeError(
+            "costs must be a dict such as {'verifier': 1.0, 'drafter': 0.05}, got "
+            f"{type(costs).__name__}"
+        )
+    span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": np.float64}
+    return {name: one_number(f"costs: {name}", cost, **span) for name, cost in costs.items()}
+
+
+def _cost(counts: RowCounts, costs: Mapping[str, float]) -> np.ndarray:
+    missing = sorted({*counts.calls} - {*costs})
+    if missing:
+        raise ValueError(f"costs has no cost of a pass of {', '.join(missing)}: give one for each")
+    total = np.zeros(len(counts.emitted))
+    for name, calls in counts.calls.items():
+        total += costs[name] * calls
+    return total
+
+
+def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Sums:
+    """The estimate of KL(π ‖ p) per emitted token, in nats: mean of log π - log p of the tokens.
+
+    Each token is drawn from π given those before it. So the sum over a row is an unbiased estimate
+    of its sum of KL(π_t ‖ p_t), which is the divergence of the laws of whole texts; per token it is
+    a ratio of two means, whose bias is of order 1 / n. It may be negative by chance, its mean is
+    not.
+
+    Args:
+      log_target: `[n]`, a row's sum (or one token's) of log π; finite, or NaN where it is unknown.
+      log_p: `[n]`, the same of log p; -inf where the verifier could not emit the row.
+      tokens: `[n]`, how many tokens the sums are over.
+
+    Returns:
+      The figure: infinite where a row has log p = -inf, NaN where nothing is known. A row with a
+      NaN is left out with its tokens.
+
+    Raises:
+      ValueError: the arrays have not one length n >= 1, or log π is infinite.
+
+    Source: KL(π ‖ p) = E_π[log π - log p].
+    """
+    target, p, count = (np.asarray(x, np.float64) for x in (log_target, log_p, tokens))
+    if target.ndim != 1 or not target.size or not target.shape == p.shape == count.shape:
+        raise ValueError(
+            "log_target, log_p and tokens must be three vectors [n] of one length n >= 1, got "
+            f"{target.shape}, {p.shape} and {count.shape}"
+        )
+    if np.isinf(target).any() or (p == np.inf).any():
+        raise ValueError("log_target must be finite: what was emitted had a probability above 0")
+    known = ~(np.isnan(target) | np.isnan(p))
+    impossible = known & np.isneginf(p)
+    finite = known & ~impossible
+    nats = np.subtract(target, p, out=np.zeros_like(p), where=finite)
+
+    def score(sums: np.ndarray) -> np.ndarray:
+        return np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
+
+    return Sums(np.stack([nats, count * known, impossible], axis=1), score)
+
+
+def impossible_share(log_p: ArrayLike) -> Sums:
+    """Of the rows `[n]`, those that the verifier could not have emitted: log p is -inf."""
+    return mean(np.isneginf(np.asarray(log_p, np.float64)))

@@ -1,0 +1,109 @@
+"""pass@1 of generated programs: MBPP and HumanEval."""
+
+import concurrent.futures
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from specjax.data.examples import read_objects
+from specjax.evaluation.metrics import Mean
+from specjax.evaluation.sandbox import Sandbox
+
+_FENCED = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+class Problem(NamedTuple):
+    """What a program must do.
+
+    Attributes:
+      prompt: the beginning of the program, of which the output is the rest; "" for none.
+      entry_point: the function that is tested, where the prompt begins it; "" else.
+      tests: a program that is run after it, and raises where it is wrong.
+    """
+
+    prompt: str
+    entry_point: str
+    tests: str
+
+
+def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
+    """Reads the problems of HumanEval or MBPP.
+
+    Args:
+      path: a JSONL file, plain or `.gz`, whose objects have the keys of HumanEval (`prompt`,
+        `entry_point`, `test`) or of MBPP (`test_list`, and `test_setup_code` or `test_imports`).
+
+    Returns:
+      A problem for each line.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is empty or not JSONL, or a line has neither's keys.
+    """
+    name = os.path.expanduser(os.fspath(path))
+    return [_problem(f"{name}:{number}", row) for number, _, row in read_objects(name)]
+
+
+def _problem(where: str, row: dict[str, Any]) -> Problem:
+    if all(isinstance(row.get(key), str) for key in ("prompt", "entry_point", "test")):
+        tests = f"{row['test']}\ncheck({row['entry_point']})\n"
+        return Problem(row["prompt"], row["entry_point"], tests)
+    lists = [row.get("test_imports", []), row.get("test_list")]
+    if all(isinstance(x, list) and all(isinstance(line, str) for line in x) for x in lists):
+        setup = row.get("test_setup_code") or ""
+        return Problem("", "", "\n".join([str(setup), *lists[0], *(row["test_list"])]) + "\n")
+    raise ValueError(
+        f"{where}: the line has neither the keys of HumanEval (prompt, entry_point, test) nor "
+        "those of MBPP (test_list)"
+    )
+
+
+def program(problem: Problem, output: str) -> str:
+    """The program that an output and a problem's tests make.
+
+    Args:
+      problem: the problem.
+      output: the rest of the problem's prompt, or a whole function, also in a Markdown block, of
+        which the first counts.
+
+    Returns:
+      Python.
+    """
+    fenced = _FENCED.search(output)
+    code = fenced[1] if fenced else output
+    whole = re.search(rf"^def\s+{re.escape(problem.entry_point)}\b", code, re.MULTILINE)
+    prompt = problem.prompt
+    if prompt and whole:
+        # What the prompt imports and defines stays; its function is defined again.
+        prompt = f"{prompt.rstrip()}\n    pass\n\n"
+    return f"{prompt}{code}\n\n{problem.tests}"
+
+
+class PassAt1(Mean):
+    """The share of outputs that pass their problem's tests.
+
+    The references of an output are the fields of its `Problem`.
+
+    Args:
+      sandbox: where they are run.
+      workers: programs at a time; by default as many as there are processors.
+
+    Source: Chen et al. 2021 (HumanEval), Austin et al. 2021 (MBPP); one output per problem.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, workers: int | None = None):
+        self._sandbox, self._workers = sandbox, workers or os.cpu_count() or 1
+
+    def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        """1 for each output that passes, 0 for the others."""
+        pairs = zip(outputs, references, strict=True)
+        sources = [program(Problem(*problem), output) for output, problem in pairs]
+        with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+            return [float(outcome.passed) for outcome in pool.map(self._sandbox.run, sources)]
+
+    def refusal(self, references: Sequence[str]) -> str | None:
+        """They must be the fields of a problem."""
+        if len(references) == len(Problem._fields):
+            return None
+        return f"pass@1 needs {', '.join(Problem._fields)}, got {len(references)} texts"

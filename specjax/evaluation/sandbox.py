@@ -1,0 +1,176 @@
+"""Runs untrusted Python programs, such as a model's answers to HumanEval and MBPP.
+
+On Linux a program runs in namespaces of its own (user, mount, process, network, ipc): no network,
+all files read-only but for an empty directory in memory, no process but its own, no rights; with
+limits of time, memory per process, processes and files. What it may still do is read the files that
+the user may read, and use the processor and the memory within its limits. A hole in the kernel is a
+hole in the sandbox. A program that looks for it may find out how to claim that it has passed.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specjax.checks import one_number, whole_number
+
+_LAUNCHER = Path(__file__).with_name("sandbox_launcher.py")
+_MIB = 1 << 20
+# For the processes to start: the launcher counts the program's own time. It is killed after both.
+_GRACE = 30.0
+
+
+class Outcome(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+      passed: whether it came to its end without an error, in time.
+      reason: why not; "" if it did.
+    """
+
+    passed: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """Where programs run, and within what limits.
+
+    Attributes:
+      seconds: of wall-clock time for a program.
+      memory: MiB of address space of each of its processes.
+      processes: it may have at once.
+      disk: MiB that it may write, into memory.
+      uncontained: run programs even where there are no namespaces. Then time and memory of a
+        process are limited, and nothing else: a program can write and delete the user's files, use
+        the network, and start processes without end.
+
+    Raises:
+      TypeError: a value has a wrong type.
+      ValueError: a value is outside its range.
+    """
+
+    seconds: float = 10.0
+    memory: int = 512
+    processes: int = 8
+    disk: int = 16
+    uncontained: bool = False
+
+    def __post_init__(self) -> None:
+        seconds = one_number("Sandbox: seconds", self.seconds, low=0.0, open_low=True, high=3600.0)
+        object.__setattr__(self, "seconds", seconds)
+        for name, low in (("memory", 64), ("processes", 1), ("disk", 1)):
+            value = whole_number(f"Sandbox: {name}", getattr(self, name), low=low)
+            object.__setattr__(self, name, value)
+        if not isinstance(self.uncontained, bool):
+            raise TypeError(f"Sandbox: uncontained must be True or False, got {self.uncontained!r}")
+
+    def check(self) -> None:
+        """Makes sure, before long work, that programs can be contained.
+
+        Raises:
+          OSError: they cannot, and `uncontained` is False.
+        """
+        reason = None if self.uncontained else missing()
+        if reason is not None:
+            raise OSError(
+                f"programs cannot be contained here ({reason}): writing files, the network and "
+                "starting processes would be open to them. Run this where user namespaces are "
+                "allowed, or, if you trust the programs, set Sandbox.uncontained=True"
+            )
+
+    def run(self, source: str) -> Outcome:
+        """Runs a program in a Python without site-packages.
+
+        Args:
+          source: the program; its end is what counts, not its status: `exit(0)` fails.
+
+        Returns:
+          How it ended.
+
+        Raises:
+          OSError: it could not be contained.
+        """
+        contained = not (self.uncontained and missing() is not None)
+        outcome = self._run(source, contained=contained)
+        if outcome.reason.startswith("setup: "):
+            raise OSError(f"a program could not be contained ({outcome.reason}): see Sandbox.check")
+        return outcome
+
+    def _run(self, source: str, *, contained: bool) -> Outcome:
+        token = secrets.token_hex(16)
+        with tempfile.TemporaryDirectory(prefix="specjax-sandbox-") as work:
+            reading, writing = os.pipe()
+            job = {
+                "source": source,
+                "token": token,
+                "status": writing,
+                "work": os.path.realpath(work),
+                "contained": contained,
+                "memory": self.memory * _MIB,
+                "seconds": self.seconds,
+                "processes": self.processes,
+                "disk": self.disk * _MIB,
+            }
+            with os.fdopen(reading, "rb", buffering=0) as status:
+                try:
+                    in_time = _start(job, writing, self.seconds + _GRACE)
+                finally:
+                    os.close(writing)
+                told = _told(status)
+        if told == token and in_time:
+            return Outcome(True, "")
+        late = f"not at its end after {self.seconds:g} seconds"
+        return Outcome(False, (told or "ended before its end") if in_time else late)
+
+
+@functools.cache
+def missing() -> str | None:
+    """What keeps programs from being contained on this machine, or None."""
+    if sys.platform != "linux":
+        return f"there are no namespaces on {sys.platform}"
+    outcome = Sandbox()._run("pass", contained=True)
+    return None if outcome.passed else outcome.reason
+
+
+def _start(job: dict[str, Any], writing: int, seconds: float) -> bool:
+    """Runs a job to its end; whether that came in time."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", str(_LAUNCHER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(writing,),
+        start_new_session=True,
+        cwd=job["work"],
+        env={"PATH": os.defpath, "TMPDIR": job["work"], "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+    )
+    try:
+        process.communicate(json.dumps(job).encode(), timeout=seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        process.kill()
+        process.wait()
+        if not job["contained"]:
+            _kill_group(process.pid)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _told(status: Any) -> str:
+    """What is in the pipe, without waiting for others that hold it open."""
+    os.set_blocking(status.fileno(), False)
+    return (status.read(4096) or b"").decode(errors="replace")

@@ -1,0 +1,218 @@
+"""Runs one untrusted program in namespaces of its own; a script that `sandbox` starts.
+
+It reads a job as JSON from stdin: `source`, `token`, `status` (a file descriptor), `work` (an empty
+directory), `contained`, and the limits `memory`, `seconds`, `processes`, `disk`. Into `status` it
+writes the token where the program came to its end, else why not.
+
+Three processes: the first makes the namespaces and waits; the second is process 1 in them, so that
+all die with it; the third has the limits, no rights, and runs the program. Only the standard
+library may be imported here, and nothing of specjax: it starts without site-packages.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+
+_NAMESPACES = {
+    "user": 0x10000000,
+    "mount": 0x00020000,
+    "process": 0x20000000,
+    "network": 0x40000000,
+    "ipc": 0x08000000,
+    "host name": 0x04000000,
+}
+_PRIVATE = 0x4000 | 1 << 18  # MS_REC | MS_PRIVATE
+_NOSUID, _NODEV, _NOEXEC = 2, 4, 8
+_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
+_ATTRIBUTES = 1 | 2 | 4  # read-only, no set-user-id, no devices
+_PDEATHSIG, _KEEPCAPS, _DROP_BOUND, _NO_NEW_PRIVILEGES = 1, 8, 24, 38
+_CAP_DAC_READ_SEARCH = 1 << 2
+_CAP_VERSION = 0x20080522
+_NOBODY = 65534
+# What others may listen or write at. The program sees empty ones.
+_COVERED = ("/run", "/tmp", "/var/tmp", "/dev/shm")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Runs the job."""
+    job = json.load(sys.stdin)
+    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    try:
+        if job["contained"]:
+            _enter_namespaces()
+            child = os.fork()
+            if child == 0:
+                _supervise(job)
+        else:
+            child = os.fork()
+            if child == 0:
+                _confine(job, None)
+                _execute(job)
+            _end_in_time(job)
+        os.waitpid(child, 0)
+    except OSError as error:
+        _tell(job, f"setup: {error}")
+    os._exit(0)
+
+
+def _enter_namespaces() -> None:
+    """New namespaces, in which this process has all rights, and outside of them none."""
+    uid, gid = os.getuid(), os.getgid()
+    # Of root, 65534 exists inside, too: the limit of processes does not bind root.
+    ids = {"uid_map": [uid, _NOBODY], "gid_map": [gid, _NOBODY]}
+    mine = os.getpid()
+    told, ready = os.pipe()
+    helper = os.fork() if uid == 0 else -1
+    if helper == 0:
+        # Only a process outside may map more than its own id.
+        os.close(ready)
+        os.read(told, 1)
+        for name, numbers in ids.items():
+            _write(f"/proc/{mine}/{name}", "".join(f"{n} {n} 1\n" for n in sorted({*numbers})))
+        os._exit(0)
+    os.close(told)
+    flags = 0
+    for flag in _NAMESPACES.values():
+        flags |= flag
+    _check(_libc.unshare(flags), "namespaces")
+    if helper > 0:
+        os.write(ready, b"x")
+        if os.waitpid(helper, 0)[1]:
+            raise OSError("ids cannot be mapped")
+    else:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1\n")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1\n")
+    os.close(ready)
+
+
+def _supervise(job: dict) -> None:
+    """Process 1: whatever else runs is killed when it ends."""
+    try:
+        _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+        _mount_all(job["work"], job["disk"])
+        child = os.fork()
+        if child == 0:
+            _confine(job, job["processes"])
+            _execute(job)
+        _end_in_time(job)
+        while os.wait()[0] != child:
+            pass
+    except OSError as error:
+        _tell(job, f"setup: {error}")
+    os._exit(0)
+
+
+def _end_in_time(job: dict) -> None:
+    """Ends this process when the program's time is over."""
+
+    def end(*_: object) -> None:
+        _tell(job, f"not at its end after {job['seconds']:g} seconds")
+        os._exit(0)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, job["seconds"])
+
+
+def _mount_all(work: str, disk: int) -> None:
+    """Everything read-only, but for an empty `work` that is in memory."""
+    size = f"size={disk},mode=0777".encode()
+    _check(_libc.mount(b"none", b"/", None, _PRIVATE, None), "mounts")
+    _set_read_only("/", _AT_RECURSIVE)
+    needed = [os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix)]
+    for place in _COVERED:
+        covers = any(os.path.commonpath([place, path]) == place for path in needed)
+        if covers or not os.path.isdir(place) or os.path.islink(place):
+            continue
+        _tmpfs(place, size)
+        if os.path.commonpath([place, work]) == place:
+            os.makedirs(work)
+        _set_read_only(place, 0)
+    _tmpfs(work, size)
+    # Its own processes alone.
+    flags = _NOSUID | _NODEV | _NOEXEC
+    _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "/proc")
+
+
+def _tmpfs(place: str, size: bytes) -> None:
+    path = os.fsencode(place)
+    _check(_libc.mount(b"tmpfs", path, b"tmpfs", _NOSUID | _NODEV, size), place)
+
+
+def _set_read_only(place: str, flags: int) -> None:
+    attributes = (ctypes.c_uint64 * 4)(_ATTRIBUTES, 0, 0, 0)
+    path = os.fsencode(place)
+    done = _libc.syscall(
+        _MOUNT_SETATTR, _AT_FDCWD, path, flags, ctypes.byref(attributes), ctypes.sizeof(attributes)
+    )
+    _check(done, f"{place} read-only")
+
+
+def _confine(job: dict, processes: int | None) -> None:
+    """The limits, and the last of the rights; `processes`: None for no limit."""
+    os.setsid()
+    os.chdir(job["work"])
+    limits = {
+        resource.RLIMIT_AS: job["memory"],
+        resource.RLIMIT_CPU: int(job["seconds"]) + 1,
+        resource.RLIMIT_FSIZE: job["disk"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    kept = 0
+    if job["contained"]:
+        for capability in range(64):
+            _libc.prctl(_DROP_BOUND, capability)
+        if os.getuid() == 0:
+            # Python's files may be root's alone: reading them stays allowed.
+            kept = _CAP_DAC_READ_SEARCH
+            _libc.prctl(_KEEPCAPS, 1)
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        if processes is not None:
+            resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+        header = (ctypes.c_uint32 * 2)(_CAP_VERSION, 0)
+        rights = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
+        _check(_libc.capset(ctypes.byref(header), ctypes.byref(rights)), "capabilities")
+    _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+
+
+def _execute(job: dict) -> None:
+    """Runs the program, and says whether it came to its end."""
+    me = os.getpid()
+    try:
+        exec(compile(job["source"], "program.py", "exec"), {"__name__": "__main__"})
+        told = job["token"]
+    except BaseException as error:
+        told = f"{type(error).__name__}: {error}"[:200]
+    if os.getpid() == me:  # not one that the program has made
+        _tell(job, told)
+    os._exit(0)
+
+
+def _tell(job: dict, text: str) -> None:
+    os.write(job["status"], text.encode(errors="backslashreplace"))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Scores files of predictions, and compares methods on the same inputs.
+
+Files in the output directory, if there is one:
+
+    evaluate_config.json   what was scored, and how
+    scores.json            every figure with its interval
+
+The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import check_part
+from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, pooled
+from specjax.evaluation.efficiency import (
+    check_costs,
+    divergence,
+    efficiency,
+    impossible_share,
+)
+from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
+from specjax.evaluation.programs import PassAt1, read_problems
+from specjax.evaluation.sandbox import Sandbox
+from specjax.runs.predictions import Predictions, named, read_predictions, read_references
+from specjax.runs.run_directory import RunDirectory
+
+CONFIG_NAME = "evaluate_config.json"
+SCORES_NAME = "scores.json"
+Path = str | os.PathLike[str]
+_PLAIN = Bootstrap()
+# A metric with its references.
+Scorer = tuple[Metric, Sequence[Sequence[str]]]
+
+
+def evaluate(
+    predictions: Path | Sequence[Path] | Mapping[str, Any],
+    *,
+    references: Path | Sequence[Path] | None = None,
+    references_field: str | int | None = None,
+    metrics: Sequence[str] = ("bleu", "chrf"),
+    prediction_field: str = "prediction",
+    targets_field: str = "targets",
+    costs: Mapping[str, float] | None = None,
+    bootstrap: Bootstrap = _PLAIN,
+    problems: Path | None = None,
+    sandbox: Sandbox | None = None,
+    output_dir: Path | None = None,
+    on_start: Callable[..., None] | None = None,
+) -> dict[str, Any]:
+    """Scores predictions, and compares every two methods on the same inputs.
+
+    All figures have percentile bootstrap intervals; what is resampled are the inputs, the same ones
+    for all methods, so that differences are paired. Several files of one method, such as runs of
+    other seeds, count together.
+
+    Args:
+      predictions: the files (see `read_predictions`): one, several, or name -> one or several of
+        one method. All must have the same inputs.
+      references: files of references (see `read_references`); None takes those in the predictions.
+      references_field: see `read_references`.
+      metrics: names in `METRICS`; none for figures of decoding alone.
+      prediction_field: see `read_predictions`.
+      targets_field: see `read_predictions`.
+      costs: see `specjax.evaluation.efficiency`.
+      bootstrap: the resampling.
+      problems: a file of problems (see `read_problems`), a line for each row: the outputs are run
+        as programs, for the figure `pass_at_1`.
+      sandbox: where they are run; without one nothing is.
+      output_dir: a new directory, or one of an earlier evaluation, which is replaced; None writes
+        nothing.
+      on_start: is called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
+        before scoring and after all checks.
+
+    Returns:
+      The content of `scores.json`: `methods`: name -> `files`, `failed` (rows without a prediction,
+      which count as empty texts) and `figures`: name -> `value`, `low`, `high`, `error` (null where
+      there is none, or where it is infinite: see `impossible_share`); `differences`: of every two
+      methods `method` minus `other`, figure by figure.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ImportError: a metric's library is not installed.
+      OSError: the output directory cannot be written, or programs cannot be contained.
+      TypeError: an argument has a wrong type.
+      ValueError: a metric is unknown, a file is unreadable, the files have not the same rows, or
+        there are no references.
+    """
+    if isinstance(metrics, str):
+        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}; write ({metrics!r},)")
+    if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
+        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
+    check_metrics(metrics)
+    check_part("bootstrap", bootstrap, ("interval", "difference"), "Bootstrap()")
+    prices = None if costs is None else check_costs(costs)
+    files = named(predictions)
+    fields = {"prediction_field": prediction_field, "targets_field": targets_field}
+    methods = {
+        name: [read_predictions(path, **fields) for path in paths] for name, paths in files.items()
+    }
+    runs = [run for several in methods.values() for run in several]
+    _check_rows(runs)
+    texts = _references(runs, references, references_field, metrics, targets_field)
+    scorers: dict[str, Scorer] = {metric: (METRICS[metric], texts) for metric in metrics}
+    scorers |= _programs(runs, problems, sandbox)
+    for metric, wanted in scorers.values():
+        check_references(metric, wanted)
+
+    took = {run.path: _decoding(run, prices) for run in runs}
+
+    def score() -> dict[str, Any]:
+        figures = {
+            name: _figures([(run, took[run.path]) for run in several], scorers)
+            for name, several in methods.items()
+        }
+        return {
+            "rows": len(runs[0]),
+            "resamples": bootstrap.resamples,
+            "level": bootstrap.level,
+            "seed": bootstrap.seed,
+            **_scores(methods, figures, bootstrap),
+        }
+
+    if output_dir is None:
+        return score()
+    with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,)) as run:
+        asked = {
+            "predictions": {name: list(map(os.fspath, paths)) for name, paths in files.items()},
+            "references": None if references is None else str(references),
+            "metrics": list(scorers),
+            "costs": prices,
+        }
+        run.claim(asked, replace=True)
+        if on_start is not None:
+            on_start(run, paths={r.path: os.path.abspath(r.path) for r in runs})
+        scores = score()
+        run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
+    return scores
+
+
+def _check_rows(runs: Sequence[Predictions]) -> None:
+    first = runs[0]
+    for other in runs[1:]:
+        if len(other) != len(first):
+            raise ValueError(
+                f"{other.path} has {len(other)} rows, but {first.path} has {len(first)}: compare "
+                "predictions of the same inputs"
+            )
+        for i, (ours, theirs) in enumerate(zip(first.inputs, other.inputs, strict=True)):
+            if ours is not None and theirs is not None and ours != theirs:
+                raise ValueError(
+                    f"{other.path} has another input in row {i} than {first.path}: compare "
+                    "predictions of the same inputs"
+                )
+
+
+def _references(
+    runs: Sequence[Predictions],
+    sources: Any,
+    field: Any,
+    metrics: Sequence[str],
+    targets_field: str,
+) -> list[tuple[str, ...]]:
+    """The references of all rows; none where no metric wants them."""
+    if not metrics:
+        return []
+    rows, path = len(runs[0]), runs[0].path
+    if sources is not None:
+        texts = read_references(sources, field=field)
+        if len(texts) != rows:
+            raise ValueError(
+                f"the references have {len(texts)} rows, but {path} has {rows}: give one line of "
+                "references for each prediction"
+            )
+        return texts
+    for run in runs:
+        if not any(run.targets):
+            continue
+        found = [targets for targets in run.targets if targets is not None]
+        if len(found) < rows:
+            raise ValueError(
+                f"{run.path} has no {targets_field!r} in row {run.targets.index(None)}: give "
+                "references"
+            )
+        return found
+    raise ValueError(
+        f"{path} has no references ({targets_field!r}): give a file of references, or no metrics "
+        "for the figures of decoding alone"
+    )
+
+
+def _programs(
+    runs: Sequence[Predictions], path: Path | None, sandbox: Sandbox | None
+) -> dict[str, Scorer]:
+    """pass@1, if it is asked for and programs can be contained."""
+    if path is None:
+        return {}
+    if sandbox is None:
+        raise ValueError(
+            f"problems={os.fspath(path)} would run the predictions as programs: give a sandbox, "
+            "such as SANDBOX=@Sandbox(), to run them"
+        )
+    check_part("sandbox", sandbox, ("run", "check"), "Sandbox()")
+    found = read_problems(path)
+    if len(found) != len(runs[0]):
+        raise ValueError(
+            f"{os.fspath(path)} has {len(found)} problems, but {runs[0].path} has "
+            f"{len(runs[0])} rows: give one problem for each prediction"
+        )
+    sandbox.check()
+    return {"pass_at_1": (PassAt1(sandbox), found)}
+
+
+def _decoding(run: Predictions, costs: Mapping[str, float] | None) -> dict[str, Sums]:
+    """What the decoding of one file took; nothing if the file does not say."""
+    if run.counts is None or run.log_target is None or run.log_p is None:
+        if costs is not None:
+            raise ValueError(
+                f"{run.path} does not say how many passes its rows took (`info`): leave costs out"
+            )
+        return {}
+    return {
+        **efficiency(run.counts, costs),
+        "nats_per_token": divergence(run.log_target, run.log_p, run.counts.emitted),
+        "impossible_share": impossible_share(run.log_p),
+    }
+
+
+def _figures(
+    runs: Sequence[tuple[Predictions, Mapping[str, Sums]]],
+    scorers: Mapping[str, Scorer],
+) -> dict[str, Sums]:
+    """The figures of one method, over all of its runs."""
+    made = [
+        {**{k: figure(m, run.outputs, texts) for k, (m, texts) in scorers.items()}, **took}
+        for run, took in runs
+    ]
+    common = [name for name in made[0] if all(name in figures for figures in made)]
+    return {name: pooled([figures[name] for figures in made]) for name in common}
+
+
+def _scores(
+    methods: Mapping[str, Sequence[Predictions]],
+    figures: Mapping[str, Mapping[str, Sums]],
+    bootstrap: Bootstrap,
+) -> dict[str, Any]:
+    # Resampled once, for the intervals and for all differences.
+    resampled = {
+        name: {key: bootstrap.replicates(sums) for key, sums in of_one.items()}
+        for name, of_one in figures.items()
+    }
+    told: dict[str, Any] = {}
+    for name, runs in methods.items():
+        told[name] = {
+            "files": [run.path for run in runs],
+            "failed": sum(run.failed for run in runs),
+            "figures": {
+                key: as_json(bootstrap.summary(sums.value, resampled[name][key]))
+                for key, sums in figures[name].items()
+            },
+        }
+    differences = []
+    for other, name in itertools.combinations(methods, 2):
+        between = {}
+        for key in (key for key in figures[name] if key in figures[other]):
+            value = figures[name][key].value - figures[other][key].value
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
+                apart = resampled[name][key] - resampled[other][key]
+            between[key] = as_json(bootstrap.summary(value, apart))
+        differences.append({"method": name, "other": other, "figures": between})
+    return {"methods": told, "differences": differences}
+
+
+def as_json(interval: Interval) -> dict[str, float | None]:
+    """An interval as JSON values, None for what is not finite."""
+    values = interval._asdict()
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}

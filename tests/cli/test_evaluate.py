@@ -1,0 +1,218 @@
+"""`specjax evaluate` scores files of predictions, its own and strangers'."""
+
+import json
+import math
+
+import pytest
+
+from specjax.cli.main import main
+from specjax.evaluation import PassAt1, sandbox
+from specjax.runs.lines import line_of
+from tests.cli.infer_command import TEXTS, arguments, rows
+
+
+def run(capsys, **bindings):
+    status = main(["evaluate", *(f"--gin.{name}={value}" for name, value in bindings.items())])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def write(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def refused(capsys, **bindings):
+    status, out, error = run(capsys, **bindings)
+    assert status == 2 and not out and error.count("\n") == 1
+    return error
+
+
+def test_two_methods_are_compared_on_the_same_inputs(done, paths, tmp_path, capsys):
+    source, lossless = done
+    opt = tmp_path / "opt"
+    assert main(arguments(paths, source, opt, "opt")) == 0
+    capsys.readouterr()
+    status, out, error = run(
+        capsys,
+        PREDICTIONS=f"('{lossless}', '{opt}')",
+        REFERENCES=source,
+        METRICS="('bleu', 'exact_match')",
+        COSTS="{'verifier': 1.0, 'drafter': 0.1}",
+        RESAMPLES=200,
+        OUTPUT_DIR=tmp_path / "scores",
+    )
+    assert status == 0 and not error
+    scores = json.loads((tmp_path / "scores/scores.json").read_text())
+    assert scores == json.loads(out.splitlines()[-1])
+    assert (scores["rows"], scores["resamples"], scores["level"]) == (len(TEXTS), 200, 0.95)
+    first = scores["methods"]["out"]["figures"]
+    metrics = json.loads((lossless / "metrics.json").read_text())
+    ours = first["tokens_per_verifier_call"]
+    assert ours["value"] == metrics["tokens_per_verifier_call"]
+    assert ours["low"] <= ours["value"] <= ours["high"]
+    # A lossless method follows the verifier's own law.
+    assert first["nats_per_token"] == dict.fromkeys(("value", "low", "high", "error"), 0.0)
+    assert scores["methods"]["opt"]["figures"]["nats_per_token"]["value"] != 0.0
+    (pair,) = scores["differences"]
+    assert (pair["method"], pair["other"]) == ("opt", "out")
+    for key, found in pair["figures"].items():
+        a, b = (scores["methods"][m]["figures"][key]["value"] for m in ("opt", "out"))
+        assert found["value"] == pytest.approx(a - b)
+    assert "told_apart" in out and "95 % intervals over 11 inputs" in out
+    assert (tmp_path / "scores/config.gin").exists() and (tmp_path / "scores/runs.jsonl").exists()
+
+
+def test_an_evaluation_takes_the_place_of_the_one_before(done, tmp_path, capsys):
+    settings = {"PREDICTIONS": done[1], "REFERENCES": done[0], "OUTPUT_DIR": tmp_path}
+    for metric in ("exact_match", "rouge_1"):
+        assert run(capsys, METRICS=f"('{metric}',)", RESAMPLES=100, **settings)[0] == 0
+        scores = json.loads((tmp_path / "scores.json").read_text())
+        assert metric in scores["methods"]["out"]["figures"]
+
+
+def test_strangers_predictions_with_several_references(tmp_path, capsys):
+    records = [
+        {"inputs": "a", "answer": "the Cat", "targets": ["dog", "cat"]},
+        {"inputs": "b", "answer": None, "targets": []},
+        {"inputs": "c", "answer": "one two", "targets": "two three"},
+    ]
+    path = write(tmp_path / "mine.jsonl", records)
+    status, out, error = run(
+        capsys,
+        PREDICTIONS=path,
+        PREDICTION_FIELD="answer",
+        METRICS="('answer_match', 'answer_f1')",
+    )
+    assert status == 0
+    assert error == "specjax: 1 rows of mine have no prediction; they count as empty texts\n"
+    figures = json.loads(out.splitlines()[-1])["methods"]["mine"]["figures"]
+    assert {k: f["value"] for k, f in figures.items()} == {
+        "answer_match": pytest.approx(200 / 3),
+        "answer_f1": pytest.approx(250 / 3),
+    }
+
+
+def test_runs_of_several_seeds_count_together(tmp_path, capsys):
+    texts = [["a", "b", "x"], ["a", "y", "x"]]
+    for seed, outputs in enumerate(texts):
+        write(tmp_path / f"{seed}/predictions.jsonl", [{"prediction": text} for text in outputs])
+    references = tmp_path / "references.txt"
+    references.write_text("a\nb\nc\n")
+    both = f"{{'both': ('{tmp_path}/0', '{tmp_path}/1'), 'first': '{tmp_path}/0'}}"
+    status, out, _ = run(
+        capsys, PREDICTIONS=both, REFERENCES=references, METRICS="('exact_match',)"
+    )
+    scores = json.loads(out.splitlines()[-1])
+    assert status == 0
+    assert scores["methods"]["both"]["figures"]["exact_match"]["value"] == 50.0
+    assert scores["methods"]["first"]["figures"]["exact_match"]["value"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field"),
+    [
+        ("r.tsv", "en\tde\nx\ta\ny\tb\n", "de"),
+        ("r.tsv", "x\ta\ny\tb\n", "1"),
+        ("r.jsonl", '{"de": ["q", "a"]}\n{"de": "b"}\n', "de"),
+    ],
+)
+def test_references_come_from_fields(tmp_path, capsys, name, text, field):
+    path = write(tmp_path / "p.jsonl", [{"prediction": "a"}, {"prediction": "b"}])
+    (tmp_path / name).write_text(text)
+    settings = {"REFERENCES": tmp_path / name, "REFERENCES_FIELD": field}
+    status, out, _ = run(capsys, PREDICTIONS=path, METRICS="('exact_match',)", **settings)
+    found = json.loads(out.splitlines()[-1])["methods"]["p"]["figures"]["exact_match"]
+    assert status == 0 and found["value"] == 100.0
+
+
+def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys):
+    changed = []
+    for record in rows(done[1]):
+        del record["checksum"]
+        changed.append({**record, "log_prob": None if record["id"] == 3 else record["log_prob"]})
+    (tmp_path / "a.jsonl").write_bytes(b"".join(map(line_of, changed)))
+    status, out, _ = run(capsys, PREDICTIONS=tmp_path / "a.jsonl", METRICS="()")
+    figures = json.loads(out.splitlines()[-1])["methods"]["a"]["figures"]
+    assert status == 0 and "bleu" not in figures
+    assert figures["nats_per_token"]["value"] is None
+    assert math.isclose(figures["impossible_share"]["value"], 1 / len(TEXTS))
+
+
+def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
+    problems = [{"test_list": [f"assert one() == {i}"]} for i in (1, 1, 2)]
+    outputs = ["def one(): return 1", "def one(): return 2", "def one(): return 2"]
+    settings = {
+        "PREDICTIONS": write(tmp_path / "p.jsonl", [{"prediction": text} for text in outputs]),
+        "PROBLEMS": write(tmp_path / "problems.jsonl", problems),
+        "METRICS": "()",
+    }
+    monkeypatch.setattr(PassAt1, "values", lambda *_: pytest.fail("a program was run"))
+    assert "give a sandbox" in refused(capsys, **settings)
+    settings["SANDBOX"] = "@Sandbox()"
+    monkeypatch.setattr(sandbox, "missing", lambda: "none here")
+    assert "cannot be contained here (none here)" in refused(capsys, **settings)
+    monkeypatch.undo()
+    if sandbox.missing() is not None:
+        pytest.skip(f"no sandbox here: {sandbox.missing()}")
+    status, out, _ = run(capsys, **settings, **{"Sandbox.seconds": 30.0})
+    found = json.loads(out.splitlines()[-1])["methods"]["p"]["figures"]["pass_at_1"]
+    assert status == 0 and found["value"] == pytest.approx(200 / 3)
+    write(tmp_path / "problems.jsonl", problems[:2])
+    assert "has 2 problems, but" in refused(capsys, **settings)
+
+
+GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", "targets": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("records", "bindings", "message"),
+    [
+        (GOOD, {"PREDICTIONS": "/missing.jsonl"}, "/missing.jsonl: no such file"),
+        ([], {}, "p.jsonl is empty"),
+        ([{"text": "a"}], {}, "p.jsonl:1: there is no key 'prediction': the object has 'text'"),
+        ([{"prediction": 3}], {}, "p.jsonl:1: 'prediction' must be a text or null, got '3'"),
+        ([{"prediction": "a"}], {}, "p.jsonl has no references ('targets'): give a file of ref"),
+        ([GOOD[0], {"prediction": "b"}], {}, "has no 'targets' in row 1"),
+        ([{"prediction": "a", "targets": 3}], {}, "'targets' must be a text or a list of texts"),
+        ([{"prediction": "a", "checksum": "0"}], {}, "p.jsonl:1: the line has been changed"),
+        (GOOD, {"METRICS": "('blue',)"}, "`metrics` must be among bleu"),
+        (GOOD, {"METRICS": "'bleu'"}, "write ('bleu',)"),
+        (GOOD, {"METRICS": "('numeric_accuracy',)"}, "references of example 0 cannot be used"),
+        (GOOD, {"REFERENCES": "short.txt"}, "the references have 1 rows, but"),
+        (GOOD, {"REFERENCES": "/none.txt"}, "/none.txt: no such file"),
+        (GOOD, {"REFERENCES": "short.txt", "REFERENCES_FIELD": "de"}, "a text file has no field"),
+        (GOOD, {"REFERENCES": "other.jsonl"}, "other.jsonl:1: there is no key 'targets'"),
+        (GOOD, {"PREDICTIONS": "('p.jsonl', 'long.jsonl')"}, "long.jsonl has 3 rows, but"),
+        (GOOD, {"PREDICTIONS": "('p.jsonl', 'else.jsonl')"}, "has another input in row 0"),
+        (GOOD, {"PREDICTIONS": "('p.jsonl', 'p.jsonl')"}, "has p.jsonl twice"),
+        (GOOD, {"PREDICTIONS": "()"}, "predictions is empty"),
+        (GOOD, {"PREDICTIONS": "{'a': ()}"}, "predictions is empty"),
+        (GOOD, {"PREDICTIONS": "{'a': 3}"}, "predictions=3 must be a path"),
+        (GOOD, {"PREDICTIONS": "3"}, "predictions must be a path, several, or a dict of them"),
+        (GOOD, {"METRICS": "3"}, "metrics must be a tuple of names, got 3"),
+        (GOOD, {"REFERENCES": "3"}, "references must be a path or several, got 3"),
+        (GOOD, {"COSTS": "3"}, "costs must be a dict such as"),
+        (GOOD, {"COSTS": "{'verifier': 1}"}, "does not say how many passes its rows took"),
+        (GOOD, {"RESAMPLES": "3"}, "Bootstrap: resamples must be"),
+        (GOOD, {"LEVEL": "2.0"}, "Bootstrap: level must lie in (0, 1)"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, records, bindings, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "p.jsonl", records)
+    write(tmp_path / "long.jsonl", [*GOOD, GOOD[1]])
+    write(tmp_path / "else.jsonl", [{**GOOD[0], "inputs": "y"}, GOOD[1]])
+    write(tmp_path / "other.jsonl", [{"de": "a"}, {"de": "b"}])
+    (tmp_path / "short.txt").write_text("a\n")
+    settings = {"PREDICTIONS": "p.jsonl", "OUTPUT_DIR": "scores", **bindings}
+    assert message in refused(capsys, **settings)
+    assert not (tmp_path / "scores").exists()
+
+
+def test_an_unfinished_run_is_refused(done, tmp_path, capsys):
+    lines = (done[1] / "predictions.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "predictions.jsonl").write_bytes(b"".join(lines[:2] + lines[3:]))
+    error = refused(capsys, PREDICTIONS=tmp_path, METRICS="()")
+    assert "there is no row with id 2: finish the run" in error

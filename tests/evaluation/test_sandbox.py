@@ -1,0 +1,188 @@
+"""What untrusted programs do is contained, and scored as a failure."""
+
+import json
+import os
+import socket
+import sys
+
+import pytest
+
+from specjax.evaluation import METRICS, PassAt1, Problem, Sandbox, figure, program, read_problems
+from specjax.evaluation import sandbox as sandbox_lib
+
+needs_namespaces = pytest.mark.skipif(
+    sandbox_lib.missing() is not None, reason=f"no sandbox here: {sandbox_lib.missing()}"
+)
+QUICK = Sandbox(seconds=20.0)
+HUMAN_EVAL = Problem(
+    "import math\n\ndef half(x):\n    '''Half of x.'''\n",
+    "half",
+    "def check(f):\n    assert f(3) == 1.5\n    assert math.pi\n\ncheck(half)\n",
+)
+MBPP = Problem("", "", "assert double(2) == 4\nassert double(0) == 0\n")
+
+
+@needs_namespaces
+def test_a_program_that_is_right_passes():
+    # A control for all below: files in its own directory, processes, memory and modules it may use.
+    source = """
+import os, re, tempfile
+open("mine", "w").write("x")
+tempfile.TemporaryFile().write(b"x")
+child = os.fork()
+if child == 0: os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert len(bytearray(1 << 26))
+"""
+    assert QUICK.run(source) == (True, "")
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("assert 1 == 2", "AssertionError"),
+        ("x = (", "SyntaxError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("import os; os._exit(0)", "ended before its end"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("x = bytearray(10 << 30)", "MemoryError"),
+        ("x = []\nwhile True: x.append(bytearray(1 << 20))", "MemoryError"),
+        ("import os\nwhile True: os.fork()", "BlockingIOError"),
+        ("import socket; socket.create_connection(('1.1.1.1', 80), 2)", "Network is unreachable"),
+        ("open('x', 'wb').write(bytes(1 << 25))", "File too large"),
+        ("i = 0\nwhile True: open(str(i), 'wb').write(bytes(1 << 20)); i += 1", "No space left"),
+        ("import os, signal; os.kill(1, signal.SIGKILL)", "PermissionError"),
+        ("import numpy", "ModuleNotFoundError"),
+        (
+            "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/', None, 32 | 4096, None):"
+            "\n  raise OSError('no rights')",
+            "no rights",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_a_failure(source, reason):
+    outcome = QUICK.run(source)
+    assert not outcome.passed and reason in outcome.reason
+
+
+@needs_namespaces
+@pytest.mark.parametrize("busy", ["while True: pass", "import time; time.sleep(1000)"])
+def test_an_endless_program_ends(busy):
+    outcome = Sandbox(seconds=0.5).run(f"import os\nif os.fork() == 0: os.setsid()\n{busy}")
+    assert outcome == (False, "not at its end after 0.5 seconds")
+
+
+@needs_namespaces
+def test_nothing_outside_is_written_or_seen(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    home = os.path.expanduser("~")
+    for path in (mine, tmp_path / "new", "/tmp/specjax-evil", f"{home}/specjax-evil", "/dev/null"):
+        outcome = QUICK.run(f"open({str(path)!r}, 'w').write('evil')")
+        assert not outcome.passed and "Error" in outcome.reason
+    assert mine.read_text() == "mine" and os.listdir(tmp_path) == ["mine"]
+    assert not os.path.exists("/tmp/specjax-evil") and not os.path.exists(f"{home}/specjax-evil")
+    seen = "import os\nassert len([p for p in os.listdir('/proc') if p.isdigit()]) == 2"
+    assert QUICK.run(seen).passed
+
+
+@needs_namespaces
+def test_a_server_of_this_machine_is_out_of_reach(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+        assert not QUICK.run(connect).passed
+        # The control: without a sandbox the same program connects.
+        assert Sandbox()._run(connect, contained=False).passed
+
+
+@needs_namespaces
+def test_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mark = f"mark-{os.getpid()}"
+    QUICK.run(
+        f"import os, time\nif os.fork() == 0:\n  open('/proc/self/comm', 'w').write({mark!r})\n"
+        "  time.sleep(1000)"
+    )
+    names = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:
+            continue
+    assert mark[:15] not in names and names
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_namespaces_it_refuses_unless_asked(monkeypatch):
+    monkeypatch.setattr(sandbox_lib, "missing", lambda: "namespaces: Operation not permitted")
+    with pytest.raises(OSError, match="programs cannot be contained here .*Operation not permit"):
+        Sandbox().check()
+    asked = Sandbox(seconds=5.0, uncontained=True)
+    asked.check()
+    assert asked.run("assert True") == (True, "")
+    assert not asked.run("x = bytearray(10 << 30)").passed
+
+
+def test_another_system_has_no_sandbox(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert sandbox_lib.missing.__wrapped__() == "there are no namespaces on darwin"
+
+
+@pytest.mark.parametrize(
+    ("output", "right"),
+    [
+        ("    return x / 2\n", True),
+        ("    return x\n", False),
+        ("Sure:\n```python\ndef half(x):\n    return x / 2\n```\nas you see", True),
+        ("def half(x):\n    return x / 2", True),
+        ("", False),
+    ],
+)
+@needs_namespaces
+def test_an_output_goes_on_with_the_prompt_or_defines_the_function(output, right):
+    assert QUICK.run(program(HUMAN_EVAL, output)).passed == right
+
+
+@needs_namespaces
+def test_pass_at_1_is_the_share_that_passes():
+    outputs = ["def double(x): return 2 * x", "def double(x): return 4", "double ="]
+    made = figure(PassAt1(QUICK, workers=2), outputs, [MBPP] * 3)
+    assert made.value == pytest.approx(100 / 3)
+    assert made.statistics[:, 0].tolist() == [1, 0, 0]
+    with pytest.raises(ValueError, match="pass@1 needs prompt, entry_point, tests, got 1 texts"):
+        PassAt1(QUICK)(["x"], ["assert True"])
+    assert "pass_at_1" not in METRICS
+
+
+def test_problems_are_those_of_humaneval_and_mbpp(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    rows = [
+        {"prompt": "def f():\n", "entry_point": "f", "test": "def check(g): g()"},
+        {"test_list": ["assert a", "assert b"], "test_setup_code": "a = 1", "code": ""},
+        {"test_list": ["assert a"], "test_imports": ["import math"]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second, third = read_problems(path)
+    assert first == ("def f():\n", "f", "def check(g): g()\ncheck(f)\n")
+    assert second == ("", "", "a = 1\nassert a\nassert b\n")
+    assert third.tests.split() == ["import", "math", "assert", "a"]
+    path.write_text('{"test_list": "no list"}\n')
+    with pytest.raises(ValueError, match=r"problems.jsonl:1: the line has neither the keys of"):
+        read_problems(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"seconds": 0}, ValueError, "Sandbox: seconds must"),
+        ({"memory": 1}, ValueError, "Sandbox: memory must be .* at least 64"),
+        ({"processes": 0}, ValueError, "Sandbox: processes must"),
+        ({"uncontained": 1}, TypeError, "Sandbox: uncontained must be True or False, got 1"),
+    ],
+)
+def test_bad_limits_are_refused(settings, kind, message):
+    with pytest.raises(kind, match=message):
+        Sandbox(**settings)
