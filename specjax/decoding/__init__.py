@@ -21,7 +21,7 @@ from specjax.decoding.state import (
     insert_rows,
     step_uniforms,
 )
-from specjax.decoding.token_cascade import BiLDCascade, TokenCascade
+from specjax.decoding.token_cascade import BiLDCascade, TokenCascade, check_limit
 from specjax.types import DecodeInfo, DecodeState, PromptBatch
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "TokenCascade",
     "add_log_probs",
     "append",
+    "check_limit",
     "end_by_nan",
     "end_row",
     "insert_rows",

@@ -129,11 +129,15 @@ class SequenceCascade(PairMethod):
             own=own,
         )
         new = new._replace(inner=inner, info=info, steps=state.steps + active.astype(jnp.int32))
+        done = drafting & new.finished
         rule = per_row(params.rule, state.steps)
-        defers = jax.vmap(lambda rule, *of: rule.defers_response(*of))(
-            rule, own.log_probs, new.lengths
-        )
-        new = _begin_anew(new, defers & drafting & new.finished)
+        defers = lax.cond(
+            jnp.any(done),
+            jax.vmap(lambda rule, *of: rule.defers_response(*of)),
+            lambda *_: jnp.zeros_like(done),
+            rule, own.log_probs, new.lengths,
+        )  # fmt: skip
+        new = _begin_anew(new, defers & done)
         return end_by_nan(new, source_of_nan(nan & writing, nan & drafting))
 
 

@@ -38,6 +38,12 @@ from specjax.sampling import draw, num_uniforms
 from specjax.types import Array, DecodeState
 
 
+def check_limit(limit: Any) -> None:
+    """Raises ValueError unless a draft's longest length is a whole number of at least 1."""
+    remedy = "give how many tokens the drafter may write before the verifier runs"
+    check_count("limit", limit, remedy)
+
+
 @dataclasses.dataclass(frozen=True)
 class _FallbackCascade(PairMethod):
     """Drafts until the drafter defers, then lets the verifier read the draft and write one token.
@@ -53,8 +59,7 @@ class _FallbackCascade(PairMethod):
     limit: int = 10
 
     def __post_init__(self) -> None:
-        remedy = "give how many tokens the drafter may write before the verifier runs"
-        check_count("limit", self.limit, remedy)
+        check_limit(self.limit)
         super().__post_init__()
 
     @property

@@ -265,7 +265,8 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
 
 
 FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
-METHODS = [name for name in FILES if not name.startswith("adaptive_")]
+CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
+METHODS = [name for name in FILES if not name.startswith("adaptive_") and name not in CASCADES]
 
 
 def test_every_rule_has_a_method():
@@ -290,6 +291,21 @@ def test_methods_make_decoders(paths, method):
         assert type(decoder.rule).__name__.lower() == method.replace("_", "")
 
 
+@pytest.mark.parametrize("name", CASCADES)
+def test_cascades_make_decoders(paths, name):
+    files = [str(CONFIGS / "runs/infer.gin"), str(CONFIGS / f"methods/{name}.gin")]
+    infer.register()
+    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    gin_config.configure(files, [f"{k}={v}" for k, v in settings.items()])
+    decoder = gin.get_configurable(specjax.Decoder)()
+    made = type(decoder.method).__name__.lower()
+    assert made == {"bild_original": "bildcascade"}.get(
+        name, name.removesuffix("_log").replace("_", "")
+    )
+    assert type(decoder.rule).__name__.endswith("Log") == name.endswith("_log")
+    assert decoder.method.max_draft == (10 if made in ("tokencascade", "bildcascade") else 0)
+
+
 def written_costs(directory, pair):
     costs = drafting.Costs((1, 16), (1, 13), (1.0, 1.0), ((2.0, 3.0),) * 2, pair=pair.fingerprint)
     path = directory / "costs.json"
@@ -297,7 +313,7 @@ def written_costs(directory, pair):
     return path
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in METHODS])
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("adaptive_")])
 def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
     files = ["runs/infer.gin", "methods/opt.gin", f"methods/{name}.gin"]
     infer.register()
