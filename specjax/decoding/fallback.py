@@ -103,8 +103,10 @@ def draft_until_fallback(
             tokens=_put(drafted.tokens, token, index),
             counts=drafted.counts + draws.astype(jnp.int32),
             log_q=_put(drafted.log_q, log_at(q, token), index),
-            probs=_put(drafted.probs, q, index),
-            confidences=_put(drafted.confidences, q_conf, index),
+            probs=None if drafted.probs is None else _put(drafted.probs, q, index),
+            confidences=(
+                None if drafted.confidences is None else _put(drafted.confidences, q_conf, index)
+            ),
             calls=drafted.calls + carry.going.astype(jnp.int32),
             ended=drafted.ended | ended,
             nan=drafted.nan | nan,
@@ -132,8 +134,6 @@ def draft_until_fallback(
     return lax.while_loop(unfinished, step, first).drafted
 
 
-def _put(buffer: Array | None, value: Any, index: Array) -> Array | None:
-    """Writes `value [B, ...]` at `index` of axis 1, where there is a buffer."""
-    if buffer is None:
-        return None
+def _put(buffer: Array, value: Any, index: Array) -> Array:
+    """Writes `value [B, ...]` at `index` of axis 1."""
     return lax.dynamic_update_index_in_dim(buffer, value, index, axis=1)

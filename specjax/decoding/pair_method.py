@@ -126,7 +126,7 @@ class PairMethod(LoopMethod):
         """See `LoopMethod`."""
 
         def axes(model: LanguageModel, reader: Reader) -> Axes:
-            return Reader(*row_axes((reader.positions,)), model.cache_axes(reader.cache))
+            return Reader(row_axes(reader.positions), model.cache_axes(reader.cache))
 
         return CascadeState(
             tokens=row_axes(inner.tokens),

@@ -38,8 +38,8 @@ class _Cascade(MethodPlan):
     """A method over a verifier and a drafter."""
 
     @abc.abstractmethod
-    def _method(self, *models: Any, **shared: Any) -> PairMethod:
-        """The method over the two models."""
+    def _method(self, **parts: Any) -> PairMethod:
+        """The method over these models."""
 
     def make(self, models: Mapping[str, TextModel], rule: Any) -> tuple[Method, Params]:
         """See `MethodPlan`."""
@@ -51,8 +51,8 @@ class _Cascade(MethodPlan):
                 )
         large, small = models["verifier"], models["drafter"]
         method = self._method(
-            large.model,
-            small.model,
+            verifier=large.model,
+            drafter=small.model,
             eos_ids=tuple(large.tokenizer.eos_ids),
             partitioner=large.partitioner,
         )
@@ -80,8 +80,8 @@ class TokenCascade(_Cascade):
     def __post_init__(self) -> None:
         decoding.check_limit(self.limit)
 
-    def _method(self, *models: Any, **shared: Any) -> PairMethod:
-        return decoding.TokenCascade(*models, self.limit, **shared)
+    def _method(self, **parts: Any) -> PairMethod:
+        return decoding.TokenCascade(limit=self.limit, **parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,8 @@ class BiLDCascade(_Cascade):
     def __post_init__(self) -> None:
         decoding.check_limit(self.limit)
 
-    def _method(self, *models: Any, **shared: Any) -> PairMethod:
-        return decoding.BiLDCascade(*models, self.limit, **shared)
+    def _method(self, **parts: Any) -> PairMethod:
+        return decoding.BiLDCascade(limit=self.limit, **parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +113,8 @@ class OracleCascade(_Cascade):
     See `specjax.decoding.OracleCascade`.
     """
 
-    def _method(self, *models: Any, **shared: Any) -> PairMethod:
-        return decoding.OracleCascade(*models, **shared)
+    def _method(self, **parts: Any) -> PairMethod:
+        return decoding.OracleCascade(**parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +124,8 @@ class SequenceCascade(_Cascade):
     See `specjax.decoding.SequenceCascade`.
     """
 
-    def _method(self, *models: Any, **shared: Any) -> PairMethod:
-        return decoding.SequenceCascade(*models, **shared)
+    def _method(self, **parts: Any) -> PairMethod:
+        return decoding.SequenceCascade(**parts)
 
 
 ALL_CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)

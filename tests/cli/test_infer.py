@@ -306,6 +306,36 @@ def test_cascades_make_decoders(paths, name):
     assert decoder.method.max_draft == (10 if made in ("tokencascade", "bildcascade") else 0)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token_cascade",
+        "sequence_cascade",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("oracle_cascade", "bild_original")
+        ),
+    ],
+)
+def test_cascades_decode_files(paths, tmp_path, name, capsys):
+    source, output = write(tmp_path, TEXTS), tmp_path / "out"
+    assert main(arguments(paths, source, output, name)) == 0
+    whole = (output / "predictions.jsonl").read_bytes()
+    found = rows(output)
+    assert len(found) == len(TEXTS) and all(row["tokens"] for row in found)
+    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for count in ("deferrals", "rollbacks", "drafter_calls", "verifier_calls", "emitted"):
+        assert metrics[count] == sum(row["info"][count] for row in found)
+    assert metrics["drafter_calls"] > 0 and metrics["deferrals"] > 0
+    # Cut in the middle of a row, it is completed to the same bytes.
+    (output / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert main(arguments(paths, source, output, name)) == 0
+    assert (output / "predictions.jsonl").read_bytes() == whole
+    wrong = arguments(paths, source, tmp_path / "other", name, Decoder__max_draft=3)
+    assert main(wrong) == 2
+    assert "max_draft= must be left out" in capsys.readouterr().err
+
+
 def written_costs(directory, pair):
     costs = drafting.Costs((1, 16), (1, 13), (1.0, 1.0), ((2.0, 3.0),) * 2, pair=pair.fingerprint)
     path = directory / "costs.json"
