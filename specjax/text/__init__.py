@@ -1,6 +1,6 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
-from specjax.text.cascades import (
+from specjax.text.baselines import (
     ALL_CASCADES,
     BiLDCascade,
     MethodPlan,

@@ -18,7 +18,7 @@ from specjax.drafting import (
     check_policy,
 )
 from specjax.rules import Lossless
-from specjax.text.cascades import MethodPlan
+from specjax.text.baselines import MethodPlan
 from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
 from specjax.text.models import Models, Pair, TextModel

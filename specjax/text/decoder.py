@@ -20,7 +20,7 @@ from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble
-from specjax.text.cascades import MethodPlan
+from specjax.text.baselines import MethodPlan
 from specjax.text.engine import Engine
 from specjax.text.models import Models, TextModel
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan

@@ -8,7 +8,7 @@ import pytest
 import specjax
 from specjax import rules, text
 from specjax.runs.compilation_cache import count_compilations
-from specjax.text.cascades import MethodPlan
+from specjax.text.baselines import MethodPlan
 from tests import tiny_pair
 
 SHAPE = {"max_new_tokens": 10, "batch_size": 3, "buckets": (32,)}
