@@ -102,6 +102,7 @@ class Autoregressive(LoopMethod):
         no_draft = (~state.finished)[:, None].astype(jnp.int32)
         info = info._replace(
             calls={"verifier": info.calls["verifier"] + passes},
+            deferrals=info.deferrals + passes,
             drafted_lengths=info.drafted_lengths + no_draft,
             accepted_lengths=info.accepted_lengths + no_draft,
         )

@@ -104,11 +104,7 @@ def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verific
     parts = {"verifier": verifier, "drafter": drafter, "verification": verification}
     for name, part in parts.items():
         check_static(name, part)
-    if verifier.vocab_size != drafter.vocab_size:
-        raise ValueError(
-            f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
-            f"{verifier.vocab_size}: they must be one"
-        )
+    check_vocabularies(verifier, drafter)
     traits = drafter.traits
     verification.check(drafter.max_draft, traits)
     if verification.has_carry and not traits.fixed_length:
@@ -118,6 +114,15 @@ def check_parts(verifier: LanguageModel, drafter: Drafter, verification: Verific
             f"{type(drafter).__name__}'s traits say fixed_length=False: use Block or Token "
             "verification, or a drafter whose every block is as long as its limit and says "
             "fixed_length=True"
+        )
+
+
+def check_vocabularies(verifier: Any, drafter: Any) -> None:
+    """Raises ValueError unless a verifier and a drafter have one vocabulary size."""
+    if verifier.vocab_size != drafter.vocab_size:
+        raise ValueError(
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
+            f"{verifier.vocab_size}: they must be one"
         )
 
 

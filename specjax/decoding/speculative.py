@@ -181,4 +181,6 @@ def _add(info: DecodeInfo, seen: RoundInfo, active: Array) -> DecodeInfo:
         accepted_lengths=info.accepted_lengths + hits[1].astype(jnp.int32),
         token_sum=info.token_sum + jnp.where(real, seen.token_sum, 0.0),
         block_sum=info.block_sum + jnp.where(real, seen.block_sum, 0.0),
+        deferrals=info.deferrals + once,
+        rollbacks=info.rollbacks + (active & (seen.accepted < seen.drafted)).astype(jnp.int32),
     )

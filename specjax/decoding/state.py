@@ -95,6 +95,8 @@ def initial_state(
             log_p=sums,
             log_target=sums,
             nan_in=counts - 1,
+            deferrals=counts,
+            rollbacks=counts,
             token_log_p=by_token,
             token_log_target=by_token,
         ),
@@ -117,9 +119,7 @@ def append(
       were appended (not those past an EOS or the row's limit).
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    ends = jnp.zeros(tokens.shape, bool)
-    for eos in eos_ids:
-        ends |= tokens == eos
+    ends = end_tokens(tokens, eos_ids)
     before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
     kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
     kept &= index < (state.limits - state.lengths)[:, None]
@@ -129,6 +129,14 @@ def append(
     reason = jnp.where((ends & kept).any(axis=1), EOS, reason)
     ended_by = jnp.where(state.finished, state.ended_by, reason)
     return state._replace(tokens=out, lengths=lengths, ended_by=ended_by), kept
+
+
+def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
+    """Which of `tokens`, of any shape, end a row."""
+    ends = jnp.zeros(tokens.shape, bool)
+    for eos in eos_ids:
+        ends |= tokens == eos
+    return ends
 
 
 def put_tokens(buffer: Array, values: Array, kept: Array, lengths: Array) -> Array:

@@ -6,6 +6,7 @@ mixture and D_TV from q and p. This makes OPT equal to Diff at temperature 0 (Le
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261). Each rule names its equation.
 """
 
+import abc
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -31,55 +32,80 @@ class Lossless:
         return p
 
 
-class _Deferral:
-    """pi = p if `_defers` else q."""
+class Deferral(abc.ABC):
+    """A rule that defers to the verifier or does not: pi = p where `defers`, else q.
+
+    A rule of your own derives from it with `specjax.types.traced_dataclass` and defines `defers`.
+
+    Attributes:
+      reads_verifier: whether the decision reads p or p_conf. One that does not can be made before
+        the verifier has run, as a token cascade makes it.
+    """
 
     reads_draft: ClassVar[bool] = True
     reads_draft_confidence: ClassVar[bool] = True
     reads_verifier_confidence: ClassVar[bool] = True
+    reads_verifier: ClassVar[bool] = True
 
     def __call__(
         self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
     ) -> Array:
         """See `Rule`."""
         check_position(self, q, p, q_conf, p_conf)
-        return jnp.where(self._defers(q, p, q_conf, p_conf), p, q)
+        return jnp.where(self.defers(q, p, q_conf, p_conf), p, q)
 
-    def _defers(self, q, p, q_conf, p_conf) -> Array:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def defers(
+        self, q: Array, p: Array | None, q_conf: Array | None, p_conf: Array | None
+    ) -> Array:
+        """Decides at one position: delta.
+
+        Args:
+          q: `[V]` float32, the drafter's distribution.
+          p: `[V]` float32, the verifier's; None where the decision does not read it.
+          q_conf: `[V]` float32, the drafter's confidence, or None likewise.
+          p_conf: `[V]` float32, the verifier's confidence, or None likewise.
+
+        Returns:
+          bool scalar, True for the verifier.
+        """
 
 
 @traced_dataclass
-class Chow(_Deferral):
+class Chow(Deferral):
     """Defers iff max q_conf < 1 - alpha (eq. 2); alpha in [0, 1]."""
 
     reads_verifier_confidence: ClassVar[bool] = False
+    reads_verifier: ClassVar[bool] = False
 
     alpha: Array | float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return jnp.max(q_conf) < 1.0 - self.alpha
 
 
 @traced_dataclass
-class ChowLog(_Deferral):
+class ChowLog(Deferral):
     """Defers iff H(q_conf) > alpha (eq. 24); alpha >= 0, in nats."""
 
     reads_verifier_confidence: ClassVar[bool] = False
+    reads_verifier: ClassVar[bool] = False
 
     alpha: Array | float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0))
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return entropy(q_conf) > self.alpha
 
 
-class _AnyStrength(_Deferral):
+class _AnyStrength(Deferral):
     """A deferral rule whose strength may be any number."""
 
     alpha: Array | float
@@ -94,7 +120,8 @@ class Diff(_AnyStrength):
 
     alpha: Array | float
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return jnp.max(q_conf) < jnp.max(p_conf) - self.alpha
 
 
@@ -104,7 +131,8 @@ class DiffLog(_AnyStrength):
 
     alpha: Array | float
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return entropy(p_conf) < entropy(q_conf) - self.alpha
 
 
@@ -114,7 +142,8 @@ class OPT(_AnyStrength):
 
     alpha: Array | float
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return jnp.max(q_conf) < jnp.max(p_conf) - _penalty(self.alpha, p, q)
 
 
@@ -124,12 +153,13 @@ class OPTLog(_AnyStrength):
 
     alpha: Array | float
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return entropy(p_conf) < entropy(q_conf) - _penalty(self.alpha, p, q)
 
 
 @traced_dataclass
-class BiLD(_Deferral):
+class BiLD(Deferral):
     """BiLD* as a target: defers iff -sum_v q(v) log p_conf(v) > alpha (section 5, E.1); alpha >= 0.
 
     At temperature 0 the sum is -log p_conf(argmax q_conf). At temperature 1 without top-k and top-p
@@ -143,7 +173,8 @@ class BiLD(_Deferral):
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0))
 
-    def _defers(self, q, p, q_conf, p_conf):
+    def defers(self, q, p, q_conf, p_conf):
+        """See `Deferral`."""
         return cross_entropy(q, p_conf) > self.alpha
 
 

@@ -65,7 +65,7 @@ def infer(
       `inputs`, and `targets` if `targets_field` is given.
       `prediction`, and `tokens` (without the end-of-sequence token).
       `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
-        null if it is minus infinity.
+        null if it is minus infinity, or the verifier has not read them all.
       `log_prob_target`: the same under the rule's distribution.
       `ended_by`: "eos", "length" or "nan". For "nan" the key `nan` names the model and the step.
       `info`: the counts of `specjax.text.RowInfo`.

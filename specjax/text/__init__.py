@@ -1,5 +1,13 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
+from specjax.text.baselines import (
+    ALL_CASCADES,
+    BiLDCascade,
+    MethodPlan,
+    OracleCascade,
+    SequenceCascade,
+    TokenCascade,
+)
 from specjax.text.decoder import Decoder
 from specjax.text.engine import Engine, Finished
 from specjax.text.models import Models, Pair, TextModel, load_models, load_pair, load_text_model
@@ -8,11 +16,15 @@ from specjax.text.requests import Request
 from specjax.text.results import Result, Row, RowInfo, RunInfo
 
 __all__ = [
+    "ALL_CASCADES",
     "BUCKETS",
+    "BiLDCascade",
     "Decoder",
     "Engine",
     "Finished",
+    "MethodPlan",
     "Models",
+    "OracleCascade",
     "Pair",
     "Prompt",
     "Request",
@@ -20,7 +32,9 @@ __all__ = [
     "Row",
     "RowInfo",
     "RunInfo",
+    "SequenceCascade",
     "TextModel",
+    "TokenCascade",
     "load_models",
     "load_pair",
     "load_text_model",

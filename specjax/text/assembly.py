@@ -18,6 +18,7 @@ from specjax.drafting import (
     check_policy,
 )
 from specjax.rules import Lossless
+from specjax.text.baselines import MethodPlan
 from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
 from specjax.text.models import Models, Pair, TextModel
@@ -39,7 +40,7 @@ class Parts:
     drafter: Drafter | None = None
     drafter_params: Params = None
     widths: Sequence[int] | None = None
-    method: Method | None = None
+    method: Method | MethodPlan | None = None
     params: Params = None
 
     def check_none(self, why: str, *, but: tuple[str, ...] = ()) -> None:
@@ -98,6 +99,11 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise TypeError(
             f"models must be a Pair or a TextModel, got {type(models).__name__}: see load_pair"
         )
+    if isinstance(parts.method, MethodPlan):
+        parts.check_none(f"{parts.method!r} has its own", but=("method", "rule"))
+        plan_of = {name: x for name, x in named.items() if name in ("verifier", "drafter")}
+        own_method, own_params = parts.method.make(named, parts.rule)
+        return Assembled(own_method, own_params, plan_of, main)
     if parts.method is not None:
         parts.check_none("the method has its own", but=("method", "params", "rule"))
         return _whole(named, main, parts)
@@ -134,7 +140,7 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
     ]
     check_part("method", method, needed, "decoding.Speculative(...)")
     check_static("method", method)
-    assert method is not None
+    assert method is not None and not isinstance(method, MethodPlan)
     if not hasattr(params, "_replace"):
         raise TypeError(
             f"params must be a NamedTuple, the parameters of {type(method).__name__}, got "

@@ -20,6 +20,7 @@ from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble
+from specjax.text.baselines import MethodPlan
 from specjax.text.engine import Engine
 from specjax.text.models import Models, TextModel
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
@@ -50,8 +51,8 @@ class Decoder:
       drafter: a drafter of your own, in the place of a neural one with the pair's small model.
       drafter_params: its parameters.
       widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
-      method: a whole method of your own, in the place of all that.
-      params: its parameters.
+      method: a cascade such as `text.TokenCascade()`, or a method of your own; it has all that.
+      params: the parameters of your own method.
       temperature: >= 0, 0 being greedy; one number, or one per prompt of the call.
       top_k: only the k most probable tokens are drawn (ties included), or None for all.
       top_p: only the nucleus of this probability is drawn, or None for all.
@@ -83,7 +84,7 @@ class Decoder:
         drafter: Drafter | None = None,
         drafter_params: Params = None,
         widths: Sequence[int] | None = None,
-        method: Method | None = None,
+        method: Method | MethodPlan | None = None,
         params: Params = None,
         temperature: Any = 1.0,
         top_k: Any = None,

@@ -12,7 +12,15 @@ import numpy as np
 from specjax.types import DecodeInfo
 
 # What is summed over rows.
-COUNTS = ("emitted", "verifier_calls", "drafter_calls", "drafted", "accepted")
+COUNTS = (
+    "emitted",
+    "verifier_calls",
+    "drafter_calls",
+    "drafted",
+    "accepted",
+    "deferrals",
+    "rollbacks",
+)
 
 
 class RowInfo(NamedTuple):
@@ -28,8 +36,11 @@ class RowInfo(NamedTuple):
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
       log_p: float32, log-probability of the output under the verifier, in nats, after temperature,
-        top-k and top-p; 0.0 where a method of one's own writes none.
+        top-k and top-p; NaN where the verifier has not read all of it, 0.0 where a method of one's
+        own writes none.
       log_target: float32, the same under the rule's target distribution.
+      deferrals: int32, see `specjax.types.DecodeInfo`.
+      rollbacks: int32, likewise.
     """
 
     emitted: np.ndarray
@@ -41,6 +52,8 @@ class RowInfo(NamedTuple):
     block_sum: np.ndarray
     log_p: np.ndarray
     log_target: np.ndarray
+    deferrals: np.ndarray
+    rollbacks: np.ndarray
     token_log_p: np.ndarray | None = None
     token_log_target: np.ndarray | None = None
 
@@ -95,6 +108,8 @@ class RowInfo(NamedTuple):
             "drafted",
             "accepted",
             "emitted",
+            "deferrals",
+            "rollbacks",
             "drafted_at",
             "accepted_at",
             "token_sum",
@@ -156,7 +171,7 @@ class Row:
         return self.ended_by == "eos"
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as JSON values; a log-probability of minus infinity is None."""
+        """The row as JSON values; a log-probability of minus infinity or NaN is None."""
         made: dict[str, Any] = {
             "index": self.index,
             "text": self.text,
@@ -174,7 +189,7 @@ class Row:
 
 
 def finite(value: Any) -> float | None:
-    """A number for JSON, which has no infinity."""
+    """A number for JSON, which has no infinity and no NaN; None for these."""
     number = float(value)
     return number if math.isfinite(number) else None
 

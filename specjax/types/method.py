@@ -53,10 +53,15 @@ class DecodeInfo(NamedTuple):
       token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
       block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never less.
       log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats; -inf
-        if a rule emitted a token that the verifier could not.
+        if a rule emitted a token that the verifier could not; NaN if it has not read them all, as
+        in cascades that keep a drafter's ending unread.
       log_target: `[B]` float32, the same under the target distributions.
       nan_in: `[B]` int32, for a row that ended by NaN the index into `Method.nan_sources` of what
         gave it; else -1.
+      deferrals: `[B]` int32, how often it was left to the verifier what comes next: its passes,
+        but where both models run for every token (then the tokens that were the verifier's), or
+        where it writes whole responses (then 1).
+      rollbacks: `[B]` int32, in how many rounds drafted tokens were rejected.
       token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for; NaN
         where nothing was written. A method writes them with `specjax.decoding.add_log_probs`.
       token_log_target: `[B, N]` float32, `log_target` token by token, or None likewise.
@@ -70,6 +75,8 @@ class DecodeInfo(NamedTuple):
     log_p: Array  # [B]
     log_target: Array  # [B]
     nan_in: Array  # [B]
+    deferrals: Array  # [B]
+    rollbacks: Array  # [B]
     token_log_p: Array | None = None  # [B, N]
     token_log_target: Array | None = None  # [B, N]
 

@@ -265,7 +265,8 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
 
 
 FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
-METHODS = [name for name in FILES if not name.startswith("adaptive_")]
+CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
+METHODS = [name for name in FILES if not name.startswith("adaptive_") and name not in CASCADES]
 
 
 def test_every_rule_has_a_method():
@@ -290,6 +291,51 @@ def test_methods_make_decoders(paths, method):
         assert type(decoder.rule).__name__.lower() == method.replace("_", "")
 
 
+@pytest.mark.parametrize("name", CASCADES)
+def test_cascades_make_decoders(paths, name):
+    files = [str(CONFIGS / "runs/infer.gin"), str(CONFIGS / f"methods/{name}.gin")]
+    infer.register()
+    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    gin_config.configure(files, [f"{k}={v}" for k, v in settings.items()])
+    decoder = gin.get_configurable(specjax.Decoder)()
+    made = type(decoder.method).__name__.lower()
+    assert made == {"bild_original": "bildcascade"}.get(
+        name, name.removesuffix("_log").replace("_", "")
+    )
+    assert type(decoder.rule).__name__.endswith("Log") == name.endswith("_log")
+    assert decoder.method.max_draft == (10 if made in ("tokencascade", "bildcascade") else 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token_cascade",
+        "sequence_cascade",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("oracle_cascade", "bild_original")
+        ),
+    ],
+)
+def test_cascades_decode_files(paths, tmp_path, name, capsys):
+    source, output = write(tmp_path, TEXTS), tmp_path / "out"
+    assert main(arguments(paths, source, output, name)) == 0
+    whole = (output / "predictions.jsonl").read_bytes()
+    found = rows(output)
+    assert len(found) == len(TEXTS) and all(row["info"]["emitted"] for row in found)
+    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for count in ("deferrals", "rollbacks", "drafter_calls", "verifier_calls", "emitted"):
+        assert metrics[count] == sum(row["info"][count] for row in found)
+    assert metrics["drafter_calls"] > 0 and metrics["deferrals"] > 0
+    # Cut in the middle of a row, it is completed to the same bytes.
+    (output / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert main(arguments(paths, source, output, name)) == 0
+    assert (output / "predictions.jsonl").read_bytes() == whole
+    wrong = arguments(paths, source, tmp_path / "other", name, Decoder__max_draft=3)
+    assert main(wrong) == 2
+    assert "max_draft= must be left out" in capsys.readouterr().err
+
+
 def written_costs(directory, pair):
     costs = drafting.Costs((1, 16), (1, 13), (1.0, 1.0), ((2.0, 3.0),) * 2, pair=pair.fingerprint)
     path = directory / "costs.json"
@@ -297,7 +343,7 @@ def written_costs(directory, pair):
     return path
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in METHODS])
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("adaptive_")])
 def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
     files = ["runs/infer.gin", "methods/opt.gin", f"methods/{name}.gin"]
     infer.register()

@@ -45,14 +45,26 @@ def programs(request):
     model = model_from_config(CONFIGS[request.param])
     params = random_params(model)
     early = drafting.NeuralDrafter(model, 4, AfterTokenOne())
+    cascades = {
+        "token cascade": (decoding.TokenCascade(model, model, 4), rules.Chow(0.1)),
+        "bild": (
+            decoding.BiLDCascade(model, model, 4),
+            rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0)),
+        ),
+        "oracle": (decoding.OracleCascade(model, model), rules.Diff(0.1)),
+        "sequence": (decoding.SequenceCascade(model, model), rules.SequenceChow(0.1)),
+    }
     methods = {
         "alone": decoding.Autoregressive(model),
         "both": decoding.Speculative(model, drafting.NeuralDrafter(model, 4)),
         "widths": decoding.Speculative(model, early),
+        **{name: method for name, (method, _) in cascades.items()},
     }
     traced, states = {}, {}
     for name, method in methods.items():
         given = alone(params) if name == "alone" else pair(params, params, rules.OPT(0.1))
+        if name in cascades:
+            given = decoding.CascadeParams(params, params, cascades[name][1])
         states[name] = arguments(method, given)
         stops = jnp.int32(5), jnp.int32(ROWS)
         traced[name] = jitted_run().trace(method, given, states[name], *stops)
@@ -61,7 +73,10 @@ def programs(request):
     return {n: (str(t.jaxpr), t.lower().compile().as_text(), shapes) for n, t in traced.items()}
 
 
-@pytest.mark.parametrize("name", ["alone", "both", "widths"])
+METHODS = ["alone", "both", "widths", "token cascade", "bild", "oracle", "sequence"]
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_no_cache_is_copied(programs, name):
     _, text, shapes = programs[name]
     named = "|".join(shapes)
@@ -70,7 +85,7 @@ def test_no_cache_is_copied(programs, name):
     assert not re.findall(rf"= f32\[(?:{named})\]\S* (?:copy|select)\(.*", text)
 
 
-@pytest.mark.parametrize("name", ["alone", "both", "widths"])
+@pytest.mark.parametrize("name", METHODS)
 def test_no_host_callback_and_one_loop(programs, name):
     jaxpr, text, _ = programs[name]
     assert "callback" not in jaxpr and "callback" not in text

@@ -1,0 +1,173 @@
+"""Rules of cascades that decode sequentially: when a draft falls back, rolls back, is replaced.
+
+They are no target distributions: the methods in `specjax.decoding` decide by them. Strengths are
+traced, as everywhere. Axes: V vocabulary, N longest output.
+
+Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), eq. 1 and section 5; BiLD
+(arXiv 2302.07863); Gupta et al., Language Model Cascades (arXiv 2404.10136), for the aggregations.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.checks import check_part, checked
+from specjax.rules.deferral import Deferral
+from specjax.types import Array, traced_dataclass
+
+_DEFERRAL = ("defers", "reads_verifier", "reads_draft_confidence", "reads_verifier_confidence")
+
+
+def check_deferral(name: str, rule: Any, example: str) -> None:
+    """Raises TypeError unless `rule` decides to defer or not; `name` is the argument's."""
+    check_part(name, rule, _DEFERRAL, example)
+
+
+def check_reads_drafter_alone(name: str, rule: Any, remedy: str) -> None:
+    """Raises unless `rule` decides before the verifier has run; `name` is the argument's."""
+    check_deferral(name, rule, "rules.Chow(alpha=0.3)")
+    if rule.reads_verifier:
+        raise ValueError(
+            f"{name} must read the drafter alone, got {type(rule).__name__}, which reads the "
+            f"verifier: use rules.Chow or rules.ChowLog{remedy}"
+        )
+
+
+@traced_dataclass
+class FallbackRollback:
+    """When a draft ends, and where it is cut back: BiLD with Chow(1 - threshold) and BiLD(alpha).
+
+    Attributes:
+      fallback: the draft ends before the position at which it defers; it reads the drafter alone.
+      rollback: the draft is cut before the first token at whose position it defers.
+    """
+
+    fallback: Deferral
+    rollback: Deferral
+
+    def __post_init__(self) -> None:
+        check_reads_drafter_alone("fallback", self.fallback, "")
+        check_deferral("rollback", self.rollback, "rules.BiLD(alpha=1.0)")
+
+
+@traced_dataclass
+class Sum:
+    """The log-probability of the whole response, as in eq. 1."""
+
+    def __call__(self, log_probs: Array, length: Array) -> Array:
+        """Aggregates one row.
+
+        Args:
+          log_probs: `[N]` float32; past `length` anything.
+          length: int32 scalar, at least 1.
+
+        Returns:
+          float32 scalar, in nats.
+        """
+        return jnp.sum(jnp.where(jnp.arange(log_probs.size) < length, log_probs, 0.0))
+
+
+@traced_dataclass
+class Mean:
+    """The log-probability per token: that of the response, normalised by its length."""
+
+    def __call__(self, log_probs: Array, length: Array) -> Array:
+        """See `Sum`."""
+        return Sum()(log_probs, length) / jnp.maximum(length, 1).astype(jnp.float32)
+
+
+@traced_dataclass
+class Quantile:
+    """A quantile of the tokens' log-probabilities, interpolated linearly.
+
+    Attributes:
+      level: in [0, 1]; 0 is the least probable token, 1 the most probable one.
+    """
+
+    level: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", checked("level", self.level, low=0.0, high=1.0))
+
+    def __call__(self, log_probs: Array, length: Array) -> Array:
+        """See `Sum`."""
+        real = jnp.arange(log_probs.size) < length
+        ordered = jnp.sort(jnp.where(real, log_probs, jnp.inf))
+        last = jnp.maximum(length - 1, 0)
+        place = self.level * last.astype(jnp.float32)
+        below = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, last)
+        share = place - below.astype(jnp.float32)
+        low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
+        # Not low + share * (high - low): both may be infinite.
+        return jnp.where(share > 0.0, (1.0 - share) * low + share * high, low)
+
+
+ALL_AGGREGATIONS = (Sum, Mean, Quantile)
+
+
+class _OfResponses:
+    """A rule about whole responses."""
+
+    aggregation: Any
+
+    def _check_aggregation(self) -> None:
+        example = "rules.Sum(), rules.Mean() or rules.Quantile(level=0.2)"
+        check_part("aggregation", self.aggregation, ("__call__",), example)
+
+
+@traced_dataclass
+class SequenceChow(_OfResponses):
+    """Defers iff the aggregated probability of a response is below 1 - alpha (eq. 1).
+
+    Attributes:
+      alpha: in [0, 1]; 1 never defers.
+      aggregation: of the tokens' log-probabilities, whose exponential is compared: `Sum`, `Mean`,
+        `Quantile`, or a pytree of your own that is called likewise.
+    """
+
+    alpha: Array | float
+    aggregation: Any = Sum()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
+        self._check_aggregation()
+
+    def defers_response(self, log_probs: Array, length: Array) -> Array:
+        """Decides about one response.
+
+        Args:
+          log_probs: `[N]` float32, of its tokens under the drafter's confidence distributions; past
+            `length` anything.
+          length: int32 scalar, at least 1, the end-of-sequence token included.
+
+        Returns:
+          bool scalar, True if the verifier is to write another one.
+        """
+        return self.aggregation(log_probs, length) < jnp.log1p(-jnp.asarray(self.alpha))
+
+
+@traced_dataclass
+class SequenceChowLog(_OfResponses):
+    """Defers iff the aggregated log-probability of a response is below -alpha.
+
+    `SequenceChow` on another scale, for the sums of long responses, whose thresholds are too close
+    to an alpha of 1.
+
+    Attributes:
+      alpha: at least 0, in nats; infinity never defers.
+      aggregation: see `SequenceChow`.
+    """
+
+    alpha: Array | float
+    aggregation: Any = Sum()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0))
+        self._check_aggregation()
+
+    def defers_response(self, log_probs: Array, length: Array) -> Array:
+        """See `SequenceChow`."""
+        return self.aggregation(log_probs, length) < -jnp.asarray(self.alpha)
+
+
+SEQUENTIAL_RULES: tuple[Any, ...] = (FallbackRollback, SequenceChow, SequenceChowLog)
