@@ -106,7 +106,7 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
     figures = {
         "tokens_per_verifier_call": ratio(counts.emitted, verifier),
         "deferral_rate": ratio(verifier, counts.emitted),
-        "drafter_share": ratio(counts.drafted - lost, counts.emitted),
+        "drafter_share": ratio(counts.drafted - lost, counts.emitted * counts.drafted.any()),
         "rejection_rate": ratio(counts.drafted - counts.accepted, counts.drafted),
         "discard_rate": ratio(lost, counts.emitted),
         "output_length": ratio(counts.emitted, rows),
@@ -153,7 +153,8 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
 
     Returns:
       The figure: infinite where a row has log p = -inf, NaN where nothing is known. A row with a
-      NaN is left out with its tokens.
+      NaN of log π is left out with its tokens. A NaN of log p alone makes the figure NaN: a method
+      that leaves rows unread chooses them, and the others do not stand for them.
 
     Raises:
       ValueError: the arrays have not one length n >= 1, or log π is infinite.
@@ -172,11 +173,14 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
     impossible = known & np.isneginf(p)
     finite = known & ~impossible
     nats = np.subtract(target, p, out=np.zeros_like(p), where=finite)
+    unread = np.isnan(p) & ~np.isnan(target)
+    if unread.any():
+        nats, known = np.zeros_like(p), np.zeros_like(known)
 
     def score(sums: np.ndarray) -> np.ndarray:
         return np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
 
-    return Sums(np.stack([nats, count * known, impossible], axis=1), score)
+    return Sums(np.stack([nats, count * known, impossible & known], axis=1), score)
 
 
 def impossible_share(log_p: ArrayLike) -> Sums:

@@ -13,6 +13,7 @@ The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -65,7 +66,7 @@ def infer(
       `inputs`, and `targets` if `targets_field` is given.
       `prediction`, and `tokens` (without the end-of-sequence token).
       `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
-        null if it is minus infinity, or the verifier has not read them all.
+        null if it is minus infinity, left out where the verifier has not read them all.
       `log_prob_target`: the same under the rule's distribution.
       `ended_by`: "eos", "length" or "nan". For "nan" the key `nan` names the model and the step.
       `info`: the counts of `specjax.text.RowInfo`.
@@ -304,7 +305,11 @@ def _record(example: Example, row: Row) -> Record:
         "ended_by": row.ended_by,
         "info": row.info.to_dict(),
     }
-    return record if row.error is None else {**record, "nan": row.error}
+    if row.error is not None:
+        return {**record, "nan": row.error}
+    if math.isnan(row.info.log_p):  # null would be minus infinity
+        del record["log_prob"]
+    return record
 
 
 def _about(example: Example) -> Record:

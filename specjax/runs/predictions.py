@@ -234,13 +234,17 @@ def _is_count(value: Any) -> bool:
 
 
 def _log_probs(records: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Log π and log p, `[n]` each. JSON has no infinity: a null p is one, but for a row of NaN."""
+    """Log π and log p, `[n]` each. JSON has no infinity: a null p is one, but for a row of NaN.
+
+    A row without p is one that the verifier has not read.
+    """
     target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
     for i, record in enumerate(records):
         ours, theirs = record.get("log_prob_target"), record.get("log_prob")
         if isinstance(ours, int | float) and record.get("ended_by") != "nan":
             target[i] = ours
-            p[i] = theirs if isinstance(theirs, int | float) else -np.inf
+            if "log_prob" in record:
+                p[i] = theirs if isinstance(theirs, int | float) else -np.inf
     return target, p
 
 

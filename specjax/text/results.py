@@ -124,7 +124,9 @@ def discarded(
 ) -> np.ndarray:
     """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
     # Of what is past the end one token is the last pass's own, which was not drafted.
-    return drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
+    lost = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
+    # Methods that draft no blocks take rounds of other kinds.
+    return np.minimum(lost, drafted)
 
 
 def _total(lengths: np.ndarray) -> np.ndarray:

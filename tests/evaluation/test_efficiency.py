@@ -53,11 +53,10 @@ def test_figures_of_one_row_are_those_counted_by_hand():
 
 def test_a_verifier_alone_drafts_nothing():
     found = values([ALONE, ALONE])
-    assert np.isnan(found.pop("rejection_rate"))
+    assert np.isnan(found.pop("rejection_rate")) and np.isnan(found.pop("drafter_share"))
     assert found == {
         "tokens_per_verifier_call": 1,
         "deferral_rate": 1,
-        "drafter_share": 0,
         "discard_rate": 0,
         "output_length": 3,
         "cut_share": 0,
@@ -178,3 +177,9 @@ def test_the_loop_records_what_the_estimate_needs(rule, algorithm):
     exact = truth[0] / truth[1]
     assert exact > 10 * found.error
     assert abs(found.value - exact) < 3.5 * found.error
+
+
+def test_rows_that_the_verifier_has_not_read_leave_the_divergence_unknown():
+    assert np.isnan(divergence([-1.0, -2.0], [-1.5, np.nan], [3, 4]).value)
+    # A row of which nothing is known is left out.
+    assert divergence([-1.0, np.nan], [-1.5, np.nan], [5, 4]).value == pytest.approx(0.1)
