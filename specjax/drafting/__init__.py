@@ -9,6 +9,7 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.max_gram import MaxGram, MaxGramState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
@@ -32,6 +33,8 @@ __all__ = [
     "FixedLength",
     "GreedyOracle",
     "HeadEstimate",
+    "MaxGram",
+    "MaxGramState",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "NeuralDrafterState",
