@@ -9,6 +9,7 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
 from specjax.drafting.max_gram import MaxGram, MaxGramState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
@@ -33,6 +34,9 @@ __all__ = [
     "FixedLength",
     "GreedyOracle",
     "HeadEstimate",
+    "LookupFirst",
+    "LookupFirstParams",
+    "LookupFirstState",
     "MaxGram",
     "MaxGramState",
     "NeuralDrafter",
