@@ -62,7 +62,7 @@ class LookupFirst(Drafter):
 
     Raises:
       TypeError: if `lookup` is no `MaxGram`, or `drafter` no drafter.
-      ValueError: if the vocabularies differ, or `min_match` is a length that the lookup never tells.
+      ValueError: if the vocabularies differ, or the lookup never tells a match of `min_match`.
     """
 
     lookup: MaxGram
@@ -173,7 +173,7 @@ class LookupFirst(Drafter):
             params.drafter, state.drafter, tokens, own, uniforms, sampling, drafting,
             with_confidence=False,
         )  # fmt: skip
-        longest = self.max_draft
+        longest, count = self.max_draft, jnp.minimum(drafted.num_drafted, own)
         block = DraftBlock(
             tokens=jnp.where(
                 copies[:, None], _wide(copied.tokens, longest), _wide(drafted.tokens, longest)
@@ -184,7 +184,7 @@ class LookupFirst(Drafter):
                 _wide(drafted.probs, longest + 1),
             ),
             confidences=None,
-            num_drafted=jnp.where(copies, copied.num_drafted, jnp.minimum(drafted.num_drafted, own)),
+            num_drafted=jnp.where(copies, copied.num_drafted, count),
             calls=drafted.calls,
         )
         return block, LookupFirstState(lookup, drafter, drafting)
