@@ -1,5 +1,6 @@
 """Drafting: how a block of tokens is proposed, and when a proposal stops."""
 
+from specjax.drafting.bigram import Bigram, most_frequent_successors
 from specjax.drafting.budget import Budget
 from specjax.drafting.cost_aware import CostAware
 from specjax.drafting.costs import Costs, read_costs
@@ -23,6 +24,7 @@ ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
 __all__ = [
     "ALL_ESTIMATES",
     "ALL_POLICIES",
+    "Bigram",
     "Budget",
     "Confidence",
     "ConfidenceEstimate",
@@ -47,5 +49,6 @@ __all__ = [
     "Survival",
     "agreeing_runs",
     "check_policy",
+    "most_frequent_successors",
     "read_costs",
 ]

@@ -1,13 +1,14 @@
 """Lookup first through the real loop: rows that copy beside rows for which a model drafts."""
 
 import collections
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, verification
-from specjax.types import PromptBatch
+from specjax.types import PromptBatch, traced_dataclass
 from tests.decoding import test_exact_law as whole
 from tests.tables import p_value
 
@@ -87,11 +88,22 @@ def test_a_row_that_copies_makes_no_pass():
     assert passes([[0, 0, 0, 0], [2, 1, 2, 1]])[1].tolist() == [3, int(steps[0])]
 
 
+@traced_dataclass
+class Kept:
+    """pi = q."""
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        return q
+
+
 def test_a_rule_that_reads_q_reads_the_copied_one():
     """With the rule that keeps all of q, all that is copied stands."""
     loop = method(FIRST)
-    state = start(loop, 1, rule=rules.Lossy(1.0))
-    state = loop.run(params(rules.Lossy(1.0)), state, 100)
+    state = loop.run(params(Kept()), start(loop, 1, rule=Kept()), 100)
     drafted, accepted = (
         np.asarray(x).sum(axis=0) for x in (state.info.drafted_lengths, state.info.accepted_lengths)
     )
