@@ -20,6 +20,7 @@ from specjax.types import (
     DraftTraits,
     Params,
     Sampling,
+    row_axes,
 )
 
 
@@ -236,11 +237,8 @@ class LookupFirst(Drafter):
 
     def state_axes(self, state: LookupFirstState) -> Axes:
         """See `Drafter`."""
-        return LookupFirstState(
-            lookup=self.lookup.state_axes(state.lookup),
-            drafter=self.drafter.state_axes(state.drafter),
-            drafting=("batch",),
-        )
+        axes = row_axes(state._replace(drafter=()))
+        return axes._replace(drafter=self.drafter.state_axes(state.drafter))
 
 
 def _wide(block: Array, width: int) -> Array:
