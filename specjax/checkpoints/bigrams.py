@@ -89,9 +89,10 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
         raise ValueError(
             f"{place / _ARRAYS}: {_NAME} must be one row of uint16 or uint32: {_AGAIN}"
         )
-    known = stored < stored.size
+    table = stored.astype(np.int32)
+    table[stored >= stored.size] = -1
     try:
-        return Bigram(np.where(known, stored, -1).astype(np.int32), mark, notes)
+        return Bigram(table, mark, notes)
     except ValueError as error:
         raise ValueError(f"{place / _ARRAYS}: {error}: {_AGAIN}") from None
 

@@ -322,11 +322,9 @@ class Decoder:
         prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
         rule = self.rule if rule is None else _checked_rule(self.method, rule)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        numbered = enumerate(prompts_lib.as_list(prompts))
         asked = prompts_lib.requests(
-            [
-                self.encode(prompt, f"prompt {i}")
-                for i, prompt in enumerate(prompts_lib.as_list(prompts))
-            ],
+            [self.encode(prompt, f"prompt {i}") for i, prompt in numbered],
             seed=seed,
             ids=ids,
             max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,

@@ -132,7 +132,8 @@ def _pass(args: argparse.Namespace) -> Callable[[], Any]:
     params = model.prepare(zeros(model.abstract_params()))
     inputs = jax.ShapeDtypeStruct((1, args.pass_context), np.int32)
     lengths = jax.ShapeDtypeStruct((1,), np.int32)
-    shapes = jax.eval_shape(lambda *x: model.prefill(*x, 128), params, inputs, lengths)
+    prefill = functools.partial(model.prefill, max_length=128)
+    shapes = jax.eval_shape(prefill, params, inputs, lengths)
     cache = zeros(shapes.cache)
     tokens = jnp.ones((1, args.max_draft + 1), jnp.int32)
 
