@@ -20,7 +20,7 @@ from specjax.drafting import (
     NeuralDrafter,
     NeuralDrafterParams,
 )
-from specjax.text.models import TextModel
+from specjax.text.models import BUILT_IN, TextModel
 from specjax.types import Drafter, Params
 
 
@@ -89,8 +89,8 @@ class Lookup(DraftPlan):
       min_ngram: likewise.
       latest: likewise.
       overlap: likewise.
-      bigram: a table of successors, or the directory that `specjax train_bigram` has written; it
-        goes on where nothing can be copied. None for none.
+      bigram: a table of successors, or the directory that `specjax train_bigram` has written, or
+        "built-in" for the built-in pair's; it goes on where nothing can be copied. None for none.
       min_match: at least 1; None where no model drafts.
       max_copy: the longest copied block; `max_draft` by default.
 
@@ -146,4 +146,4 @@ def _load(path: str | os.PathLike[str]) -> Bigram:
     # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
     from specjax.checkpoints import load_bigram
 
-    return load_bigram(path)
+    return load_bigram(BUILT_IN / "bigram" if path == "built-in" else path)

@@ -128,6 +128,14 @@ def test_a_bad_plan_is_told(options, kind, message):
         text.Lookup(**options)
 
 
+def test_the_built_in_pair_has_a_table_of_its_own_vocabulary(pair):
+    built_in = specjax.load_pair().verifier
+    decoder = specjax.Decoder(built_in, drafting=text.Lookup(bigram="built-in"))
+    assert np.mean(np.asarray(decoder._params.drafter) >= 0) > 0.5
+    with pytest.raises(ValueError, match=r"has 2048 ids .* but the model has 259"):
+        specjax.Decoder(pair, drafting=text.Lookup(bigram="built-in"))
+
+
 def test_a_missing_table_is_told(pair, tmp_path):
     with pytest.raises(FileNotFoundError, match="no bigram table is there"):
         specjax.Decoder(pair, drafting=text.Lookup(bigram=tmp_path))
