@@ -58,21 +58,24 @@ def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
     """For each place, how many tokens before it are those at the context's end; `[B, C]` int32."""
     width = context.shape[1]
 
-    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        done, shifted, found, same = carry  # shifted[:, j] is context[:, j - done]
+    def shift(text: Array) -> Array:
+        return jnp.pad(text[:, :width], ((0, 0), (_AT_ONCE, 0)), constant_values=-1)
+
+    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        done, shifted, found = carry  # shifted[:, j + _AT_ONCE] is context[:, j - done]
         at = lengths[:, None] - 1 - done - jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
         end = jnp.take_along_axis(context, jnp.maximum(at, 0), axis=1)
         # Before the start there is no token, and the two sides differ.
         end = jnp.where(at >= 0, end, -2)
-        padded = jnp.pad(shifted, ((0, 0), (_AT_ONCE, 0)), constant_values=-1)
+        same = real & (found == done)
         for i in range(_AT_ONCE):
-            before = padded[:, _AT_ONCE - 1 - i :][:, :width]
+            before = shifted[:, _AT_ONCE - 1 - i :][:, :width]
             same &= (before == end[:, i : i + 1]) & (done + i < most)
             found += same.astype(jnp.int32)
-        return done + _AT_ONCE, padded[:, :width], found, same
+        return done + _AT_ONCE, shift(shifted), found
 
-    def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
-        return (carry[0] < most) & jnp.any(carry[3])
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[0] < most) & jnp.any(real & (carry[2] == carry[0]))
 
     none = jnp.zeros(context.shape, jnp.int32)
-    return lax.while_loop(unfinished, step, (jnp.int32(0), context, none, real))[2]
+    return lax.while_loop(unfinished, step, (jnp.int32(0), shift(context), none))[2]

@@ -72,7 +72,8 @@ QUICK |= {("lookup first", "token", 0.0)}
 def test_the_law_is_the_verifier_s(name, verify, temperature):
     found, lengths = distance(*DRAFTERS[name], VERIFICATIONS[verify], temperature)
     assert found < 1e-5
-    assert len(lengths) > 1, "all drafts are of one length: little was tried"
+    # At temperature 0 there is one path.
+    assert temperature == 0.0 or len(lengths) > 1, "all drafts are of one length"
 
 
 class Softened(drafting.MaxGram):
