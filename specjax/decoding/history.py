@@ -32,7 +32,7 @@ def begin(filled: Prefilled, max_length: int, max_draft: int) -> History:
     rows = filled.tokens.shape[0]
     tokens = jnp.zeros((rows, max_length), jnp.int32)
     return History(
-        tokens=_put_at(tokens, filled.tokens[:, None], filled.positions),
+        tokens=put_at(tokens, filled.tokens[:, None], filled.positions),
         read=filled.positions,
         drafted=jnp.zeros((rows, max_draft), jnp.int32),
     )
@@ -110,12 +110,12 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
     agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
     same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
     return history._replace(
-        tokens=_put_at(history.tokens, tokens, positions + 1),
+        tokens=put_at(history.tokens, tokens, positions + 1),
         read=jnp.minimum(history.read, positions + 1 + same),
     )
 
 
-def _put_at(buffer: Array, values: Array, starts: Array) -> Array:
+def put_at(buffer: Array, values: Array, starts: Array) -> Array:
     """Writes `values [B, n]` at `starts[b] ..` of each row; what falls past the end is dropped."""
     place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
     put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731

@@ -1,5 +1,6 @@
 """Drafting: how a block of tokens is proposed, and when a proposal stops."""
 
+from specjax.drafting.bigram import Bigram, most_frequent_successors
 from specjax.drafting.budget import Budget
 from specjax.drafting.cost_aware import CostAware
 from specjax.drafting.costs import Costs, read_costs
@@ -9,6 +10,8 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
+from specjax.drafting.max_gram import MaxGram, MaxGramState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
@@ -21,6 +24,7 @@ ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
 __all__ = [
     "ALL_ESTIMATES",
     "ALL_POLICIES",
+    "Bigram",
     "Budget",
     "Confidence",
     "ConfidenceEstimate",
@@ -32,6 +36,11 @@ __all__ = [
     "FixedLength",
     "GreedyOracle",
     "HeadEstimate",
+    "LookupFirst",
+    "LookupFirstParams",
+    "LookupFirstState",
+    "MaxGram",
+    "MaxGramState",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "NeuralDrafterState",
@@ -40,5 +49,6 @@ __all__ = [
     "Survival",
     "agreeing_runs",
     "check_policy",
+    "most_frequent_successors",
     "read_costs",
 ]

@@ -3,6 +3,7 @@
 from specjax.text.decoder import Decoder
 from specjax.text.engine import Engine, Finished
 from specjax.text.models import Models, Pair, TextModel, load_models, load_pair, load_text_model
+from specjax.text.plans import DraftPlan, Ingredients, Lookup, Planned
 from specjax.text.prompts import BUCKETS, Prompt
 from specjax.text.requests import Request
 from specjax.text.results import Result, Row, RowInfo, RunInfo
@@ -10,10 +11,14 @@ from specjax.text.results import Result, Row, RowInfo, RunInfo
 __all__ = [
     "BUCKETS",
     "Decoder",
+    "DraftPlan",
     "Engine",
     "Finished",
+    "Ingredients",
+    "Lookup",
     "Models",
     "Pair",
+    "Planned",
     "Prompt",
     "Request",
     "Result",

@@ -21,6 +21,7 @@ from specjax.rules import Lossless
 from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
 from specjax.text.models import Models, Pair, TextModel
+from specjax.text.plans import DraftPlan, Ingredients, Planned
 from specjax.types import Drafter, Method, Params, Rule, Stopping, Verification
 from specjax.verification import Block
 
@@ -36,6 +37,7 @@ class Parts:
     stopping: Stopping | None = None
     stopping_params: Params = None
     costs: Costs | None = None
+    drafting: DraftPlan | None = None
     drafter: Drafter | None = None
     drafter_params: Params = None
     widths: Sequence[int] | None = None
@@ -107,6 +109,12 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise ValueError("drafter_params= must be left out: it belongs to drafter=")
     if parts.stopping is None and parts.stopping_params is not None:
         raise ValueError("stopping_params= must be left out: it belongs to stopping=")
+    if parts.drafting is not None:
+        _check_plan(named, parts, parts.drafting)
+        if "drafter" in parts.drafting.models:
+            pair = Pair(named["drafter"], main)
+            parts = _with_costs(parts, pair, rows, prompt_length)
+        return _speculative(named, main, parts)
     if parts.drafter is None and "drafter" not in named and len(named) > 1:
         raise ValueError(
             f"one of the models must be called drafter, got {', '.join(named)}: name one so, "
@@ -122,6 +130,43 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         pair = Pair(named["drafter"], named["verifier"])
         parts = _with_costs(parts, pair, rows, prompt_length)
     return _speculative(named, main, parts)
+
+
+def _check_plan(named: dict[str, TextModel], parts: Parts, plan: DraftPlan) -> None:
+    check_part("drafting", plan, ("models", "make"), "text.Lookup()")
+    if parts.drafter is not None:
+        raise ValueError("drafter= must be left out: drafting= makes one")
+    for name in plan.models:
+        if name not in named:
+            raise ValueError(
+                f"drafting={plan!r} needs a model called {name}, got {', '.join(named)}: give a "
+                "Pair, or Models with such a name"
+            )
+    for part in ("min_draft", "stopping", "stopping_params", "costs"):
+        if not plan.models and getattr(parts, part) is not None:
+            raise ValueError(f"{part}= must be left out: with drafting={plan!r} no model drafts")
+
+
+def _planned(
+    named: dict[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
+) -> Planned:
+    """The drafter of a plan; its parameters lie where they are needed."""
+    where = main.partitioner
+
+    def neural(name: str) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+        drafter, params = _neural(named[name], parts)
+        if where is not None:
+            params = params._replace(stopping=where.replicate(params.stopping))
+        return drafter, params
+
+    return plan.make(
+        Ingredients(
+            models={**named, "verifier": main},
+            max_draft=_max_draft(parts),
+            neural=neural,
+            place=jax.device_put if where is None else where.replicate,
+        )
+    )
 
 
 def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
@@ -148,8 +193,12 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
 
 def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
     drafter, drafter_params, own = parts.drafter, parts.drafter_params, parts.stopping_params
-    if drafter is None:
-        drafter, drafter_params = _neural(named, parts)
+    if parts.drafting is not None:
+        drafter, drafter_params, own = _planned(named, main, parts, parts.drafting)
+        drafting = parts.drafting.models
+        named = {name: x for name, x in named.items() if x is main or name in drafting}
+    elif drafter is None:
+        drafter, drafter_params = _neural(named["drafter"], parts)
         own = drafter_params.stopping
     else:
         for name in ("max_draft", "min_draft", "stopping", "stopping_params", "costs"):
@@ -159,7 +208,7 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
         named = {name: model for name, model in named.items() if name != "drafter"}
     if main.partitioner is not None and parts.drafter is not None:
         drafter_params = main.partitioner.replicate(drafter_params)
-    elif main.partitioner is not None:
+    elif main.partitioner is not None and parts.drafting is None:
         own_there = main.partitioner.replicate(drafter_params.stopping)
         drafter_params = drafter_params._replace(stopping=own_there)
     method = Speculative(
@@ -180,9 +229,8 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     return Assembled(method, params, named, main, own_params, stopping, parts.costs, most_rows)
 
 
-def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-    """The drafter that decodes with the small model."""
-    small = named["drafter"]
+def _neural(small: TextModel, parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    """The drafter that decodes with a small model."""
     max_draft = _max_draft(parts)
     min_draft = whole_number("min_draft", parts.min_draft or 0, low=0)
     stopping = FixedLength() if parts.stopping is None else parts.stopping

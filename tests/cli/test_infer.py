@@ -265,7 +265,8 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
 
 
 FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
-METHODS = [name for name in FILES if not name.startswith("adaptive_")]
+LOOKUPS = ["max_gram", "lookup_first"]
+METHODS = [n for n in FILES if not n.startswith("adaptive_") and n not in LOOKUPS]
 
 
 def test_every_rule_has_a_method():
@@ -297,7 +298,7 @@ def written_costs(directory, pair):
     return path
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in METHODS])
+@pytest.mark.parametrize("name", [n for n in FILES if n not in (*METHODS, *LOOKUPS)])
 def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
     files = ["runs/infer.gin", "methods/opt.gin", f"methods/{name}.gin"]
     infer.register()
@@ -315,6 +316,26 @@ def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
     decoder = make()
     assert type(decoder.rule) is rules.OPT and decoder.method.max_draft == 12
     assert type(decoder.method.drafter.stopping) in drafting.ALL_POLICIES[1:]
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize("other", ["token_v3", "verifier_alone"])
+def test_lookups_go_with_a_rule(paths, name, other):
+    files = ["runs/infer.gin", f"methods/{other}.gin", f"methods/{name}.gin"]
+    infer.register()
+    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    gin_config.configure(
+        [str(CONFIGS / file) for file in files], [f"{k}={v}" for k, v in settings.items()]
+    )
+    make = gin.get_configurable(specjax.Decoder)
+    if (name, other) == ("lookup_first", "verifier_alone"):
+        with pytest.raises(ValueError, match="needs a model called drafter, got model: give a"):
+            make()
+        return
+    decoder = make()
+    kind = drafting.MaxGram if name == "max_gram" else drafting.LookupFirst
+    assert type(decoder.method.drafter) is kind and decoder.method.max_draft == 10
+    assert (type(decoder.rule) is rules.TokenV3) == (other == "token_v3")
 
 
 def test_killed_at_random_it_ends_alike():
