@@ -16,9 +16,11 @@ class History(NamedTuple):
     """A row's tokens by cache position, and how far the cache agrees with them.
 
     Attributes:
-      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on.
+      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on; past
+        the last committed token those that were read last.
       read: `[B]` int32: the cache's entries below it are those of `tokens`. It is less than the
-        position of the last committed token in a row that lags.
+        position of the last committed token in a row that lags. After a row was moved back, what
+        was read beyond is still known, so that it need not be read again if it is committed.
       drafted: `[B, G]` int32, the block that was read last.
     """
 
@@ -75,7 +77,8 @@ def catch_up(
         tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
         cache = model.extend(params, cache, tokens, start).cache
         read = jnp.maximum(read, jnp.minimum(start + width, positions))
-        return cache, read, calls + 1
+        # What lies past the last token was overwritten.
+        return cache, jnp.minimum(read, positions + 1), calls + 1
 
     cache, read, calls = lax.while_loop(lags, step, start_of)
     return cache, history._replace(read=read), calls
@@ -91,9 +94,11 @@ def note_block(history: History, positions: Array, drafted: Array, count: Array)
       count: int32, scalar or `[B]`: how many tokens were read, the committed one included. In a row
         that lags the reading is worth nothing: it did not see what came before.
     """
-    read = jnp.maximum(history.read, positions + count)
-    read = jnp.where(history.read < positions, history.read, read)
-    return history._replace(read=read, drafted=drafted)
+    some = jnp.broadcast_to(count > 0, positions.shape)
+    read = jnp.where(some & (history.read >= positions), positions + count, history.read)
+    # Nothing may be written where nothing was read: what was read before stands there.
+    starts = jnp.where(some, positions + 1, history.tokens.shape[1])
+    return History(_put_at(history.tokens, drafted, starts), read, drafted)
 
 
 def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:
@@ -105,9 +110,10 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
       tokens: `[B, T]` int32, of which `counts [B]` are committed.
       counts: `[B]` int32.
     """
-    width = min(tokens.shape[1], history.drafted.shape[1])
-    agrees = tokens[:, :width] == history.drafted[:, :width]
-    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    place = positions[:, None] + 1 + index
+    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    agrees = (tokens == known) & (index < counts[:, None])
     same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
     return history._replace(
         tokens=_put_at(history.tokens, tokens, positions + 1),

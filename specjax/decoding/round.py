@@ -16,6 +16,7 @@ from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_names, check_nests, check_parts, check_rule
 from specjax.decoding.outcome import (
     RoundInfo,
+    RoundMark,
     RoundOutcome,
     RoundParams,
     RoundState,
@@ -138,6 +139,8 @@ class Round:
         uniforms: Array,
         active: Array,
         limits: Array,
+        *,
+        with_confidence: bool = False,
     ) -> tuple[RoundOutcome, RoundState, RoundInfo]:
         """Runs one round for all rows.
 
@@ -148,6 +151,7 @@ class Round:
           uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
           active: `[B]` bool; what comes out for other rows is to be ignored.
           limits: `[B]` int32 in 0 .. G, the longest block of each row.
+          with_confidence: whether the verifier's confidences are asked for (static).
 
         Returns:
           What is emitted, the state with caches filled, and what happened.
@@ -179,7 +183,7 @@ class Round:
             jnp.max(jnp.where(active, block.num_drafted, 0)) + 1,
             self.verifier_widths,
             sampling,
-            with_confidence=rule.reads_verifier_confidence,
+            with_confidence=rule.reads_verifier_confidence or with_confidence,
         )
         # The bonus row of the block is not filled in yet, and not read before it is.
         targets = jax.vmap(lambda rule, *rows: jax.vmap(rule)(*rows))(
@@ -200,7 +204,8 @@ class Round:
         )
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
-        outcome = RoundOutcome(emitted(block.tokens, accepted, next_token), accepted + 1, targets)
+        tokens = emitted(block.tokens, accepted, next_token)
+        outcome = RoundOutcome(tokens, accepted + 1, targets, scored.p_conf)
         info = report(block, scored.p, acceptance, outcome, bonus_nan)
         calls = {self.name: behind + 1, **block.calls}
         info = count_calls(info, calls, bonus_calls, took_bonus)
@@ -239,6 +244,19 @@ class Round:
             carry=_where_rows(moved, new.carry, old.carry),
             history=history,
         )
+
+    def mark(self, state: RoundState) -> RoundMark:
+        """Where the rows are; `rewind` moves them back there."""
+        return RoundMark(state.tokens, state.positions, self.drafter.mark(state.drafter))
+
+    def rewind(self, state: RoundState, mark: RoundMark) -> RoundState:
+        """Takes back what was committed since `mark`.
+
+        What was read stays in the caches, and is found again by `commit` where it is committed
+        again: a `commit` must follow. Only nested rounds can be moved back.
+        """
+        drafter = self.drafter.rewind(state.drafter, mark.drafter)
+        return state._replace(tokens=mark.tokens, positions=mark.positions, drafter=drafter)
 
     def state_axes(self, state: RoundState) -> Axes:
         """The logical axis names of the state."""

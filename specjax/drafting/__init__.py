@@ -13,6 +13,12 @@ from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDr
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
 from specjax.drafting.thresholds import Confidence, Entropy, Survival
+from specjax.drafting.vertical import (
+    VerticalCascade,
+    VerticalCascadeParams,
+    VerticalCascadeState,
+    lenience,
+)
 from specjax.types import Drafter, Stopping
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
@@ -38,7 +44,11 @@ __all__ = [
     "OnlineEstimate",
     "Stopping",
     "Survival",
+    "VerticalCascade",
+    "VerticalCascadeParams",
+    "VerticalCascadeState",
     "agreeing_runs",
     "check_policy",
+    "lenience",
     "read_costs",
 ]

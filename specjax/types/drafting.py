@@ -210,6 +210,26 @@ class Drafter(Protocol):
         """
         return state
 
+    def mark(self, state: Any) -> Any:
+        """What `rewind` needs to come back to a state between two rounds.
+
+        Returns:
+          A pytree; the leading axis of its arrays is the batch. By default the state itself, which
+          is always right; a drafter with a cache leaves the cache out.
+        """
+        return state
+
+    def rewind(self, state: Any, mark: Any) -> Any:
+        """Takes back what was committed since a mark; a `commit` of something else follows.
+
+        A drafter below another level is told tokens that a level above may still refuse.
+
+        Returns:
+          A state as it was at the mark, by default the mark itself. Of the newest `state` it may
+          keep what is overwritten before it is seen.
+        """
+        return mark
+
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
         """How many tokens each row is to draft at most, before anything is drafted.
 
