@@ -9,6 +9,8 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.hierarchy import cascade, cascade_params
+from specjax.drafting.horizontal import HorizontalCascade, HorizontalCascadeState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
@@ -38,6 +40,8 @@ __all__ = [
     "FixedLength",
     "GreedyOracle",
     "HeadEstimate",
+    "HorizontalCascade",
+    "HorizontalCascadeState",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "NeuralDrafterState",
@@ -48,6 +52,8 @@ __all__ = [
     "VerticalCascadeParams",
     "VerticalCascadeState",
     "agreeing_runs",
+    "cascade",
+    "cascade_params",
     "check_policy",
     "lenience",
     "read_costs",

@@ -4,7 +4,6 @@ Axes: B rows, G longest block, K longest block of the level below, R inner round
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +12,8 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import check_count, check_part, one_number
-from specjax.decoding import Round, RoundMark, RoundOutcome, RoundParams, RoundState
-from specjax.drafting.blocks import empty_block
+from specjax.decoding import Round, RoundMark, RoundParams, RoundState
+from specjax.drafting.blocks import append_block, empty_block
 from specjax.rules import Lossless, Lossy
 from specjax.types import (
     Array,
@@ -248,8 +247,9 @@ class VerticalCascade(Drafter):
             counts = jnp.where(going, outcome.counts, 0)
             # What is not a number here is none above.
             bad = (seen.nan_in >= 0)[:, None, None]
-            outcome = outcome._replace(probs=jnp.where(bad, jnp.nan, outcome.probs))
-            block = _extended(carry.block, outcome, counts)
+            probs = jnp.where(bad, jnp.nan, outcome.probs)
+            part = DraftBlock(outcome.tokens, probs, outcome.confidences, counts, {})
+            block = append_block(carry.block, part)
             calls = {name: carry.block.calls[name] + seen.calls[name] for name in seen.calls}
             after = inner.commit(carry.round, after, outcome.tokens, counts)
             return _Collecting(carry.step + 1, block._replace(calls=calls), after)
@@ -328,25 +328,3 @@ def lenience(value: float) -> Rule:
     """
     exact = one_number("lenience", value, low=1.0, high=float(np.finfo(np.float32).max))
     return Lossless() if exact == 1.0 else Lossy(1.0 - 1.0 / exact)
-
-
-def _extended(block: DraftBlock, outcome: RoundOutcome, counts: Array) -> DraftBlock:
-    """The block with the first `counts [B]` tokens of an inner round behind its own."""
-    put = functools.partial(_put_rows, starts=block.num_drafted, counts=counts)
-    confidences = block.confidences
-    if confidences is not None:
-        assert outcome.confidences is not None
-        confidences = put(confidences, outcome.confidences)
-    return block._replace(
-        tokens=put(block.tokens, outcome.tokens),
-        probs=put(block.probs, outcome.probs),
-        confidences=confidences,
-        num_drafted=block.num_drafted + counts,
-    )
-
-
-def _put_rows(buffer: Array, values: Array, starts: Array, counts: Array) -> Array:
-    """Writes the first `counts[b]` of `values [B, n, ...]` at `starts[b] ..` of axis 1."""
-    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
-    place = jnp.where(index < counts[:, None], starts[:, None] + index, buffer.shape[1])
-    return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(buffer, place, values)
