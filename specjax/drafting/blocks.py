@@ -61,7 +61,7 @@ def cut_from(block: DraftBlock, starts: Array, longest: int) -> DraftBlock:
 
 
 def last_token(tokens: Array, counts: Array, before: Array) -> Array:
-    """The last of the first `counts [B]` of `tokens [B, T]`, or `before [B]` where there is none."""
+    """The last of the first `counts [B]` of `tokens [B, T]`; `before [B]` where there is none."""
     place = jnp.maximum(counts - 1, 0)[:, None]
     return jnp.where(counts > 0, jnp.take_along_axis(tokens, place, axis=1)[:, 0], before)
 

@@ -6,7 +6,6 @@ Axes: B rows, G longest block, K longest block of the level below, R inner round
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
