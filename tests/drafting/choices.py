@@ -9,6 +9,7 @@ Axes: C combinations of choices, S states, U uniforms of a round, V vocabulary, 
 """
 
 import contextlib
+import functools
 import importlib
 import itertools
 
@@ -19,7 +20,7 @@ import numpy as np
 from specjax.sampling import Sampling
 from specjax.verification import num_accepted_probs
 
-WIDEST = 40_000
+QUICKLY = {"xla_backend_optimization_level": "0"}
 
 
 class Choices:
@@ -102,7 +103,8 @@ def round_slots(one_round):
 def rounds_of(one_round, chosen):
     """A jitted round and commit, of choices in the place of uniforms."""
 
-    @jax.jit
+    # Compiling takes longer than running.
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def run(params, sampling, state, uniforms):
         rows = uniforms.shape[0]
         everyone = jnp.ones(rows, bool)
@@ -128,9 +130,9 @@ class Law:
         assert len(self.outcomes) == one_round.num_uniforms
         self.choices = Choices()
         self.run = rounds_of(one_round, self.choices)
+        self.prefill = jax.jit(functools.partial(one_round.prefill, max_length=40))
         each = [np.arange(1, n + 1) for n in self.outcomes]
         combos = np.array(list(itertools.product(*each)), np.float32)
-        assert len(combos) <= WIDEST * 16, len(combos)
         self.combinations = combos
 
     def __call__(self, params, prompt, num_tokens, temperature=1.0):
@@ -138,14 +140,14 @@ class Law:
         vocab, combos = self.round.verifier.vocab_size, self.combinations
         with self.choices.installed():
             inputs = jnp.asarray([prompt], jnp.int32)
-            first = self.round.prefill(params, inputs, jnp.array([len(prompt)]), 40)
+            first = self.prefill(params, inputs, jnp.array([len(prompt)]))
             law = np.zeros((vocab,) * num_tokens)
-            # emitted tokens -> chance, and one of the states that come there
-            states = {(): (1.0, jax.tree.map(np.asarray, first))}
+            # emitted tokens and carry -> chance, and one of the states that come there
+            states = {((), ()): (1.0, jax.tree.map(np.asarray, first))}
             rng = np.random.default_rng(0)
             while states:
-                emitted = min(states, key=len)
-                chance, state = states.pop(emitted)
+                emitted, carry = min(states, key=lambda key: len(key[0]))
+                chance, state = states.pop((emitted, carry))
                 rows = len(combos)
                 by_row = jax.tree.map(lambda x: np.repeat(x, rows, axis=0), state)  # noqa: B023
                 sampling = Sampling(jnp.full(rows, temperature, jnp.float32))
@@ -160,10 +162,8 @@ class Law:
                     if len(new) >= num_tokens:
                         law[new[:num_tokens]] += chance * weights[row]
                         continue
-                    if new in states:
-                        old, kept = states[new]
-                        states[new] = (old + chance * weights[row], kept)
-                    else:
-                        kept = jax.tree.map(lambda x: x[row : row + 1], after)  # noqa: B023
-                        states[new] = (chance * weights[row], kept)
+                    key = (new, tuple(x[row].tobytes() for x in jax.tree.leaves(after.carry)))
+                    kept = jax.tree.map(lambda x: x[row : row + 1], after)  # noqa: B023
+                    old, kept = states.get(key, (0.0, kept))
+                    states[key] = (old + chance * weights[row], kept)
         return law.reshape(-1)
