@@ -19,8 +19,7 @@ import numpy as np
 
 from specjax.sampling import Sampling
 from specjax.verification import num_accepted_probs
-
-QUICKLY = {"xla_backend_optimization_level": "0"}
+from tests.models.tiny import quick_jit
 
 
 class Choices:
@@ -103,8 +102,7 @@ def round_slots(one_round):
 def rounds_of(one_round, chosen):
     """A jitted round and commit, of choices in the place of uniforms."""
 
-    # Compiling takes longer than running.
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @quick_jit
     def run(params, sampling, state, uniforms):
         rows = uniforms.shape[0]
         everyone = jnp.ones(rows, bool)
@@ -130,7 +128,7 @@ class Law:
         assert len(self.outcomes) == one_round.num_uniforms
         self.choices = Choices()
         self.run = rounds_of(one_round, self.choices)
-        self.prefill = jax.jit(functools.partial(one_round.prefill, max_length=40))
+        self.prefill = quick_jit(functools.partial(one_round.prefill, max_length=40))
         each = [np.arange(1, n + 1) for n in self.outcomes]
         combos = np.array(list(itertools.product(*each)), np.float32)
         self.combinations = combos

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -367,3 +369,15 @@ def test_lenience_below_one_is_refused(value):
 def test_lenience_is_lossy():
     assert drafting.lenience(1.0) == rules.Lossless()
     assert float(drafting.lenience(4.0).alpha) == 0.75
+
+
+def test_the_page_runs():
+    """Every block of docs/cascade_drafting.md, one after another."""
+    page = (Path(__file__).parents[2] / "docs" / "cascade_drafting.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    drafter = names["drafter"]
+    # Two tokens and what an inner round of 10 adds, then 10.
+    assert drafter.max_draft == 2 + 10 + 10
+    assert drafter.model_names == ("middle", "small")
