@@ -33,6 +33,7 @@ from specjax.types import (
     DraftBlock,
     Drafter,
     LanguageModel,
+    Params,
     Rule,
     Sampling,
     Verification,
@@ -161,7 +162,7 @@ class Round:
         ends = np.cumsum(self._uniforms)[:-1].tolist()
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
-        state, behind = self._catch_up(params, state, active)
+        state, behind = _caught_up(self.verifier, params.verifier, state, active)
         drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
         proposed = self.drafter.propose(
             params.drafter,
@@ -266,17 +267,6 @@ class Round:
             drafter=self.drafter.state_axes(state.drafter),
         )
 
-    def _catch_up(
-        self, params: RoundParams, state: RoundState, active: Array
-    ) -> tuple[RoundState, Array]:
-        """Lets the verifier of a nested round read what others added; also counts its passes."""
-        if state.history is None:
-            return state, jnp.int32(0)
-        cache, history, calls = history_lib.catch_up(
-            self.verifier, params.verifier, state.cache, state.positions, state.history, active
-        )
-        return state._replace(cache=cache, history=history), calls
-
     def _reads_bonus(self, rule: Rule) -> bool:
         """Whether the drafter's distribution at the bonus position is read."""
         return rule.reads_draft or self.verification.has_carry
@@ -322,6 +312,18 @@ class Round:
 
         target, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
         return target, drafter, calls, needed, nan
+
+
+def _caught_up(
+    verifier: LanguageModel, params: Params, state: RoundState, active: Array
+) -> tuple[RoundState, Array]:
+    """Lets the verifier of a nested round read what others added; also counts its passes."""
+    if state.history is None:
+        return state, jnp.int32(0)
+    cache, history, calls = history_lib.catch_up(
+        verifier, params, state.cache, state.positions, state.history, active
+    )
+    return state._replace(cache=cache, history=history), calls
 
 
 def _where_rows(rows: Array, new: Any, old: Any) -> Any:

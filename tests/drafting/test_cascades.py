@@ -324,7 +324,7 @@ def test_bad_vertical_cascades_are_refused(change, message):
 def test_bad_parts_of_cascades_are_refused():
     with pytest.raises(TypeError, match="drafter must be one such as drafting.NeuralDrafter"):
         drafting.VerticalCascade(model(2), model(2), 3)
-    with pytest.raises(TypeError, match="reviewer must be one such as .* it has no score"):
+    with pytest.raises(TypeError, match="reviewer must be one such as .*it has no score"):
         drafting.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
     with pytest.raises(TypeError, match="drafters must be a tuple of at least one drafter, got "):
         drafting.HorizontalCascade([neural(0, 2, 1)])
