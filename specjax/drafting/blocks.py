@@ -29,15 +29,18 @@ def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> D
 
 
 def append_block(block: DraftBlock, part: DraftBlock) -> DraftBlock:
-    """The block with the tokens of `part` behind its own; passes are left as they were."""
+    """The block with the tokens of `part` behind its own; passes are left as they were.
+
+    What the part says of its bonus position stays for its own drafter, which may have filled it in.
+    """
     starts, counts = block.num_drafted, part.num_drafted
     confidences = block.confidences
     if confidences is not None:
         assert part.confidences is not None
-        confidences = _put_rows(confidences, part.confidences, starts, counts)
+        confidences = _put_rows(confidences, part.confidences, starts, counts + 1)
     return block._replace(
         tokens=_put_rows(block.tokens, part.tokens, starts, counts),
-        probs=_put_rows(block.probs, part.probs, starts, counts),
+        probs=_put_rows(block.probs, part.probs, starts, counts + 1),
         confidences=confidences,
         num_drafted=starts + counts,
     )

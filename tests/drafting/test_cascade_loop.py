@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, types
+from specjax.decoding.loop import jitted_run
 from specjax.types import PromptBatch
 from tests.decoding import test_exact_law as whole
 from tests.models.tiny import tiny
@@ -147,6 +149,29 @@ def test_a_row_ends_where_a_level_below_gives_nan():
         )
         assert [types.ENDED_BY[code] for code in state.ended_by] == ["length", "nan", "length"]
         assert method.nan_sources[int(state.info.nan_in[1])] == "drafter"
+
+
+@pytest.mark.exhaustive
+def test_no_cache_is_copied():
+    """Not where a level is moved back, nor where a bonus is asked for at every level."""
+    model, params = tiny("llama")[:2]
+    drafter = drafting.cascade([[2, 2], [0, 2]], {"middle": model, "small": model})
+    own = drafting.cascade_params(
+        drafter, {"middle": params, "small": params}, rules=drafting.lenience(2.0)
+    )
+    method = decoding.Speculative(model, drafter)
+    given = decoding.RoundParams(params, own, rules.OPT(0.1))
+    prompts = PromptBatch(
+        np.ones((3, 5), np.int32), np.full(3, 5), ids=np.arange(3), limits=np.full(3, 12)
+    )
+    # A length that no other axis has.
+    state = method.init(given, prompts, max_new=12, max_length=53)
+    stops = jnp.int32(5), jnp.int32(3)
+    text = jitted_run().trace(method, given, state, *stops).lower().compile().as_text()
+    shapes = {",".join(map(str, x.shape)) for x in jax.tree.leaves(state.inner.cache)}
+    named = "|".join(shapes)
+    assert re.search(rf"f32\[(?:{named})\]", text), "no cache is found: nothing would be seen"
+    assert not re.findall(rf"= f32\[(?:{named})\]\S* (?:copy|select)\(.*", text)
 
 
 def test_a_learning_policy_below_learns_from_the_middle_model():
