@@ -47,6 +47,7 @@ def catch_up(
     positions: Array,
     history: History,
     active: Array,
+    spare: int = 0,
 ) -> tuple[Cache, History, Array]:
     """Reads what active rows lack, all but their last committed token; G + 1 tokens to a pass.
 
@@ -57,6 +58,7 @@ def catch_up(
       positions: `[B]` int32, where the last committed token belongs.
       history: the rows' history.
       active: `[B]` bool; no pass is made for other rows alone.
+      spare: so many tokens may be left unread (static).
 
     Returns:
       The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
@@ -65,7 +67,7 @@ def catch_up(
     start_of = (cache, history.read, jnp.int32(0))
 
     def lags(carry: tuple[Cache, Array, Array]) -> Array:
-        return jnp.any(active & (carry[1] < positions))
+        return jnp.any(active & (carry[1] + spare < positions))
 
     def step(carry: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
         cache, read, calls = carry
@@ -82,6 +84,37 @@ def catch_up(
 
     cache, read, calls = lax.while_loop(lags, step, start_of)
     return cache, history._replace(read=read), calls
+
+
+class Unread(NamedTuple):
+    """What a pass reads: tokens that a row lags behind, its last committed one, its draft.
+
+    Attributes:
+      tokens: `[B, W]` int32.
+      starts: `[B]` int32, where the first of them belongs.
+      lags: `[B]` int32, how many of them come before the last committed one.
+    """
+
+    tokens: Array  # [B, W]
+    starts: Array  # [B]
+    lags: Array  # [B]
+
+
+def unread(history: History, positions: Array, drafted: Array, width: int) -> Unread:
+    """The first `width` tokens that the cache lacks, the drafted ones `[B, G]` at their end."""
+    starts = jnp.minimum(history.read, positions)
+    place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    new = jnp.take_along_axis(drafted, place - positions[:, None] - 1, axis=1, mode="clip")
+    tokens = jnp.where(place <= positions[:, None], known, new)
+    return Unread(tokens, starts, positions - starts)
+
+
+def note_caught_up(history: History, positions: Array, rows: Array) -> History:
+    """Notes that `rows [B]` have been read up to their last committed token."""
+    return history._replace(
+        read=jnp.where(rows, jnp.maximum(history.read, positions), history.read)
+    )
 
 
 def note_block(history: History, positions: Array, drafted: Array, count: Array) -> History:

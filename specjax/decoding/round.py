@@ -5,6 +5,7 @@ Axes: B rows, G longest block, V vocabulary, W tokens that the verifier reads.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,7 +56,8 @@ class Round:
         drafts have a fixed length, else powers of two. Each width is compiled.
       name: of the verifier, under which its passes are counted.
       nested: whether a round above reviews what this one emits. Then more may be committed than it
-        emitted, and its verifier catches up on that; verification must leave no carry.
+        emitted, and its verifier catches up on that: up to G + 1 tokens in the pass over the next
+        block, for which a width of 2 G + 2 is added. Verification must leave no carry.
 
     Raises:
       TypeError: if a part is not what it must be.
@@ -104,7 +106,9 @@ class Round:
         """The widths that are compiled."""
         full = self.drafter.max_draft + 1
         usual = (full,) if self.drafter.traits.fixed_length else powers_of_two(full)
-        return usual if self.widths is None else self.widths
+        widths = usual if self.widths is None else self.widths
+        # A nested one may lag behind, by as many tokens as it reads otherwise.
+        return (*widths, 2 * full) if self.nested else widths
 
     def check_rule(self, rule: Rule) -> None:
         """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
@@ -175,17 +179,11 @@ class Round:
             with_confidence=rule.reads_draft_confidence,
         )
         block, drafter = checked_block(self.drafter, proposed, limits, rule.reads_draft_confidence)
-        scored = score(
-            self.verifier,
-            params.verifier,
-            state.cache,
-            jnp.concatenate([state.tokens[:, None], block.tokens], axis=1),
-            state.positions,
-            jnp.max(jnp.where(active, block.num_drafted, 0)) + 1,
-            self.verifier_widths,
-            sampling,
-            with_confidence=rule.reads_verifier_confidence or with_confidence,
-        )
+        read = functools.partial(
+            score, self.verifier, params.verifier, state.cache, widths=self.verifier_widths,
+            sampling=sampling, with_confidence=rule.reads_verifier_confidence or with_confidence,
+        )  # fmt: skip
+        scored, state = _scored(read, state, block, active)
         # The bonus row of the block is not filled in yet, and not read before it is.
         targets = jax.vmap(lambda rule, *rows: jax.vmap(rule)(*rows))(
             rule, block.probs, scored.p, block.confidences, scored.p_conf
@@ -211,10 +209,6 @@ class Round:
         calls = {self.name: behind + 1, **block.calls}
         info = count_calls(info, calls, bonus_calls, took_bonus)
         state = state._replace(cache=scored.cache, drafter=drafter, carry=carry)
-        if state.history is not None:
-            read = block.num_drafted + 1
-            history = history_lib.note_block(state.history, state.positions, block.tokens, read)
-            state = state._replace(history=history)
         return outcome, state, info
 
     def commit(self, old: RoundState, new: RoundState, tokens: Array, counts: Array) -> RoundState:
@@ -293,6 +287,9 @@ class Round:
         reads = self._reads_bonus(rule)
         needed = whole if reads else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
+        none = {name: jnp.int32(0) for name in names}
+        if not reads and self.drafter.traits.catches_up:
+            return _at(targets, block.num_drafted), drafter, none, needed & False, needed & False
 
         def run(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
             asked = rule.reads_draft_confidence
@@ -308,7 +305,7 @@ class Round:
 
         def skip(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
             target = _at(targets, block.num_drafted)
-            return target, drafter, {name: jnp.int32(0) for name in names}, needed & False
+            return target, drafter, none, needed & False
 
         target, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
         return target, drafter, calls, needed, nan
@@ -317,13 +314,39 @@ class Round:
 def _caught_up(
     verifier: LanguageModel, params: Params, state: RoundState, active: Array
 ) -> tuple[RoundState, Array]:
-    """Lets the verifier of a nested round read what others added; also counts its passes."""
+    """Lets the verifier of a nested round read what it lacks beyond a pass; counts the passes."""
     if state.history is None:
         return state, jnp.int32(0)
+    # So many are read together with the draft.
+    spare = state.history.drafted.shape[1] + 1
     cache, history, calls = history_lib.catch_up(
-        verifier, params, state.cache, state.positions, state.history, active
+        verifier, params, state.cache, state.positions, state.history, active, spare
     )
     return state._replace(cache=cache, history=history), calls
+
+
+def _scored(
+    read: Callable[..., Scored], state: RoundState, block: DraftBlock, active: Array
+) -> tuple[Scored, RoundState]:
+    """The verifier's pass over the blocks; a nested one reads what it lacks in it, too.
+
+    Args:
+      read: `score`, but for what is read and where.
+      state: the rows' state, no further behind than a pass reads.
+      block: what was drafted.
+      active: `[B]` bool.
+    """
+    drafted = jnp.where(active, block.num_drafted, 0)
+    if state.history is None:
+        tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
+        return read(tokens, state.positions, jnp.max(drafted) + 1), state
+    full = block.tokens.shape[1] + 1
+    lacks = history_lib.unread(state.history, state.positions, block.tokens, 2 * full)
+    longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
+    scored = read(lacks.tokens, lacks.starts, longest, skipped=lacks.lags, rows=full)
+    history = history_lib.note_caught_up(state.history, state.positions, active)
+    history = history_lib.note_block(history, state.positions, block.tokens, block.num_drafted + 1)
+    return scored, state._replace(history=history)
 
 
 def _where_rows(rows: Array, new: Any, old: Any) -> Any:

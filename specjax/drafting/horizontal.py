@@ -131,6 +131,7 @@ class HorizontalCascade(Drafter):
             random_stops=any(traits.random_stops for traits in each),
             fixed_length=fixed,
             independent_rows=fixed and all(traits.independent_rows for traits in each),
+            catches_up=each[-1].catches_up,
         )
 
     @property

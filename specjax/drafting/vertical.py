@@ -167,6 +167,7 @@ class VerticalCascade(Drafter):
             random_stops=not fixed,
             fixed_length=fixed,
             independent_rows=False,
+            catches_up=True,
         )
 
     @property
