@@ -75,7 +75,7 @@ def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, ru
 
 def test_models_that_agree_make_no_pass_to_catch_up():
     """All that was read and stands is found again, and each pass reads what it must."""
-    model, params = tiny("llama")[:2]
+    model, params = whole.MODEL, whole.PARAMS[0]
     low = drafting.NeuralDrafter(model, 2, name="low")
     drafter = drafting.VerticalCascade(low, model, max_draft=5, name="middle")
     given = decoding.RoundParams(
@@ -83,7 +83,8 @@ def test_models_that_agree_make_no_pass_to_catch_up():
         drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(params)),
         rules.Lossless(),
     )
-    found = run(decoding.Speculative(model, drafter), given, new=18)
+    prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
+    found = run(decoding.Speculative(model, drafter), given, new=18, **prompts)
     np.testing.assert_array_equal(found.info.accepted_lengths[:, 5], 3)
     calls = {name: int(count[0]) for name, count in found.info.calls.items()}
     # Each round: inner rounds of 2 + 1 and 1 + 1 tokens. The middle model reads the last token of a
@@ -126,6 +127,7 @@ def test_the_law_of_whole_sequences_with_limits_by_row():
         assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5, row
 
 
+@pytest.mark.exhaustive
 def test_a_row_ends_where_a_level_below_gives_nan():
     table = np.zeros((5, 4), np.float32)
     safe, bad = table.copy(), table.copy()
@@ -174,6 +176,7 @@ def test_no_cache_is_copied():
     assert not re.findall(rf"= f32\[(?:{named})\]\S* (?:copy|select)\(.*", text)
 
 
+@pytest.mark.exhaustive
 def test_a_learning_policy_below_learns_from_the_middle_model():
     """A drafter that is always right drafts longer, one that never is drafts nothing more."""
     model, params = tiny("llama")[:2]

@@ -127,14 +127,14 @@ def distance(tree, drafter, verify, *, temperature=1.0, outer=None, **given):
     return testing.total_variation(found, testing.target_law(target, TOKENS))
 
 
-some = {"max_draft": 3, "min_draft": 2}
+# A block is fixed, or ends with a round that leaves it at least so long.
+LEAST = {"max_draft": 3, "min_draft": 2}
 SHAPES = {
-    # Two levels: fixed blocks; blocks that end with a round; one round; more tokens.
     "two": (TWO, 2, (2, 1)),
-    "two, at least": (TWO, 2, (tuple(some.items()), 2)),
-    "two, one round": (TWO, 2, ((("max_draft", 3), ("rounds", 1)), 2)),
+    "two, at least": (TWO, 2, (LEAST, 2)),
+    "two, one round": (TWO, 2, ({"max_draft": 3, "rounds": 1}, 2)),
     "two, three tokens": (TWO, 3, (2, 1)),
-    "three": (THREE, 2, (2, (("max_draft", 2), ("min_draft", 1)), 1)),
+    "three": (THREE, 2, (LEAST, {"max_draft": 2, "min_draft": 1}, 1)),
     "three, fixed": (THREE, 2, (2, 2, 1)),
 }
 
@@ -142,17 +142,11 @@ SHAPES = {
 @functools.cache
 def shaped(name, inner):
     tree, vocab, counts = SHAPES[name]
-    counts = tuple(c if isinstance(c, int) else dict(c) for c in counts)
     return tree, vertical(tree, vocab, counts, inner)
 
 
-QUICK = {
-    ("two", "token", "block"),
-    ("two, at least", "block", "token"),
-    ("three", "block", "block"),
-}
 CASES = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive)
+    pytest.param(*case, marks=() if case == ("three", "block", "block") else pytest.mark.exhaustive)
     for case in itertools.product(SHAPES, ("token", "block"), ("token", "block"))
     # So many choices take minutes.
     if case[0] != "three, fixed" or case[1:] == ("block", "token")
@@ -177,7 +171,7 @@ INNER = {
 }
 OUTER = {"Diff": rules.Diff(0.1), "TokenV2": rules.TokenV2(0.3), "Lossless": rules.Lossless()}
 RULED = [
-    pytest.param(*case, marks=() if case == ("OPT", "TokenV2", "three") else pytest.mark.exhaustive)
+    pytest.param(*case, marks=() if case == ("OPT", "TokenV2", "two") else pytest.mark.exhaustive)
     for case in itertools.product(INNER, OUTER, ("two", "three"))
 ]
 
