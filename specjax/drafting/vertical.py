@@ -307,8 +307,9 @@ class VerticalCascade(Drafter):
 
     def state_axes(self, state: VerticalCascadeState) -> Axes:
         """See `Drafter`."""
-        axes = row_axes(state._replace(round=()))
-        return axes._replace(round=self._round.state_axes(state.round))
+        return VerticalCascadeState(
+            self._round.state_axes(state.round), row_axes(state.mark), row_axes(state.active)
+        )
 
 
 def lenience(value: float) -> Rule:

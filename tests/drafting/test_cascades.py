@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing, verification
+from specjax import decoding, drafting, rules, sampling, testing, types, verification
 from tests.drafting.choices import Law
 
 PROMPT = (0, 1)
@@ -293,6 +293,38 @@ def test_control_positions_that_share_one_distribution(kind, wrong):
     found = horizontal_law(drafter, params, "token")
     assert (found > 1e-3) == wrong, found
     assert wrong or found < 1e-5
+
+
+class KeepsAll(drafting.NeuralDrafter):
+    """As a drafter of one's own is moved back: its whole state is kept."""
+
+    mark = types.Drafter.mark
+    rewind = types.Drafter.rewind
+
+
+@pytest.mark.exhaustive
+def test_a_drafter_that_knows_nothing_of_marks_is_moved_back():
+    low = KeepsAll(model(2), 2, name="d0")
+    drafter = drafting.VerticalCascade(low, model(2), max_draft=3, min_draft=2, name="d2")
+    assert distance(TWO, drafter, "block", inner=rules.Lossy(0.6)) < 1e-5
+
+
+def test_every_array_of_a_state_has_its_axes():
+    drafter = drafting.cascade(
+        [[1, 0, 1], [0, 1, 1], [0, 0, 0]], {f"d{i}": model(2) for i in range(3)}
+    )
+    params = drafting.cascade_params(drafter, tables(2, 0, 1, 2))
+    shapes = jax.ShapeDtypeStruct((3, 4), jnp.int32), jax.ShapeDtypeStruct((3,), jnp.int32)
+    state = jax.eval_shape(functools.partial(drafter.prefill, max_length=9), params, *shapes)
+    for leaf, names in zip(
+        jax.tree.leaves(state),
+        jax.tree.leaves(
+            jax.tree.map(lambda _, names: [names], state, drafter.state_axes(state)),
+            is_leaf=lambda x: isinstance(x, list),
+        ),
+        strict=True,
+    ):
+        assert len(names[0]) == leaf.ndim and names[0][0] == "batch"
 
 
 BAD = [
