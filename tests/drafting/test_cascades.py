@@ -295,6 +295,54 @@ def test_control_positions_that_share_one_distribution(kind, wrong):
     assert wrong or found < 1e-5
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("verify", ["token", "block"])
+def test_confidences_by_position(verify):
+    """Two drafters with one table are one, also to a rule that reads q and its confidence."""
+    drafter = drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
+    params = (drafting.NeuralDrafterParams(table(0, 2)),) * 2
+    rule = rules.Diff(0.1)
+    given = decoding.RoundParams(table(VERIFIER, 2), params, rule)
+    for temperature in (1.0, 0.0):
+        found = enumerated(drafter, verify)(given, PROMPT, TOKENS, temperature)
+        (q, q_conf), (p, p_conf) = (known(i, 2, temperature) for i in (0, VERIFIER))
+        target = applied(rule, q, p, q_conf, p_conf)
+        assert testing.total_variation(found, testing.target_law(target, TOKENS)) < 1e-5
+
+
+class NoConfidence(drafting.NeuralDrafter):
+    has_confidence = False
+
+
+def test_rules_that_read_a_confidence_need_one_of_every_position():
+    counted = NoConfidence(model(2), 1, name="d1")
+    both = drafting.HorizontalCascade((neural(0, 2, 1), counted))
+    assert not both.has_confidence
+    with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but Horizontal"):
+        decoding.Round(model(2), both, verification.Token()).check_rule(rules.Chow(0.1))
+    # What a model has reviewed has the model's; the rule inside has none to read.
+    above = drafting.VerticalCascade(counted, model(2), 2)
+    assert above.has_confidence
+    one_round = decoding.Round(model(2), above, verification.Token())
+    one_round.check_rule(rules.Chow(0.1))
+    low = drafting.NeuralDrafterParams(table(0, 2))
+    own = drafting.VerticalCascadeParams(table(2, 2), low, rules.Chow(0.1))
+    given = decoding.RoundParams(table(VERIFIER, 2), own, rules.Lossless())
+    state = jax.eval_shape(
+        lambda: one_round.prefill(given, jnp.ones((1, 2), jnp.int32), jnp.array([2]), 9)
+    )
+    with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but NoConfidence"):
+        jax.eval_shape(
+            one_round,
+            given,
+            sampling.Sampling(jnp.ones(1)),
+            state,
+            jnp.zeros((1, one_round.num_uniforms)),
+            jnp.ones(1, bool),
+            jnp.ones(1, jnp.int32),
+        )
+
+
 class KeepsAll(drafting.NeuralDrafter):
     """As a drafter of one's own is moved back: its whole state is kept."""
 
