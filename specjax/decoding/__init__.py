@@ -7,7 +7,13 @@ from specjax.decoding.autoregressive import (
 )
 from specjax.decoding.compilation import step_options
 from specjax.decoding.loop import LoopMethod
-from specjax.decoding.outcome import RoundInfo, RoundOutcome, RoundParams, RoundState
+from specjax.decoding.outcome import (
+    RoundInfo,
+    RoundMark,
+    RoundOutcome,
+    RoundParams,
+    RoundState,
+)
 from specjax.decoding.round import Round
 from specjax.decoding.speculative import Speculative
 from specjax.decoding.state import (
@@ -30,6 +36,7 @@ __all__ = [
     "PromptBatch",
     "Round",
     "RoundInfo",
+    "RoundMark",
     "RoundOutcome",
     "RoundParams",
     "RoundState",

@@ -16,9 +16,11 @@ class History(NamedTuple):
     """A row's tokens by cache position, and how far the cache agrees with them.
 
     Attributes:
-      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on.
+      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on; past
+        the last committed token those that were read last.
       read: `[B]` int32: the cache's entries below it are those of `tokens`. It is less than the
-        position of the last committed token in a row that lags.
+        position of the last committed token in a row that lags. After a row was moved back, what
+        was read beyond is still known, so that it need not be read again if it is committed.
       drafted: `[B, G]` int32, the block that was read last.
     """
 
@@ -45,6 +47,7 @@ def catch_up(
     positions: Array,
     history: History,
     active: Array,
+    spare: int = 0,
 ) -> tuple[Cache, History, Array]:
     """Reads what active rows lack, all but their last committed token; G + 1 tokens to a pass.
 
@@ -55,6 +58,7 @@ def catch_up(
       positions: `[B]` int32, where the last committed token belongs.
       history: the rows' history.
       active: `[B]` bool; no pass is made for other rows alone.
+      spare: so many tokens may be left unread (static).
 
     Returns:
       The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
@@ -63,7 +67,7 @@ def catch_up(
     start_of = (cache, history.read, jnp.int32(0))
 
     def lags(carry: tuple[Cache, Array, Array]) -> Array:
-        return jnp.any(active & (carry[1] < positions))
+        return jnp.any(active & (carry[1] + spare < positions))
 
     def step(carry: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
         cache, read, calls = carry
@@ -75,10 +79,42 @@ def catch_up(
         tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
         cache = model.extend(params, cache, tokens, start).cache
         read = jnp.maximum(read, jnp.minimum(start + width, positions))
-        return cache, read, calls + 1
+        # What lies past the last token was overwritten.
+        return cache, jnp.minimum(read, positions + 1), calls + 1
 
     cache, read, calls = lax.while_loop(lags, step, start_of)
     return cache, history._replace(read=read), calls
+
+
+class Unread(NamedTuple):
+    """What a pass reads: tokens that a row lags behind, its last committed one, its draft.
+
+    Attributes:
+      tokens: `[B, W]` int32.
+      starts: `[B]` int32, where the first of them belongs.
+      lags: `[B]` int32, how many of them come before the last committed one.
+    """
+
+    tokens: Array  # [B, W]
+    starts: Array  # [B]
+    lags: Array  # [B]
+
+
+def unread(history: History, positions: Array, drafted: Array, width: int) -> Unread:
+    """The first `width` tokens that the cache lacks, the drafted ones `[B, G]` at their end."""
+    starts = jnp.minimum(history.read, positions)
+    place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    new = jnp.take_along_axis(drafted, place - positions[:, None] - 1, axis=1, mode="clip")
+    tokens = jnp.where(place <= positions[:, None], known, new)
+    return Unread(tokens, starts, positions - starts)
+
+
+def note_caught_up(history: History, positions: Array, rows: Array) -> History:
+    """Notes that `rows [B]` have been read up to their last committed token."""
+    return history._replace(
+        read=jnp.where(rows, jnp.maximum(history.read, positions), history.read)
+    )
 
 
 def note_block(history: History, positions: Array, drafted: Array, count: Array) -> History:
@@ -91,9 +127,11 @@ def note_block(history: History, positions: Array, drafted: Array, count: Array)
       count: int32, scalar or `[B]`: how many tokens were read, the committed one included. In a row
         that lags the reading is worth nothing: it did not see what came before.
     """
-    read = jnp.maximum(history.read, positions + count)
-    read = jnp.where(history.read < positions, history.read, read)
-    return history._replace(read=read, drafted=drafted)
+    some = jnp.broadcast_to(count > 0, positions.shape)
+    read = jnp.where(some & (history.read >= positions), positions + count, history.read)
+    # Nothing may be written where nothing was read: what was read before stands there.
+    starts = jnp.where(some, positions + 1, history.tokens.shape[1])
+    return History(_put_at(history.tokens, drafted, starts), read, drafted)
 
 
 def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:
@@ -105,9 +143,10 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
       tokens: `[B, T]` int32, of which `counts [B]` are committed.
       counts: `[B]` int32.
     """
-    width = min(tokens.shape[1], history.drafted.shape[1])
-    agrees = tokens[:, :width] == history.drafted[:, :width]
-    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    place = positions[:, None] + 1 + index
+    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    agrees = (tokens == known) & (index < counts[:, None])
     same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
     return history._replace(
         tokens=put_at(history.tokens, tokens, positions + 1),

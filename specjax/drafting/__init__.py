@@ -10,12 +10,20 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.hierarchy import cascade, cascade_params
+from specjax.drafting.horizontal import HorizontalCascade, HorizontalCascadeState
 from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
 from specjax.drafting.max_gram import MaxGram, MaxGramState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
 from specjax.drafting.thresholds import Confidence, Entropy, Survival
+from specjax.drafting.vertical import (
+    VerticalCascade,
+    VerticalCascadeParams,
+    VerticalCascadeState,
+    lenience,
+)
 from specjax.types import Drafter, Stopping
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
@@ -36,6 +44,8 @@ __all__ = [
     "FixedLength",
     "GreedyOracle",
     "HeadEstimate",
+    "HorizontalCascade",
+    "HorizontalCascadeState",
     "LookupFirst",
     "LookupFirstParams",
     "LookupFirstState",
@@ -47,8 +57,14 @@ __all__ = [
     "OnlineEstimate",
     "Stopping",
     "Survival",
+    "VerticalCascade",
+    "VerticalCascadeParams",
+    "VerticalCascadeState",
     "agreeing_runs",
+    "cascade",
+    "cascade_params",
     "check_policy",
+    "lenience",
     "most_frequent_successors",
     "read_costs",
 ]

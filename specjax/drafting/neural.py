@@ -14,7 +14,9 @@ from specjax.checks import check_count
 from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_eos_ids
 from specjax.decoding.history import History
+from specjax.drafting.blocks import empty_block
 from specjax.drafting.stopping import (
+    NOTHING_TO_LEARN,
     FixedLength,
     Past,
     begin,
@@ -232,7 +234,7 @@ class NeuralDrafter(Drafter):
         def unfinished(carry: _Drafting) -> Array:
             return (carry.step < longest) & jnp.any(carry.going)
 
-        block = _empty_block(rows, longest, vocab, with_confidence)
+        block = empty_block(rows, longest, vocab, with_confidence)
         start = _Drafting(
             step=jnp.int32(0),
             block=block,
@@ -278,6 +280,18 @@ class NeuralDrafter(Drafter):
             past=learn(self.stopping, state.past, state.history.drafted, tokens, counts),
         )
 
+    def mark(self, state: NeuralDrafterState) -> Array:
+        """The positions: the cache and the history tell the rest."""
+        return state.positions
+
+    def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
+        """See `Drafter`; what the stopping policy has learnt stays."""
+        past = state.past
+        if isinstance(past, Past):
+            # What becomes of its last draft it was told by the level that reviewed it.
+            past = past._replace(drafted=jnp.full_like(past.drafted, NOTHING_TO_LEARN))
+        return state._replace(positions=mark, past=past)
+
     def state_axes(self, state: NeuralDrafterState) -> Axes:
         """See `Drafter`."""
         axes = row_axes(state._replace(cache=()))
@@ -294,17 +308,6 @@ class NeuralDrafter(Drafter):
         q = jax.vmap(distribution)(logits[:, 0], sampling)
         q_conf = jax.vmap(confidence)(logits[:, 0]) if with_confidence else None
         return q, q_conf, hidden[:, 0], cache
-
-
-def _empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> DraftBlock:
-    empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
-    return DraftBlock(
-        tokens=jnp.zeros((rows, longest), jnp.int32),
-        probs=empty,
-        confidences=empty if with_confidence else None,
-        num_drafted=jnp.zeros((rows,), jnp.int32),
-        calls={},
-    )
 
 
 def _put(buffer: Array, value: Array, index: Array) -> Array:
