@@ -131,7 +131,7 @@ def note_block(history: History, positions: Array, drafted: Array, count: Array)
     read = jnp.where(some & (history.read >= positions), positions + count, history.read)
     # Nothing may be written where nothing was read: what was read before stands there.
     starts = jnp.where(some, positions + 1, history.tokens.shape[1])
-    return History(_put_at(history.tokens, drafted, starts), read, drafted)
+    return History(put_at(history.tokens, drafted, starts), read, drafted)
 
 
 def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:

@@ -10,7 +10,7 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
-from specjax.drafting.hierarchy import cascade, cascade_params
+from specjax.drafting.hierarchy import cascade, cascade_params, check_lengths
 from specjax.drafting.horizontal import HorizontalCascade, HorizontalCascadeState
 from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
 from specjax.drafting.max_gram import MaxGram, MaxGramState
@@ -63,6 +63,7 @@ __all__ = [
     "agreeing_runs",
     "cascade",
     "cascade_params",
+    "check_lengths",
     "check_policy",
     "lenience",
     "most_frequent_successors",

@@ -1,7 +1,8 @@
 """Cascades of drafters that a matrix describes: vertical ones over horizontal ones."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def cascade(
     *,
     verification: Verification = Block(),  # noqa: B008  immutable
     cumulative: bool = False,
+    neural: Callable[[str, int], NeuralDrafter] | None = None,
 ) -> Drafter:
     """The drafter of Cascade Speculative Drafting for a matrix K of draft lengths.
 
@@ -44,6 +46,8 @@ def cascade(
         `max_draft`, whatever its value.
       verification: of all inner rounds.
       cumulative: how counts in a row are meant; see `HorizontalCascade`.
+      neural: (a model's name, a number of tokens) -> the drafter that draws so many from it where
+        it reviews nothing, under that name; by default one that never stops before that.
 
     Returns:
       A drafter; `cascade_params` makes its parameters.
@@ -52,13 +56,15 @@ def cascade(
       TypeError: if a part is not what it must be.
       ValueError: if K is not upper triangular, of another size, or has no tokens for the verifier.
     """
-    matrix = _checked(lengths, [*models, *(["last"] if last is not None else [])])
+    matrix = check_lengths(lengths, [*models, *(["last"] if last is not None else [])])
     _check_last(last)
     named = list(models.items())
 
     def alone(i: int, count: int) -> Drafter:
         if i < len(named):
-            return NeuralDrafter(named[i][1], count, name=named[i][0])
+            name, model = named[i]
+            made = None if neural is None else neural(name, count)
+            return NeuralDrafter(model, count, name=name) if made is None else made
         assert last is not None
         changed: Any = dataclasses.replace(last, max_draft=count)  # type: ignore[type-var]
         return changed
@@ -93,6 +99,7 @@ def cascade_params(
     models: Mapping[str, Params],
     last: Params = (),
     rules: Rule | Mapping[str, Rule] = Lossless(),  # noqa: B008  immutable
+    stopping: Mapping[str, Params] = MappingProxyType({}),
 ) -> Params:
     """The parameters of a nested drafter, from those of its models.
 
@@ -103,6 +110,8 @@ def cascade_params(
       last: the parameters of every drafter that is not neural.
       rules: under which the middle models review: one for all, or by the reviewer's name, and
         `Lossless` where there is none. `lenience` makes one.
+      stopping: the parameters of the models' stopping policies by their names; () where there are
+        none.
 
     Raises:
       ValueError: if a model's parameters are missing.
@@ -115,7 +124,7 @@ def cascade_params(
             rule = rules.get(part.name, Lossless()) if isinstance(rules, Mapping) else rules
             return VerticalCascadeParams(_named(models, part.name), params(part.drafter), rule)
         if isinstance(part, NeuralDrafter):
-            return NeuralDrafterParams(_named(models, part.name))
+            return NeuralDrafterParams(_named(models, part.name), stopping.get(part.name, ()))
         return last
 
     return params(drafter)
@@ -135,9 +144,17 @@ def _check_last(last: Any) -> None:
         )
 
 
-def _checked(lengths: Any, names: Sequence[str]) -> list[list[int]]:
-    """K as lists of ints."""
-    matrix, size = np.asarray(lengths), len(names)
+def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
+    """K of the drafters with these names, as lists of ints.
+
+    Raises:
+      ValueError: see `cascade`.
+    """
+    try:
+        matrix = np.asarray(lengths)
+    except ValueError:
+        raise ValueError(f"K must have rows of one length, got {lengths!r}") from None
+    size = len(names)
     if matrix.shape != (size, size):
         raise ValueError(
             f"K must have a row and a column for each of the {size} drafters ({', '.join(names)}), "

@@ -73,7 +73,7 @@ class LookupFirst(Drafter):
     def __post_init__(self) -> None:
         if not isinstance(self.lookup, MaxGram):
             raise TypeError(f"lookup must be a MaxGram, got {self.lookup!r}")
-        needed = ("prefill", "propose", "bonus", "commit", "draft_limits")
+        needed = ("prefill", "propose", "bonus", "commit", "draft_limits", "mark", "rewind")
         check_part("drafter", self.drafter, needed, "NeuralDrafter(...)")
         check_static("drafter", self.drafter)
         if self.lookup.vocab_size != self.drafter.vocab_size:
@@ -107,8 +107,10 @@ class LookupFirst(Drafter):
     @property
     def traits(self) -> DraftTraits:
         """The rows share passes: whether one is made depends on all of them."""
-        stops = self.drafter.traits.random_stops
-        return DraftTraits(prefix_only=False, random_stops=stops)
+        own = self.drafter.traits
+        return DraftTraits(
+            prefix_only=False, random_stops=own.random_stops, catches_up=own.catches_up
+        )
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -229,6 +231,18 @@ class LookupFirst(Drafter):
         return state._replace(
             lookup=self.lookup.commit(state.lookup, tokens, counts),
             drafter=self.drafter.commit(state.drafter, tokens, counts),
+        )
+
+    def mark(self, state: LookupFirstState) -> tuple[Any, Any]:
+        """See `Drafter`: where the two of them are."""
+        return self.lookup.mark(state.lookup), self.drafter.mark(state.drafter)
+
+    def rewind(self, state: LookupFirstState, mark: tuple[Any, Any]) -> LookupFirstState:
+        """See `Drafter`."""
+        lookup, drafter = mark
+        return state._replace(
+            lookup=self.lookup.rewind(state.lookup, lookup),
+            drafter=self.drafter.rewind(state.drafter, drafter),
         )
 
     def copies(self, state: LookupFirstState) -> Array:

@@ -39,6 +39,16 @@ class MaxGramState(NamedTuple):
     match: Match
 
 
+class MaxGramMark(NamedTuple):
+    """A place to which it can be moved back; of the context no copy is needed.
+
+    Attributes: see `MaxGramState`.
+    """
+
+    lengths: Array  # [B]
+    match: Match
+
+
 @dataclasses.dataclass(frozen=True)
 class MaxGram(Drafter):
     """Proposes what followed the context's ending where it occurred first.
@@ -90,7 +100,7 @@ class MaxGram(Drafter):
     @property
     def traits(self) -> DraftTraits:
         """What is proposed for a position depends on where its block began, too."""
-        return DraftTraits(prefix_only=False, independent_rows=True)
+        return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
 
     def prefill(
         self,
@@ -152,6 +162,14 @@ class MaxGram(Drafter):
         # What is past `counts` lies behind the end, and is overwritten.
         context = put_at(state.context, tokens, state.lengths)
         return self._state(context, state.lengths + counts)
+
+    def mark(self, state: MaxGramState) -> MaxGramMark:
+        """See `Drafter`."""
+        return MaxGramMark(state.lengths, state.match)
+
+    def rewind(self, state: MaxGramState, mark: MaxGramMark) -> MaxGramState:
+        """See `Drafter`; what stands behind the end is overwritten."""
+        return state._replace(lengths=mark.lengths, match=mark.match)
 
     def matched(self, state: MaxGramState) -> Array:
         """How many tokens of the context's ending occur earlier, `[B]` int32; 0 for too few."""

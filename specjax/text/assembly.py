@@ -111,7 +111,7 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise ValueError("stopping_params= must be left out: it belongs to stopping=")
     if parts.drafting is not None:
         _check_plan(named, parts, parts.drafting)
-        if "drafter" in parts.drafting.models:
+        if parts.drafting.weighs_costs:
             pair = Pair(named["drafter"], main)
             parts = _with_costs(parts, pair, rows, prompt_length)
         return _speculative(named, main, parts)
@@ -133,18 +133,24 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
 
 
 def _check_plan(named: dict[str, TextModel], parts: Parts, plan: DraftPlan) -> None:
-    check_part("drafting", plan, ("models", "make"), "text.Lookup()")
+    needed = ("needs", "left_out", "weighs_costs", "longest", "make")
+    check_part("drafting", plan, needed, "text.Lookup()")
     if parts.drafter is not None:
         raise ValueError("drafter= must be left out: drafting= makes one")
-    for name in plan.models:
+    for name in plan.needs:
         if name not in named:
             raise ValueError(
                 f"drafting={plan!r} needs a model called {name}, got {', '.join(named)}: give a "
                 "Pair, or Models with such a name"
             )
-    for part in ("min_draft", "stopping", "stopping_params", "costs"):
-        if not plan.models and getattr(parts, part) is not None:
-            raise ValueError(f"{part}= must be left out: with drafting={plan!r} no model drafts")
+    for part, why in plan.left_out.items():
+        if getattr(parts, part) is not None:
+            raise ValueError(f"{part}= must be left out: {why}")
+    if isinstance(parts.stopping, CostAware) and not plan.weighs_costs:
+        raise ValueError(
+            "stopping=CostAware weighs one drafter's passes against the verifier's: choose another "
+            f"policy with drafting={plan!r}"
+        )
 
 
 def _planned(
@@ -153,8 +159,11 @@ def _planned(
     """The drafter of a plan; its parameters lie where they are needed."""
     where = main.partitioner
 
-    def neural(name: str) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-        drafter, params = _neural(named[name], parts)
+    def neural(
+        model: str | TextModel, longest: int | None = None
+    ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+        small = named[model] if isinstance(model, str) else model
+        drafter, params = _neural(small, main, parts, longest)
         if where is not None:
             params = params._replace(stopping=where.replicate(params.stopping))
         return drafter, params
@@ -193,12 +202,14 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
 
 def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
     drafter, drafter_params, own = parts.drafter, parts.drafter_params, parts.stopping_params
+    described = ""
     if parts.drafting is not None:
-        drafter, drafter_params, own = _planned(named, main, parts, parts.drafting)
-        drafting = parts.drafting.models
-        named = {name: x for name, x in named.items() if x is main or name in drafting}
+        plan = parts.drafting
+        drafter, drafter_params, own, described, brought = _planned(named, main, parts, plan)
+        used = {name: x for name, x in named.items() if x is main or name in plan.needs}
+        named = {**used, **brought}
     elif drafter is None:
-        drafter, drafter_params = _neural(named["drafter"], parts)
+        drafter, drafter_params = _neural(named["drafter"], main, parts)
         own = drafter_params.stopping
     else:
         for name in ("max_draft", "min_draft", "stopping", "stopping_params", "costs"):
@@ -222,17 +233,21 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     rule = Lossless() if parts.rule is None else parts.rule
     method.check_rule(rule)
     params = RoundParams(main.prepared, drafter_params, rule)
-    own_params = _own((parts.drafter_params, own))
+    own_params = _own((parts.drafter_params, own), described)
     stopping = None if parts.stopping is None else repr(parts.stopping)
     weighed = parts.stopping.costs if isinstance(parts.stopping, CostAware) else None
     most_rows = None if weighed is None else weighed.rows[-1]
     return Assembled(method, params, named, main, own_params, stopping, parts.costs, most_rows)
 
 
-def _neural(small: TextModel, parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-    """The drafter that decodes with a small model."""
-    max_draft = _max_draft(parts)
+def _neural(
+    small: TextModel, main: TextModel, parts: Parts, longest: int | None = None
+) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    """The drafter that decodes with a small model, up to `longest` tokens or `max_draft`."""
+    max_draft = _max_draft(parts) if longest is None else longest
     min_draft = whole_number("min_draft", parts.min_draft or 0, low=0)
+    # A level of a cascade may draft fewer.
+    min_draft = min_draft if longest is None else min(min_draft, longest)
     stopping = FixedLength() if parts.stopping is None else parts.stopping
     check_policy(stopping)
     own = parts.stopping_params
@@ -241,7 +256,7 @@ def _neural(small: TextModel, parts: Parts) -> tuple[NeuralDrafter, NeuralDrafte
         if small.partitioner is None:
             own = jax.device_put(own)  # else each call of the loop would send it
     # A draft of a fixed length goes on: rows then do not depend on each other's passes.
-    eos_ids = () if stopping.is_fixed else tuple(named["verifier"].tokenizer.eos_ids)
+    eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft, eos_ids=eos_ids)
     return drafter, NeuralDrafterParams(small.prepared, own)
 
@@ -274,6 +289,8 @@ def _with_costs(parts: Parts, pair: Pair, rows: int, prompt_length: int) -> Part
 def _widths(parts: Parts) -> tuple[int, ...]:
     """How many tokens the verifier's passes will read."""
     longest = _max_draft(parts) + 1
+    if parts.drafting is not None:
+        longest = parts.drafting.longest(longest - 1) + 1
     widths = _given_widths(parts) or powers_of_two(longest)
     check_widths(widths, longest)
     return widths
@@ -289,6 +306,6 @@ def _max_draft(parts: Parts) -> int:
     return whole_number("max_draft", 5 if parts.max_draft is None else parts.max_draft, low=1)
 
 
-def _own(params: Params) -> str | None:
-    """A hash of parameters; None where there are none."""
-    return digest(params) if jax.tree.leaves(params) else None
+def _own(params: Params, described: str = "") -> str | None:
+    """A hash of parameters, and of a text; None where there is neither."""
+    return digest(params, described) if described or jax.tree.leaves(params) else None

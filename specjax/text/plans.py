@@ -7,6 +7,7 @@ import abc
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,14 +32,14 @@ class Ingredients:
     Attributes:
       models: those that the decoder has, by name; `verifier` is among them.
       max_draft: G, the longest block.
-      neural: a model's name -> the drafter that draws from it as the decoder's `stopping` says, and
-        its parameters.
+      neural: (a model or the name of one, the longest draft or None for `max_draft`) -> the drafter
+        that draws from it as the decoder's `stopping` says, and its parameters.
       place: puts parameters of the plan's own where the decoder computes.
     """
 
     models: Mapping[str, TextModel]
     max_draft: int
-    neural: Callable[[str], tuple[NeuralDrafter, NeuralDrafterParams]]
+    neural: Callable[..., tuple[NeuralDrafter, NeuralDrafterParams]]
     place: Callable[[Params], Params]
 
 
@@ -49,24 +50,45 @@ class Planned(NamedTuple):
       drafter: the drafter.
       params: its parameters.
       own: those of them that are no model's, which a fingerprint of the decoder must have.
+      described: what a fingerprint must have besides.
+      models: those that the plan has brought, by name.
     """
 
     drafter: Drafter
     params: Params
     own: Params
+    described: str = ""
+    models: Mapping[str, TextModel] = MappingProxyType({})
 
 
 class DraftPlan(abc.ABC):
     """Says how a drafter is made of the decoder's models.
 
     Attributes:
-      models: the names of the models that draft; none by default.
+      needs: the names of the decoder's models that it drafts with; none by default.
+      left_out: those options of a decoder that must not be given with it, and why.
+      weighs_costs: whether `drafting.CostAware` may end the drafts: where the model called drafter
+        drafts for the verifier, and no other.
     """
 
     @property
-    def models(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:
         """See above."""
         return ()
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """See above."""
+        return {}
+
+    @property
+    def weighs_costs(self) -> bool:
+        """See above."""
+        return self.needs == ("drafter",)
+
+    def longest(self, max_draft: int) -> int:
+        """G of the drafter that `make` makes, where the decoder's `max_draft` is so many."""
+        return max_draft
 
     @abc.abstractmethod
     def make(self, given: Ingredients) -> Planned:
@@ -113,33 +135,55 @@ class Lookup(DraftPlan):
         for name in ("min_match", "max_copy"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), "give a number of tokens, or None")
-        self._drafter(1, 1)  # its checks
+        self.copier(1, 1)  # its checks
 
     @property
-    def models(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:
         """The drafter, where one is asked for."""
         return () if self.min_match is None else ("drafter",)
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """What a drafter that is no model has no use for."""
+        if self.needs:
+            return {}
+        why = f"with drafting={self!r} no model drafts"
+        return dict.fromkeys(("min_draft", "stopping", "stopping_params", "costs"), why)
+
+    def longest(self, max_draft: int) -> int:
+        """See `DraftPlan`."""
+        copied = self.max_copy or max_draft
+        return max(copied, max_draft) if self.needs else copied
+
     def make(self, given: Ingredients) -> Planned:
         """See `DraftPlan`."""
-        main = given.models["verifier"]
-        vocab_size = main.model.vocab_size
-        lookup = self._drafter(vocab_size, self.max_copy or given.max_draft)
-        table: Params = ()
-        if self.bigram is not None:
-            bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram)
-            words = main.tokenizer.fingerprint
-            table = given.place(jnp.asarray(bigram.table(main.name, words, vocab_size)))
+        vocab_size = given.models["verifier"].model.vocab_size
+        lookup = self.copier(vocab_size, self.max_copy or given.max_draft)
+        table = self.table(given)
         if self.min_match is None:
             return Planned(lookup, table, table)
         neural, params = given.neural("drafter")
         both = LookupFirst(lookup, neural, self.min_match)
         return Planned(both, LookupFirstParams(table, params), (table, params.stopping))
 
-    def _drafter(self, vocab_size: int, max_draft: int) -> MaxGram:
+    def copier(self, vocab_size: int, max_draft: int) -> MaxGram:
+        """What copies, for blocks of `max_draft` tokens."""
         return MaxGram(
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
+
+    def table(self, given: Ingredients) -> Params:
+        """The parameters of what copies: the bigram table, or () for none.
+
+        Raises:
+          ValueError: if it is one of another vocabulary.
+        """
+        if self.bigram is None:
+            return ()
+        main = given.models["verifier"]
+        bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram)
+        words, vocab_size = main.tokenizer.fingerprint, main.model.vocab_size
+        return given.place(jnp.asarray(bigram.table(main.name, words, vocab_size)))
 
 
 def _load(path: str | os.PathLike[str]) -> Bigram:

@@ -78,7 +78,7 @@ def test_a_bigram_table_goes_on_and_is_known_by_the_fingerprint(pair, expected):
 def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
     @dataclasses.dataclass(frozen=True)
     class Middle(text.DraftPlan):
-        models = ("middle",)
+        needs = ("middle",)
 
         def make(self, given):
             drafter, params = given.neural("middle")
