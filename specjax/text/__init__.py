@@ -1,5 +1,6 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
+from specjax.text.cascades import Cascade
 from specjax.text.decoder import Decoder
 from specjax.text.engine import Engine, Finished
 from specjax.text.models import Models, Pair, TextModel, load_models, load_pair, load_text_model
@@ -10,6 +11,7 @@ from specjax.text.results import Result, Row, RowInfo, RunInfo
 
 __all__ = [
     "BUCKETS",
+    "Cascade",
     "Decoder",
     "DraftPlan",
     "Engine",
