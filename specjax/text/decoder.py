@@ -234,7 +234,7 @@ class Decoder:
         """
         mesh = self._main.mesh
         return {
-            **{name: model.fingerprint for name, model in self._named.items()},
+            "models": {name: model.fingerprint for name, model in self._named.items()},
             **self.method.describe(),
             "own_params": self._own_params,
             "stopping": self._stopping,

@@ -96,8 +96,9 @@ def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     assert kinds["path"].method == kinds["loaded"].method
     described = kinds["path"].describe()
     assert described == kinds["loaded"].describe()
-    assert described["level_2"] == loaded.fingerprint
-    assert described["drafter"]["reviewer"] and described["drafter"]["min_draft"] == 2
+    assert described["models"]["level_2"] == loaded.fingerprint
+    first, second = described["drafter"]["drafters"]
+    assert (first["name"], first["min_draft"], second["name"]) == ("drafter", 2, "level_2")
     # Without a drafter of its own.
     plan = text.Cascade(lengths=[[2]], models=(least,))
     assert specjax.Decoder(pair.verifier, drafting=plan, **shape)(prompts).texts == alone
