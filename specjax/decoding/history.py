@@ -47,9 +47,9 @@ def catch_up(
     positions: Array,
     history: History,
     active: Array,
-    spare: int = 0,
+    spare: int,
 ) -> tuple[Cache, History, Array]:
-    """Reads what active rows lack, all but their last committed token; G + 1 tokens to a pass.
+    """Reads what active rows lack, but for their last tokens; G + 1 tokens to a pass.
 
     Args:
       model: the model.
@@ -58,12 +58,11 @@ def catch_up(
       positions: `[B]` int32, where the last committed token belongs.
       history: the rows' history.
       active: `[B]` bool; no pass is made for other rows alone.
-      spare: so many tokens may be left unread (static).
+      spare: so many tokens before the last committed one may be left unread (static).
 
     Returns:
       The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
     """
-    width = history.drafted.shape[1] + 1
     start_of = (cache, history.read, jnp.int32(0))
 
     def lags(carry: tuple[Cache, Array, Array]) -> Array:
@@ -71,19 +70,92 @@ def catch_up(
 
     def step(carry: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
         cache, read, calls = carry
-        # Rows that do not lag read their last token again, which changes nothing.
-        start = jnp.minimum(read, positions)
-        place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-        # No padding: past the end the last token is repeated.
-        place = jnp.minimum(place, positions[:, None])
-        tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
-        cache = model.extend(params, cache, tokens, start).cache
+        cache, _, start, width = _pass(model, params, cache, positions, history, read)
         read = jnp.maximum(read, jnp.minimum(start + width, positions))
         # What lies past the last token was overwritten.
         return cache, jnp.minimum(read, positions + 1), calls + 1
 
     cache, read, calls = lax.while_loop(lags, step, start_of)
     return cache, history._replace(read=read), calls
+
+
+class LastRead(NamedTuple):
+    """What a model says after its rows' last committed tokens, once it has caught up.
+
+    Attributes:
+      cache: its cache.
+      history: the rows' history.
+      logits: `[B, V]`.
+      hidden: `[B, D]`.
+      calls: int32 scalar, how many passes it took.
+    """
+
+    cache: Cache
+    history: History
+    logits: Array  # [B, V]
+    hidden: Array  # [B, D]
+    calls: Array
+
+
+def read_last(
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    positions: Array,
+    history: History,
+    active: Array,
+) -> LastRead:
+    """Reads all that active rows lack, their last committed token in the same pass as the rest.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      cache: its cache.
+      positions: `[B]` int32, where the last committed token belongs.
+      history: the rows' history.
+      active: `[B]` bool, some of them behind; what is said of other rows is to be ignored.
+    """
+
+    def unread(carry: tuple[Array, LastRead]) -> Array:
+        return (carry[1].calls == 0) | jnp.any(active & (carry[0] <= positions))
+
+    def step(carry: tuple[Array, LastRead]) -> tuple[Array, LastRead]:
+        read, last = carry
+        cache, out, start, width = _pass(model, params, last.cache, positions, history, read)
+        at = jnp.clip(positions - start, 0, width - 1)
+        row = lambda x: jax.vmap(lambda y, i: lax.dynamic_index_in_dim(y, i, keepdims=False))(x, at)  # noqa: E731
+        # Past the last token lies nothing that counts.
+        read = jnp.minimum(jnp.maximum(read, start + width), positions + 1)
+        logits, hidden = out
+        return read, LastRead(cache, history, row(logits), row(hidden), last.calls + 1)
+
+    shapes = jax.eval_shape(
+        lambda cache: _pass(model, params, cache, positions, history, history.read)[1], cache
+    )
+    nothing = [jnp.zeros((x.shape[0], x.shape[2]), x.dtype) for x in shapes]
+    start_of = LastRead(cache, history, *nothing, jnp.int32(0))
+    read, last = lax.while_loop(unread, step, (history.read, start_of))
+    return last._replace(history=history._replace(read=read))
+
+
+def _pass(
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    positions: Array,
+    history: History,
+    read: Array,
+) -> tuple[Cache, tuple[Array, Array], Array, int]:
+    """Reads G + 1 tokens of each row from `read [B]` on, and says where it began."""
+    width = history.drafted.shape[1] + 1
+    # Rows that do not lag read their last token again, which changes nothing.
+    start = jnp.minimum(read, positions)
+    place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    # No padding: past the end the last token is repeated.
+    place = jnp.minimum(place, positions[:, None])
+    tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    logits, hidden, cache = model.extend(params, cache, tokens, start)
+    return cache, (logits, hidden), start, width
 
 
 class Unread(NamedTuple):

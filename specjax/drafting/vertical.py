@@ -175,10 +175,6 @@ class VerticalCascade(Drafter):
         """The middle model's, then those below."""
         return self._round.model_names
 
-    def check_rule(self, rule: Rule) -> None:
-        """Raises if the middle model cannot review under `rule`."""
-        self._round.check_rule(rule)
-
     def describe(self) -> Any:
         """See `Drafter`."""
         return {

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specjax.checks import check_part
+from specjax.decoding.checks import check_rule
 from specjax.drafting import (
     HorizontalCascade,
     MaxGram,
@@ -112,8 +113,8 @@ class Cascade(DraftPlan):
             neural=neural,
         )
         rules = dict(zip(levels, self._rules(), strict=True))
-        self._check_used(drafter, rules)
-        rules = given.place(rules)
+        reviewers = self._check_used(drafter, rules)
+        rules = given.place({name: rule for name, rule in rules.items() if name in reviewers})
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
             drafter,
@@ -179,8 +180,12 @@ class Cascade(DraftPlan):
         if self.lenience != 1.0 and None not in each:
             raise ValueError("lenience= must be left out: rules= says how each level reviews")
 
-    def _check_used(self, drafter: Drafter, rules: Mapping[str, Rule]) -> None:
-        """Makes sure that nothing was given in vain, and that each rule has what it reads."""
+    def _check_used(self, drafter: Drafter, rules: Mapping[str, Rule]) -> set[str]:
+        """Makes sure that nothing was given in vain, and that each rule has what it reads.
+
+        Returns:
+          The names of the models that review.
+        """
         parts = list(_parts(drafter))
         used = {name: name in drafter.model_names for name in rules}
         used |= {"last": self.last is None or any(isinstance(part, MaxGram) for part in parts)}
@@ -192,7 +197,7 @@ class Cascade(DraftPlan):
                 )
         reviewers = [part for part in parts if isinstance(part, VerticalCascade)]
         for reviewer in reviewers:
-            reviewer.check_rule(rules[reviewer.name])
+            check_rule(rules[reviewer.name], reviewer.drafter)
         names = {reviewer.name for reviewer in reviewers}
         several = isinstance(self.rules, tuple | list)
         for i, name in enumerate(rules):
@@ -204,6 +209,7 @@ class Cascade(DraftPlan):
         if not names and (self.lenience != 1.0 or (self.rules is not None and not several)):
             name = "rules" if self.rules is not None else "lenience"
             raise ValueError(f"{name}= must be left out: by K no level reviews another")
+        return names
 
 
 def _parts(drafter: Drafter) -> Iterator[Drafter]:
