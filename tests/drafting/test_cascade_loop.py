@@ -102,6 +102,22 @@ def test_models_that_agree_make_no_pass_to_catch_up():
     assert calls == {"verifier": 3, "middle": 3 * 2, "low": 3 * (2 + 1 + 1 + 1) + 2}
 
 
+def test_what_a_later_drafter_lacks_is_read_with_its_first_token():
+    """Two tokens of each; the second one is told the first one's, and makes no pass for them."""
+    model, params = whole.MODEL, whole.PARAMS[0]
+    both = tuple(drafting.NeuralDrafter(model, 2, name=name) for name in ("first", "second"))
+    drafter = drafting.HorizontalCascade(both)
+    own = (drafting.NeuralDrafterParams(params),) * 2
+    given = decoding.RoundParams(params, own, rules.Lossless())
+    prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
+    found = run(decoding.Speculative(model, drafter), given, new=15, **prompts)
+    np.testing.assert_array_equal(found.info.accepted_lengths[:, 4], 3)
+    calls = {name: int(count[0]) for name, count in found.info.calls.items()}
+    # The first one reads three tokens and then four, two of them drafts: its pass holds three. The
+    # second one reads the last token of a block that stands for a bonus.
+    assert calls == {"verifier": 3, "first": 2 + 3 + 3, "second": 3 * (2 + 1)}
+
+
 COPIES = 1500
 CASCADE = drafting.cascade(
     [[2, 1], [0, 1]], {"middle": whole.MODEL, "low": whole.MODEL}, cumulative=False

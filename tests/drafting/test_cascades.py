@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax
 from specjax import decoding, drafting, rules, sampling, testing, types, verification
+from tests import tiny_pair
 from tests.drafting.choices import Law
 
 PROMPT = (0, 1)
@@ -263,6 +265,52 @@ def test_cascades_by_a_matrix_are_exact(name, verify):
         assert found < 1e-5, (lenience, temperature)
 
 
+COPIES = {
+    # The middle model reviews what is copied, and one more copied token follows.
+    "cascade": ([[1, 1], [0, 2]], drafting.MaxGram(2, 1), ()),
+    "with a table": ([[2, 0], [0, 1]], drafting.MaxGram(2, 1), jnp.array([1, -1], jnp.int32)),
+    "alone": ([[0, 2], [0, 0]], drafting.MaxGram(2, 1, latest=True), ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "verify"),
+    [
+        ("cascade", "block", "block"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in itertools.product(COPIES, ("token", "block"), ("token", "block"))
+            if case != ("cascade", "block", "block")
+        ),
+    ],
+)
+def test_levels_that_copy_are_exact(name, inner, verify):
+    """What is copied for a position depends on where the inner round began."""
+    matrix, last, own = COPIES[name]
+    drafter = drafting.cascade(
+        matrix, {"d2": model(2)}, last, verification=VERIFICATIONS[inner], cumulative=False
+    )
+    for lenience, temperature in itertools.product((1.0, 3.0), (1.0, 0.0)):
+        rule = rules.Lossy(1.0 - 1.0 / lenience)
+        params = drafting.cascade_params(drafter, tables(2, 2), own, rules=rule)
+        found = horizontal_law(drafter, params, verify, temperature)
+        assert found < 1e-5, (lenience, temperature)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("inner", "verify"), itertools.product(("token", "block"), repeat=2))
+def test_a_level_that_copies_first_is_exact(inner, verify):
+    first = drafting.LookupFirst(drafting.MaxGram(2, 2), neural(0, 2, 2), min_match=2)
+    drafter = drafting.VerticalCascade(
+        first, model(2), 2, verification=VERIFICATIONS[inner], name="d2"
+    )
+    low = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(table(0, 2)))
+    for lenience in (1.0, 3.0):
+        rule = rules.Lossy(1.0 - 1.0 / lenience)
+        params = drafting.VerticalCascadeParams(table(2, 2), low, rule)
+        assert horizontal_law(drafter, params, verify) < 1e-5, lenience
+
+
 class SharesOne(drafting.HorizontalCascade):
     """The wrong one: all positions say the distribution of the first drafter."""
 
@@ -445,12 +493,16 @@ def test_lenience_is_lossy():
     assert float(drafting.lenience(4.0).alpha) == 0.75
 
 
-def test_the_page_runs():
-    """Every block of docs/cascade_drafting.md, one after another."""
+def test_the_page_runs(monkeypatch):
+    """Every block of docs/cascade_drafting.md, with a pair that compiles quickly."""
+    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+    monkeypatch.setattr(specjax, "load_pair", lambda: pair)
     page = (Path(__file__).parents[2] / "docs" / "cascade_drafting.md").read_text()
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, names)
+    info = names["result"][0].info
+    assert set(info.calls) == {"verifier", "drafter"} and info.calls["drafter"] > 0
     drafter = names["drafter"]
     # Two tokens and what an inner round of 10 adds, then 10.
     assert drafter.max_draft == 2 + 10 + 10

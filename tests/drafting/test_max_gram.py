@@ -158,6 +158,26 @@ def test_it_is_prompt_lookup_of_transformers():
         assert block.tokens[i, : block.num_drafted[i]].tolist() == expected
 
 
+def test_what_was_committed_is_taken_back():
+    """A mark has no context; after another commit all is as if it had been the only one."""
+    rng = np.random.default_rng(3)
+    drafter = DRAFTERS["plain"]
+    inputs, lengths = rng.integers(3, size=(ROWS, WIDTH)), rng.integers(1, WIDTH + 1, size=ROWS)
+    nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
+    before = begin(drafter, inputs, lengths, *nothing)
+    wrong, right = jnp.asarray(rng.integers(3, size=(2, ROWS, 4)), jnp.int32)
+    counts = jnp.asarray(rng.integers(1, 5, size=(2, ROWS)), jnp.int32)
+    mark = drafter.mark(before)
+    assert all(x.size == ROWS for x in jax.tree.leaves(mark))
+    moved = drafter.commit(before, wrong, counts[0])
+    found = drafter.commit(drafter.rewind(moved, mark), right, counts[1])
+    expected = drafter.commit(before, right, counts[1])
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    np.testing.assert_array_equal(found.match.lengths, expected.match.lengths)
+    np.testing.assert_array_equal(found.match.places, expected.match.places)
+    assert np.any(np.asarray(moved.match.places) != np.asarray(expected.match.places))
+
+
 def test_an_encoder_decoder_s_input_is_looked_up():
     """Its last committed token, the start token, is not in the context."""
     drafter = MaxGram(9, 3)

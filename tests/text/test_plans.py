@@ -9,6 +9,7 @@ import pytest
 import specjax
 from specjax import drafting, rules, testing, text, verification
 from specjax.drafting import Bigram
+from specjax.text import assembly
 from tests import tiny_pair
 
 SHAPE = {"max_new_tokens": 20, "batch_size": 2, "buckets": (32,), "temperature": 0.0}
@@ -57,6 +58,27 @@ def test_lookups_before_the_drafter(pair, expected):
     assert isinstance(drafter, drafting.LookupFirst) and drafter.drafter.max_draft == 3
     assert result[0].info.calls["drafter"] > 0
     assert result.info.rows.drafted_lengths[:, 4:].sum() > 0, "nothing was copied"
+
+
+def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypatch):
+    asked = []
+
+    def measured(pair, rows, widths, **_):
+        asked.append(tuple(widths))
+        times = ((1.0,) * len(widths),) * len(rows)
+        return drafting.Costs(tuple(rows), tuple(widths), (0.01,) * len(rows), times)
+
+    monkeypatch.setattr(assembly, "measure_costs", measured)
+    policy = {"max_draft": 3, "stopping": drafting.CostAware()}
+    plan = text.Lookup(min_match=2, max_copy=6)
+    decoder = specjax.Decoder(pair, drafting=plan, **policy, **SHAPE)
+    assert asked == [(1, 2, 4, 7)] and decoder.method.round.verifier_widths == asked[0]
+    assert decoder.method.drafter.drafter.max_draft == 3
+    assert decoder(PROMPTS).texts == expected
+    with pytest.raises(ValueError, match=r"widths must end with G \+ 1 = 7"):
+        specjax.Decoder(pair, drafting=plan, widths=(1, 4), **policy, **SHAPE)
+    with pytest.raises(ValueError, match="costs= must be left out: with drafting=Lookup"):
+        specjax.Decoder(pair, drafting=text.Lookup(), costs=decoder.costs, **SHAPE)
 
 
 def test_a_bigram_table_goes_on_and_is_known_by_the_fingerprint(pair, expected):
