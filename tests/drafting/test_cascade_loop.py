@@ -97,9 +97,9 @@ def test_models_that_agree_make_no_pass_to_catch_up():
     np.testing.assert_array_equal(found.info.accepted_lengths[:, 5], 3)
     calls = {name: int(count[0]) for name, count in found.info.calls.items()}
     # Each round: inner rounds of 2 + 1 and 1 + 1 tokens. The middle model reads the last token of a
-    # block that stands with the next draft; the small one reads it on its own, and so the last
-    # token of an inner round, where it is told one more.
-    assert calls == {"verifier": 3, "middle": 3 * 2, "low": 3 * (2 + 1 + 1 + 1) + 2}
+    # block that stands with the next draft, the small one on its own. The last token of an inner
+    # round, where it is told one more, it reads with its next draft.
+    assert calls == {"verifier": 3, "middle": 3 * 2, "low": 3 * (2 + 1 + 1 + 1)}
 
 
 def test_what_a_later_drafter_lacks_is_read_with_its_first_token():
