@@ -189,6 +189,27 @@ def test_rules_at_every_level(inner, outer, shape):
         assert found < 1e-5, temperature
 
 
+OWN = Tree(3, Tree(2, Tree(0), "lower"), "inner")
+
+
+@pytest.mark.exhaustive
+def test_each_level_has_a_rule_and_a_strength_of_its_own():
+    """pi = T(T'(T''(q, p''), p'), p)."""
+    drafter = shaped("three", "block")[1]
+    lower, inner = rules.OPT(0.4), rules.TokenV3(0.5)
+    for given in (
+        {"lower": lower, "inner": inner},
+        {"lower": inner, "inner": lower},
+        {"lower": lower, "inner": rules.OPT(0.1)},
+    ):
+        assert distance(OWN, drafter, "block", outer=rules.TokenV2(0.3), **given) < 1e-5
+    one, other = (
+        own_law(OWN, 2, 1.0, dict(zip(("lower", "inner"), pair, strict=True)))[0]
+        for pair in ((lower, inner), (inner, lower))
+    )
+    assert np.abs(one - other).max() > 0.05, "the levels' rules could be exchanged unseen"
+
+
 class ClaimsTheModel(decoding.Round):
     """The wrong one: it says that its tokens were drawn from the middle model's p."""
 
