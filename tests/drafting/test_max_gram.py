@@ -164,7 +164,7 @@ def test_what_was_committed_is_taken_back():
     drafter = DRAFTERS["plain"]
     inputs, lengths = rng.integers(3, size=(ROWS, WIDTH)), rng.integers(1, WIDTH + 1, size=ROWS)
     nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
-    before = begin(drafter, inputs, lengths, *nothing)
+    before = begin(drafter, inputs.astype(np.int32), lengths, *nothing)
     wrong, right = jnp.asarray(rng.integers(3, size=(2, ROWS, 4)), jnp.int32)
     counts = jnp.asarray(rng.integers(1, 5, size=(2, ROWS)), jnp.int32)
     mark = drafter.mark(before)

@@ -75,7 +75,7 @@ def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypa
     assert asked == [(1, 2, 4, 7)] and decoder.method.round.verifier_widths == asked[0]
     assert decoder.method.drafter.drafter.max_draft == 3
     assert decoder(PROMPTS).texts == expected
-    with pytest.raises(ValueError, match=r"widths must end with G \+ 1 = 7"):
+    with pytest.raises(ValueError, match=r"G \+ 1 = 7, got \(1, 4\)"):
         specjax.Decoder(pair, drafting=plan, widths=(1, 4), **policy, **SHAPE)
     with pytest.raises(ValueError, match="costs= must be left out: with drafting=Lookup"):
         specjax.Decoder(pair, drafting=text.Lookup(), costs=decoder.costs, **SHAPE)
