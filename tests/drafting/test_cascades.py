@@ -319,7 +319,7 @@ def test_levels_that_copy_are_exact(name, inner, verify):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("inner", "verify"), itertools.product(("token", "block"), repeat=2))
+@pytest.mark.parametrize(("inner", "verify"), [*itertools.product(("token", "block"), repeat=2)])
 def test_a_level_that_copies_first_is_exact(inner, verify):
     first = drafting.LookupFirst(drafting.MaxGram(2, 2), neural(0, 2, 2), min_match=2)
     drafter = drafting.VerticalCascade(
