@@ -132,8 +132,8 @@ def read_last(
     shapes = jax.eval_shape(
         lambda cache: _pass(model, params, cache, positions, history, history.read)[1], cache
     )
-    nothing = [jnp.zeros((x.shape[0], x.shape[2]), x.dtype) for x in shapes]
-    start_of = LastRead(cache, history, *nothing, jnp.int32(0))
+    logits, hidden = (jnp.zeros((x.shape[0], x.shape[2]), x.dtype) for x in shapes)
+    start_of = LastRead(cache, history, logits, hidden, jnp.int32(0))
     read, last = lax.while_loop(unread, step, (history.read, start_of))
     return last._replace(history=history._replace(read=read))
 

@@ -513,7 +513,11 @@ def test_descriptions_tell_settings_apart(pair):
 
 
 def test_descriptions_tell_drafters_apart_by_their_weights(pair):
-    other = specjax.Pair(tiny_pair.tabular(9), pair.verifier)
+    small = pair.drafter
+    changed = specjax.TextModel(
+        small.model, jax.tree.map(lambda x: -x, small.params), small.tokenizer
+    )
+    other = specjax.Pair(changed, pair.verifier)
     first, second = (specjax.Decoder(models).describe() for models in (pair, other))
     assert first["models"]["verifier"] == second["models"]["verifier"]
     assert first["models"].pop("drafter") != second["models"].pop("drafter")
