@@ -1,5 +1,6 @@
 """Checkpoints: Hugging Face safetensors, T5X, and our own Orbax directories."""
 
+from specjax.checkpoints.bigrams import load_bigram, save_bigram
 from specjax.checkpoints.heads import has_head, load_head, save_head
 from specjax.checkpoints.load import LoadedModel, load_model, read_config
 from specjax.checkpoints.save import FORMATS, save_model
@@ -10,9 +11,11 @@ __all__ = [
     "LoadedModel",
     "SpecialIds",
     "has_head",
+    "load_bigram",
     "load_head",
     "load_model",
     "read_config",
+    "save_bigram",
     "save_head",
     "save_model",
 ]

@@ -30,6 +30,8 @@ def register() -> None:
 
     gin_config.register(
         text.Decoder,
+        text.Cascade,
+        text.Lookup,
         text.load_pair,
         text.load_text_model,
         partitioning.make_mesh,

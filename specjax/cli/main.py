@@ -45,13 +45,17 @@ COMMANDS = {
         "specjax.cli.train",
         "train or fine-tune a model from aligned text, TSV, JSONL or a seqio task (resumable)",
     ),
+    "train_bigram": (
+        "specjax.cli.train_bigram",
+        "count what follows each token in a text, for drafts that are looked up",
+    ),
     "train_head": (
         "specjax.cli.train_head",
         "train the acceptance head of a pair's drafter, for adaptive draft lengths (resumable)",
     ),
 }
 # A program that is compiled once is not worth keeping.
-_WITHOUT_CACHE = ("convert", "evaluate")
+_WITHOUT_CACHE = ("convert", "evaluate", "train_bigram")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

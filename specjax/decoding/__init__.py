@@ -8,7 +8,13 @@ from specjax.decoding.autoregressive import (
 from specjax.decoding.compilation import step_options
 from specjax.decoding.loop import LoopMethod
 from specjax.decoding.oracle_cascade import OracleCascade
-from specjax.decoding.outcome import RoundInfo, RoundOutcome, RoundParams, RoundState
+from specjax.decoding.outcome import (
+    RoundInfo,
+    RoundMark,
+    RoundOutcome,
+    RoundParams,
+    RoundState,
+)
 from specjax.decoding.pair_method import CascadeParams, CascadeState, PairMethod
 from specjax.decoding.round import Round
 from specjax.decoding.sequence_cascade import SequenceCascade
@@ -39,6 +45,7 @@ __all__ = [
     "PromptBatch",
     "Round",
     "RoundInfo",
+    "RoundMark",
     "RoundOutcome",
     "RoundParams",
     "RoundState",

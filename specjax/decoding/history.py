@@ -16,9 +16,11 @@ class History(NamedTuple):
     """A row's tokens by cache position, and how far the cache agrees with them.
 
     Attributes:
-      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on.
+      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on; past
+        the last committed token those that were read last.
       read: `[B]` int32: the cache's entries below it are those of `tokens`. It is less than the
-        position of the last committed token in a row that lags.
+        position of the last committed token in a row that lags. After a row was moved back, what
+        was read beyond is still known, so that it need not be read again if it is committed.
       drafted: `[B, G]` int32, the block that was read last.
     """
 
@@ -32,7 +34,7 @@ def begin(filled: Prefilled, max_length: int, max_draft: int) -> History:
     rows = filled.tokens.shape[0]
     tokens = jnp.zeros((rows, max_length), jnp.int32)
     return History(
-        tokens=_put_at(tokens, filled.tokens[:, None], filled.positions),
+        tokens=put_at(tokens, filled.tokens[:, None], filled.positions),
         read=filled.positions,
         drafted=jnp.zeros((rows, max_draft), jnp.int32),
     )
@@ -45,8 +47,9 @@ def catch_up(
     positions: Array,
     history: History,
     active: Array,
+    spare: int,
 ) -> tuple[Cache, History, Array]:
-    """Reads what active rows lack, all but their last committed token; G + 1 tokens to a pass.
+    """Reads what active rows lack, but for their last tokens; G + 1 tokens to a pass.
 
     Args:
       model: the model.
@@ -55,30 +58,135 @@ def catch_up(
       positions: `[B]` int32, where the last committed token belongs.
       history: the rows' history.
       active: `[B]` bool; no pass is made for other rows alone.
+      spare: so many tokens before the last committed one may be left unread (static).
 
     Returns:
       The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
     """
-    width = history.drafted.shape[1] + 1
     start_of = (cache, history.read, jnp.int32(0))
 
     def lags(carry: tuple[Cache, Array, Array]) -> Array:
-        return jnp.any(active & (carry[1] < positions))
+        return jnp.any(active & (carry[1] + spare < positions))
 
     def step(carry: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
         cache, read, calls = carry
-        # Rows that do not lag read their last token again, which changes nothing.
-        start = jnp.minimum(read, positions)
-        place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-        # No padding: past the end the last token is repeated.
-        place = jnp.minimum(place, positions[:, None])
-        tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
-        cache = model.extend(params, cache, tokens, start).cache
+        cache, _, start, width = _pass(model, params, cache, positions, history, read)
         read = jnp.maximum(read, jnp.minimum(start + width, positions))
-        return cache, read, calls + 1
+        # What lies past the last token was overwritten.
+        return cache, jnp.minimum(read, positions + 1), calls + 1
 
     cache, read, calls = lax.while_loop(lags, step, start_of)
     return cache, history._replace(read=read), calls
+
+
+class LastRead(NamedTuple):
+    """What a model says after its rows' last committed tokens, once it has caught up.
+
+    Attributes:
+      cache: its cache.
+      history: the rows' history.
+      logits: `[B, V]`.
+      hidden: `[B, D]`.
+      calls: int32 scalar, how many passes it took.
+    """
+
+    cache: Cache
+    history: History
+    logits: Array  # [B, V]
+    hidden: Array  # [B, D]
+    calls: Array
+
+
+def read_last(
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    positions: Array,
+    history: History,
+    active: Array,
+) -> LastRead:
+    """Reads all that active rows lack, their last committed token in the same pass as the rest.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      cache: its cache.
+      positions: `[B]` int32, where the last committed token belongs.
+      history: the rows' history.
+      active: `[B]` bool, some of them behind; what is said of other rows is to be ignored.
+    """
+
+    def unread(carry: tuple[Array, LastRead]) -> Array:
+        return (carry[1].calls == 0) | jnp.any(active & (carry[0] <= positions))
+
+    def step(carry: tuple[Array, LastRead]) -> tuple[Array, LastRead]:
+        read, last = carry
+        cache, out, start, width = _pass(model, params, last.cache, positions, history, read)
+        at = jnp.clip(positions - start, 0, width - 1)
+        row = lambda x: jax.vmap(lambda y, i: lax.dynamic_index_in_dim(y, i, keepdims=False))(x, at)  # noqa: E731
+        # Past the last token lies nothing that counts.
+        read = jnp.minimum(jnp.maximum(read, start + width), positions + 1)
+        logits, hidden = out
+        return read, LastRead(cache, history, row(logits), row(hidden), last.calls + 1)
+
+    shapes = jax.eval_shape(
+        lambda cache: _pass(model, params, cache, positions, history, history.read)[1], cache
+    )
+    logits, hidden = (jnp.zeros((x.shape[0], x.shape[2]), x.dtype) for x in shapes)
+    start_of = LastRead(cache, history, logits, hidden, jnp.int32(0))
+    read, last = lax.while_loop(unread, step, (history.read, start_of))
+    return last._replace(history=history._replace(read=read))
+
+
+def _pass(
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    positions: Array,
+    history: History,
+    read: Array,
+) -> tuple[Cache, tuple[Array, Array], Array, int]:
+    """Reads G + 1 tokens of each row from `read [B]` on, and says where it began."""
+    width = history.drafted.shape[1] + 1
+    # Rows that do not lag read their last token again, which changes nothing.
+    start = jnp.minimum(read, positions)
+    place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    # No padding: past the end the last token is repeated.
+    place = jnp.minimum(place, positions[:, None])
+    tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    logits, hidden, cache = model.extend(params, cache, tokens, start)
+    return cache, (logits, hidden), start, width
+
+
+class Unread(NamedTuple):
+    """What a pass reads: tokens that a row lags behind, its last committed one, its draft.
+
+    Attributes:
+      tokens: `[B, W]` int32.
+      starts: `[B]` int32, where the first of them belongs.
+      lags: `[B]` int32, how many of them come before the last committed one.
+    """
+
+    tokens: Array  # [B, W]
+    starts: Array  # [B]
+    lags: Array  # [B]
+
+
+def unread(history: History, positions: Array, drafted: Array, width: int) -> Unread:
+    """The first `width` tokens that the cache lacks, the drafted ones `[B, G]` at their end."""
+    starts = jnp.minimum(history.read, positions)
+    place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    new = jnp.take_along_axis(drafted, place - positions[:, None] - 1, axis=1, mode="clip")
+    tokens = jnp.where(place <= positions[:, None], known, new)
+    return Unread(tokens, starts, positions - starts)
+
+
+def note_caught_up(history: History, positions: Array, rows: Array) -> History:
+    """Notes that `rows [B]` have been read up to their last committed token."""
+    return history._replace(
+        read=jnp.where(rows, jnp.maximum(history.read, positions), history.read)
+    )
 
 
 def note_block(history: History, positions: Array, drafted: Array, count: Array) -> History:
@@ -91,9 +199,11 @@ def note_block(history: History, positions: Array, drafted: Array, count: Array)
       count: int32, scalar or `[B]`: how many tokens were read, the committed one included. In a row
         that lags the reading is worth nothing: it did not see what came before.
     """
-    read = jnp.maximum(history.read, positions + count)
-    read = jnp.where(history.read < positions, history.read, read)
-    return history._replace(read=read, drafted=drafted)
+    some = jnp.broadcast_to(count > 0, positions.shape)
+    read = jnp.where(some & (history.read >= positions), positions + count, history.read)
+    # Nothing may be written where nothing was read: what was read before stands there.
+    starts = jnp.where(some, positions + 1, history.tokens.shape[1])
+    return History(put_at(history.tokens, drafted, starts), read, drafted)
 
 
 def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:
@@ -105,17 +215,18 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
       tokens: `[B, T]` int32, of which `counts [B]` are committed.
       counts: `[B]` int32.
     """
-    width = min(tokens.shape[1], history.drafted.shape[1])
-    agrees = tokens[:, :width] == history.drafted[:, :width]
-    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < counts[:, None]
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    place = positions[:, None] + 1 + index
+    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    agrees = (tokens == known) & (index < counts[:, None])
     same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
     return history._replace(
-        tokens=_put_at(history.tokens, tokens, positions + 1),
+        tokens=put_at(history.tokens, tokens, positions + 1),
         read=jnp.minimum(history.read, positions + 1 + same),
     )
 
 
-def _put_at(buffer: Array, values: Array, starts: Array) -> Array:
+def put_at(buffer: Array, values: Array, starts: Array) -> Array:
     """Writes `values [B, n]` at `starts[b] ..` of each row; what falls past the end is dropped."""
     place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
     put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731

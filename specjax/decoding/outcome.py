@@ -83,11 +83,28 @@ class RoundOutcome(NamedTuple):
       probs: `[B, G + 1, V]` float32, the target distribution that each of them follows, where
         verification leaves no carry. So a block that a round has emitted can be the draft of a
         round above, with `probs` as its q.
+      confidences: `[B, G + 1, V]` float32, the verifier's confidences there, or None unless the
+        rule reads them or the caller asks for them.
     """
 
     tokens: Array  # [B, G + 1]
     counts: Array  # [B]
     probs: Array  # [B, G + 1, V]
+    confidences: Array | None = None  # [B, G + 1, V]
+
+
+class RoundMark(NamedTuple):
+    """A place to which a nested round may be moved back.
+
+    Attributes:
+      tokens: `[B]` int32, the last token committed there.
+      positions: `[B]` int32, where it belongs.
+      drafter: the drafter's mark.
+    """
+
+    tokens: Array  # [B]
+    positions: Array  # [B]
+    drafter: Any
 
 
 def report(

@@ -5,6 +5,7 @@ Axes: B rows, G longest block, V vocabulary, W tokens that the verifier reads.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_names, check_nests, check_parts, check_rule
 from specjax.decoding.outcome import (
     RoundInfo,
+    RoundMark,
     RoundOutcome,
     RoundParams,
     RoundState,
@@ -32,6 +34,7 @@ from specjax.types import (
     DraftBlock,
     Drafter,
     LanguageModel,
+    Params,
     Rule,
     Sampling,
     Verification,
@@ -53,7 +56,8 @@ class Round:
         drafts have a fixed length, else powers of two. Each width is compiled.
       name: of the verifier, under which its passes are counted.
       nested: whether a round above reviews what this one emits. Then more may be committed than it
-        emitted, and its verifier catches up on that; verification must leave no carry.
+        emitted, and its verifier catches up on that: up to G + 1 tokens in the pass over the next
+        block, for which a width of 2 G + 2 is added. Verification must leave no carry.
 
     Raises:
       TypeError: if a part is not what it must be.
@@ -102,7 +106,9 @@ class Round:
         """The widths that are compiled."""
         full = self.drafter.max_draft + 1
         usual = (full,) if self.drafter.traits.fixed_length else powers_of_two(full)
-        return usual if self.widths is None else self.widths
+        widths = usual if self.widths is None else self.widths
+        # A nested one may lag behind, by as many tokens as it reads otherwise.
+        return (*widths, 2 * full) if self.nested else widths
 
     def check_rule(self, rule: Rule) -> None:
         """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
@@ -138,6 +144,8 @@ class Round:
         uniforms: Array,
         active: Array,
         limits: Array,
+        *,
+        with_confidence: bool = False,
     ) -> tuple[RoundOutcome, RoundState, RoundInfo]:
         """Runs one round for all rows.
 
@@ -148,6 +156,7 @@ class Round:
           uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
           active: `[B]` bool; what comes out for other rows is to be ignored.
           limits: `[B]` int32 in 0 .. G, the longest block of each row.
+          with_confidence: whether the verifier's confidences are asked for (static).
 
         Returns:
           What is emitted, the state with caches filled, and what happened.
@@ -157,7 +166,7 @@ class Round:
         ends = np.cumsum(self._uniforms)[:-1].tolist()
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
-        state, behind = self._catch_up(params, state, active)
+        state, behind = _caught_up(self.verifier, params.verifier, state, active)
         drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
         proposed = self.drafter.propose(
             params.drafter,
@@ -170,17 +179,11 @@ class Round:
             with_confidence=rule.reads_draft_confidence,
         )
         block, drafter = checked_block(self.drafter, proposed, limits, rule.reads_draft_confidence)
-        scored = score(
-            self.verifier,
-            params.verifier,
-            state.cache,
-            jnp.concatenate([state.tokens[:, None], block.tokens], axis=1),
-            state.positions,
-            jnp.max(jnp.where(active, block.num_drafted, 0)) + 1,
-            self.verifier_widths,
-            sampling,
-            with_confidence=rule.reads_verifier_confidence,
-        )
+        read = functools.partial(
+            score, self.verifier, params.verifier, state.cache, widths=self.verifier_widths,
+            sampling=sampling, with_confidence=rule.reads_verifier_confidence or with_confidence,
+        )  # fmt: skip
+        scored, state = _scored(read, state, block, active)
         # The bonus row of the block is not filled in yet, and not read before it is.
         targets = jax.vmap(lambda rule, *rows: jax.vmap(rule)(*rows))(
             rule, block.probs, scored.p, block.confidences, scored.p_conf
@@ -200,15 +203,12 @@ class Round:
         )
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
-        outcome = RoundOutcome(emitted(block.tokens, accepted, next_token), accepted + 1, targets)
+        tokens = emitted(block.tokens, accepted, next_token)
+        outcome = RoundOutcome(tokens, accepted + 1, targets, scored.p_conf)
         info = report(block, scored.p, acceptance, outcome, bonus_nan)
         calls = {self.name: behind + 1, **block.calls}
         info = count_calls(info, calls, bonus_calls, took_bonus)
         state = state._replace(cache=scored.cache, drafter=drafter, carry=carry)
-        if state.history is not None:
-            read = block.num_drafted + 1
-            history = history_lib.note_block(state.history, state.positions, block.tokens, read)
-            state = state._replace(history=history)
         return outcome, state, info
 
     def commit(self, old: RoundState, new: RoundState, tokens: Array, counts: Array) -> RoundState:
@@ -240,6 +240,19 @@ class Round:
             history=history,
         )
 
+    def mark(self, state: RoundState) -> RoundMark:
+        """Where the rows are; `rewind` moves them back there."""
+        return RoundMark(state.tokens, state.positions, self.drafter.mark(state.drafter))
+
+    def rewind(self, state: RoundState, mark: RoundMark) -> RoundState:
+        """Takes back what was committed since `mark`.
+
+        What was read stays in the caches, and is found again by `commit` where it is committed
+        again: a `commit` must follow. Only nested rounds can be moved back.
+        """
+        drafter = self.drafter.rewind(state.drafter, mark.drafter)
+        return state._replace(tokens=mark.tokens, positions=mark.positions, drafter=drafter)
+
     def state_axes(self, state: RoundState) -> Axes:
         """The logical axis names of the state."""
         axes = row_axes(state._replace(cache=(), drafter=()))
@@ -247,17 +260,6 @@ class Round:
             cache=self.verifier.cache_axes(state.cache),
             drafter=self.drafter.state_axes(state.drafter),
         )
-
-    def _catch_up(
-        self, params: RoundParams, state: RoundState, active: Array
-    ) -> tuple[RoundState, Array]:
-        """Lets the verifier of a nested round read what others added; also counts its passes."""
-        if state.history is None:
-            return state, jnp.int32(0)
-        cache, history, calls = history_lib.catch_up(
-            self.verifier, params.verifier, state.cache, state.positions, state.history, active
-        )
-        return state._replace(cache=cache, history=history), calls
 
     def _reads_bonus(self, rule: Rule) -> bool:
         """Whether the drafter's distribution at the bonus position is read."""
@@ -285,6 +287,9 @@ class Round:
         reads = self._reads_bonus(rule)
         needed = whole if reads else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
+        none = {name: jnp.int32(0) for name in names}
+        if not reads and self.drafter.traits.catches_up:
+            return _at(targets, block.num_drafted), drafter, none, needed & False, needed & False
 
         def run(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
             asked = rule.reads_draft_confidence
@@ -300,10 +305,48 @@ class Round:
 
         def skip(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
             target = _at(targets, block.num_drafted)
-            return target, drafter, {name: jnp.int32(0) for name in names}, needed & False
+            return target, drafter, none, needed & False
 
         target, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
         return target, drafter, calls, needed, nan
+
+
+def _caught_up(
+    verifier: LanguageModel, params: Params, state: RoundState, active: Array
+) -> tuple[RoundState, Array]:
+    """Lets the verifier of a nested round read what it lacks beyond a pass; counts the passes."""
+    if state.history is None:
+        return state, jnp.int32(0)
+    # So many are read together with the draft.
+    spare = state.history.drafted.shape[1] + 1
+    cache, history, calls = history_lib.catch_up(
+        verifier, params, state.cache, state.positions, state.history, active, spare
+    )
+    return state._replace(cache=cache, history=history), calls
+
+
+def _scored(
+    read: Callable[..., Scored], state: RoundState, block: DraftBlock, active: Array
+) -> tuple[Scored, RoundState]:
+    """The verifier's pass over the blocks; a nested one reads what it lacks in it, too.
+
+    Args:
+      read: `score`, but for what is read and where.
+      state: the rows' state, no further behind than a pass reads.
+      block: what was drafted.
+      active: `[B]` bool.
+    """
+    drafted = jnp.where(active, block.num_drafted, 0)
+    if state.history is None:
+        tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
+        return read(tokens, state.positions, jnp.max(drafted) + 1), state
+    full = block.tokens.shape[1] + 1
+    lacks = history_lib.unread(state.history, state.positions, block.tokens, 2 * full)
+    longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
+    scored = read(lacks.tokens, lacks.starts, longest, skipped=lacks.lags, rows=full)
+    history = history_lib.note_caught_up(state.history, state.positions, active)
+    history = history_lib.note_block(history, state.positions, block.tokens, block.num_drafted + 1)
+    return scored, state._replace(history=history)
 
 
 def _where_rows(rows: Array, new: Any, old: Any) -> Any:

@@ -41,6 +41,8 @@ def score(
     sampling: Sampling,
     *,
     with_confidence: bool,
+    skipped: Array | None = None,
+    rows: int | None = None,
 ) -> Scored:
     """Reads blocks in the least of the widths that holds them.
 
@@ -48,12 +50,15 @@ def score(
       model: the verifier.
       params: its parameters.
       cache: its cache.
-      tokens: `[B, G + 1]` int32.
+      tokens: `[B, G + 1]` int32, or more, as `widths` says.
       positions: `[B]` int32, where the first of them belongs.
       longest: int32 scalar, how many tokens of a row must be read.
-      widths: increasing up to G + 1; each is compiled.
+      widths: increasing; each is compiled.
       sampling: fields `[B]`.
       with_confidence: whether the rule reads confidences (static).
+      skipped: `[B]` int32, how many tokens come before the first whose distribution is wanted; None
+        for none in any row.
+      rows: with `skipped`, how many distributions are wanted (static).
 
     Returns:
       A `Scored`.
@@ -63,6 +68,9 @@ def score(
         read_now = tokens[:, :width]
         returned = model.score(params, cache, read_now, positions)
         logits, _, updates = checked_scores(model, returned, read_now)
+        if skipped is not None:
+            place = skipped[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
+            logits = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(logits, place)
         p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
         p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
         return p, p_conf, updates

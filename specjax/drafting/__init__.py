@@ -1,5 +1,6 @@
 """Drafting: how a block of tokens is proposed, and when a proposal stops."""
 
+from specjax.drafting.bigram import Bigram, most_frequent_successors
 from specjax.drafting.budget import Budget
 from specjax.drafting.cost_aware import CostAware
 from specjax.drafting.costs import Costs, read_costs
@@ -9,10 +10,20 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.hierarchy import cascade, cascade_params, check_lengths
+from specjax.drafting.horizontal import HorizontalCascade, HorizontalCascadeState
+from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
+from specjax.drafting.max_gram import MaxGram, MaxGramState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
 from specjax.drafting.thresholds import Confidence, Entropy, Survival
+from specjax.drafting.vertical import (
+    VerticalCascade,
+    VerticalCascadeParams,
+    VerticalCascadeState,
+    lenience,
+)
 from specjax.types import Drafter, Stopping
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
@@ -21,6 +32,7 @@ ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
 __all__ = [
     "ALL_ESTIMATES",
     "ALL_POLICIES",
+    "Bigram",
     "Budget",
     "Confidence",
     "ConfidenceEstimate",
@@ -32,13 +44,28 @@ __all__ = [
     "FixedLength",
     "GreedyOracle",
     "HeadEstimate",
+    "HorizontalCascade",
+    "HorizontalCascadeState",
+    "LookupFirst",
+    "LookupFirstParams",
+    "LookupFirstState",
+    "MaxGram",
+    "MaxGramState",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "NeuralDrafterState",
     "OnlineEstimate",
     "Stopping",
     "Survival",
+    "VerticalCascade",
+    "VerticalCascadeParams",
+    "VerticalCascadeState",
     "agreeing_runs",
+    "cascade",
+    "cascade_params",
+    "check_lengths",
     "check_policy",
+    "lenience",
+    "most_frequent_successors",
     "read_costs",
 ]

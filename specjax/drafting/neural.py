@@ -14,7 +14,9 @@ from specjax.checks import check_count
 from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_eos_ids
 from specjax.decoding.history import History
+from specjax.drafting.blocks import empty_block
 from specjax.drafting.stopping import (
+    NOTHING_TO_LEARN,
     FixedLength,
     Past,
     begin,
@@ -78,8 +80,8 @@ class _Drafting(NamedTuple):
 class NeuralDrafter(Drafter):
     """Draws up to `max_draft` tokens from a small model. Its parameters: `NeuralDrafterParams`.
 
-    A row that lags behind what was committed is caught up before its next draft, `max_draft + 1`
-    tokens to a pass, each row by its own number of tokens.
+    A row that lags behind what was committed is caught up with the first step of its next draft,
+    `max_draft + 1` tokens to a pass, each row by its own number of tokens.
 
     Attributes:
       model: the small language model.
@@ -197,51 +199,40 @@ class NeuralDrafter(Drafter):
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """See `Drafter`."""
-        cache, history, behind = history_lib.catch_up(
-            self.model, params.model, state.cache, state.positions, state.history, active
-        )
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
         limits, policy = self._begin(params, state, limits)
         uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
-        keep_confidence = with_confidence or self.stopping.reads_confidence
+
+        def choose(carry: _Drafting, logits: Array, hidden: Array) -> _Drafting:
+            uniform = lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False)
+            return _choose(self, params, carry, logits, hidden, uniform, limits, sampling)
 
         def step(carry: _Drafting) -> _Drafting:
-            index, block = carry.step, carry.block
-            q, q_conf, hidden, cache = self._read(
-                params, carry.cache, carry.last, state.positions + index, sampling, keep_confidence
+            at = state.positions + carry.step
+            logits, hidden, cache = self._read(params, carry.cache, carry.last, at)
+            return choose(carry._replace(cache=cache), logits, hidden)
+
+        def late(carry: _Drafting) -> tuple[_Drafting, History, Array]:
+            last = history_lib.read_last(
+                self.model, params.model, carry.cache, state.positions, state.history, active
             )
-            uniform = lax.dynamic_index_in_dim(uniforms, index, axis=1, keepdims=False)
-            token = jax.vmap(draw)(q, uniform)
-            stops, policy = decide(
-                self.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index
-            )
-            confidences = block.confidences
-            if confidences is not None:
-                confidences = _put(confidences, q_conf, index)
-            block = block._replace(
-                tokens=_put(block.tokens, token, index),
-                probs=_put(block.probs, q, index),
-                confidences=confidences,
-                num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
-            )
-            stops &= index + 1 >= self.min_draft
-            for eos in self.eos_ids:
-                stops |= token == eos
-            going = carry.going & ~stops & (index + 1 < limits)
-            return _Drafting(index + 1, block, cache, token, going, policy)
+            carry = choose(carry._replace(cache=last.cache), last.logits, last.hidden)
+            return carry, last.history, last.calls - 1  # the last of them is the first step
 
         def unfinished(carry: _Drafting) -> Array:
             return (carry.step < longest) & jnp.any(carry.going)
 
-        block = _empty_block(rows, longest, vocab, with_confidence)
         start = _Drafting(
             step=jnp.int32(0),
-            block=block,
-            cache=cache,
+            block=empty_block(rows, longest, vocab, with_confidence),
+            cache=state.cache,
             last=tokens,
             going=active & (limits > 0),
             policy=policy,
         )
+        lags = jnp.any(active & (state.history.read < state.positions))
+        in_time = lambda carry: (carry, state.history, jnp.int32(0))  # noqa: E731
+        start, history, behind = lax.cond(lags, late, in_time, start)
         done = lax.while_loop(unfinished, step, start)
         block = done.block._replace(calls={self.name: done.step + behind})
         # Step i read the token before draft token i + 1.
@@ -265,7 +256,8 @@ class NeuralDrafter(Drafter):
         drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
-        q, q_conf, _, cache = self._read(params, state.cache, last, at, sampling, with_confidence)
+        logits, _, cache = self._read(params, state.cache, last, at)
+        q, q_conf = _laws(logits, sampling, with_confidence)
         history = state.history
         read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
         state = state._replace(cache=cache, history=history._replace(read=read))
@@ -279,6 +271,18 @@ class NeuralDrafter(Drafter):
             past=learn(self.stopping, state.past, state.history.drafted, tokens, counts),
         )
 
+    def mark(self, state: NeuralDrafterState) -> Array:
+        """The positions: the cache and the history tell the rest."""
+        return state.positions
+
+    def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
+        """See `Drafter`; what the stopping policy has learnt stays."""
+        past = state.past
+        if isinstance(past, Past):
+            # What becomes of its last draft it was told by the level that reviewed it.
+            past = past._replace(drafted=jnp.full_like(past.drafted, NOTHING_TO_LEARN))
+        return state._replace(positions=mark, past=past)
+
     def state_axes(self, state: NeuralDrafterState) -> Axes:
         """See `Drafter`."""
         axes = row_axes(state._replace(cache=()))
@@ -290,22 +294,53 @@ class NeuralDrafter(Drafter):
         asked, policy = begin(self.stopping, params.stopping, state.past, limits, self.max_draft)
         return jnp.clip(asked, jnp.minimum(self.min_draft, limits), limits), policy
 
-    def _read(self, params, cache, tokens, positions, sampling, with_confidence):
+    def _read(
+        self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, Cache]:
+        """The model's logits `[B, V]` and hidden states after one more token of each row."""
         logits, hidden, cache = self.model.extend(params.model, cache, tokens[:, None], positions)
-        q = jax.vmap(distribution)(logits[:, 0], sampling)
-        q_conf = jax.vmap(confidence)(logits[:, 0]) if with_confidence else None
-        return q, q_conf, hidden[:, 0], cache
+        return logits[:, 0], hidden[:, 0], cache
 
 
-def _empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> DraftBlock:
-    empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
-    return DraftBlock(
-        tokens=jnp.zeros((rows, longest), jnp.int32),
-        probs=empty,
-        confidences=empty if with_confidence else None,
-        num_drafted=jnp.zeros((rows,), jnp.int32),
-        calls={},
+def _choose(
+    drafter: NeuralDrafter,
+    params: NeuralDrafterParams,
+    carry: _Drafting,
+    logits: Array,
+    hidden: Array,
+    uniform: Array,
+    limits: Array,
+    sampling: Sampling,
+) -> _Drafting:
+    """Draws the next token of each row, and decides whether its draft goes on."""
+    index, block = carry.step, carry.block
+    confidences = block.confidences
+    keep_confidence = confidences is not None or drafter.stopping.reads_confidence
+    q, q_conf = _laws(logits, sampling, keep_confidence)
+    token = jax.vmap(draw)(q, uniform)
+    stops, policy = decide(
+        drafter.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index
     )
+    if confidences is not None:
+        assert q_conf is not None
+        confidences = _put(confidences, q_conf, index)
+    block = block._replace(
+        tokens=_put(block.tokens, token, index),
+        probs=_put(block.probs, q, index),
+        confidences=confidences,
+        num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
+    )
+    stops &= index + 1 >= drafter.min_draft
+    for eos in drafter.eos_ids:
+        stops |= token == eos
+    going = carry.going & ~stops & (index + 1 < limits)
+    return _Drafting(index + 1, block, carry.cache, token, going, policy)
+
+
+def _laws(logits: Array, sampling: Sampling, with_confidence: bool) -> tuple[Array, Array | None]:
+    """What tokens are drawn from after logits `[B, V]`, and the confidences."""
+    q = jax.vmap(distribution)(logits, sampling)
+    return q, jax.vmap(confidence)(logits) if with_confidence else None
 
 
 def _put(buffer: Array, value: Array, index: Array) -> Array:

@@ -40,13 +40,17 @@ def check_policy(policy: Any) -> None:
     check_static("stopping", policy)
 
 
+# In the place of the length of a last draft, where what became of it was told already.
+NOTHING_TO_LEARN = -1
+
+
 class Past(NamedTuple):
     """What is kept for a policy that learns from earlier rounds.
 
     Attributes:
       memory: the policy's memory.
       state: its state at the end of the last drafts.
-      drafted: `[B]` int32, how many tokens these have.
+      drafted: `[B]` int32, how many tokens these have, or `NOTHING_TO_LEARN`.
     """
 
     memory: Any
@@ -106,7 +110,7 @@ def learn(
     outcome = DraftOutcome(past.drafted, agreed, agreed < known)
     memory = policy.learn(past.memory, past.state, outcome)
     check_like(f"{type(policy).__name__}.learn: memory", memory, past.memory)
-    told = counts > 0
+    told = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
 
     def keep(new: Array, old: Array) -> Array:
         return jnp.where(told.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)

@@ -13,7 +13,6 @@ The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 import contextlib
 import hashlib
 import json
-import math
 import os
 import sys
 import time
@@ -29,11 +28,11 @@ from specjax.data import Example, read_examples
 from specjax.data.examples import SEQIO_PREFIX, guess_format
 from specjax.drafting import read_costs
 from specjax.runs.compilation_cache import count_compilations
-from specjax.runs.lines import FIRST_KEY, Record, line_of, record_of
+from specjax.runs.lines import FIRST_KEY, Record, about, line_of, record_of, record_of_row
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
 from specjax.text.costs import costs_file
-from specjax.text.results import COUNTS, Row, finite
+from specjax.text.results import COUNTS
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -274,7 +273,7 @@ def _decode(
 
         for i, error in failed.items():
             if i not in done:
-                put({**_about(examples[i]), "prediction": None, "error": error})
+                put({**about(examples[i]), "prediction": None, "error": error})
         for row in decoder.rows(
             list(prompts.values()),
             seed=seed,
@@ -283,7 +282,7 @@ def _decode(
             progress=progress,
         ):
             tokens += int(row.info.emitted)
-            put(_record(examples[ids[row.index]], row))
+            put(record_of_row(examples[ids[row.index]], row))
     seconds = time.perf_counter() - start
     return {
         "records": records,
@@ -293,28 +292,6 @@ def _decode(
         "tokens_per_second": tokens / seconds,
         "tokens_per_second_without_compilation": tokens / (seconds - compilations.seconds),
     }
-
-
-def _record(example: Example, row: Row) -> Record:
-    record = {
-        **_about(example),
-        "prediction": row.text,
-        "tokens": row.tokens.tolist(),
-        "log_prob": finite(row.info.log_p),
-        "log_prob_target": finite(row.info.log_target),
-        "ended_by": row.ended_by,
-        "info": row.info.to_dict(),
-    }
-    if row.error is not None:
-        return {**record, "nan": row.error}
-    if math.isnan(row.info.log_p):  # null would be minus infinity
-        del record["log_prob"]
-    return record
-
-
-def _about(example: Example) -> Record:
-    about: Record = {"id": example.id, "inputs": example.inputs}
-    return about if example.targets is None else {**about, "targets": example.targets}
 
 
 def _metrics(records: list[Record]) -> dict[str, Any]:

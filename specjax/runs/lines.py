@@ -2,12 +2,40 @@
 
 import hashlib
 import json
+import math
 from typing import Any
+
+from specjax.data import Example
+from specjax.text.results import Row, finite
 
 Record = dict[str, Any]
 FIRST_KEY = b'{"id": '
 # The last key of each line.
 _CHECKSUM = b', "checksum": "%s"}'
+
+
+def record_of_row(example: Example, row: Row) -> Record:
+    """The record of a row, without its checksum; see `specjax.runs.inference.infer`."""
+    record = {
+        **about(example),
+        "prediction": row.text,
+        "tokens": row.tokens.tolist(),
+        "log_prob": finite(row.info.log_p),
+        "log_prob_target": finite(row.info.log_target),
+        "ended_by": row.ended_by,
+        "info": row.info.to_dict(),
+    }
+    if row.error is not None:
+        return {**record, "nan": row.error}
+    if math.isnan(row.info.log_p):  # null would be minus infinity
+        del record["log_prob"]
+    return record
+
+
+def about(example: Example) -> Record:
+    """What a record says of its input."""
+    made: Record = {"id": example.id, "inputs": example.inputs}
+    return made if example.targets is None else {**made, "targets": example.targets}
 
 
 def line_of(record: Record) -> bytes:

@@ -22,6 +22,7 @@ from specjax.text.baselines import MethodPlan
 from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
 from specjax.text.models import Models, Pair, TextModel
+from specjax.text.plans import DraftPlan, Ingredients, Planned
 from specjax.types import Drafter, Method, Params, Rule, Stopping, Verification
 from specjax.verification import Block
 
@@ -37,6 +38,7 @@ class Parts:
     stopping: Stopping | None = None
     stopping_params: Params = None
     costs: Costs | None = None
+    drafting: DraftPlan | None = None
     drafter: Drafter | None = None
     drafter_params: Params = None
     widths: Sequence[int] | None = None
@@ -113,6 +115,12 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise ValueError("drafter_params= must be left out: it belongs to drafter=")
     if parts.stopping is None and parts.stopping_params is not None:
         raise ValueError("stopping_params= must be left out: it belongs to stopping=")
+    if parts.drafting is not None:
+        _check_plan(named, parts, parts.drafting)
+        if parts.drafting.weighs_costs:
+            pair = Pair(named["drafter"], main)
+            parts = _with_costs(parts, pair, rows, prompt_length)
+        return _speculative(named, main, parts)
     if parts.drafter is None and "drafter" not in named and len(named) > 1:
         raise ValueError(
             f"one of the models must be called drafter, got {', '.join(named)}: name one so, "
@@ -128,6 +136,52 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         pair = Pair(named["drafter"], named["verifier"])
         parts = _with_costs(parts, pair, rows, prompt_length)
     return _speculative(named, main, parts)
+
+
+def _check_plan(named: dict[str, TextModel], parts: Parts, plan: DraftPlan) -> None:
+    needed = ("needs", "left_out", "weighs_costs", "longest", "make")
+    check_part("drafting", plan, needed, "text.Lookup()")
+    if parts.drafter is not None:
+        raise ValueError("drafter= must be left out: drafting= makes one")
+    for name in plan.needs:
+        if name not in named:
+            raise ValueError(
+                f"drafting={plan!r} needs a model called {name}, got {', '.join(named)}: give a "
+                "Pair, or Models with such a name"
+            )
+    for part, why in plan.left_out.items():
+        if getattr(parts, part) is not None:
+            raise ValueError(f"{part}= must be left out: {why}")
+    if isinstance(parts.stopping, CostAware) and not plan.weighs_costs:
+        raise ValueError(
+            "stopping=CostAware weighs one drafter's passes against the verifier's: choose another "
+            f"policy with drafting={plan!r}"
+        )
+
+
+def _planned(
+    named: dict[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
+) -> Planned:
+    """The drafter of a plan; its parameters lie where they are needed."""
+    where = main.partitioner
+
+    def neural(
+        model: str | TextModel, longest: int | None = None
+    ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+        small = named[model] if isinstance(model, str) else model
+        drafter, params = _neural(small, main, parts, longest)
+        if where is not None:
+            params = params._replace(stopping=where.replicate(params.stopping))
+        return drafter, params
+
+    return plan.make(
+        Ingredients(
+            models={**named, "verifier": main},
+            max_draft=_max_draft(parts),
+            neural=neural,
+            place=jax.device_put if where is None else where.replicate,
+        )
+    )
 
 
 def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
@@ -154,8 +208,14 @@ def _whole(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assemb
 
 def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
     drafter, drafter_params, own = parts.drafter, parts.drafter_params, parts.stopping_params
-    if drafter is None:
-        drafter, drafter_params = _neural(named, parts)
+    described = ""
+    if parts.drafting is not None:
+        plan = parts.drafting
+        drafter, drafter_params, own, described, brought = _planned(named, main, parts, plan)
+        used = {name: x for name, x in named.items() if x is main or name in plan.needs}
+        named = {**used, **brought}
+    elif drafter is None:
+        drafter, drafter_params = _neural(named["drafter"], main, parts)
         own = drafter_params.stopping
     else:
         for name in ("max_draft", "min_draft", "stopping", "stopping_params", "costs"):
@@ -165,7 +225,7 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
         named = {name: model for name, model in named.items() if name != "drafter"}
     if main.partitioner is not None and parts.drafter is not None:
         drafter_params = main.partitioner.replicate(drafter_params)
-    elif main.partitioner is not None:
+    elif main.partitioner is not None and parts.drafting is None:
         own_there = main.partitioner.replicate(drafter_params.stopping)
         drafter_params = drafter_params._replace(stopping=own_there)
     method = Speculative(
@@ -179,18 +239,21 @@ def _speculative(named: dict[str, TextModel], main: TextModel, parts: Parts) -> 
     rule = Lossless() if parts.rule is None else parts.rule
     method.check_rule(rule)
     params = RoundParams(main.prepared, drafter_params, rule)
-    own_params = _own((parts.drafter_params, own))
+    own_params = _own((parts.drafter_params, own), described)
     stopping = None if parts.stopping is None else repr(parts.stopping)
     weighed = parts.stopping.costs if isinstance(parts.stopping, CostAware) else None
     most_rows = None if weighed is None else weighed.rows[-1]
     return Assembled(method, params, named, main, own_params, stopping, parts.costs, most_rows)
 
 
-def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-    """The drafter that decodes with the small model."""
-    small = named["drafter"]
-    max_draft = _max_draft(parts)
+def _neural(
+    small: TextModel, main: TextModel, parts: Parts, longest: int | None = None
+) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    """The drafter that decodes with a small model, up to `longest` tokens or `max_draft`."""
+    max_draft = _max_draft(parts) if longest is None else longest
     min_draft = whole_number("min_draft", parts.min_draft or 0, low=0)
+    # A level of a cascade may draft fewer.
+    min_draft = min_draft if longest is None else min(min_draft, longest)
     stopping = FixedLength() if parts.stopping is None else parts.stopping
     check_policy(stopping)
     own = parts.stopping_params
@@ -199,7 +262,7 @@ def _neural(named: dict[str, TextModel], parts: Parts) -> tuple[NeuralDrafter, N
         if small.partitioner is None:
             own = jax.device_put(own)  # else each call of the loop would send it
     # A draft of a fixed length goes on: rows then do not depend on each other's passes.
-    eos_ids = () if stopping.is_fixed else tuple(named["verifier"].tokenizer.eos_ids)
+    eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft, eos_ids=eos_ids)
     return drafter, NeuralDrafterParams(small.prepared, own)
 
@@ -232,6 +295,8 @@ def _with_costs(parts: Parts, pair: Pair, rows: int, prompt_length: int) -> Part
 def _widths(parts: Parts) -> tuple[int, ...]:
     """How many tokens the verifier's passes will read."""
     longest = _max_draft(parts) + 1
+    if parts.drafting is not None:
+        longest = parts.drafting.longest(longest - 1) + 1
     widths = _given_widths(parts) or powers_of_two(longest)
     check_widths(widths, longest)
     return widths
@@ -247,6 +312,6 @@ def _max_draft(parts: Parts) -> int:
     return whole_number("max_draft", 5 if parts.max_draft is None else parts.max_draft, low=1)
 
 
-def _own(params: Params) -> str | None:
-    """A hash of parameters; None where there are none."""
-    return digest(params) if jax.tree.leaves(params) else None
+def _own(params: Params, described: str = "") -> str | None:
+    """A hash of parameters, and of a text; None where there is neither."""
+    return digest(params, described) if described or jax.tree.leaves(params) else None

@@ -23,6 +23,7 @@ from specjax.text.assembly import Parts, assemble
 from specjax.text.baselines import MethodPlan
 from specjax.text.engine import Engine
 from specjax.text.models import Models, TextModel
+from specjax.text.plans import DraftPlan
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.requests import Request, settings_of
 from specjax.text.results import Result, Row, collect
@@ -39,8 +40,7 @@ class Decoder:
 
     Args:
       models: a `Pair` or `Models`, or one `TextModel` to decode alone (`pair.verifier`).
-      rule: the target distribution; `rules.Lossless()` by default. Each strength is one number, or
-        one per prompt of the call.
+      rule: the target distribution, `rules.Lossless()` by default; strengths may be per prompt.
       verification: the algorithm; `verification.Block()` by default.
       max_draft: G, tokens drafted per round; 5 by default.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
@@ -48,6 +48,7 @@ class Decoder:
         `drafting.FixedLength()` by default. Another threshold compiles nothing.
       stopping_params: the parameters of a policy of your own; those of specjax bring their own.
       costs: what passes cost, for `drafting.CostAware()`; left out, they are measured at once.
+      drafting: a plan of how drafts are made, such as `text.Lookup()`; see `text.DraftPlan`.
       drafter: a drafter of your own, in the place of a neural one with the pair's small model.
       drafter_params: its parameters.
       widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
@@ -81,6 +82,7 @@ class Decoder:
         stopping: Stopping | None = None,
         stopping_params: Params = None,
         costs: Costs | None = None,
+        drafting: DraftPlan | None = None,
         drafter: Drafter | None = None,
         drafter_params: Params = None,
         widths: Sequence[int] | None = None,
@@ -106,6 +108,7 @@ class Decoder:
             stopping=stopping,
             stopping_params=stopping_params,
             costs=costs,
+            drafting=drafting,
             drafter=drafter,
             drafter_params=drafter_params,
             widths=widths,
@@ -232,7 +235,7 @@ class Decoder:
         """
         mesh = self._main.mesh
         return {
-            **{name: model.fingerprint for name, model in self._named.items()},
+            "models": {name: model.fingerprint for name, model in self._named.items()},
             **self.method.describe(),
             "own_params": self._own_params,
             "stopping": self._stopping,
@@ -320,15 +323,12 @@ class Decoder:
         prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
         rule = self.rule if rule is None else _checked_rule(self.method, rule)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        limits = self.max_new_tokens if max_new_tokens is None else max_new_tokens
+        numbered = enumerate(prompts_lib.as_list(prompts))
         asked = prompts_lib.requests(
-            [
-                self.encode(prompt, f"prompt {i}")
-                for i, prompt in enumerate(prompts_lib.as_list(prompts))
-            ],
+            [self.encode(prompt, f"prompt {i}") for i, prompt in numbered],
             seed=seed,
             ids=ids,
-            max_new_tokens=limits,
+            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
             sampling={k: self._sampling[k] if v is None else v for k, v in given.items()},
             draft_limit=draft_limit,
             max_draft=self.method.max_draft,

@@ -54,12 +54,15 @@ class DraftTraits(NamedTuple):
         lets `GreedyBlock` in, which is biased where it is not so.
       independent_rows: where all limits are G, a row's block and the passes that `propose` counts
         do not depend on the other rows. False is always safe; see `Method.independent_rows`.
+      catches_up: whether the next draft reads what a block that stands has left unread, at no
+        further pass. Then `bonus` is called for its distribution alone, not to fill a cache.
     """
 
     prefix_only: bool = True
     random_stops: bool = False
     fixed_length: bool = False
     independent_rows: bool = False
+    catches_up: bool = False
 
 
 class Drafter(Protocol):
@@ -209,6 +212,24 @@ class Drafter(Protocol):
           The state for the next round.
         """
         return state
+
+    def mark(self, state: Any) -> Any:
+        """What `rewind` needs to come back, if a level above refuses what was told as committed.
+
+        Returns:
+          A pytree; the leading axis of its arrays is the batch. By default the state itself, which
+          is always right; a drafter with a cache leaves the cache out.
+        """
+        return state
+
+    def rewind(self, state: Any, mark: Any) -> Any:
+        """Takes back what was committed since a mark; a `commit` of something else follows.
+
+        Returns:
+          A state as it was at the mark, by default the mark itself. Of the newest `state` it may
+          keep what is overwritten before it is seen.
+        """
+        return mark
 
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
         """How many tokens each row is to draft at most, before anything is drafted.

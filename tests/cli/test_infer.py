@@ -12,6 +12,7 @@ from specjax.cli import gin_config, infer
 from specjax.cli.main import main
 from specjax.text import assembly
 from specjax.text.costs import costs_file
+from tests import tiny_pair
 from tests.cli import kill_infer
 from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
 
@@ -266,7 +267,11 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
 
 FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
 CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
-METHODS = [name for name in FILES if not name.startswith("adaptive_") and name not in CASCADES]
+LOOKUPS = ["max_gram", "lookup_first"]
+PLANS = [*LOOKUPS, "cascade"]
+METHODS = [
+    n for n in FILES if not n.startswith("adaptive_") and n not in CASCADES and n not in PLANS
+]
 
 
 def test_every_rule_has_a_method():
@@ -361,6 +366,58 @@ def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
     decoder = make()
     assert type(decoder.rule) is rules.OPT and decoder.method.max_draft == 12
     assert type(decoder.method.drafter.stopping) in drafting.ALL_POLICIES[1:]
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize("other", ["token_v3", "verifier_alone"])
+def test_lookups_go_with_a_rule(paths, name, other):
+    files = ["runs/infer.gin", f"methods/{other}.gin", f"methods/{name}.gin"]
+    infer.register()
+    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    gin_config.configure(
+        [str(CONFIGS / file) for file in files], [f"{k}={v}" for k, v in settings.items()]
+    )
+    make = gin.get_configurable(specjax.Decoder)
+    if (name, other) == ("lookup_first", "verifier_alone"):
+        with pytest.raises(ValueError, match="needs a model called drafter, got model: give a"):
+            make()
+        return
+    decoder = make()
+    kind = drafting.MaxGram if name == "max_gram" else drafting.LookupFirst
+    assert type(decoder.method.drafter) is kind and decoder.method.max_draft == 10
+    assert (type(decoder.rule) is rules.TokenV3) == (other == "token_v3")
+
+
+def cascading(paths, files, *settings):
+    infer.register()
+    given = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    names = [f"{k}={v}" for k, v in given.items()]
+    gin_config.configure([str(CONFIGS / file) for file in files], [*names, *settings])
+    return gin.get_configurable(specjax.Decoder)()
+
+
+def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
+    decoder = cascading(paths, ["runs/infer.gin", "methods/cascade.gin", "methods/token_v3.gin"])
+    stages = decoder.method.drafter.drafters
+    assert type(decoder.rule) is rules.TokenV3 and decoder.method.max_draft == 3 + 3 + 2
+    assert [type(part) for part in stages] == [drafting.VerticalCascade, drafting.MaxGram]
+    third = tiny_pair.write_model(tmp_path / "third", "drafter", seed=9)
+    tiny_pair.write_vocabulary(third)
+    own = tmp_path / "own.gin"
+    own.write_text(
+        "RULES = (@middle/OPT(), None)\nmiddle/OPT.alpha = 0.4\nLAST = None\n"
+        f"MODELS = ('drafter', '{third}')\nLENGTHS = ((3, 0), (0, 2))\n"
+    )
+    files = ["runs/infer.gin", "methods/opt.gin", "methods/adaptive_confidence.gin"]
+    decoder = cascading(paths, [*files, "methods/cascade.gin", str(own)])
+    drafter, params = decoder.method.drafter, decoder._params
+    assert float(params.rule.alpha) == np.float32(0.2)
+    assert type(params.drafter.rule) is rules.OPT
+    assert float(params.drafter.rule.alpha) == np.float32(0.4)
+    assert type(drafter.drafter.stopping) is drafting.Confidence
+    assert drafter.model_names == ("drafter", "level_2")
+    with pytest.raises(ValueError, match="K must be upper triangular"):
+        cascading(paths, ["runs/infer.gin", "methods/cascade.gin"], "LENGTHS=((2, 2), (2, 2))")
 
 
 def test_killed_at_random_it_ends_alike():

@@ -55,11 +55,21 @@ EVERY = [
     ["demo"],
     ["convert"],
     ["train"],
+    ["train_bigram"],
     ["train_head"],
     ["infer"],
     *(
         ["bench", name]
-        for name in ("acceptance", "cost", "loop", "peers", "ragged", "speedup", "stopping")
+        for name in (
+            "acceptance",
+            "cost",
+            "drafting",
+            "loop",
+            "peers",
+            "ragged",
+            "speedup",
+            "stopping",
+        )
     ),
 ]
 

@@ -59,8 +59,8 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
     joint = np.array(list(itertools.product(range(len(drafts)), repeat=rows)))
     varied = None
     while len(chance):
-        case, block = _cross(len(chance), len(joint))
-        states, emitted = _take((states, emitted), case)
+        case, block = cross(len(chance), len(joint))
+        states, emitted = take((states, emitted), case)
         lengths, chance = lengths[case], chance[case]
         tokens = drafts[joint[block]]
         active = lengths < num_tokens
@@ -68,7 +68,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
         chance = chance * np.all(active | (joint[block] == 0), axis=1)
         uniforms = np.zeros(tokens.shape, np.float32)
         for i in range(longest):
-            path = _put(emitted, lengths, tokens[..., :i])
+            path = put(emitted, lengths, tokens[..., :i])
             law_here = q[place, numbers(path, np.minimum(lengths, num_tokens) + i, vocab)]
             low = np.cumsum(law_here, axis=-1) - law_here
             at = tokens[..., i, None]
@@ -76,7 +76,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
             uniforms[..., i] = np.take_along_axis(low, at, axis=-1)[..., 0] + mass / 2
             chance = chance * np.prod(np.where(active, mass, 1.0), axis=1)
         real = chance > 0
-        states, emitted, uniforms = _take((states, emitted, uniforms), real)
+        states, emitted, uniforms = take((states, emitted, uniforms), real)
         lengths, chance, tokens, active = (x[real] for x in (lengths, chance, tokens, active))
         last = np.where(
             lengths > 0,
@@ -89,7 +89,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
         inside = np.arange(longest) < drafted[..., None]
         assert (np.where(inside, drawn, 0) == np.where(inside, tokens, 0)).all()
         # The tables after each part of the block.
-        path = _put(emitted, lengths, tokens)
+        path = put(emitted, lengths, tokens)
         ends = np.minimum(lengths, num_tokens)[..., None] + np.arange(longest + 1)
         which = numbers(path[..., None, :], ends, vocab)
         accepted, following = outcomes(
@@ -97,7 +97,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
         )
         options = [(count, token) for count in range(longest + 1) for token in range(vocab)]
         picks = np.array(list(itertools.product(range(len(options)), repeat=rows)))
-        case, pick = _cross(len(chance), len(picks))
+        case, pick = cross(len(chance), len(picks))
         chosen = np.array(options)[picks[pick]]
         count, token = chosen[..., 0], chosen[..., 1]
         each = accepted[case[:, None], place, count] * following[case[:, None], place, count, token]
@@ -113,27 +113,27 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
             np.pad(tokens, ((0, 0), (0, 0), (0, 1))),
             following_token,
         )
-        states = commit(_take(states, case), block, counts)
-        emitted = np.where((counts > 0)[..., None], _put(emitted, lengths, block), emitted)
+        states = commit(take(states, case), block, counts)
+        emitted = np.where((counts > 0)[..., None], put(emitted, lengths, block), emitted)
         lengths = lengths + counts
         done = np.all(lengths >= num_tokens, axis=1)
         value = numbers(emitted, np.full(lengths.shape, num_tokens), vocab)
         value -= sum(vocab**n for n in range(num_tokens))
         np.add.at(total, tuple(value[done].T), chance[done])
-        states = _take(states, ~done)
+        states = take(states, ~done)
         emitted, lengths, chance = emitted[~done], lengths[~done], chance[~done]
     return total, varied
 
 
-def _take(tree, which):
+def take(tree, which):
     return jax.tree.map(lambda x: x[which], tree)
 
 
-def _cross(first, second):
+def cross(first, second):
     return np.repeat(np.arange(first), second), np.tile(np.arange(second), first)
 
 
-def _put(emitted, lengths, tokens):
+def put(emitted, lengths, tokens):
     """Appends `tokens [C, B, n]` to the emitted ones."""
     out = emitted.copy()
     for i in range(tokens.shape[-1]):
@@ -170,24 +170,24 @@ def _jitted(drafter, verification, temperature, cut):
 
     def propose(params, states, last, uniforms, active):
         repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(last), *jnp.shape(x))), params)
-        return _in_chunks(one_case, repeated, states, last.astype(np.int32), uniforms, active)
+        return in_chunks(one_case, repeated, states, last.astype(np.int32), uniforms, active)
 
     def outcomes(tokens, q, p, drafted):
-        return _in_chunks(outcome, tokens.astype(np.int32), q, p, drafted)
+        return in_chunks(outcome, tokens.astype(np.int32), q, p, drafted)
 
     def committed(states, tokens, counts):
-        return _in_chunks(commit, states, tokens.astype(np.int32), counts.astype(np.int32))
+        return in_chunks(commit, states, tokens.astype(np.int32), counts.astype(np.int32))
 
     return propose, outcomes, committed
 
 
-def _in_chunks(jitted, *args):
+def in_chunks(jitted, *args):
     """Calls in few sizes, so that few programs are compiled."""
     parts = []
     rows = len(args[-1])
     for start in range(0, rows, PADDING[-1]):
         which = np.arange(start, min(start + PADDING[-1], rows))
         size = next(s for s in PADDING if s >= len(which))
-        part = _take(jax.tree.map(np.asarray, args), np.resize(which, size))
-        parts.append(_take(jax.tree.map(np.asarray, jitted(*part)), np.arange(len(which))))
+        part = take(jax.tree.map(np.asarray, args), np.resize(which, size))
+        parts.append(take(jax.tree.map(np.asarray, jitted(*part)), np.arange(len(which))))
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)

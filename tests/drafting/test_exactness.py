@@ -19,7 +19,7 @@ SMALL, LARGE = (jnp.asarray(testing.random_table(s, V, 3, scale=1.3)) for s in (
 # After these two prompts the drafter is right and wrong in other places.
 PROMPTS = np.array([[0, 0, 1], [1, 1, 0]])
 COSTS = drafting.Costs(
-    (1, 2), (1, 2, 3, 4), (0.2, 0.3), ((1.0, 1.1, 1.2, 1.3), (1.2, 1.35, 1.5, 1.65))
+    (1, 2), (1, 2, 3, 4), (0.3, 0.45), ((1.0, 1.1, 1.2, 1.3), (1.2, 1.35, 1.5, 1.65))
 )
 CONFIG = HeadConfig(V, 1, confidences=True)
 HEAD = Head(

@@ -6,7 +6,7 @@ import specjax
 from specjax import decoding, drafting, rules, sampling, testing, verification
 from specjax.data import Example
 from specjax.evaluation import Bootstrap, RowCounts, divergence, efficiency, impossible_share
-from specjax.runs.inference import _record
+from specjax.runs.lines import record_of_row
 from tests import tiny_pair
 from tests.decoding.helpers import begin, pair
 
@@ -69,7 +69,7 @@ def test_rows_of_a_decoder_count_as_their_records(tmp_path):
     result = decoder(tiny_pair.sentences(6, seed=1), seed=0, progress=False)
     ours = efficiency(RowCounts.of(result))
     examples = [Example(row.index, "") for row in result]
-    lines = [_record(example, row) for example, row in zip(examples, result, strict=True)]
+    lines = [record_of_row(example, row) for example, row in zip(examples, result, strict=True)]
     theirs = efficiency(RowCounts.from_records(lines))
     assert {k: f.value for k, f in ours.items()} == {k: f.value for k, f in theirs.items()}
     info = result.info

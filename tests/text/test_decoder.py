@@ -512,6 +512,18 @@ def test_descriptions_tell_settings_apart(pair):
         assert described() != before
 
 
+def test_descriptions_tell_drafters_apart_by_their_weights(pair):
+    small = pair.drafter
+    changed = specjax.TextModel(
+        small.model, jax.tree.map(lambda x: -x, small.params), small.tokenizer
+    )
+    other = specjax.Pair(changed, pair.verifier)
+    first, second = (specjax.Decoder(models).describe() for models in (pair, other))
+    assert first["models"]["verifier"] == second["models"]["verifier"]
+    assert first["models"].pop("drafter") != second["models"].pop("drafter")
+    assert first == second
+
+
 def test_a_pair_lies_on_one_mesh():
     mesh = partitioning.make_mesh(data=8)
     with pytest.raises(ValueError, match="different meshes"):

@@ -14,6 +14,7 @@ from specjax.cli.help_format import HelpFormatter
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
     "cost": "specjax.cli.bench.cost",
+    "drafting": "specjax.cli.bench.drafting",
     "loop": "specjax.cli.bench.loop",
     "peers": "specjax.cli.bench.peers",
     "ragged": "specjax.cli.bench.ragged",

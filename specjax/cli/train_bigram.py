@@ -1,0 +1,71 @@
+"""`specjax train_bigram SRC --tokenizer DIR --output DIR`: what most often follows each token."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "sources",
+        metavar="SRC",
+        nargs="+",
+        help="text, TSV or JSONL files (also .gz) in the language of the outputs, or seqio:TASK",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        help="the directory of the model, or its tokenizer file, or the word bytes",
+    )
+    parser.add_argument("--output", required=True, type=Path, help="a new or empty directory")
+    parser.add_argument(
+        "--format",
+        choices=("text", "tsv", "jsonl"),
+        help="of the files (default: what their names say)",
+    )
+    parser.add_argument(
+        "--field",
+        help="the field with the text. TSV: a column (from 0) or its name in the header; JSONL: a "
+        "key; seqio: a feature (default: the first, or inputs)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Counts, writes the table, and prints a line."""
+    # Imported here so that `specjax --help` stays quick.
+    from specjax.checkpoints import save_bigram
+    from specjax.drafting import Bigram, most_frequent_successors
+    from specjax.tokenizers import load_tokenizer
+    from specjax.writing import check_free
+
+    check_free(args.output)
+    words = load_tokenizer(args.tokenizer)
+    seen = {"texts": 0, "tokens": 0}
+    table = most_frequent_successors(_texts(args, words, seen), words.vocab_size)
+    known = int((table >= 0).sum())
+    if not known:
+        raise ValueError(
+            f"{' '.join(args.sources)}: no token follows another: give files with more text"
+        )
+    save_bigram(args.output, Bigram(table, words.fingerprint, seen | {"known": known}))
+    print(
+        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, from "
+        f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
+    )
+    return 0
+
+
+def _texts(args: argparse.Namespace, words: object, seen: dict[str, int]) -> Iterator[list[int]]:
+    from specjax.data import read_examples
+    from specjax.tokenizers import Tokenizer
+
+    assert isinstance(words, Tokenizer)
+    field = int(args.field) if (args.field or "").isdecimal() else args.field
+    for source in args.sources:
+        for example in read_examples(source, format=args.format, inputs_field=field):
+            ids = words.encode(example.inputs)
+            seen["texts"] += 1
+            seen["tokens"] += len(ids)
+            # T5's decoder begins with the padding token, which begins no other text.
+            yield ids if words.add_bos else [words.pad_id, *ids]

@@ -1,0 +1,76 @@
+"""Blocks that drafters fill, lengthen and cut.
+
+Axes: B rows, G longest block, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specjax.types import Array, DraftBlock
+
+
+def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> DraftBlock:
+    """A block without tokens.
+
+    Args:
+      rows: B.
+      longest: G.
+      vocab: V.
+      with_confidence: whether there are confidences.
+    """
+    empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
+    return DraftBlock(
+        tokens=jnp.zeros((rows, longest), jnp.int32),
+        probs=empty,
+        confidences=empty if with_confidence else None,
+        num_drafted=jnp.zeros((rows,), jnp.int32),
+        calls={},
+    )
+
+
+def append_block(block: DraftBlock, part: DraftBlock) -> DraftBlock:
+    """The block with the tokens of `part` behind its own; passes are left as they were.
+
+    What the part says of its bonus position stays for its own drafter, which may have filled it in.
+    """
+    starts, counts = block.num_drafted, part.num_drafted
+    confidences = block.confidences
+    if confidences is not None:
+        assert part.confidences is not None
+        confidences = _put_rows(confidences, part.confidences, starts, counts + 1)
+    return block._replace(
+        tokens=_put_rows(block.tokens, part.tokens, starts, counts),
+        probs=_put_rows(block.probs, part.probs, starts, counts + 1),
+        confidences=confidences,
+        num_drafted=starts + counts,
+    )
+
+
+def cut_from(block: DraftBlock, starts: Array, longest: int) -> DraftBlock:
+    """The block without its first `starts [B]` tokens, padded to `longest`."""
+
+    def cut(x: Array, width: int) -> Array:
+        place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+        return jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))(x, place)
+
+    confidences = block.confidences
+    return block._replace(
+        tokens=cut(block.tokens, longest),
+        probs=cut(block.probs, longest + 1),
+        confidences=None if confidences is None else cut(confidences, longest + 1),
+        num_drafted=jnp.maximum(block.num_drafted - starts, 0),
+        calls={},
+    )
+
+
+def last_token(tokens: Array, counts: Array, before: Array) -> Array:
+    """The last of the first `counts [B]` of `tokens [B, T]`; `before [B]` where there is none."""
+    place = jnp.maximum(counts - 1, 0)[:, None]
+    return jnp.where(counts > 0, jnp.take_along_axis(tokens, place, axis=1)[:, 0], before)
+
+
+def _put_rows(buffer: Array, values: Array, starts: Array, counts: Array) -> Array:
+    """Writes the first `counts[b]` of `values [B, n, ...]` at `starts[b] ..` of axis 1."""
+    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+    place = jnp.where(index < counts[:, None], starts[:, None] + index, buffer.shape[1])
+    return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(buffer, place, values)

@@ -1,0 +1,299 @@
+"""The horizontal cascade: a block whose first tokens are a larger drafter's, its last a smaller's.
+
+Axes: B rows, G longest block, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import check_count, check_part
+from specjax.decoding.returned import checked_block, checked_bonus, committed, planned
+from specjax.drafting.blocks import append_block, cut_from, empty_block, last_token
+from specjax.types import (
+    Array,
+    Axes,
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftTraits,
+    Params,
+    Sampling,
+    row_axes,
+)
+
+
+class HorizontalCascadeState(NamedTuple):
+    """A horizontal cascade between rounds.
+
+    Attributes:
+      drafters: the states of the drafters, in their order.
+      marks: where each of them was when something was committed last.
+      before: `[B]` int32, how many tokens of the last block came before the last drafter's.
+    """
+
+    drafters: tuple[Any, ...]
+    marks: tuple[Any, ...]
+    before: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class HorizontalCascade(Drafter):
+    """Drafters that draft one block one after the other; its parameters: a tuple of theirs.
+
+    Each position keeps the distribution of the drafter that drew its token. At the bonus position
+    it is the last drafter's.
+
+    A drafter further on is told the tokens of those before it. Its stopping policy learns nothing
+    of earlier rounds; the first one's does.
+
+    Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.2.
+
+    Attributes:
+      drafters: larger ones first; each may be a cascade.
+      counts: how many tokens each one contributes, 1 .. its own `max_draft`; None for that. A
+        drafter with a larger `max_draft` may add more.
+      cumulative: False, as in the paper: each adds its count to what is there. True, as in the
+        published code: each drafts until the block has the sum of the counts up to its own, so
+        after one that added more it adds less.
+      shared: names of models that several drafters use. Their passes are added up; any other name
+        must stand for one model.
+
+    Raises:
+      TypeError: if a part is not what it must be.
+      ValueError: if a count is out of range, the vocabularies differ, or two models have one name.
+    """
+
+    drafters: tuple[Drafter, ...]
+    counts: tuple[int, ...] | None = None
+    cumulative: bool = False
+    shared: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafters, tuple) or not self.drafters:
+            raise TypeError(
+                f"drafters must be a tuple of at least one drafter, got {self.drafters!r}"
+            )
+        needed = ("draft_limits", "propose", "bonus", "commit", "mark", "rewind")
+        for i, drafter in enumerate(self.drafters):
+            check_part(f"drafters[{i}]", drafter, needed, "drafting.NeuralDrafter(...)")
+        _check_counts(self.counts, [drafter.max_draft for drafter in self.drafters])
+        sizes = [drafter.vocab_size for drafter in self.drafters]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"levels of a cascade must share one vocabulary, got sizes {sizes}")
+        names = [name for drafter in self.drafters for name in drafter.model_names]
+        for name in names:
+            if names.count(name) > 1 and name not in self.shared:
+                raise ValueError(
+                    f"two drafters of a cascade have the name {name!r}: give each its own name=, "
+                    f"or, if they are one model, shared=({name!r},)"
+                )
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return self.counts or tuple(drafter.max_draft for drafter in self.drafters)
+
+    @property
+    def max_draft(self) -> int:
+        """G, if each adds as much as it may."""
+        longest = [drafter.max_draft for drafter in self.drafters]
+        if not self.cumulative:
+            return sum(longest)
+        counts = np.array(self._counts)
+        return int(np.max(np.cumsum(counts) - counts + longest))
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.drafters[0].vocab_size
+
+    @property
+    def num_uniforms(self) -> int:
+        """Those of all drafters."""
+        return sum(drafter.num_uniforms for drafter in self.drafters)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Where each has one."""
+        return all(drafter.has_confidence for drafter in self.drafters)
+
+    @property
+    def traits(self) -> DraftTraits:
+        """Several drafters: what is drawn from depends on the place in the block."""
+        each = [drafter.traits for drafter in self.drafters]
+        exact = all(n == d.max_draft for n, d in zip(self._counts, self.drafters, strict=True))
+        fixed = exact and all(traits.fixed_length for traits in each)
+        return DraftTraits(
+            prefix_only=len(each) == 1 and each[0].prefix_only,
+            random_stops=any(traits.random_stops for traits in each),
+            fixed_length=fixed,
+            independent_rows=fixed and all(traits.independent_rows for traits in each),
+            catches_up=each[-1].catches_up,
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Those of all drafters, each once."""
+        return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.model_names))
+
+    def describe(self) -> Any:
+        """See `Drafter`."""
+        return {
+            "drafters": [drafter.describe() for drafter in self.drafters],
+            "counts": list(self._counts),
+            "cumulative": self.cumulative,
+        }
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `Drafter`."""
+        each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.drafters]
+        return np.maximum.reduce(each)
+
+    def prefill(
+        self,
+        params: Sequence[Params],
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> HorizontalCascadeState:
+        """See `Drafter`."""
+        prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
+        states = tuple(
+            drafter.prefill(own, *prompt)
+            for drafter, own in zip(self.drafters, params, strict=True)
+        )
+        return HorizontalCascadeState(
+            states, self._marks(states), jnp.zeros((inputs.shape[0],), jnp.int32)
+        )
+
+    def propose(
+        self,
+        params: Sequence[Params],
+        state: HorizontalCascadeState,
+        tokens: Array,
+        limits: Array,
+        uniforms: Array,
+        sampling: Sampling,
+        active: Array,
+        *,
+        with_confidence: bool,
+    ) -> tuple[DraftBlock, HorizontalCascadeState]:
+        """See `Drafter`."""
+        limits = jnp.where(active, limits, 0)
+        ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
+        parts = jnp.split(uniforms, ends, axis=1)
+        block = empty_block(tokens.size, self.max_draft, self.vocab_size, with_confidence)
+        calls = dict.fromkeys(self.model_names, jnp.int32(0))
+        states, before = list(state.drafters), block.num_drafted
+        for i, drafter in enumerate(self.drafters):
+            before = block.num_drafted
+            if i:
+                states[i] = committed(drafter, states[i], states[i], block.tokens, before)
+            allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
+            # The last one may be asked for a bonus, also where it drafts nothing.
+            last = i + 1 == len(self.drafters)
+            drafts = planned(drafter, params[i], states[i], allowed) > 0
+            returned = drafter.propose(
+                params[i],
+                states[i],
+                last_token(block.tokens, before, tokens),
+                allowed,
+                parts[i],
+                sampling,
+                active if last else drafts,
+                with_confidence=with_confidence,
+            )
+            part, states[i] = checked_block(drafter, returned, allowed, with_confidence)
+            block = append_block(block, part)
+            for name in part.calls:
+                calls[name] += part.calls[name]
+        new = HorizontalCascadeState(tuple(states), state.marks, before)
+        return block._replace(calls=calls), new
+
+    def bonus(
+        self,
+        params: Sequence[Params],
+        state: HorizontalCascadeState,
+        tokens: Array,
+        block: DraftBlock,
+        sampling: Sampling,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, HorizontalCascadeState]:
+        """See `Drafter`; the last drafter says it."""
+        drafter, own = self.drafters[-1], state.drafters[-1]
+        returned = drafter.bonus(
+            params[-1],
+            own,
+            last_token(block.tokens, state.before, tokens),
+            cut_from(block, state.before, drafter.max_draft),
+            sampling,
+            with_confidence=with_confidence,
+        )
+        extra, own = checked_bonus(drafter, returned, own, tokens.size, with_confidence)
+        calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
+        drafters = (*state.drafters[:-1], own)
+        return extra._replace(calls=calls), state._replace(drafters=drafters)
+
+    def commit(
+        self, state: HorizontalCascadeState, tokens: Array, counts: Array
+    ) -> HorizontalCascadeState:
+        """See `Drafter`; what the later drafters were told of the block is taken back."""
+        states = []
+        for i, (drafter, own, mark) in enumerate(
+            zip(self.drafters, state.drafters, state.marks, strict=True)
+        ):
+            now = drafter.rewind(own, mark) if i else own
+            states.append(committed(drafter, now, own, tokens, counts))
+        return state._replace(drafters=tuple(states), marks=self._marks(states))
+
+    def mark(self, state: HorizontalCascadeState) -> tuple[Any, ...]:
+        """See `Drafter`."""
+        return state.marks
+
+    def rewind(
+        self, state: HorizontalCascadeState, mark: tuple[Any, ...]
+    ) -> HorizontalCascadeState:
+        """See `Drafter`."""
+        together = zip(self.drafters, state.drafters, mark, strict=True)
+        states = tuple(drafter.rewind(own, place) for drafter, own, place in together)
+        return state._replace(drafters=states, marks=mark)
+
+    def state_axes(self, state: HorizontalCascadeState) -> Axes:
+        """See `Drafter`."""
+        together = zip(self.drafters, state.drafters, strict=True)
+        axes = row_axes(state._replace(drafters=()))
+        return axes._replace(drafters=tuple(drafter.state_axes(own) for drafter, own in together))
+
+    def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(d.mark(own) for d, own in zip(self.drafters, states, strict=True))
+
+    def _allowed(self, index: int, before: Array) -> Array:
+        """How much a drafter may add to the `before [B]` tokens of the block; `[B]` int32."""
+        longest = self.drafters[index].max_draft
+        if not self.cumulative:
+            return jnp.full_like(before, longest)
+        missing = sum(self._counts[: index + 1]) - before
+        more = missing + longest - self._counts[index]
+        return jnp.where(missing > 0, jnp.minimum(more, longest), 0)
+
+
+def _check_counts(counts: Any, longest: Sequence[int]) -> None:
+    if counts is None:
+        return
+    if not isinstance(counts, tuple) or len(counts) != len(longest):
+        raise ValueError(
+            f"counts must be a tuple of {len(longest)} numbers, one for each drafter, got "
+            f"{counts!r}"
+        )
+    for i, (count, most) in enumerate(zip(counts, longest, strict=True)):
+        check_count(f"counts[{i}]", count, "leave out a drafter that contributes nothing")
+        if count > most:
+            raise ValueError(
+                f"counts[{i}] must be at most its drafter's max_draft = {most}, got {count}"
+            )

@@ -1,0 +1,211 @@
+"""Drafts that are looked up in the text so far: Max-Gram, prompt lookup, and a bigram table.
+
+Axes: B rows, P prompt length, C tokens of context, G longest block, V vocabulary.
+
+Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import check_array, check_count
+from specjax.decoding.history import put_at
+from specjax.drafting.matching import Match, longest_match
+from specjax.types import (
+    Array,
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftTraits,
+    Params,
+    Sampling,
+)
+
+
+class MaxGramState(NamedTuple):
+    """What is known of the rows between rounds.
+
+    Attributes:
+      context: `[B, C]` int32, the prompt and what was committed.
+      lengths: `[B]` int32, how many of these tokens are real.
+      match: where the end of the context has occurred before.
+    """
+
+    context: Array  # [B, C]
+    lengths: Array  # [B]
+    match: Match
+
+
+class MaxGramMark(NamedTuple):
+    """A place to which it can be moved back; of the context no copy is needed.
+
+    Attributes: see `MaxGramState`.
+    """
+
+    lengths: Array  # [B]
+    match: Match
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxGram(Drafter):
+    """Proposes what followed the context's ending where it occurred first.
+
+    The context is the prompt (of an encoder-decoder the encoder's input, then the forced prefix),
+    then what was committed. The longest ending that occurs earlier is taken. Where none does, or
+    the tokens after it end with the context, a bigram table goes on; without one the block ends.
+    Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
+
+    Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 where none is
+    known (`Bigram.table`); or () for none.
+
+    `MaxGram(vocab_size, 10, max_ngram=2)` proposes what prompt lookup does in transformers
+    (`prompt_lookup_num_tokens=10`, `max_matching_ngram_size=2`), which also cuts a proposal before
+    an end of sequence.
+
+    Attributes:
+      vocab_size: V.
+      max_draft: G >= 1.
+      max_ngram: endings of more tokens are not told apart from those of so many; None for no limit.
+      min_ngram: an ending of fewer tokens counts as none.
+      latest: of several occurrences the last is taken, not the first.
+      overlap: where the tokens after the match end with the context, the draft's own follow: a text
+        that repeats itself is drafted to any length.
+
+    Raises:
+      ValueError: if a number is none or out of range, or `min_ngram` is above `max_ngram`.
+    """
+
+    vocab_size: int
+    max_draft: int
+    max_ngram: int | None = None
+    min_ngram: int = 1
+    latest: bool = False
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("vocab_size", self.vocab_size, "give the verifier's")
+        check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
+        check_count("min_ngram", self.min_ngram, "give a number of tokens")
+        if self.max_ngram is None:
+            return
+        check_count("max_ngram", self.max_ngram, "give a number of tokens, or None for no limit")
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(
+                f"min_ngram must be at most max_ngram = {self.max_ngram}, got {self.min_ngram}"
+            )
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What is proposed for a position depends on where its block began, too."""
+        return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> MaxGramState:
+        """See `Drafter`."""
+        # An encoder-decoder's positions do not count the encoder's input.
+        context = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
+        lengths = input_lengths.astype(jnp.int32)
+        if prefix is not None:
+            context = put_at(context, prefix.astype(jnp.int32), lengths)
+            forced = prefix.shape[1] if prefix_lengths is None else prefix_lengths
+            lengths = lengths + jnp.asarray(forced, jnp.int32)
+        return self._state(context, lengths)
+
+    def propose(
+        self,
+        params: Params,
+        state: MaxGramState,
+        tokens: Array,
+        limits: Array,
+        uniforms: Array,
+        sampling: Sampling,
+        active: Array,
+        *,
+        with_confidence: bool,
+    ) -> tuple[DraftBlock, MaxGramState]:
+        """See `Drafter`."""
+        chain, known = self._chain(params, state, tokens)
+        # The bonus position's is there, too: it costs nothing.
+        probs = jax.nn.one_hot(chain, self.vocab_size, dtype=jnp.float32)
+        drafted = jnp.minimum(known, jnp.where(active, limits, 0))
+        return DraftBlock(chain[:, :-1], probs, None, drafted, {}), state
+
+    def bonus(
+        self,
+        params: Params,
+        state: MaxGramState,
+        tokens: Array,
+        block: DraftBlock,
+        sampling: Sampling,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, MaxGramState]:
+        """See `Drafter`; where nothing follows, the last token once more, which is seldom probable.
+
+        A rule that reads q then leaves the verifier's distribution nearly as it is.
+        """
+        at = block.num_drafted[:, None, None]
+        return Bonus(jnp.take_along_axis(block.probs, at, axis=1)[:, 0], None, {}), state
+
+    def commit(self, state: MaxGramState, tokens: Array, counts: Array) -> MaxGramState:
+        """See `Drafter`; here the next round's match is found."""
+        # What is past `counts` lies behind the end, and is overwritten.
+        context = put_at(state.context, tokens, state.lengths)
+        return self._state(context, state.lengths + counts)
+
+    def mark(self, state: MaxGramState) -> MaxGramMark:
+        """See `Drafter`."""
+        return MaxGramMark(state.lengths, state.match)
+
+    def rewind(self, state: MaxGramState, mark: MaxGramMark) -> MaxGramState:
+        """See `Drafter`; what stands behind the end is overwritten."""
+        return state._replace(lengths=mark.lengths, match=mark.match)
+
+    def matched(self, state: MaxGramState) -> Array:
+        """How many tokens of the context's ending occur earlier, `[B]` int32; 0 for too few."""
+        found = state.match.lengths
+        return jnp.where(found >= self.min_ngram, found, 0)
+
+    def _state(self, context: Array, lengths: Array) -> MaxGramState:
+        match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
+        return MaxGramState(context, lengths, match)
+
+    def _chain(self, params: Params, state: MaxGramState, tokens: Array) -> tuple[Array, Array]:
+        """G + 1 tokens `[B, G + 1]`, and how many of the first G are known `[B]`."""
+        place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
+        left = jnp.maximum(state.lengths[:, None] - place, 1)
+        follows = jnp.broadcast_to(self.matched(state)[:, None] > 0, (tokens.size, step.size))
+        ahead = jnp.broadcast_to(step[None], follows.shape)
+        if self.overlap:
+            ahead = ahead % left
+        else:
+            follows &= ahead < left
+        copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
+        table = _table(params, self.vocab_size)
+        last, going, chain, known = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
+        for i in range(self.max_draft + 1):
+            after = jnp.full_like(last, -1) if table is None else table[last]
+            after = jnp.where(follows[:, i], copied[:, i], after)
+            going &= after >= 0
+            last = jnp.where(going, after, last)
+            chain.append(last)
+            known += going.astype(jnp.int32)
+        return jnp.stack(chain, axis=1), jnp.minimum(known, self.max_draft)
+
+
+def _table(params: Params, vocab_size: int) -> Array | None:
+    leaves = jax.tree.leaves(params)
+    if not leaves:
+        return None
+    check_array("MaxGram's parameters", leaves[0], "[V]", (vocab_size,), jnp.int32)
+    return leaves[0]

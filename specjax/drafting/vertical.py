@@ -1,0 +1,331 @@
+"""The vertical cascade: what a level below drafts, a middle model reviews, and that is the draft.
+
+Axes: B rows, G longest block, K longest block of the level below, R inner rounds, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax.checks import check_count, check_part, one_number
+from specjax.decoding import Round, RoundMark, RoundParams, RoundState
+from specjax.drafting.blocks import append_block, empty_block
+from specjax.rules import Lossless, Lossy
+from specjax.types import (
+    Array,
+    Axes,
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftTraits,
+    LanguageModel,
+    Params,
+    Rule,
+    Sampling,
+    Verification,
+    row_axes,
+)
+from specjax.verification import Block
+
+
+class VerticalCascadeParams(NamedTuple):
+    """What a vertical cascade reads.
+
+    Attributes:
+      reviewer: the middle model's parameters.
+      drafter: those of the level below.
+      rule: the rule under which the middle model reviews, its strengths scalar or `[B]`.
+    """
+
+    reviewer: Params
+    drafter: Params
+    rule: Rule = Lossless()
+
+
+class VerticalCascadeState(NamedTuple):
+    """A vertical cascade between rounds.
+
+    Attributes:
+      round: the inner round's state; after `propose` it has moved on by the block.
+      mark: where the rows were when something was committed last.
+      active: `[B]` bool, the rows that drafted last or may be asked for a bonus.
+    """
+
+    round: RoundState
+    mark: RoundMark
+    active: Array
+
+
+class _Collecting(NamedTuple):
+    """What the loop over inner rounds carries."""
+
+    step: Array
+    block: DraftBlock
+    round: RoundState
+
+
+@dataclasses.dataclass(frozen=True)
+class VerticalCascade(Drafter):
+    """Drafts with rounds of its own. Its parameters: `VerticalCascadeParams`.
+
+    The level below drafts, the middle model reviews under its own rule, until enough tokens are
+    collected. Their law is the inner target pi = T(q, p), q of the level below and p of the middle
+    model, and so pi is what the block says its tokens were drawn from: whatever the rule, the level
+    above is exact. The middle model's p is not that law, unless the rule is `Lossless`.
+
+    An inner round never drafts more than the block has room for, so nothing reviewed is thrown
+    away. Whether another round follows depends on the tokens before it alone.
+
+    Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.1.
+
+    Attributes:
+      drafter: the level below: any drafter, another cascade too.
+      reviewer: the middle model.
+      max_draft: G >= 1.
+      min_draft: rounds go on until a block has so many tokens, 1 .. G; None for G. A row whose
+        limit is below G needs fewer by as much. What the last round adds beyond stays.
+      rounds: at most so many inner rounds; None for no such limit.
+      verification: of the inner rounds; none with a carry (GreedyBlock).
+      widths: how many tokens a pass of the middle model may read; see `decoding.Round`.
+      name: under which the middle model's passes are counted.
+
+    Raises:
+      TypeError: if a part is not what it must be.
+      ValueError: if a number is out of range, the vocabularies differ, the verification is not
+        exact here, or two models have one name.
+    """
+
+    drafter: Drafter
+    reviewer: LanguageModel
+    max_draft: int
+    min_draft: int | None = None
+    rounds: int | None = None
+    verification: Verification = Block()  # noqa: RUF009  immutable
+    widths: tuple[int, ...] | None = None
+    name: str = "reviewer"
+
+    def __post_init__(self) -> None:
+        check_count("max_draft", self.max_draft, "a block holds at least one token")
+        if self.min_draft is not None:
+            check_count("min_draft", self.min_draft, "leave it out for max_draft")
+            if self.min_draft > self.max_draft:
+                raise ValueError(
+                    f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
+                )
+        if self.rounds is not None:
+            check_count("rounds", self.rounds, "leave it out for as many as are needed")
+        needed = ("draft_limits", "propose", "bonus", "commit", "mark", "rewind")
+        check_part("drafter", self.drafter, needed, "drafting.NeuralDrafter(...)")
+        check_part("reviewer", self.reviewer, ("prefill", "score", "write"), "pair.drafter.model")
+        if self.drafter.vocab_size != self.reviewer.vocab_size:
+            raise ValueError(
+                f"levels of a cascade must share one vocabulary, got {self.reviewer.vocab_size} "
+                f"tokens for {self.name!r} and {self.drafter.vocab_size} for the "
+                f"{type(self.drafter).__name__} below it"
+            )
+        self._round  # noqa: B018  its checks
+
+    @property
+    def _round(self) -> Round:
+        return Round(
+            self.reviewer, self.drafter, self.verification, self.widths, self.name, nested=True
+        )
+
+    @property
+    def _most_rounds(self) -> int:
+        """R: each inner round adds a token at least."""
+        return min(self.max_draft if self.rounds is None else self.rounds, self._enough)
+
+    @property
+    def _enough(self) -> int:
+        return self.max_draft if self.min_draft is None else self.min_draft
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.reviewer.vocab_size
+
+    @property
+    def num_uniforms(self) -> int:
+        """Those of R rounds."""
+        return self._most_rounds * self._round.num_uniforms
+
+    @property
+    def has_confidence(self) -> bool:
+        """The middle model's own."""
+        return True
+
+    @property
+    def traits(self) -> DraftTraits:
+        """Blocks that end with a round end by its randomness."""
+        fixed = self._enough == self.max_draft and self.rounds is None
+        return DraftTraits(
+            prefix_only=self.drafter.traits.prefix_only,
+            random_stops=not fixed,
+            fixed_length=fixed,
+            independent_rows=False,
+            catches_up=True,
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The middle model's, then those below."""
+        return self._round.model_names
+
+    def describe(self) -> Any:
+        """See `Drafter`."""
+        return {
+            "name": self.name,
+            "reviewer": self.reviewer.describe(),
+            "drafter": self.drafter.describe(),
+            "max_draft": self.max_draft,
+            "min_draft": self._enough,
+            "rounds": self.rounds,
+            "verification": repr(self.verification),
+            "widths": list(self._round.verifier_widths),
+        }
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `Drafter`."""
+        levels = (self.reviewer, self.drafter)
+        first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in levels)
+        return np.maximum(first, second)
+
+    def prefill(
+        self,
+        params: VerticalCascadeParams,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> VerticalCascadeState:
+        """See `Drafter`."""
+        inner = self._round
+        state = inner.prefill(
+            RoundParams(*params), inputs, input_lengths, max_length, prefix, prefix_lengths
+        )
+        nobody = jnp.zeros(state.positions.shape, bool)
+        return VerticalCascadeState(state, inner.mark(state), nobody)
+
+    def propose(
+        self,
+        params: VerticalCascadeParams,
+        state: VerticalCascadeState,
+        tokens: Array,
+        limits: Array,
+        uniforms: Array,
+        sampling: Sampling,
+        active: Array,
+        *,
+        with_confidence: bool,
+    ) -> tuple[DraftBlock, VerticalCascadeState]:
+        """See `Drafter`."""
+        inner, most = self._round, self._most_rounds
+        limits = jnp.where(active, limits, 0)
+        # At least one token where any is allowed.
+        spare = self.max_draft - self._enough
+        enough = jnp.maximum(limits - spare, jnp.minimum(limits, 1))
+        uniforms = uniforms.reshape(tokens.size, most, inner.num_uniforms)
+
+        def step(carry: _Collecting) -> _Collecting:
+            drafted = carry.block.num_drafted
+            going, room = drafted < enough, limits - drafted
+            outcome, after, seen = inner(
+                RoundParams(*params),
+                sampling,
+                carry.round,
+                lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False),
+                going,
+                # The round adds one token of its own.
+                jnp.clip(room - 1, 0, self.drafter.max_draft),
+                with_confidence=with_confidence,
+            )
+            counts = jnp.where(going, outcome.counts, 0)
+            # What is not a number here is none above.
+            bad = (seen.nan_in >= 0)[:, None, None]
+            probs = jnp.where(bad, jnp.nan, outcome.probs)
+            part = DraftBlock(outcome.tokens, probs, outcome.confidences, counts, {})
+            block = append_block(carry.block, part)
+            calls = {name: carry.block.calls[name] + seen.calls[name] for name in seen.calls}
+            after = inner.commit(carry.round, after, outcome.tokens, counts)
+            return _Collecting(carry.step + 1, block._replace(calls=calls), after)
+
+        def unfinished(carry: _Collecting) -> Array:
+            return (carry.step < most) & jnp.any(carry.block.num_drafted < enough)
+
+        block = empty_block(tokens.size, self.max_draft, self.vocab_size, with_confidence)
+        block = block._replace(calls=dict.fromkeys(self.model_names, jnp.int32(0)))
+        done = lax.while_loop(unfinished, step, _Collecting(jnp.int32(0), block, state.round))
+        return done.block, state._replace(round=done.round, active=active)
+
+    def bonus(
+        self,
+        params: VerticalCascadeParams,
+        state: VerticalCascadeState,
+        tokens: Array,
+        block: DraftBlock,
+        sampling: Sampling,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, VerticalCascadeState]:
+        """The inner target after the block: that of a round that drafts nothing."""
+        inner = self._round
+        outcome, after, seen = inner(
+            RoundParams(*params),
+            sampling,
+            state.round,
+            jnp.zeros((tokens.size, inner.num_uniforms), jnp.float32),
+            state.active,
+            jnp.zeros(tokens.shape, jnp.int32),
+            with_confidence=with_confidence,
+        )
+        probs = jnp.where((seen.nan_in >= 0)[:, None], jnp.nan, outcome.probs[:, 0])
+        confidences = outcome.confidences
+        asked = confidences[:, 0] if with_confidence and confidences is not None else None
+        return Bonus(probs, asked, seen.calls), state._replace(round=after)
+
+    def commit(
+        self, state: VerticalCascadeState, tokens: Array, counts: Array
+    ) -> VerticalCascadeState:
+        """See `Drafter`; every level below is told the same."""
+        inner = self._round
+        back = inner.rewind(state.round, state.mark)
+        now = inner.commit(back, back, tokens, counts)
+        return state._replace(round=now, mark=inner.mark(now))
+
+    def mark(self, state: VerticalCascadeState) -> RoundMark:
+        """See `Drafter`."""
+        return state.mark
+
+    def rewind(self, state: VerticalCascadeState, mark: RoundMark) -> VerticalCascadeState:
+        """See `Drafter`."""
+        return state._replace(round=self._round.rewind(state.round, mark), mark=mark)
+
+    def state_axes(self, state: VerticalCascadeState) -> Axes:
+        """See `Drafter`."""
+        return VerticalCascadeState(
+            self._round.state_axes(state.round), row_axes(state.mark), row_axes(state.active)
+        )
+
+
+def lenience(value: float) -> Rule:
+    """The rule under which an inner level accepts x with probability min(1, l p(x) / q(x)).
+
+    It is `Lossy` at the strength 1 - 1 / l. At temperature 0 it changes nothing; `TokenV3` is its
+    counterpart there.
+
+    Source: Leviathan et al. (arXiv 2211.17192), section A.5; arXiv 2312.11462, section 3.1.
+
+    Args:
+      value: l >= 1; 1 for none.
+
+    Raises:
+      TypeError: if it is no number.
+      ValueError: if it is below 1 or not finite.
+    """
+    exact = one_number("lenience", value, low=1.0, high=float(np.finfo(np.float32).max))
+    return Lossless() if exact == 1.0 else Lossy(1.0 - 1.0 / exact)

@@ -1,0 +1,173 @@
+"""`specjax train_bigram`: a table from texts, and what is refused."""
+
+import collections
+import gzip
+import itertools
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import specjax
+from specjax import text
+from specjax.checkpoints import load_bigram, save_bigram
+from specjax.checksums import write_checksums
+from specjax.cli.main import main
+from specjax.drafting import Bigram, most_frequent_successors
+from specjax.tokenizers import ByteTokenizer
+from tests import tiny_pair
+
+TEXTS = tiny_pair.sentences(30, seed=2)
+
+
+def train(*words):
+    return main(["train_bigram", *map(str, words)])
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def test_successors_are_the_most_frequent(monkeypatch):
+    """As a dict of counters tells, in parts too."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(5, size=n).tolist() for n in rng.integers(0, 9, 40)]
+    counts = collections.defaultdict(collections.Counter)
+    for row in rows:
+        for a, b in itertools.pairwise(row):
+            counts[a][b] += 1
+    best = [min(counts[a], key=lambda b: (-counts[a][b], b)) for a in range(5)]
+    assert most_frequent_successors(rows, 7).tolist() == [*best, -1, -1]
+    monkeypatch.setattr("specjax.drafting.bigram._AT_ONCE", 7)
+    assert most_frequent_successors(iter(rows), 7).tolist() == [*best, -1, -1]
+
+
+def test_a_text_becomes_a_table(texts, tmp_path, capsys):
+    assert train(texts, "--tokenizer=bytes", f"--output={tmp_path / 'table'}") == 0
+    assert "of 259 tokens, from 30 texts of " in capsys.readouterr().out
+    found = load_bigram(tmp_path / "table")
+    words = ByteTokenizer()
+    rows = [[0, *words.encode(one)] for one in TEXTS]
+    np.testing.assert_array_equal(found.successors, most_frequent_successors(rows, 259))
+    assert found.tokenizer_fingerprint == words.fingerprint
+    (array,) = (tmp_path / "table").glob("*.safetensors")
+    assert array.stat().st_size < 259 * 2 + 200
+    # Of other formats, the same.
+    jsonl, tsv = tmp_path / "t.jsonl", tmp_path / "t.tsv.gz"
+    jsonl.write_text("".join(json.dumps({"de": one}) + "\n" for one in TEXTS))
+    tsv.write_bytes(gzip.compress("".join(f"x\t{one}\n" for one in TEXTS).encode()))
+    for source, field in ((jsonl, "de"), (tsv, "1")):
+        out = tmp_path / source.name.replace(".", "_")
+        assert train(source, "--tokenizer=bytes", f"--output={out}", f"--field={field}") == 0
+        np.testing.assert_array_equal(load_bigram(out).successors, found.successors)
+
+
+def test_a_decoder_takes_its_own_vocabulary_alone(texts, tmp_path):
+    out = tmp_path / "table"
+    assert train(texts, "--tokenizer=bytes", f"--output={out}") == 0
+    model = tiny_pair.tabular(1)
+    decoder = specjax.Decoder(model, drafting=text.Lookup(bigram=out), max_draft=2)
+    table = decoder._params.drafter
+    np.testing.assert_array_equal(table, load_bigram(out).successors)
+    other = Bigram(np.zeros(24, np.int32), "another")
+    with pytest.raises(ValueError, match=r"24 ids \(tokenizer another\) but the model has 259 "):
+        specjax.Decoder(model, drafting=text.Lookup(bigram=other))
+    # An embedding with more rows than the tokenizer has ids is the same vocabulary.
+    mark = ByteTokenizer().fingerprint
+    assert load_bigram(out).table("it", mark, 300)[259:].tolist() == [-1] * 41
+
+
+@pytest.mark.parametrize("size", [40, 2**16, 70_000])
+def test_what_is_saved_is_loaded(tmp_path, size):
+    table = np.random.default_rng(1).integers(-1, size, size).astype(np.int32)
+    table[[0, -1]] = -1
+    save_bigram(tmp_path / "t", Bigram(table, "mark", {"texts": 3}))
+    found = load_bigram(tmp_path / "t")
+    np.testing.assert_array_equal(found.successors, table)
+    assert (found.tokenizer_fingerprint, found.notes) == ("mark", {"texts": 3})
+
+
+def _cut(place):
+    path = place / "bigram.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _cut_and_signed(place):
+    _cut(place)
+    write_checksums(place)
+
+
+def _other_dtype(place):
+    data = {"successors": np.full(9, 11, np.int32)}
+    (place / "bigram.safetensors").write_bytes(safetensors.numpy.save(data))
+    write_checksums(place)
+
+
+def _newer(place):
+    path = place / "bigram.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    write_checksums(place)
+
+
+def _gone(place):
+    (place / "bigram.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, "the content of bigram.safetensors has changed since specjax wrote it"),
+        (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
+        (_other_dtype, "successors must be one row of uint16 or uint32"),
+        (_newer, "version=2 must be 1 for this specjax to read it"),
+        (_gone, "no bigram table is there: make one with `specjax train_bigram`"),
+    ],
+)
+def test_damage_is_told(tmp_path, damage, message):
+    save_bigram(tmp_path / "t", Bigram(np.zeros(9, np.int32), "mark"))
+    damage(tmp_path / "t")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_bigram(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (np.zeros(3), r"successors must be \[n\] int32, got \[3\] float64"),
+        (np.full(3, 3, np.int32), r"successors must lie in -1 .. 2, got 3 .. 3"),
+    ],
+)
+def test_a_bad_table_is_told(table, message):
+    with pytest.raises(ValueError, match=message):
+        Bigram(table, "mark")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["absent.txt"], "absent.txt: no such file: check the path"),
+        (["--tokenizer=absent"], "absent: no such file or directory; give a model's directory"),
+        (["--field=x"], "a text file has no field 'x'"),
+        (["--format=tsv", "--field=4"], "there is no column 4"),
+        (["--output=."], "is not empty; give a new directory"),
+    ],
+)
+def test_bad_input_is_one_line(texts, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(tmp_path)
+    assert train("--tokenizer=bytes", "--output=table", *change[1:], texts, *change[:1]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_text_without_pairs_is_refused(tmp_path, monkeypatch, capsys):
+    words = ByteTokenizer()
+    words.add_bos, words.bos_id, words.add_eos = True, 2, False
+    monkeypatch.setattr("specjax.tokenizers.load_tokenizer", lambda _: words)
+    (tmp_path / "t.txt").write_text("\n\n")
+    assert train(tmp_path / "t.txt", "--tokenizer=bytes", f"--output={tmp_path / 'o'}") == 2
+    assert "t.txt: no token follows another: give files with more text" in capsys.readouterr().err

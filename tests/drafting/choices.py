@@ -1,0 +1,167 @@
+"""The exact law of what rounds emit, through their own code: every draw is a choice.
+
+Where a token is drawn or a block is accepted, the code is made to take the outcome that its
+"uniform" names, and to note how probable that was. All combinations of choices of one round run as
+rows of one batch, through the drafter, the round and `commit` as they are. What a row draws and
+does not use is counted with all its outcomes, so that the probabilities still add up to one.
+
+Axes: C combinations of choices, S states, U uniforms of a round, V vocabulary, N tokens.
+"""
+
+import contextlib
+import functools
+import importlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.sampling import Sampling
+from specjax.verification import num_accepted_probs
+from tests.models.tiny import quick_jit
+
+
+class Choices:
+    """Notes the probability of what each row was made to draw."""
+
+    def __init__(self):
+        self.weights = None
+
+    def start(self, rows, outcomes):
+        # Of a draw that is never made all outcomes count alike.
+        self.weights = np.full(rows, 1.0 / np.prod(outcomes))
+
+    def take(self, law, choice):
+        """Picks the outcomes `choice [R]`, from 1, of `law [R, n]`, which need not sum to one."""
+        law, choice = np.asarray(law, np.float64), np.asarray(choice).astype(np.int64) - 1
+        if (choice < 0).all():
+            return np.zeros_like(choice, np.int32)  # a draw that nobody looks at
+        total = law.sum(axis=-1)
+        chance = np.take_along_axis(law, choice[..., None], axis=-1)[..., 0]
+        with np.errstate(all="ignore"):
+            chance = np.where(total > 0, chance / total, 1.0 / law.shape[-1])
+        self.weights *= np.nan_to_num(chance) * law.shape[-1]
+        return choice.astype(np.int32)
+
+    @contextlib.contextmanager
+    def installed(self):
+        """Puts the choices in the place of the draws."""
+
+        def choose(law, choice):
+            return jax.pure_callback(
+                self.take,
+                jax.ShapeDtypeStruct((), jnp.int32),
+                law,
+                choice,
+                vmap_method="expand_dims",
+            )
+
+        def draw(weights, uniform):
+            return choose(weights, uniform.reshape(-1)[0])
+
+        def accepted(algorithm, uniforms, thresholds):
+            return choose(num_accepted_probs(algorithm, thresholds), uniforms[0])
+
+        neural, verify = map(
+            importlib.import_module, ("specjax.drafting.neural", "specjax.verification.verify")
+        )
+        places = (
+            (neural, "draw", draw),
+            (verify, "draw", draw),
+            (verify, "_num_accepted", accepted),
+        )
+        before = [getattr(module, name) for module, name, _ in places]
+        for module, name, new in places:
+            setattr(module, name, new)
+        try:
+            yield self
+        finally:
+            for (module, name, _), old in zip(places, before, strict=True):
+                setattr(module, name, old)
+
+
+def slots(drafter):
+    """How many outcomes each uniform of a drafter's block has: 1 where it is not read."""
+    vocab, longest = drafter.vocab_size, drafter.max_draft
+    if hasattr(drafter, "reviewer"):
+        inner = round_slots(drafter._round)
+        return inner * (drafter.num_uniforms // len(inner))
+    if hasattr(drafter, "drafters"):
+        return [n for each in drafter.drafters for n in slots(each)]
+    return [vocab] * longest if drafter.num_uniforms else []
+
+
+def round_slots(one_round):
+    """The same of a round: drafts, the number accepted, the next token."""
+    drafter = one_round.drafter
+    unread = [1] * (drafter.max_draft - 1)
+    return [*slots(drafter), drafter.max_draft + 1, *unread, drafter.vocab_size]
+
+
+def rounds_of(one_round, chosen):
+    """A jitted round and commit, of choices in the place of uniforms."""
+
+    @quick_jit
+    def run(params, sampling, state, uniforms):
+        rows = uniforms.shape[0]
+        everyone = jnp.ones(rows, bool)
+        limits = jnp.full(rows, one_round.drafter.max_draft, jnp.int32)
+        outcome, after, _ = one_round(params, sampling, state, uniforms, everyone, limits)
+        after = one_round.commit(state, after, outcome.tokens, outcome.counts)
+        return outcome.tokens, outcome.counts, after
+
+    def call(params, sampling, state, uniforms, outcomes):
+        chosen.start(len(uniforms), outcomes)
+        out = jax.tree.map(np.asarray, run(params, sampling, state, uniforms))
+        return *out, chosen.weights.copy()
+
+    return call
+
+
+class Law:
+    """Enumerates a round; compiled once for all parameters and temperatures."""
+
+    def __init__(self, one_round):
+        self.round = one_round
+        self.outcomes = round_slots(one_round)
+        assert len(self.outcomes) == one_round.num_uniforms
+        self.choices = Choices()
+        self.run = rounds_of(one_round, self.choices)
+        self.prefill = quick_jit(functools.partial(one_round.prefill, max_length=40))
+        each = [np.arange(1, n + 1) for n in self.outcomes]
+        combos = np.array(list(itertools.product(*each)), np.float32)
+        self.combinations = combos
+
+    def __call__(self, params, prompt, num_tokens, temperature=1.0):
+        """The law of the first N tokens after a prompt, `[V ** N]` float64."""
+        vocab, combos = self.round.verifier.vocab_size, self.combinations
+        with self.choices.installed():
+            inputs = jnp.asarray([prompt], jnp.int32)
+            first = self.prefill(params, inputs, jnp.array([len(prompt)]))
+            law = np.zeros((vocab,) * num_tokens)
+            # emitted tokens and carry -> chance, and one of the states that come there
+            states = {((), ()): (1.0, jax.tree.map(np.asarray, first))}
+            rng = np.random.default_rng(0)
+            while states:
+                emitted, carry = min(states, key=lambda key: len(key[0]))
+                chance, state = states.pop((emitted, carry))
+                rows = len(combos)
+                by_row = jax.tree.map(lambda x: np.repeat(x, rows, axis=0), state)  # noqa: B023
+                sampling = Sampling(jnp.full(rows, temperature, jnp.float32))
+                tokens, counts, after, weights = self.run(
+                    params, sampling, by_row, combos, self.outcomes
+                )
+                assert abs(weights.sum() - 1.0) < 1e-4, weights.sum()
+                # Which of the states that come to the same tokens goes on is left to chance: how
+                # they came there may be seen in how far they lag alone.
+                for row in rng.permutation(np.flatnonzero(weights > 0)):
+                    new = (*emitted, *(int(x) for x in tokens[row, : counts[row]]))
+                    if len(new) >= num_tokens:
+                        law[new[:num_tokens]] += chance * weights[row]
+                        continue
+                    key = (new, tuple(x[row].tobytes() for x in jax.tree.leaves(after.carry)))
+                    kept = jax.tree.map(lambda x: x[row : row + 1], after)  # noqa: B023
+                    old, kept = states.get(key, (0.0, kept))
+                    states[key] = (old + chance * weights[row], kept)
+        return law.reshape(-1)

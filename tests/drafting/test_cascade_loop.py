@@ -1,0 +1,222 @@
+"""Cascades in the whole loop: caches that are moved back, limits, EOS, passes, greedy outputs."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, rules, sampling, testing, types
+from specjax.decoding.loop import jitted_run
+from specjax.types import PromptBatch
+from tests.decoding import test_exact_law as whole
+from tests.models.tiny import tiny
+from tests.tables import p_value
+
+
+def run(method, params, rows=3, new=16, **prompts):
+    given = {
+        "inputs": np.random.default_rng(0).integers(3, 40, (rows, 5)).astype(np.int32),
+        "input_lengths": np.array([5, 2, 4] * (rows // 3) or [5], np.int32),
+        "ids": np.arange(rows),
+        "limits": np.full(rows, new),
+        "sampling": sampling.Sampling(0.0),
+    } | prompts
+    state = method.init(params, PromptBatch(**given), max_new=new)
+    return method.run(params, state, 1000)
+
+
+@functools.cache
+def target(family):
+    """A model and its parameters."""
+    if family != "table":
+        return tiny(family)[:2]
+    return testing.TabularModel(48, 1), jnp.asarray(testing.random_table(3, 48, 1))
+
+
+@functools.cache
+def near(family, noise):
+    """The model's parameters, with noise: it often agrees with the model."""
+    keys = iter(jax.random.split(jax.random.key(7), 200))
+    return jax.tree.map(
+        lambda x: x + noise * jnp.std(x) * jax.random.normal(next(keys), x.shape, x.dtype),
+        target(family)[1],
+    )
+
+
+LENIENT = rules.TokenV3(0.7)
+GREEDY = [
+    ("table", [[2, 2], [0, 2]], LENIENT),
+    ("llama", [[2, 2], [0, 2]], LENIENT),
+    ("t5_v1_1", [[3]], rules.Lossless()),
+    ("t5_v1_1", [[3, 0, 2], [0, 2, 1], [0, 0, 2]], rules.Lossless()),
+    ("t5_v1_1", [[3, 0, 2], [0, 2, 1], [0, 0, 2]], LENIENT),
+    ("llama", [[2, 1], [0, 0]], rules.Lossless()),
+    ("llama", [[1, 1, 1], [0, 2, 1], [0, 0, 2]], drafting.lenience(3.0)),
+    ("gemma2", [[4, 0], [0, 3]], LENIENT),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "matrix", "rule"),
+    [GREEDY[0], *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in GREEDY[1:])],
+)
+def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, rule):
+    model, params = target(family)
+    sizes = dict(zip(("middle", "small", "least"), (0.05, 0.2, 0.4), strict=True))
+    names = list(sizes)[: len(matrix)]
+    drafter = drafting.cascade(matrix, dict.fromkeys(names, model))
+    own = {name: near(family, sizes[name]) for name in names}
+    given = decoding.RoundParams(
+        params, drafting.cascade_params(drafter, own, rules=rule), rules.Lossless()
+    )
+    found = run(decoding.Speculative(model, drafter), given)
+    alone = run(decoding.Autoregressive(model), decoding.AutoregressiveParams(params))
+    np.testing.assert_array_equal(found.tokens, alone.tokens)
+    # Some tokens stand, and some fall: caches were moved back.
+    counts = (found.info.drafted_lengths, found.info.accepted_lengths)
+    drafted, accepted = (np.asarray(x) @ np.arange(drafter.max_draft + 1) for x in counts)
+    assert 0 < accepted.sum() < drafted.sum()
+
+
+def test_models_that_agree_make_no_pass_to_catch_up():
+    """All that was read and stands is found again, and each pass reads what it must."""
+    model, params = whole.MODEL, whole.PARAMS[0]
+    low = drafting.NeuralDrafter(model, 2, name="low")
+    drafter = drafting.VerticalCascade(low, model, max_draft=5, name="middle")
+    given = decoding.RoundParams(
+        params,
+        drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(params)),
+        rules.Lossless(),
+    )
+    prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
+    found = run(decoding.Speculative(model, drafter), given, new=18, **prompts)
+    np.testing.assert_array_equal(found.info.accepted_lengths[:, 5], 3)
+    calls = {name: int(count[0]) for name, count in found.info.calls.items()}
+    # Each round: inner rounds of 2 + 1 and 1 + 1 tokens. The middle model reads the last token of a
+    # block that stands with the next draft, the small one on its own. The last token of an inner
+    # round, where it is told one more, it reads with its next draft.
+    assert calls == {"verifier": 3, "middle": 3 * 2, "low": 3 * (2 + 1 + 1 + 1)}
+
+
+def test_what_a_later_drafter_lacks_is_read_with_its_first_token():
+    """Two tokens of each; the second one is told the first one's, and makes no pass for them."""
+    model, params = whole.MODEL, whole.PARAMS[0]
+    both = tuple(drafting.NeuralDrafter(model, 2, name=name) for name in ("first", "second"))
+    drafter = drafting.HorizontalCascade(both)
+    own = (drafting.NeuralDrafterParams(params),) * 2
+    given = decoding.RoundParams(params, own, rules.Lossless())
+    prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
+    found = run(decoding.Speculative(model, drafter), given, new=15, **prompts)
+    np.testing.assert_array_equal(found.info.accepted_lengths[:, 4], 3)
+    calls = {name: int(count[0]) for name, count in found.info.calls.items()}
+    # The first one reads three tokens and then four, two of them drafts: its pass holds three. The
+    # second one reads the last token of a block that stands for a bonus.
+    assert calls == {"verifier": 3, "first": 2 + 3 + 3, "second": 3 * (2 + 1)}
+
+
+COPIES = 1500
+CASCADE = drafting.cascade(
+    [[2, 1], [0, 1]], {"middle": whole.MODEL, "low": whole.MODEL}, cumulative=False
+)
+
+
+def test_the_law_of_whole_sequences_with_limits_by_row():
+    """Rows end, start with other lengths and temperatures, and may draft 0 .. G tokens."""
+    # The drafter's model is the middle one, and a third model drafts for it.
+    low = jnp.asarray(testing.random_table(9, whole.V, 2, scale=1.2))
+    verifier, middle = whole.PARAMS
+    own = drafting.cascade_params(
+        CASCADE, {"middle": middle, "low": low}, rules=drafting.lenience(3.0)
+    )
+    params = decoding.RoundParams(verifier, own, rules.Lossless())
+    method = decoding.Speculative(whole.MODEL, CASCADE, eos_ids=(whole.EOS,))
+    rows = 3 * COPIES
+    tiled = [np.tile(x, (COPIES,) + (1,) * (x.ndim - 1)) for x in (whole.PROMPTS, whole.LENGTHS)]
+    limits = np.repeat(np.arange(rows // 3) % (CASCADE.max_draft + 1), 3)
+    prompts = PromptBatch(
+        *tiled,
+        ids=np.arange(rows),
+        limits=np.tile(whole.LIMITS, COPIES),
+        sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, COPIES)),
+        draft_limits=limits,
+    )
+    state = method.run(params, method.init(params, prompts, max_new=4), 100)
+    drafted = np.asarray(state.info.drafted_lengths).sum(axis=0)
+    assert np.all(drafted > 0), "every length is drafted"
+    texts = whole.outputs(state)
+    for row in range(3):
+        law = whole.exact_law(rules.Lossless(), row)
+        assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5, row
+
+
+@pytest.mark.exhaustive
+def test_a_row_ends_where_a_level_below_gives_nan():
+    table = np.zeros((5, 4), np.float32)
+    safe, bad = table.copy(), table.copy()
+    # After token 1 comes NaN, which the clean rows never reach.
+    safe[[0, 2, 3, 4], 1] = -np.inf
+    bad[[0, 2, 3, 4], 1] = -np.inf
+    bad[1, 2] = np.nan
+    safe, bad = jnp.asarray(safe), jnp.asarray(bad)
+    model = testing.TabularModel(4, 1)
+    drafter = drafting.VerticalCascade(drafting.NeuralDrafter(model, 1, name="low"), model, 2)
+    method = decoding.Speculative(model, drafter)
+    for middle, low in ((bad, safe), (safe, bad)):
+        own = drafting.VerticalCascadeParams(middle, drafting.NeuralDrafterParams(low))
+        state = run(
+            method,
+            decoding.RoundParams(safe, own, rules.Lossless()),
+            new=5,
+            inputs=np.array([[0], [1], [2]], np.int32),
+            input_lengths=np.ones(3, np.int32),
+            sampling=sampling.Sampling(1.0),
+        )
+        assert [types.ENDED_BY[code] for code in state.ended_by] == ["length", "nan", "length"]
+        assert method.nan_sources[int(state.info.nan_in[1])] == "drafter"
+
+
+@pytest.mark.exhaustive
+def test_no_cache_is_copied():
+    """Not where a level is moved back, nor where a bonus is asked for at every level."""
+    model, params = tiny("llama")[:2]
+    drafter = drafting.cascade([[2, 2], [0, 2]], {"middle": model, "small": model})
+    own = drafting.cascade_params(
+        drafter, {"middle": params, "small": params}, rules=drafting.lenience(2.0)
+    )
+    method = decoding.Speculative(model, drafter)
+    given = decoding.RoundParams(params, own, rules.OPT(0.1))
+    prompts = PromptBatch(
+        np.ones((3, 5), np.int32), np.full(3, 5), ids=np.arange(3), limits=np.full(3, 12)
+    )
+    # A length that no other axis has.
+    state = method.init(given, prompts, max_new=12, max_length=53)
+    stops = jnp.int32(5), jnp.int32(3)
+    text = jitted_run().trace(method, given, state, *stops).lower().compile().as_text()
+    shapes = {",".join(map(str, x.shape)) for x in jax.tree.leaves(state.inner.cache)}
+    named = "|".join(shapes)
+    assert re.search(rf"f32\[(?:{named})\]", text), "no cache is found: nothing would be seen"
+    assert not re.findall(rf"= f32\[(?:{named})\]\S* (?:copy|select)\(.*", text)
+
+
+@pytest.mark.exhaustive
+def test_a_learning_policy_below_learns_from_the_middle_model():
+    """A drafter that is always right drafts longer, one that never is drafts nothing more."""
+    model, params = tiny("llama")[:2]
+    policy, numbers = drafting.Survival(drafting.OnlineEstimate(prior=0.5), 0.35).bind()
+    low = drafting.NeuralDrafter(model, 3, policy, name="low")
+    drafter = drafting.VerticalCascade(low, model, max_draft=4, name="middle")
+    assert not drafter.traits.prefix_only
+    method = decoding.Speculative(model, drafter)
+
+    def passes(small):
+        own = drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(small, numbers))
+        state = run(method, decoding.RoundParams(params, own, rules.Lossless()), new=30)
+        return {name: int(np.asarray(count).sum()) for name, count in state.info.calls.items()}
+
+    right, wrong = passes(params), passes(near("llama", 5.0))
+    assert right["middle"] < wrong["middle"]
+    assert right["low"] / right["middle"] > wrong["low"] / wrong["middle"]

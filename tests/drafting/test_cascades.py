@@ -1,0 +1,530 @@
+"""Whatever the levels below the verifier do, what is emitted follows the target exactly."""
+
+import dataclasses
+import functools
+import itertools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import decoding, drafting, rules, sampling, testing, types, verification
+from tests import tiny_pair
+from tests.drafting.choices import Law
+
+PROMPT = (0, 1)
+TOKENS = 3
+VERIFICATIONS = {
+    "token": verification.Token(),
+    "block": verification.Block(),
+    "greedy": verification.GreedyBlock(),
+}
+
+
+@functools.cache
+def model(vocab):
+    return testing.TabularModel(vocab, 2)
+
+
+@functools.cache
+def table(which, vocab):
+    return jnp.asarray(testing.random_table(which, vocab, 2, scale=1.5, zeros=0.1))
+
+
+@functools.cache
+def known(which, vocab, temperature):
+    """A model's distributions and confidences after every prefix."""
+    settings = (sampling.Sampling(temperature), sampling.Sampling())
+    return tuple(
+        testing.prefix_distributions(
+            model(vocab),
+            table(which, vocab),
+            PROMPT,
+            TOKENS,
+            lambda x, setting=setting: sampling.distribution(x, setting),
+        )
+        for setting in settings
+    )
+
+
+def neural(which, vocab, count):
+    return drafting.NeuralDrafter(model(vocab), count, name=f"d{which}")
+
+
+class Tree(NamedTuple):
+    """A drafter by its levels: `below` is reviewed by model `which`; alone it drafts itself."""
+
+    which: int
+    below: "Tree | None" = None
+    rule: str = "inner"
+
+
+# Models 0 and 1 draft, 2 and 3 review; 4 is the verifier.
+VERIFIER = 4
+TWO, THREE = Tree(2, Tree(0)), Tree(3, Tree(2, Tree(0)))
+
+
+def own_params(tree, vocab, given):
+    if tree.below is None:
+        return drafting.NeuralDrafterParams(table(tree.which, vocab))
+    return drafting.VerticalCascadeParams(
+        table(tree.which, vocab), own_params(tree.below, vocab, given), given[tree.rule]
+    )
+
+
+def own_law(tree, vocab, temperature, given):
+    """What the tree says that its tokens are drawn from, and its confidence, for every prefix."""
+    p, p_conf = known(tree.which, vocab, temperature)
+    if tree.below is None:
+        return p, p_conf
+    q, q_conf = own_law(tree.below, vocab, temperature, given)
+    return applied(given[tree.rule], q, p, q_conf, p_conf), p_conf
+
+
+@jax.jit
+def _apply(rule, *distributions):
+    return jax.vmap(rule)(*distributions)
+
+
+def applied(rule, *distributions):
+    return np.asarray(_apply(rule, *distributions))
+
+
+def vertical(tree, vocab, counts, inner, **settings):
+    """Vertical cascades with the longest blocks of `counts`, the lowest level's last."""
+    if tree.below is None:
+        return neural(tree.which, vocab, counts[0])
+    below = vertical(tree.below, vocab, counts[1:], inner)
+    own = {"max_draft": counts[0]} if isinstance(counts[0], int) else counts[0]
+    return drafting.VerticalCascade(
+        below, model(vocab), verification=VERIFICATIONS[inner], name=f"d{tree.which}", **own
+    )
+
+
+@functools.cache
+def enumerated(drafter, verify):
+    return Law(decoding.Round(model(drafter.vocab_size), drafter, VERIFICATIONS[verify]))
+
+
+def distance(tree, drafter, verify, *, temperature=1.0, outer=None, **given):
+    """Between what is emitted and the target under the outer rule."""
+    vocab = drafter.vocab_size
+    given = {"inner": rules.Lossless()} | given
+    outer = rules.Lossless() if outer is None else outer
+    params = decoding.RoundParams(table(VERIFIER, vocab), own_params(tree, vocab, given), outer)
+    found = enumerated(drafter, verify)(params, PROMPT, TOKENS, temperature)
+    q, q_conf = own_law(tree, vocab, temperature, given)
+    target = applied(
+        outer,
+        q,
+        *known(VERIFIER, vocab, temperature)[:1],
+        q_conf,
+        known(VERIFIER, vocab, temperature)[1],
+    )
+    return testing.total_variation(found, testing.target_law(target, TOKENS))
+
+
+# A block is fixed, or ends with a round that leaves it at least so long.
+LEAST = {"max_draft": 3, "min_draft": 2}
+SHAPES = {
+    "two": (TWO, 2, (2, 1)),
+    "two, at least": (TWO, 2, (LEAST, 2)),
+    "two, one round": (TWO, 2, ({"max_draft": 3, "rounds": 1}, 2)),
+    "two, three tokens": (TWO, 3, (2, 1)),
+    "three": (THREE, 2, (LEAST, {"max_draft": 2, "min_draft": 1}, 1)),
+    "three, fixed": (THREE, 2, (2, 2, 1)),
+}
+
+
+@functools.cache
+def shaped(name, inner):
+    tree, vocab, counts = SHAPES[name]
+    return tree, vertical(tree, vocab, counts, inner)
+
+
+CASES = [
+    pytest.param(*case, marks=() if case == ("three", "block", "block") else pytest.mark.exhaustive)
+    for case in itertools.product(SHAPES, ("token", "block"), ("token", "block"))
+    # So many choices take minutes.
+    if case[0] != "three, fixed" or case[1:] == ("block", "token")
+]
+
+
+@pytest.mark.parametrize(("shape", "inner", "verify"), CASES)
+def test_any_lenience_at_any_depth_is_exact(shape, inner, verify):
+    tree, drafter = shaped(shape, inner)
+    for lenience, temperature in itertools.product((1.0, 3.0), (1.0, 0.0)):
+        # Not `drafting.lenience`, so that one program serves both.
+        rule = rules.Lossy(1.0 - 1.0 / lenience)
+        found = distance(tree, drafter, verify, temperature=temperature, inner=rule)
+        assert found < 1e-5, (lenience, temperature)
+
+
+INNER = {
+    "OPT": rules.OPT(0.3),
+    "Chow": rules.Chow(0.3),
+    "TokenV3": rules.TokenV3(0.6),
+    "Mentored": rules.Mentored(0.1),
+}
+OUTER = {"Diff": rules.Diff(0.1), "TokenV2": rules.TokenV2(0.3), "Lossless": rules.Lossless()}
+RULED = [
+    pytest.param(*case, marks=() if case == ("OPT", "TokenV2", "two") else pytest.mark.exhaustive)
+    for case in itertools.product(INNER, OUTER, ("two", "three"))
+]
+
+
+@pytest.mark.parametrize(("inner", "outer", "shape"), RULED)
+def test_rules_at_every_level(inner, outer, shape):
+    """The outer rule mixes the inner target with p, and reads the middle model's confidence."""
+    tree, drafter = shaped(shape, "block")
+    for temperature in (1.0, 0.0):
+        found = distance(
+            tree, drafter, "block", temperature=temperature, inner=INNER[inner], outer=OUTER[outer]
+        )
+        assert found < 1e-5, temperature
+
+
+OWN = Tree(3, Tree(2, Tree(0), "lower"), "inner")
+
+
+@pytest.mark.exhaustive
+def test_each_level_has_a_rule_and_a_strength_of_its_own():
+    """pi = T(T'(T''(q, p''), p'), p)."""
+    drafter = shaped("three", "block")[1]
+    lower, inner = rules.OPT(0.4), rules.TokenV3(0.5)
+    for given in (
+        {"lower": lower, "inner": inner},
+        {"lower": inner, "inner": lower},
+        {"lower": lower, "inner": rules.OPT(0.1)},
+    ):
+        assert distance(OWN, drafter, "block", outer=rules.TokenV2(0.3), **given) < 1e-5
+    one, other = (
+        own_law(OWN, 2, 1.0, dict(zip(("lower", "inner"), pair, strict=True)))[0]
+        for pair in ((lower, inner), (inner, lower))
+    )
+    assert np.abs(one - other).max() > 0.05, "the levels' rules could be exchanged unseen"
+
+
+class ClaimsTheModel(decoding.Round):
+    """The wrong one: it says that its tokens were drawn from the middle model's p."""
+
+    def __call__(self, *args, with_confidence=False):
+        outcome, state, info = super().__call__(*args, with_confidence=True)
+        # At temperature 1 the confidences are p.
+        return outcome._replace(probs=outcome.confidences), state, info
+
+
+class Wrong(drafting.VerticalCascade):
+    @property
+    def _round(self):
+        right = super()._round
+        return ClaimsTheModel(**{f.name: getattr(right, f.name) for f in dataclasses.fields(right)})
+
+
+def test_control_the_middle_model_is_not_the_law_of_what_it_reviews():
+    tree, right = shaped("two", "token")
+    drafter = Wrong(**{f.name: getattr(right, f.name) for f in dataclasses.fields(right)})
+    for lenience, wrong in ((1.0, False), (3.0, True)):
+        found = distance(tree, drafter, "block", inner=rules.Lossy(1.0 - 1.0 / lenience))
+        assert (found > 1e-3) == wrong, (lenience, found)
+
+
+@pytest.mark.exhaustive
+def test_greedy_block_reviews_blocks_of_a_fixed_length():
+    tree, drafter = shaped("two", "block")
+    assert drafter.traits.fixed_length and drafter.traits.prefix_only
+    assert distance(tree, drafter, "greedy", inner=rules.Lossy(0.6)) < 1e-5
+
+
+def horizontal_law(drafter, params, verify, temperature=1.0, rule=None):
+    vocab = drafter.vocab_size
+    rule = rules.Lossless() if rule is None else rule
+    given = decoding.RoundParams(table(VERIFIER, vocab), params, rule)
+    found = enumerated(drafter, verify)(given, PROMPT, TOKENS, temperature)
+    target = known(VERIFIER, vocab, temperature)[0]
+    return testing.total_variation(found, testing.target_law(target, TOKENS))
+
+
+def tables(vocab, *which):
+    return {f"d{i}": table(i, vocab) for i in which}
+
+
+MATRICES = {
+    "horizontal": ([[1, 1], [0, 0]], (0, 1), {}),
+    "both": ([[1, 1], [0, 1]], (2, 0), {}),
+    "both, cumulative": ([[1, 1], [0, 1]], (2, 0), {"cumulative": True}),
+    "three": ([[1, 0, 1], [0, 1, 1], [0, 0, 0]], (2, 0, 1), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "verify"),
+    [
+        ("both", "block"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in itertools.product(MATRICES, ("token", "block"))
+            if case != ("both", "block")
+        ),
+    ],
+)
+def test_cascades_by_a_matrix_are_exact(name, verify):
+    matrix, which, settings = MATRICES[name]
+    vocab = 2
+    models = {f"d{i}": model(vocab) for i in which}
+    drafter = drafting.cascade(matrix, models, **settings)
+    for lenience, temperature in itertools.product((1.0, 3.0), (1.0, 0.0)):
+        params = drafting.cascade_params(
+            drafter, tables(vocab, *which), rules=rules.Lossy(1.0 - 1.0 / lenience)
+        )
+        found = horizontal_law(drafter, params, verify, temperature)
+        assert found < 1e-5, (lenience, temperature)
+
+
+COPIES = {
+    # The middle model reviews what is copied, and one more copied token follows.
+    "cascade": ([[1, 1], [0, 2]], drafting.MaxGram(2, 1), ()),
+    "with a table": ([[2, 0], [0, 1]], drafting.MaxGram(2, 1), jnp.array([1, -1], jnp.int32)),
+    "alone": ([[0, 2], [0, 0]], drafting.MaxGram(2, 1, latest=True), ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "verify"),
+    [
+        ("cascade", "block", "block"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in itertools.product(COPIES, ("token", "block"), ("token", "block"))
+            if case != ("cascade", "block", "block")
+        ),
+    ],
+)
+def test_levels_that_copy_are_exact(name, inner, verify):
+    """What is copied for a position depends on where the inner round began."""
+    matrix, last, own = COPIES[name]
+    drafter = drafting.cascade(
+        matrix, {"d2": model(2)}, last, verification=VERIFICATIONS[inner], cumulative=False
+    )
+    for lenience, temperature in itertools.product((1.0, 3.0), (1.0, 0.0)):
+        rule = rules.Lossy(1.0 - 1.0 / lenience)
+        params = drafting.cascade_params(drafter, tables(2, 2), own, rules=rule)
+        found = horizontal_law(drafter, params, verify, temperature)
+        assert found < 1e-5, (lenience, temperature)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("inner", "verify"), [*itertools.product(("token", "block"), repeat=2)])
+def test_a_level_that_copies_first_is_exact(inner, verify):
+    first = drafting.LookupFirst(drafting.MaxGram(2, 2), neural(0, 2, 2), min_match=2)
+    drafter = drafting.VerticalCascade(
+        first, model(2), 2, verification=VERIFICATIONS[inner], name="d2"
+    )
+    low = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(table(0, 2)))
+    for lenience in (1.0, 3.0):
+        rule = rules.Lossy(1.0 - 1.0 / lenience)
+        params = drafting.VerticalCascadeParams(table(2, 2), low, rule)
+        assert horizontal_law(drafter, params, verify) < 1e-5, lenience
+
+
+class SharesOne(drafting.HorizontalCascade):
+    """The wrong one: all positions say the distribution of the first drafter."""
+
+    def propose(self, params, state, tokens, limits, uniforms, sampling, active, **options):
+        block, new = super().propose(
+            params, state, tokens, limits, uniforms, sampling, active, **options
+        )
+        first = self.drafters[0]
+        # What the first drafter would have drawn from after the first token.
+        told = first.commit(new.drafters[0], block.tokens, jnp.minimum(block.num_drafted, 1))
+        empty = drafting.blocks.empty_block(tokens.size, first.max_draft, first.vocab_size, False)
+        extra = first.bonus(
+            params[0], told, block.tokens[:, 0], empty, sampling, with_confidence=False
+        )[0]
+        return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (SharesOne, True),
+        pytest.param(drafting.HorizontalCascade, False, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_control_positions_that_share_one_distribution(kind, wrong):
+    drafter = kind((neural(0, 2, 1), neural(1, 2, 1)))
+    params = tuple(drafting.NeuralDrafterParams(table(i, 2)) for i in (0, 1))
+    found = horizontal_law(drafter, params, "token")
+    assert (found > 1e-3) == wrong, found
+    assert wrong or found < 1e-5
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("verify", ["token", "block"])
+def test_confidences_by_position(verify):
+    """Two drafters with one table are one, also to a rule that reads q and its confidence."""
+    drafter = drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
+    params = (drafting.NeuralDrafterParams(table(0, 2)),) * 2
+    rule = rules.Diff(0.1)
+    given = decoding.RoundParams(table(VERIFIER, 2), params, rule)
+    for temperature in (1.0, 0.0):
+        found = enumerated(drafter, verify)(given, PROMPT, TOKENS, temperature)
+        (q, q_conf), (p, p_conf) = (known(i, 2, temperature) for i in (0, VERIFIER))
+        target = applied(rule, q, p, q_conf, p_conf)
+        assert testing.total_variation(found, testing.target_law(target, TOKENS)) < 1e-5
+
+
+class NoConfidence(drafting.NeuralDrafter):
+    has_confidence = False
+
+
+def test_rules_that_read_a_confidence_need_one_of_every_position():
+    counted = NoConfidence(model(2), 1, name="d1")
+    both = drafting.HorizontalCascade((neural(0, 2, 1), counted))
+    assert not both.has_confidence
+    with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but Horizontal"):
+        decoding.Round(model(2), both, verification.Token()).check_rule(rules.Chow(0.1))
+    # What a model has reviewed has the model's; the rule inside has none to read.
+    above = drafting.VerticalCascade(counted, model(2), 2)
+    assert above.has_confidence
+    one_round = decoding.Round(model(2), above, verification.Token())
+    one_round.check_rule(rules.Chow(0.1))
+    low = drafting.NeuralDrafterParams(table(0, 2))
+    own = drafting.VerticalCascadeParams(table(2, 2), low, rules.Chow(0.1))
+    given = decoding.RoundParams(table(VERIFIER, 2), own, rules.Lossless())
+    state = jax.eval_shape(
+        lambda: one_round.prefill(given, jnp.ones((1, 2), jnp.int32), jnp.array([2]), 9)
+    )
+    with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but NoConfidence"):
+        jax.eval_shape(
+            one_round,
+            given,
+            sampling.Sampling(jnp.ones(1)),
+            state,
+            jnp.zeros((1, one_round.num_uniforms)),
+            jnp.ones(1, bool),
+            jnp.ones(1, jnp.int32),
+        )
+
+
+class KeepsAll(drafting.NeuralDrafter):
+    """As a drafter of one's own is moved back: its whole state is kept."""
+
+    mark = types.Drafter.mark
+    rewind = types.Drafter.rewind
+
+
+@pytest.mark.exhaustive
+def test_a_drafter_that_knows_nothing_of_marks_is_moved_back():
+    low = KeepsAll(model(2), 2, name="d0")
+    drafter = drafting.VerticalCascade(low, model(2), max_draft=3, min_draft=2, name="d2")
+    assert distance(TWO, drafter, "block", inner=rules.Lossy(0.6)) < 1e-5
+
+
+def test_every_array_of_a_state_has_its_axes():
+    drafter = drafting.cascade(
+        [[1, 0, 1], [0, 1, 1], [0, 0, 0]], {f"d{i}": model(2) for i in range(3)}
+    )
+    params = drafting.cascade_params(drafter, tables(2, 0, 1, 2))
+    shapes = jax.ShapeDtypeStruct((3, 4), jnp.int32), jax.ShapeDtypeStruct((3,), jnp.int32)
+    state = jax.eval_shape(functools.partial(drafter.prefill, max_length=9), params, *shapes)
+    for leaf, names in zip(
+        jax.tree.leaves(state),
+        jax.tree.leaves(
+            jax.tree.map(lambda _, names: [names], state, drafter.state_axes(state)),
+            is_leaf=lambda x: isinstance(x, list),
+        ),
+        strict=True,
+    ):
+        assert len(names[0]) == leaf.ndim and names[0][0] == "batch"
+
+
+BAD = [
+    ({"min_draft": 4}, "min_draft must be at most max_draft = 3, got 4"),
+    ({"max_draft": 0}, "max_draft must be a whole number of at least 1, got 0: a block holds"),
+    ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0: leave it out"),
+    ({"name": "d0"}, "models of a round must have different names, got d0, d0"),
+    ({"reviewer": model(3)}, "levels of a cascade must share one vocabulary, got 3 tokens for"),
+    (
+        {"verification": verification.GreedyBlock()},
+        "GreedyBlock is not exact in a round that another round reviews: use Block or Token",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=lambda x: str(x)[:20])
+def test_bad_vertical_cascades_are_refused(change, message):
+    given = {"drafter": neural(0, 2, 1), "reviewer": model(2), "max_draft": 3} | change
+    with pytest.raises(ValueError, match=message):
+        drafting.VerticalCascade(**given)
+
+
+def test_bad_parts_of_cascades_are_refused():
+    with pytest.raises(TypeError, match="drafter must be one such as drafting.NeuralDrafter"):
+        drafting.VerticalCascade(model(2), model(2), 3)
+    with pytest.raises(TypeError, match="reviewer must be one such as .*it has no score"):
+        drafting.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
+    with pytest.raises(TypeError, match="drafters must be a tuple of at least one drafter, got "):
+        drafting.HorizontalCascade([neural(0, 2, 1)])
+    pair = (neural(0, 2, 1), neural(1, 2, 2))
+    for counts, message in (
+        ((1,), "counts must be a tuple of 2 numbers, one for each drafter, got "),
+        ((1, 3), r"counts\[1\] must be at most its drafter's max_draft = 2, got 3"),
+        ((0, 1), r"counts\[0\] must be a whole number of at least 1, got 0: leave out a drafter"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            drafting.HorizontalCascade(pair, counts)
+    with pytest.raises(ValueError, match=r"levels of a cascade must share one .* sizes \[2, 3\]"):
+        drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))
+    with pytest.raises(ValueError, match="two drafters of a cascade have the name 'd0': give each"):
+        drafting.HorizontalCascade((neural(0, 2, 1), neural(0, 2, 2)))
+    both = drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
+    with pytest.raises(ValueError, match="GreedyBlock is not exact with a drafter whose dist"):
+        decoding.Round(model(2), both, verification.GreedyBlock())
+
+
+MATRIX = [
+    ([[1, 1]], r"K must have a row and a column for each of the 2 drafters \(d0, d1\), got shape"),
+    ([[1, 2], [3, 1]], "K must be upper triangular, got 3 in row 2, column 1: row r has the"),
+    ([[1, -2], [0, 1]], "K must hold whole numbers of at least 0, got"),
+    ([[1.5, 2], [0, 1]], "K must hold whole numbers of at least 0, got"),
+    ([[0, 0], [0, 1]], "K must have tokens in its first row, which the verifier reviews"),
+]
+
+
+@pytest.mark.parametrize(("matrix", "message"), MATRIX)
+def test_bad_matrices_are_refused(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        drafting.cascade(matrix, {"d0": model(2), "d1": model(2)})
+
+
+@pytest.mark.parametrize("value", [0.5, 0.0, -1.0, np.inf, np.nan])
+def test_lenience_below_one_is_refused(value):
+    with pytest.raises(ValueError, match="lenience must"):
+        drafting.lenience(value)
+
+
+def test_lenience_is_lossy():
+    assert isinstance(drafting.lenience(1.0), rules.Lossless)
+    assert float(drafting.lenience(4.0).alpha) == 0.75
+
+
+def test_the_page_runs(monkeypatch):
+    """Every block of docs/cascade_drafting.md, with a pair that compiles quickly."""
+    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+    monkeypatch.setattr(specjax, "load_pair", lambda: pair)
+    page = (Path(__file__).parents[2] / "docs" / "cascade_drafting.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    info = names["result"][0].info
+    assert set(info.calls) == {"verifier", "drafter"} and info.calls["drafter"] > 0
+    drafter = names["drafter"]
+    # Two tokens and what an inner round of 10 adds, then 10.
+    assert drafter.max_draft == 2 + 10 + 10
+    assert drafter.model_names == ("middle", "small")

@@ -1,0 +1,136 @@
+"""Lookup first through the real loop: rows that copy beside rows for which a model drafts."""
+
+import collections
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, rules, sampling, testing, verification
+from specjax.types import PromptBatch, traced_dataclass
+from tests.decoding import test_exact_law as whole
+from tests.tables import p_value
+
+V = whole.V
+NEURAL = drafting.NeuralDrafter(whole.MODEL, 2)
+FIRST = drafting.LookupFirst(drafting.MaxGram(V, 4), NEURAL, min_match=1)
+PARAMS = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(whole.PARAMS[1]))
+
+
+def method(drafter, verify=None):
+    return decoding.Speculative(
+        whole.MODEL, drafter, verify or verification.Block(), eos_ids=(whole.EOS,)
+    )
+
+
+def params(rule=None):
+    return decoding.RoundParams(whole.PARAMS[0], PARAMS, rule or rules.Lossless())
+
+
+def start(loop, copies, prompts=whole.PROMPTS, lengths=whole.LENGTHS, rule=None, **options):
+    rows = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (prompts, lengths)]
+    batch = PromptBatch(
+        *rows,
+        ids=np.arange(len(rows[0])),
+        limits=np.tile(whole.LIMITS, copies),
+        sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, copies)),
+        **options,
+    )
+    return loop.init(params(rule), batch, max_new=4)
+
+
+@pytest.mark.parametrize(
+    "verify",
+    [
+        verification.Block(),
+        pytest.param(verification.Token(), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_law_of_whole_sequences(verify):
+    copies, loop = 4000, method(FIRST, verify)
+    state = loop.run(params(), start(loop, copies), 100)
+    texts = whole.outputs(state)
+    for row in range(3):
+        seen = collections.Counter(texts[row::3])
+        assert p_value(seen, whole.exact_law(rules.Lossless(), row), copies) > 1e-5, row
+
+
+def test_a_row_that_copies_makes_no_pass():
+    """Its neighbour's passes are counted, its own alone are none; the model then catches up."""
+    table = np.full((V + 1, V), -20.0, np.float32)
+    table[:, 0] = 0.0  # 0 for ever
+    model, large = testing.TabularModel(V, 1), jnp.asarray(table)
+    neural = drafting.NeuralDrafter(model, 2)
+    first = drafting.LookupFirst(drafting.MaxGram(V, 2, overlap=True), neural, min_match=3)
+    loop = decoding.Speculative(model, first)
+    small = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(large))
+    both = decoding.RoundParams(large, small, rules.Lossless())
+
+    def passes(prompts):
+        inputs = np.array(prompts, np.int32)
+        batch = PromptBatch(
+            inputs,
+            np.full(len(inputs), inputs.shape[1], np.int32),
+            ids=np.arange(len(inputs)),
+            limits=np.full(len(inputs), 9, np.int32),
+            sampling=sampling.Sampling(np.float32(0.0)),
+        )
+        state = loop.run(both, loop.init(both, batch, max_new=9), 100)
+        assert not np.asarray(state.tokens).any()
+        return np.asarray(state.info.calls["drafter"]), np.asarray(state.steps)
+
+    # The first row has three zeros before its last one, the second needs a round to get there.
+    calls, steps = passes([[0, 0, 0, 0]])
+    assert (calls.tolist(), steps.tolist()) == ([0], [3])
+    calls, steps = passes([[2, 1, 2, 1]])
+    assert 0 < calls[0] < 3 * steps[0]
+    assert passes([[0, 0, 0, 0], [2, 1, 2, 1]])[1].tolist() == [3, int(steps[0])]
+
+
+@traced_dataclass
+class Kept:
+    """pi = q."""
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        return q
+
+
+def test_a_rule_that_reads_q_reads_the_copied_one():
+    """With the rule that keeps all of q, all that is copied stands."""
+    loop = method(FIRST)
+    state = loop.run(params(Kept()), start(loop, 1, rule=Kept()), 100)
+    drafted, accepted = (
+        np.asarray(x).sum(axis=0) for x in (state.info.drafted_lengths, state.info.accepted_lengths)
+    )
+    assert (drafted == accepted).all() and drafted[1:].sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"min_match": 0}, ValueError, "min_match must be a whole number of at least 1, got 0"),
+        ({"lookup": drafting.MaxGram(V, 4, max_ngram=2)}, ValueError, "max_ngram = 2, got 3"),
+        ({"lookup": drafting.MaxGram(V, 4, min_ngram=4)}, ValueError, "min_ngram = 4 .* got 3"),
+        ({"lookup": drafting.MaxGram(9, 4)}, ValueError, "lookup has 9 tokens .* drafter 3"),
+        ({"lookup": NEURAL}, TypeError, "lookup must be a MaxGram, got NeuralDrafter"),
+        ({"drafter": drafting.NeuralDrafter}, TypeError, "drafter must be an instance"),
+    ],
+)
+def test_bad_combinations_are_told(change, kind, message):
+    good = {"lookup": drafting.MaxGram(V, 4), "drafter": NEURAL, "min_match": 3}
+    with pytest.raises(kind, match=message):
+        drafting.LookupFirst(**(good | change))
+
+
+@pytest.mark.parametrize("drafter", [FIRST, FIRST.lookup], ids=["first", "max-gram"])
+def test_what_it_does_not_have_is_refused(drafter):
+    name = type(drafter).__name__
+    with pytest.raises(ValueError, match=f"Chow reads the drafter's confidence, but {name} has"):
+        method(drafter).check_rule(rules.Chow(0.3))
+    with pytest.raises(ValueError, match="prefix"):
+        method(drafter, verification.GreedyBlock())

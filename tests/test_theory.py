@@ -1,0 +1,105 @@
+"""The formulas against simulations, and the shape of a published table."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from specjax import theory
+
+TRIALS = 400_000
+
+
+def emitted(rng, acceptance, draft, trials=TRIALS):
+    """How many tokens rounds emit: those accepted before the first rejection, and one."""
+    stands = rng.random((trials, draft)) < acceptance
+    return 1 + np.cumprod(stands, axis=1).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "draft"), [(0.8, 5), (0.3, 2), (1.0, 3), (0.0, 4), (0.6, 0)]
+)
+def test_one_drafter(acceptance, draft):
+    found = emitted(np.random.default_rng(0), acceptance, draft)
+    assert found.mean() == pytest.approx(theory.expected_tokens(acceptance, draft), rel=0.01)
+    want = found.mean() / (1 + 0.1 * draft)
+    assert theory.speculative_ewif(acceptance, draft, 0.1) == pytest.approx(want, rel=0.01)
+    for x in (0.0, 0.4, 0.9, 1.0):
+        want = theory.tokens_generating_function(acceptance, draft, x)
+        assert np.mean(float(x) ** found) == pytest.approx(want, rel=0.01, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "inner", "draft", "rounds"),
+    [(0.8, 0.6, 3, 4), (0.5, 0.9, 5, 1), (1.0, 0.5, 2, 3), (0.9, 0.0, 2, 2), (0.7, 0.5, 1, 0)],
+)
+def test_a_vertical_cascade(acceptance, inner, draft, rounds):
+    rng = np.random.default_rng(1)
+    lengths = np.zeros(TRIALS, int)
+    for _ in range(rounds):
+        lengths += emitted(rng, inner, draft)
+    longest = rounds * (draft + 1)
+    stands = rng.random((TRIALS, longest)) < acceptance
+    stands &= np.arange(longest) < lengths[:, None]
+    found = 1 + np.cumprod(stands, axis=1).sum(axis=1).mean()
+    want = theory.vertical_expected_tokens(acceptance, inner, draft, rounds)
+    assert found == pytest.approx(want, rel=0.01)
+    time = 1 + rounds * 0.2 + rounds * draft * 0.01
+    got = theory.vertical_ewif(acceptance, inner, draft, rounds, (0.2, 0.01))
+    assert found / time == pytest.approx(got, rel=0.01)
+
+
+def test_a_horizontal_cascade():
+    rng = np.random.default_rng(2)
+    rates = np.array([0.9, 0.9, 0.7, 0.5, 0.5])
+    found = 1 + np.cumprod(rng.random((TRIALS, 5)) < rates, axis=1).sum(axis=1).mean()
+    costs = [0.2, 0.2, 0.1, 0.0, 0.0]
+    assert theory.horizontal_ewif(rates, costs) == pytest.approx(found / 1.5, rel=0.01)
+    one = theory.speculative_ewif(0.8, 4, 0.1)
+    assert theory.horizontal_ewif([0.8] * 4, [0.1] * 4) == pytest.approx(one)
+
+
+# Table 1 of arXiv 2312.11462: draft length and EWIF of T5-small, T5-base, and of both. A pass takes
+# 0.02 and 0.04 of the verifier's time (arXiv 2211.17192, table 2).
+PUBLISHED = {
+    "CNNDM": ((9, 2.65), (8, 2.96), (5, 3, 3.03)),
+    "ENDE": ((12, 3.61), (11, 3.75), (5, 8, 3.93)),
+}
+COSTS = (0.02, 0.04)
+
+
+@pytest.mark.parametrize("task", PUBLISHED)
+def test_a_horizontal_cascade_beats_one_drafter_as_published(task):
+    """The acceptance rates behind the single drafters' figures give the figure of both."""
+    *alone, (first, second, published) = PUBLISHED[task]
+    small, base = (
+        optimize.brentq(lambda a, k=k, c=c, e=e: theory.speculative_ewif(a, k, c) - e, 0.1, 0.99)
+        for (k, e), c in zip(alone, COSTS, strict=True)
+    )
+    rates = [base] * first + [small] * second
+    found = theory.horizontal_ewif(rates, [COSTS[1]] * first + [COSTS[0]] * second)
+    assert found == pytest.approx(published, rel=0.01)
+    for rate, cost in zip((small, base), COSTS, strict=True):
+        assert max(theory.speculative_ewif(rate, k, cost) for k in range(1, 30)) < found
+
+
+def test_the_standardised_improvement():
+    calls = {"verifier": 40.0, "base": 100.0, "small": 300.0}
+    sizes = {"verifier": 11000.0, "base": 220.0, "small": 77.0}
+    want = 100 * 11000 / (40 * 11000 + 100 * 220 + 300 * 77)
+    found = theory.standardised_improvement(100, calls, sizes, "verifier")
+    assert found == pytest.approx(want)
+    with pytest.raises(ValueError, match="costs must have one for 'small', got verifier, base"):
+        theory.standardised_improvement(100, calls, {"verifier": 1.0, "base": 0.1}, "verifier")
+    with pytest.raises(ValueError, match="calls and costs must add up to some time, got 0"):
+        theory.standardised_improvement(100, {}, sizes, "verifier")
+
+
+def test_numbers_out_of_range_are_named():
+    with pytest.raises(ValueError, match=r"acceptance must lie in \[0, 1\], got 1.5"):
+        theory.expected_tokens(1.5, 3)
+    with pytest.raises(ValueError, match="draft must be a whole number of at least 0, got -1"):
+        theory.expected_tokens(0.5, -1)
+    with pytest.raises(ValueError, match="cost must be"):
+        theory.speculative_ewif(0.5, 3, -0.1)
+    with pytest.raises(ValueError, match="acceptances and costs must have one number for each"):
+        theory.horizontal_ewif([0.5], [0.1, 0.2])

@@ -1,0 +1,270 @@
+"""`Decoder(drafting=text.Cascade(...))`: drafters of several levels."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import drafting, rules, testing, text, verification
+from specjax.drafting import Bigram
+from tests import tiny_pair
+
+SHAPE = {"max_new_tokens": 20, "batch_size": 2, "buckets": (32,), "temperature": 0.0}
+PROMPTS = ["abcabc", "an", "b"]
+K = ((2, 2), (0, 2))
+
+
+def near(model, seed, noise):
+    table = model.params + noise * jnp.asarray(testing.random_table(seed, 259, 1))
+    return dataclasses.replace(model, params=table)
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Four models, each nearer to the verifier than the next one."""
+    verifier = tiny_pair.tabular(1)
+    named = {"drafter": 0.3, "small": 0.6, "least": 1.2}
+    levels = {name: near(verifier, i, size) for i, (name, size) in enumerate(named.items(), 5)}
+    return specjax.Models(verifier=verifier, **levels)
+
+
+@pytest.fixture(scope="module")
+def pair(models):
+    return specjax.Pair(models.named["drafter"], models.verifier)
+
+
+@pytest.fixture(scope="module")
+def expected(models):
+    return specjax.Decoder(models.verifier, **SHAPE)(PROMPTS).texts
+
+
+def two(pair, named, **options):
+    plan = {"lengths": K, "models": ("drafter", named.named["small"]), **options}
+    return specjax.Decoder(pair, drafting=text.Cascade(**plan), **SHAPE)
+
+
+DEEP = {"lengths": ((3, 1, 0, 2), (0, 2, 1, 0), (0, 0, 2, 1), (0, 0, 0, 3))}
+DEEP |= {"models": ("drafter", "small", "least"), "last": text.Lookup(overlap=True)}
+GREEDY = {
+    "two": {"lengths": K, "models": ("drafter", "small"), "lenience": 3.0},
+    "one after the other": {"lengths": ((3, 2), (0, 0)), "models": ("drafter", "small")},
+    "copies": {"lengths": ((3, 2), (0, 2)), "last": text.Lookup(), "rules": rules.TokenV3(0.7)},
+    "deep": DEEP,
+    "deep, cumulative": {**DEEP, "cumulative": True, "lenience": 2.0},
+    "rules": {**DEEP, "rules": (rules.Lossless(), rules.TokenV3(0.6), None), "lenience": 5.0},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("two", "copies", "deep"),
+        *(pytest.param(n, marks=pytest.mark.exhaustive) for n in GREEDY if n[:3] in ("one", "rul")),
+        pytest.param("deep, cumulative", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_greedy_outputs_are_the_verifier_s(models, expected, name):
+    plan = text.Cascade(**GREEDY[name])
+    decoder = specjax.Decoder(models, drafting=plan, **SHAPE)
+    result = decoder(PROMPTS)
+    assert result.texts == expected
+    # Some tokens stand, others fall.
+    assert 0.2 < result.info.acceptance_rate < 0.98
+    calls = result[0].info.calls
+    used = ("verifier", *plan.models)
+    assert set(calls) == set(used) and all(calls[name] > 0 for name in used), calls
+
+
+def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
+    paths = tiny_pair.write_pair(tmp_path)
+    least = tiny_pair.write_model(tmp_path / "least", "drafter", seed=7)
+    tiny_pair.write_vocabulary(least)
+    pair = specjax.load_pair(**paths)
+    loaded = specjax.text.load_text_model(least)
+    shape = {**SHAPE, "max_new_tokens": 8}
+    prompts = tiny_pair.sentences(3)
+    alone = specjax.Decoder(pair.verifier, **shape)(prompts).texts
+    kinds = {}
+    for kind, models in {"path": ("drafter", least), "loaded": ("drafter", loaded)}.items():
+        plan = text.Cascade(lengths=[[2, 1], [0, 1]], models=models)
+        kinds[kind] = specjax.Decoder(pair, drafting=plan, **shape)
+    assert kinds["path"](prompts).texts == alone
+    # One and the same decoder: its programs are shared.
+    assert kinds["path"].method == kinds["loaded"].method
+    described = kinds["path"].describe()
+    assert described == kinds["loaded"].describe()
+    assert described["models"]["level_2"] == loaded.fingerprint
+    first, second = described["drafter"]["drafters"]
+    assert (first["name"], first["min_draft"], second["name"]) == ("drafter", 2, "level_2")
+    # Without a drafter of its own.
+    plan = text.Cascade(lengths=[[2]], models=(least,))
+    assert specjax.Decoder(pair.verifier, drafting=plan, **shape)(prompts).texts == alone
+
+
+def test_a_stopping_policy_ends_the_drafts_of_the_lowest_model(pair, models, expected):
+    plan = text.Cascade(lengths=K, models=("drafter", models.named["small"]))
+    decoder = specjax.Decoder(
+        pair, drafting=plan, stopping=drafting.Confidence(0.6), min_draft=9, **SHAPE
+    )
+    lowest = [
+        part.drafter if hasattr(part, "drafter") else part
+        for part in decoder.method.drafter.drafters
+    ]
+    assert [type(part.stopping) for part in lowest] == [drafting.Confidence] * 2
+    # No level is asked for more than K says.
+    assert [(part.max_draft, part.min_draft) for part in lowest] == [(2, 2), (2, 2)]
+    free = specjax.Decoder(pair, drafting=plan, stopping=drafting.Confidence(0.6), **SHAPE)
+    assert free(PROMPTS).texts == expected
+    other = specjax.Decoder(pair, drafting=plan, stopping=drafting.Confidence(0.3), **SHAPE)
+    assert other.method == free.method
+    assert other.describe()["own_params"] != free.describe()["own_params"]
+
+
+def test_each_level_has_its_own_rule_and_strength(pair, models):
+    def made(**options):
+        return two(pair, models, **options)
+
+    def inner(decoder):
+        return decoder._params.drafter[0].rule
+
+    assert type(inner(made())) is rules.Lossless
+    lenient = made(lenience=4.0)
+    assert type(inner(lenient)) is rules.Lossy and float(inner(lenient).alpha) == 0.75
+    decoders = [made(rules=rule) for rule in (rules.OPT(0.1), rules.OPT(0.3), rules.Diff(0.3))]
+    listed = made(rules=(rules.OPT(0.1), None), lenience=4.0)
+    assert float(inner(listed).alpha) == float(inner(decoders[0]).alpha)
+    assert listed.describe() == decoders[0].describe()
+    # Another strength compiles nothing, and is another run; another rule is, too.
+    assert decoders[0].method == decoders[1].method
+    marks = {d.describe()["own_params"] for d in [*decoders, lenient, made()]}
+    assert len(marks) == 5
+
+
+def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
+    """pi = T(T'(q', p'), p): where the top keeps the draft, the level below decides."""
+    shape = {**SHAPE, "max_new_tokens": 6}
+    texts = {}
+    for name, rule in {"keeps": rules.TokenV3(1.0), "reviews": rules.Lossless()}.items():
+        plan = text.Cascade(lengths=((2, 0), (0, 2)), models=("drafter", "least"), rules=rule)
+        decoder = specjax.Decoder(models, drafting=plan, rule=rules.TokenV3(1.0), **shape)
+        texts[name] = decoder(PROMPTS).texts
+    for name, level in {"keeps": "least", "reviews": "drafter"}.items():
+        assert texts[name] == specjax.Decoder(models.named[level], **shape)(PROMPTS).texts, name
+    assert texts["keeps"] != texts["reviews"]
+
+
+TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"lengths": [[2, 2]]}, ValueError, r"K must have a row and a column for each of the 2 dr"),
+        ({"lengths": [[2, 2], [0]]}, ValueError, "K must have rows of one length, got "),
+        ({"lengths": [[2, 2], [1, 2]]}, ValueError, "K must be upper triangular, got 1 in row 2"),
+        ({"lengths": [[0, 0], [0, 2]]}, ValueError, "K must have tokens in its first row"),
+        ({"lengths": [[2, 1.5], [0, 2]]}, ValueError, "K must hold whole numbers of at least 0"),
+        ({"lengths": [[2, 0], [0, 0]]}, ValueError, r"gives level_2 no tokens in any row"),
+        ({"lengths": K, "models": "drafter"}, TypeError, "models must be a tuple of names, dire"),
+        ({"models": ()}, TypeError, "models must be a tuple of names, dire"),
+        ({"models": ("drafter", 3)}, TypeError, r"models\[1\] must be the name of one of the dec"),
+        ({"models": ("drafter", "nowhere")}, ValueError, r"models\[1\]='nowhere' is neither one o"),
+        ({"models": ("drafter",) * 2}, ValueError, r"models\[1\]='drafter' is the same as models"),
+        ({"models": ("drafter", "verifier")}, ValueError, "is the same as the verifier, which rev"),
+        ({"lenience": 0.5}, ValueError, "lenience must be finite and at least 1, got 0.5"),
+        ({"lenience": "much"}, TypeError, "lenience must be a number"),
+        ({"rules": 3}, TypeError, r"rules must be one such as rules.OPT\(alpha=0.2\), got 3"),
+        ({"rules": (None,)}, ValueError, "rules must have one for each of the 2 models .*, got 1"),
+        ({"rules": rules.OPT([0.1, 0.2])}, ValueError, "rules must have one number for each stre"),
+        ({"rules": rules.OPT(0.1), "lenience": 2.0}, ValueError, "lenience= must be left out: ru"),
+        ({"rules": (None, rules.OPT(0.1))}, ValueError, r"rules\[1\] must be None: by K=.* level"),
+        ({"lengths": ((2, 2), (0, 0)), "lenience": 2.0}, ValueError, "lenience= must be left out"),
+        ({"last": 3}, TypeError, r"last must be a text.Lookup\(...\) or None, got 3"),
+        ({"last": text.Lookup(min_match=2)}, ValueError, "last must have no min_match: K says"),
+        (
+            {"models": ("drafter",), "last": text.Lookup(bigram=TABLE)},
+            ValueError,
+            "the bigram table has 50 ids",
+        ),
+        (
+            {"models": ("drafter",), "last": text.Lookup(), "rules": rules.OPT(0.1)},
+            ValueError,
+            "OPT reads the drafter's confidence, but MaxGram has none",
+        ),
+        ({"verification": verification.GreedyBlock()}, ValueError, "GreedyBlock"),
+    ],
+)
+def test_bad_cascades_are_told_in_a_line(pair, models, options, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        two(pair, models, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_levels_of_another_vocabulary_are_told(pair, models):
+    words = pair.verifier.tokenizer
+    table = jnp.asarray(testing.random_table(3, 300, 1))
+    other = specjax.TextModel(testing.TabularModel(300, 1), table, words, name="bigger")
+    with pytest.raises(ValueError, match="level_2 and verifier have different vocabulary sizes"):
+        two(pair, models, models=("drafter", other))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft": 3}, "max_draft= must be left out: K says"),
+        ({"stopping": drafting.CostAware()}, "stopping=CostAware weighs one drafter's passes"),
+        ({"rule": rules.OPT(0.1)}, "OPT reads the drafter's confidence, but HorizontalCascade"),
+        ({"verification": verification.GreedyBlock()}, "GreedyBlock"),
+    ],
+)
+def test_what_does_not_go_with_a_cascade_is_told(pair, options, message):
+    plan = text.Cascade(lengths=((2, 2), (0, 2)), last=text.Lookup())
+    with pytest.raises(ValueError, match=message):
+        specjax.Decoder(pair, drafting=plan, **SHAPE, **options)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lenience", [1.0, 3.0])
+def test_sampled_texts_follow_the_verifier(pair, models, lenience):
+    """The first two tokens of many rows, against the verifier's own."""
+    shape = {"max_new_tokens": 2, "batch_size": 64, "buckets": (8,), "temperature": 0.3}
+    decoder = specjax.Decoder(
+        pair,
+        drafting=text.Cascade(
+            lengths=K, models=("drafter", models.named["small"]), lenience=lenience
+        ),
+        **shape,
+    )
+    alone = specjax.Decoder(pair.verifier, **shape)
+    prompts = ["a"] * 4000
+    counts = [
+        np.bincount([int(t[0]) for t in d(prompts, seed=seed).tokens if len(t)], minlength=259)
+        for seed, d in enumerate((decoder, alone))
+    ]
+    distance = np.abs(counts[0] - counts[1]).sum() / 2 / len(prompts)
+    assert distance < 0.04
+
+
+@pytest.mark.exhaustive
+def test_the_built_in_pair_with_a_third_model():
+    """Greedy outputs of trained models: K, depth and lenience change nothing."""
+    pair = specjax.load_pair()
+    small = pair.drafter
+    noise = iter(jax.random.split(jax.random.key(0), 500))
+    worse = jax.tree.map(
+        lambda x: x + 0.3 * jnp.std(x) * jax.random.normal(next(noise), x.shape, x.dtype),
+        small.params,
+    )
+    least = dataclasses.replace(small, params=worse, head=None, name="noisy")
+    shape = {"max_new_tokens": 24, "batch_size": 4, "buckets": (32,), "temperature": 0.0}
+    prompts = ["A man rides a bicycle down the street.", "Two dogs play.", "A red car.", "Snow."]
+    expected = specjax.Decoder(pair.verifier, **shape)(prompts).texts
+    for options in (
+        {"lengths": ((3, 2), (0, 3)), "last": text.Lookup(bigram="built-in")},
+        {"lengths": ((2, 2), (0, 2)), "models": ("drafter", least), "rules": rules.TokenV3(0.5)},
+    ):
+        decoder = specjax.Decoder(pair, drafting=text.Cascade(**options), **shape)
+        assert decoder(prompts).texts == expected

@@ -1,0 +1,163 @@
+"""`Decoder(drafting=...)`: drafts copied from the text, alone or before a model's."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import drafting, rules, testing, text, verification
+from specjax.drafting import Bigram
+from specjax.text import assembly
+from tests import tiny_pair
+
+SHAPE = {"max_new_tokens": 20, "batch_size": 2, "buckets": (32,), "temperature": 0.0}
+PROMPTS = ["abcabc", "an"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The verifier goes through the alphabet again and again; the drafter is often wrong."""
+    table = np.full((260, 259), -9.0, np.float32)
+    table[np.arange(260), 100 + (np.arange(260) - 99) % 5] = 9.0
+    words = tiny_pair.tabular(1).tokenizer
+    verifier = specjax.TextModel(testing.TabularModel(259, 1), jnp.asarray(table), words)
+    return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=verifier)
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    return specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS).texts
+
+
+def test_lookups_alone_need_no_drafter(pair, expected):
+    plan = text.Lookup(overlap=True)
+    decoders = [
+        specjax.Decoder(models, drafting=plan, max_draft=4, **SHAPE)
+        for models in (pair.verifier, pair)
+    ]
+    results = [decoder(PROMPTS) for decoder in decoders]
+    assert [result.texts for result in results] == [expected] * 2
+    assert set(results[1][0].info.calls) == {"verifier"}
+    assert results[0].info.tokens_per_verifier_call > 2
+    # The drafter is not used, and determines nothing.
+    assert "drafter" in pair.named and set(decoders[1].describe()["models"]) == {"verifier"}
+    assert "MaxGram" in str(decoders[1].describe()["drafter"])
+
+
+def test_lookups_before_the_drafter(pair, expected):
+    plan = text.Lookup(min_match=6, max_copy=7)
+    decoder = specjax.Decoder(
+        pair, drafting=plan, max_draft=3, stopping=drafting.Confidence(0.1), **SHAPE
+    )
+    result = decoder(PROMPTS)
+    assert result.texts == expected
+    assert decoder.method.max_draft == 7
+    drafter = decoder.method.drafter
+    assert isinstance(drafter, drafting.LookupFirst) and drafter.drafter.max_draft == 3
+    assert result[0].info.calls["drafter"] > 0
+    assert result.info.rows.drafted_lengths[:, 4:].sum() > 0, "nothing was copied"
+
+
+def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypatch):
+    asked = []
+
+    def measured(pair, rows, widths, **_):
+        asked.append(tuple(widths))
+        times = ((1.0,) * len(widths),) * len(rows)
+        return drafting.Costs(tuple(rows), tuple(widths), (0.01,) * len(rows), times)
+
+    monkeypatch.setattr(assembly, "measure_costs", measured)
+    policy = {"max_draft": 3, "stopping": drafting.CostAware()}
+    plan = text.Lookup(min_match=2, max_copy=6)
+    decoder = specjax.Decoder(pair, drafting=plan, **policy, **SHAPE)
+    assert asked == [(1, 2, 4, 7)] and decoder.method.round.verifier_widths == asked[0]
+    assert decoder.method.drafter.drafter.max_draft == 3
+    assert decoder(PROMPTS).texts == expected
+    with pytest.raises(ValueError, match=r"G \+ 1 = 7, got \(1, 4\)"):
+        specjax.Decoder(pair, drafting=plan, widths=(1, 4), **policy, **SHAPE)
+    with pytest.raises(ValueError, match="costs= must be left out: with drafting=Lookup"):
+        specjax.Decoder(pair, drafting=text.Lookup(), costs=decoder.costs, **SHAPE)
+
+
+def test_a_bigram_table_goes_on_and_is_known_by_the_fingerprint(pair, expected):
+    successors = np.full(259, -1, np.int32)
+    successors[100:105] = [101, 102, 103, 104, 100]
+    words = pair.verifier.tokenizer.fingerprint
+    tables = [Bigram(successors, words), Bigram(np.roll(successors, 1), words)]
+    decoders = [
+        specjax.Decoder(
+            pair.verifier, drafting=text.Lookup(min_ngram=30, bigram=table), max_draft=4, **SHAPE
+        )
+        for table in tables
+    ]
+    right = decoders[0](PROMPTS)
+    assert right.texts == expected and right.info.acceptance_rate > 0.7
+    assert decoders[0].describe()["own_params"] != decoders[1].describe()["own_params"]
+
+
+def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
+    @dataclasses.dataclass(frozen=True)
+    class Middle(text.DraftPlan):
+        needs = ("middle",)
+
+        def make(self, given):
+            drafter, params = given.neural("middle")
+            return text.Planned(drafter, params, params.stopping)
+
+    models = specjax.Models(verifier=pair.verifier, middle=pair.verifier, drafter=pair.drafter)
+    decoder = specjax.Decoder(models, drafting=Middle(), max_draft=3, **SHAPE)
+    assert decoder.method.drafter.model is pair.verifier.model
+    result = decoder(PROMPTS)
+    assert result.texts == expected and result.info.acceptance_rate > 0.7
+    with pytest.raises(ValueError, match="needs a model called middle, got drafter, verifier"):
+        specjax.Decoder(pair, drafting=Middle())
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"drafting": text.Lookup}, TypeError, "drafting must be an instance, got the class"),
+        ({"drafting": 3}, TypeError, r"drafting must be one such as text.Lookup\(\), got 3"),
+        (
+            {"stopping": drafting.Entropy(1.0)},
+            ValueError,
+            "stopping= must be left out: with",
+        ),
+        ({"min_draft": 1}, ValueError, "min_draft= must be left out: .* no model"),
+        ({"drafter": drafting.MaxGram(259, 2)}, ValueError, "drafter= must be left out: drafting="),
+        ({"rule": rules.OPT(0.1)}, ValueError, "OPT reads the drafter's confidence, but MaxGram"),
+        ({"verification": verification.GreedyBlock()}, ValueError, "GreedyBlock"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(pair, options, kind, message):
+    with pytest.raises(kind, match=message):
+        specjax.Decoder(pair, **{"drafting": text.Lookup(), **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"min_match": 0}, ValueError, "min_match must be a whole number of at least 1, got 0"),
+        ({"max_copy": 1.5}, ValueError, "max_copy must be a whole number of at least 1, got 1.5"),
+        ({"max_ngram": 0}, ValueError, "max_ngram must be a whole number of at least 1, got 0"),
+        ({"bigram": 7}, TypeError, "bigram=7 must be a path"),
+    ],
+)
+def test_a_bad_plan_is_told(options, kind, message):
+    with pytest.raises(kind, match=message):
+        text.Lookup(**options)
+
+
+def test_the_built_in_pair_has_a_table_of_its_own_vocabulary(pair):
+    built_in = specjax.load_pair().verifier
+    decoder = specjax.Decoder(built_in, drafting=text.Lookup(bigram="built-in"))
+    assert np.mean(np.asarray(decoder._params.drafter) >= 0) > 0.5
+    with pytest.raises(ValueError, match=r"has 2048 ids .* but the model has 259"):
+        specjax.Decoder(pair, drafting=text.Lookup(bigram="built-in"))
+
+
+def test_a_missing_table_is_told(pair, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no bigram table is there"):
+        specjax.Decoder(pair, drafting=text.Lookup(bigram=tmp_path))
