@@ -10,8 +10,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from logging import LogRecord
 
 import jax
+from absl import logging
 
 from specjax.cli.entry import INTERRUPTED
 from specjax.cli.failures import tell
@@ -71,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parse(argv)
     args.command_line = ["specjax", *argv]
-    # After a write that failed, Orbax drops its other writes, and Python tells of each at the end.
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    _tell_failed_writes_once()
     try:
         return _run(args)
     except Exception as error:
@@ -82,6 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"specjax {args.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _tell_failed_writes_once() -> None:
+    """Orbax raises what fails in its threads, and also logs it; `main` tells of it in one line.
+
+    After a write that failed it drops its other writes, and Python tells of each at the end.
+    """
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    # absl's own, which must be there first.
+    logging.get_absl_logger().addFilter(_raises_nothing)
+
+
+def _raises_nothing(record: LogRecord) -> bool:
+    return "_SignalingThread.run() raised" not in record.getMessage()
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from absl import logging
 
 from specjax.cli import failures, main
 
@@ -133,3 +134,14 @@ def test_commands_keep_programs_and_tell_of_compiling_once(tmp_path):
         out = subprocess.run(child, env=environment, capture_output=True, text=True, check=True)
         lines = [line for line in out.stderr.splitlines() if "later runs" in line]
         assert [line.split("; ")[1] for line in lines] == told, out.stderr
+
+
+def test_what_orbax_also_raises_is_not_logged():
+    main._tell_failed_writes_once()
+    logger = logging.get_absl_logger()
+
+    def is_told(text):
+        return bool(logger.filter(logger.makeRecord("absl", 40, "f", 1, text, ("x",), None)))
+
+    assert is_told("%s is lost")
+    assert not is_told("[process=0] _SignalingThread.run() raised an exception: %s")

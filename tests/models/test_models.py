@@ -77,12 +77,12 @@ def test_t5_has_the_tree_and_the_axes_of_t5x():
 
 
 def test_t5_is_initialised_as_t5x_does_it():
-    """The parameters are equal to the bit for the same key."""
+    """The parameters are those of the same key, up to the rounding that LLVM's options decide."""
     _lines("t5_unscanned_params.txt")
     expected = np.load(FIXTURES / "t5_unscanned_expected.npz")
     params = _flat(T5(T5X_CONFIG).init(jax.random.key(0)))
     for path, value in expected.items():
-        np.testing.assert_array_equal(params[path], value, err_msg=path)
+        np.testing.assert_allclose(params[path], value, rtol=1e-6, err_msg=path)
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
