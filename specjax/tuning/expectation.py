@@ -254,7 +254,7 @@ def _copies_first(hierarchy: Hierarchy, screening: Screening) -> tuple[float, fl
 def _visits(copies: Copies, least: int, longest: int, accepted: np.ndarray) -> np.ndarray:
     """How often a round begins at each position of the texts, along the texts."""
     visits = np.zeros(len(copies.drafted))
-    stands = np.minimum(np.minimum(copies.on_text, copies.drafted), longest)
+    stands = np.minimum(copies.on_text, longest)
     copied = copies.matched >= least
     for begin, end in zip(copies.offsets[:-1], copies.offsets[1:], strict=True):
         here = np.zeros(end - begin + len(accepted) + longest + 1)

@@ -224,7 +224,7 @@ def _compare(
     for kind in sorted(copied):
         found = copied[kind]
         longest = found.tokens.shape[-1]
-        step = jnp.arange(longest, dtype=jnp.int32)
+        step = jnp.arange(longest, dtype=jnp.int32)[None, None]
         ahead = place[..., None] + step
         # Where those before it stand, and the text has a token there.
         seen = (found.drafted[..., None] > step) & (found.on_text[..., None] >= step)
@@ -260,7 +260,7 @@ def _merged(
     return Copies(
         matched=matched[real],
         drafted=drafted[real],
-        on_text=np.minimum(on_text, left)[real],
+        on_text=np.minimum(np.minimum(on_text, left), drafted)[real],
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         accepted=accepted,
     )
