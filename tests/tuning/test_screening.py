@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import drafting, rules, testing
-from specjax.drafting import MaxGram
+from specjax import drafting, testing
 from specjax.text import TextModel
 from specjax.tokenizers import ByteTokenizer
 from specjax.tuning import Law
@@ -35,7 +34,8 @@ def models(tables):
 def rows():
     rng = np.random.default_rng(0)
     prompts = [rng.integers(100, 104, n).astype(np.int32) for n in (3, 7, 5)]
-    texts = [rng.integers(100, 104, n).astype(np.int32) for n in (9, 4, 12)]
+    texts = [rng.integers(100, 104, n).astype(np.int32) for n in (9, 4)]
+    texts.append(np.tile(np.asarray([103, 100, 102], np.int32), 4))
     return prompts, texts
 
 
@@ -84,7 +84,6 @@ def test_rates_are_those_of_the_distributions(sampled, tables, rows):
 def test_the_rate_of_a_lenient_level_is_that_of_its_own_law(sampled, tables, rows):
     found = laws(tables, rows, 0.8)
     rule = drafting.lenience(LENIENCE)
-    assert isinstance(rule, rules.Lossy)
     pi = [np.asarray(rule(jnp.float32(q), jnp.float32(p))) for _, p, q in found]
     want = np.minimum(found[:, 0], pi).sum(-1).mean()
     assert sampled.rates[0, Law(1, 2, LENIENCE), 1.0] == pytest.approx(want, abs=1e-5)
@@ -92,9 +91,7 @@ def test_the_rate_of_a_lenient_level_is_that_of_its_own_law(sampled, tables, row
 
 
 def test_at_temperature_0_a_rate_says_how_often_two_agree(models, tables, rows):
-    found = compare(
-        models, *rows, sampling=Sampling(0.0), leniences=(1.0,), tables={}, max_draft=4
-    )
+    found = compare(models, *rows, sampling=Sampling(0.0), leniences=(1.0,), tables={}, max_draft=4)
     best = laws(tables, rows, 0.0).argmax(-1)
     for (reviewer, law, _), rate in found.rates.items():
         want = np.mean(best[:, reviewer] == best[:, law.place])
@@ -146,7 +143,6 @@ def test_a_table_goes_on_where_nothing_is_copied(models, rows):
     ).copies
     assert list(found) == ["bigram", "text"]
     assert found["bigram"].drafted.sum() > found["text"].drafted.sum()
-    assert isinstance(MaxGram(VOCAB, 2).max_draft, int)
     np.testing.assert_array_equal(found["bigram"].matched, found["text"].matched)
 
 
