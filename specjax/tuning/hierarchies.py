@@ -94,7 +94,8 @@ class Hierarchy:
             return Decoder(Models(verifier=verifier, **named), drafting=plan, **options)
         count = self.lengths[0][0]
         if not self.models:
-            return Decoder(verifier, drafting=Lookup(bigram=table), max_draft=count, **options)
+            alone = Models(verifier=verifier)
+            return Decoder(alone, drafting=Lookup(bigram=table), max_draft=count, **options)
         pair = Pair(drafter=models[self.models[0]], verifier=verifier)
         first = None
         if self.copies:
@@ -132,9 +133,11 @@ def hierarchies(
         yield from (Hierarchy((i,), ((count,),)) for i in places)
         yield from (Hierarchy((), ((count,),), kind) for kind in copies)
     longest = sorted({max(1, max_draft // 2), max_draft})
-    for i, kind, count in itertools.product(places, copies, lengths):
-        for least, most in itertools.product(_MATCHES, longest):
-            yield Hierarchy((i,), ((count,),), kind, least, most)
+    # There a table would only make copies longer.
+    if "text" in copies:
+        for i, count in itertools.product(places, lengths):
+            for least, most in itertools.product(_MATCHES, longest):
+                yield Hierarchy((i,), ((count,),), "text", least, most)
     for size in range(2, levels + 1):
         grid: Sequence[int] = _COUNTS if size == 2 else _FEW_COUNTS
         counts = sorted({min(count, max_draft) for count in grid})

@@ -39,7 +39,7 @@ def seconds_of_passes(
       rows: B.
       widths: at least 2 each.
       prompt_length: P of the invented prompts.
-      seconds: how long all of them are measured, without compiling; each three times at least.
+      seconds: how long all of them are measured, without compiling; each five times at least.
 
     Returns:
       For each model the seconds of a pass over one token; and for each: width -> seconds.
@@ -101,7 +101,7 @@ def _steady(
     for attempt in range(_ATTEMPTS):
         begin, turns = time.perf_counter(), 0
         # The first turn compiles; its times are never the least.
-        while turns < 4 or time.perf_counter() - begin < seconds * 3**attempt:
+        while turns < 6 or time.perf_counter() - begin < seconds * 3**attempt:
             turn()
             turns += 1
         short, long = _ROUNDS
