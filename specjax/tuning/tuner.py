@@ -8,6 +8,7 @@ Files in the output directory:
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -107,7 +108,7 @@ def tune_drafts(
             {
                 "models": {name: model.fingerprint for name, model in models.items()},
                 "tuning": json.loads(json.dumps(dataclasses.asdict(tuning), default=os.fspath)),
-                "tokens": [prompt.tolist() for prompt in tokens],
+                "tokens": hashlib.sha256(b"".join(_bytes(prompt) for prompt in tokens)).hexdigest(),
                 "environment": environment(),
             }
         )
@@ -327,6 +328,11 @@ def rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> fl
         return None
     found = float(spearmanr(expected, measured).statistic)
     return None if math.isnan(found) else found
+
+
+def _bytes(prompt: np.ndarray) -> bytes:
+    """Of its tokens, and its end."""
+    return (" ".join(map(str, prompt.tolist())) + "\n").encode()
 
 
 def _say(text: str) -> None:
