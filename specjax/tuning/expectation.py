@@ -9,7 +9,7 @@ Sources: Leviathan et al. (arXiv 2211.17192), Cascade Speculative Drafting (arXi
 lengths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ class Expected(NamedTuple):
     Attributes:
       tokens: that a row's round emits.
       seconds: of a round of the batch.
-      speedup: over the verifier alone.
+      speedup: over the verifier alone, with the time that the prompts take.
     """
 
     tokens: float
@@ -87,7 +87,16 @@ def expect(hierarchy: Hierarchy, screening: Screening) -> Expected:
             # After a whole block the drafter reads its last token in a pass of its own.
             whole = float(block.accepted[-1])
             seconds += screening.alone[hierarchy.models[0]] * _any(whole, screening.rows)
-    return Expected(tokens, seconds, alone * tokens / seconds)
+    length = screening.emitted / len(screening.text_lengths)
+    before = screening.start() + alone * length
+    after = screening.start(list(_read_by(hierarchy))) + seconds * length / tokens
+    return Expected(tokens, seconds, before / after)
+
+
+def _read_by(hierarchy: Hierarchy) -> Iterator[int]:
+    """The drafters that read the prompt, each once for each of its places in K with a cache."""
+    for level, place in enumerate(hierarchy.models):
+        yield from (place for row in hierarchy.lengths if row[level])
 
 
 class _Theory:

@@ -3,8 +3,10 @@
 Axes: B rows, P prompt length.
 """
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,14 +23,28 @@ _ROUNDS = (2, 10)
 _ATTEMPTS = 3
 
 
+class Passes(NamedTuple):
+    """Seconds of passes of models.
+
+    Attributes:
+      alone: of each over one token.
+      wide: for each: width -> seconds of a pass that reviews.
+      prompts: in which each takes the prompts in.
+    """
+
+    alone: tuple[float, ...]
+    wide: tuple[Mapping[int, float], ...]
+    prompts: tuple[float, ...]
+
+
 def seconds_of_passes(
     models: Sequence[TextModel],
     rows: int,
     widths: Sequence[int],
     *,
     prompt_length: int,
-    seconds: float = 1.0,
-) -> tuple[tuple[float, ...], tuple[Mapping[int, float], ...]]:
+    seconds: float = 5.0,
+) -> Passes:
     """Measures a pass of each model, alone and as a reviewer.
 
     A pass over one token is a step of the model that decodes alone. One over w tokens is a round
@@ -42,7 +58,7 @@ def seconds_of_passes(
       seconds: how long all of them are measured, without compiling; each five times at least.
 
     Returns:
-      For each model the seconds of a pass over one token; and for each: width -> seconds.
+      The times.
 
     Raises:
       ValueError: if other work disturbs the measurement so much that a pass seems to take no time.
@@ -56,16 +72,23 @@ def seconds_of_passes(
             copier = MaxGram(one.model.vocab_size, width - 1)
             method = Speculative(one.model, copier, Block(), (width,), partitioner=where)
             methods[place, width] = method, RoundParams(one.prepared, (), Lossless())
-    found = _steady(methods, rows, prompt_length, seconds)
+    found, starts = _steady(methods, rows, prompt_length, seconds)
     for (place, width), spent in found.items():
         if spent <= 0.0:
             raise ValueError(
                 f"a pass of {models[place].name} over {width} tokens seems to take no time: other "
                 "work has disturbed the measurement; repeat it on a quieter machine"
             )
-    alone_seconds = tuple(found[place, 1] for place in range(len(models)))
-    wide = tuple({width: found[place, width] for width in widths} for place in range(len(models)))
-    return alone_seconds, wide
+    places = range(len(models))
+    for place in places:
+        # A pass that takes longer than a wider one was disturbed.
+        for wide, narrow in itertools.pairwise((*sorted(widths, reverse=True), 1)):
+            found[place, narrow] = min(found[place, narrow], found[place, wide])
+    return Passes(
+        alone=tuple(found[place, 1] for place in places),
+        wide=tuple({width: found[place, width] for width in widths} for place in places),
+        prompts=tuple(starts[place, 1] for place in places),
+    )
 
 
 def _steady(
@@ -73,8 +96,11 @@ def _steady(
     rows: int,
     prompt_length: int,
     seconds: float,
-) -> dict[tuple[int, int], float]:
-    """Measures longer, up to a point, while other work hides what a pass takes."""
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    """The times of rounds, and of taking the prompts in.
+
+    Measures longer, up to a point, while other work hides what a pass takes.
+    """
     words = np.arange(rows * prompt_length, dtype=np.int32).reshape(rows, prompt_length)
 
     def start(case: tuple[int, int]) -> DecodeState:
@@ -90,10 +116,14 @@ def _steady(
 
     least = {(case, rounds): float("inf") for case in methods for rounds in _ROUNDS}
 
+    starts = dict.fromkeys(methods, float("inf"))
+
     def turn() -> None:
         for (case, rounds), before in least.items():
             method, params = methods[case]
+            begin = time.perf_counter()
             state = start(case)
+            starts[case] = min(starts[case], time.perf_counter() - begin)
             begin = time.perf_counter()
             jax.block_until_ready(method.run(params, state, rounds))
             least[case, rounds] = min(before, time.perf_counter() - begin)
@@ -108,4 +138,4 @@ def _steady(
         found = {c: (least[c, long] - least[c, short]) / (long - short) for c in methods}
         if min(found.values()) > 0.0:
             break
-    return found
+    return found, starts

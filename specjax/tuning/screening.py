@@ -71,6 +71,9 @@ class Screening:
       rates: (a reviewer's place, a law, the reviewer's lenience) -> how likely it accepts a token.
       copies: what copies -> how it fares.
       text_lengths: `[texts]` tokens of the verifier's texts.
+      call: seconds that B prompts take the verifier alone besides its passes over one token.
+      prompts: seconds in which each model takes B prompts in; of the verifier part of `call`. None
+        where that is left out.
     """
 
     rows: int
@@ -79,6 +82,8 @@ class Screening:
     rates: Mapping[tuple[int, Law, float], float]
     copies: Mapping[str, Copies]
     text_lengths: np.ndarray
+    call: float = 0.0
+    prompts: tuple[float, ...] | None = None
 
     @property
     def emitted(self) -> int:
@@ -88,6 +93,10 @@ class Screening:
     def rate(self, reviewer: int, law: Law, lenience: float = 1.0) -> float:
         """How likely the model at a place accepts a token of a law."""
         return self.rates[reviewer, law, lenience]
+
+    def start(self, places: Sequence[int] = ()) -> float:
+        """The seconds that B prompts take besides rounds, where these drafters read them too."""
+        return self.call + sum(self.prompts[place] for place in places if self.prompts)
 
     def review(self, place: int, width: int) -> float:
         """The seconds of a model's pass over `width` tokens; between measured widths on a line."""
@@ -116,6 +125,8 @@ class Screening:
         return {
             "rows": self.rows,
             "tokens": self.emitted,
+            "call": self.call,
+            "prompts": dict(zip(names, self.prompts or (), strict=False)),
             "passes": {
                 name: {"1": alone, **{str(width): t for width, t in times.items()}}
                 for name, alone, times in zip(names, self.alone, self.passes, strict=True)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ PathLike = str | os.PathLike[str]
 # Of hierarchies that differ in numbers alone so many are measured.
 _OF_A_KIND = 2
 _SHOWN = 10
+_CALLS = 6
 
 
 def tune_drafts(
@@ -203,9 +205,27 @@ def _screen(
     widths = sorted(
         {*(1 << i for i in range(1, tuning.max_draft.bit_length())), tuning.max_draft + 1}
     )
-    alone, passes = seconds_of_passes(each, tuning.batch_size, widths, prompt_length=usual)
-    lengths = np.asarray([len(text) for text in texts])
-    return Screening(tuning.batch_size, alone, passes, found.rates, found.copies, lengths)
+    passes = seconds_of_passes(each, tuning.batch_size, widths, prompt_length=usual)
+    return Screening(
+        rows=tuning.batch_size,
+        alone=passes.alone,
+        passes=passes.wide,
+        rates=found.rates,
+        copies=found.copies,
+        text_lengths=np.asarray([len(text) for text in texts]),
+        call=max(_call(decoder, asked[: tuning.batch_size]) - passes.alone[0], 0.0),
+        prompts=passes.prompts,
+    )
+
+
+def _call(decoder: Decoder, prompts: list[Any]) -> float:
+    """The least seconds of a call that emits one token of each prompt."""
+    least = math.inf
+    for _ in range(_CALLS):
+        begin = time.perf_counter()
+        decoder(prompts, max_new_tokens=1, progress=False)
+        least = min(least, time.perf_counter() - begin)
+    return least
 
 
 def shortlist(

@@ -1,5 +1,7 @@
 """The expected times against `specjax.theory`, simulations and numbers counted by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -160,6 +162,20 @@ def test_where_drafting_never_pays_the_verifier_alone_is_best():
     found = {one: expect(one, given).speedup for one in hierarchies(2, (), max_draft=4)}
     assert max(found, key=found.get) == ALONE
     assert sorted(found.values())[-2] < 1.0
+
+
+def test_prompts_take_their_time():
+    """Each model with a place in K reads the prompt: what is gained must make up for that."""
+    short = dataclasses.replace(screening(lengths=np.asarray([10])), call=4.0)
+    free = dataclasses.replace(short, prompts=(9.0, 0.0, 0.0))
+    given = dataclasses.replace(short, prompts=(9.0, 3.0, 1.0))
+    one, both = Hierarchy((1,), ((4,),)), Hierarchy((1, 2), ((3, 2), (0, 2)))
+    assert expect(ALONE, given).speedup == 1.0
+    for hierarchy, read in ((one, 3.0), (both, 3.0 + 1.0 + 1.0)):
+        found = expect(hierarchy, given)
+        rounds = 10 / found.tokens * found.seconds
+        assert found.speedup == pytest.approx((4.0 + 10.0) / (4.0 + read + rounds))
+        assert found.speedup < expect(hierarchy, free).speedup
 
 
 def test_wider_passes_cost_what_was_measured():

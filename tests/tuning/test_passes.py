@@ -41,5 +41,6 @@ def test_each_model_has_each_width(models, monkeypatch):
             return state
 
         monkeypatch.setattr(kind, "run", counted)
-    alone, wide = passes.seconds_of_passes(models, 2, (2, 4), **SIZES)
-    assert alone == (1.0, 1.0) and wide == ({2: 2.0, 4: 4.0},) * 2
+    found = passes.seconds_of_passes(models, 2, (2, 4), **SIZES)
+    assert found.alone == (1.0, 1.0) and found.wide == ({2: 2.0, 4: 4.0},) * 2
+    assert found.prompts == (0.0, 0.0)
