@@ -241,7 +241,8 @@ def shortlist(
       All hierarchies, the best first; and, to be measured, the verifier alone, the best single
       drafter, and the best of all, of which at most two differ in their numbers alone.
     """
-    ranked = sorted(expected, key=lambda one: -expected[one].speedup)
+    # Of equal ones the simpler, which comes first.
+    ranked = sorted(expected, key=lambda one: -round(expected[one].speedup, 3))
     single = next((one for one in ranked if one.is_single), None)
     chosen: list[Hierarchy] = []
     kinds: dict[Any, int] = {}
