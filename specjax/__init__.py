@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         theory,
         tokenizers,
         training,
+        tuning,
         types,
         verification,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "theory",
     "tokenizers",
     "training",
+    "tuning",
     "types",
     "verification",
 ]

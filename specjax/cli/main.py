@@ -55,6 +55,10 @@ COMMANDS = {
         "specjax.cli.train_head",
         "train the acceptance head of a pair's drafter, for adaptive draft lengths (resumable)",
     ),
+    "tune_drafts": (
+        "specjax.cli.tune_drafts",
+        "choose how to draft for a verifier: a drafter, copies, a cascade, or not at all",
+    ),
 }
 # A program that is compiled once is not worth keeping.
 _WITHOUT_CACHE = ("convert", "evaluate", "train_bigram")

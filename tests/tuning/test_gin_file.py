@@ -1,0 +1,62 @@
+"""What was chosen, read back by `specjax infer`: it builds the very decoder that was measured."""
+
+import pytest
+
+from specjax import load_text_model, text
+from specjax.cli import gin_config, infer
+from specjax.text.models import BUILT_IN
+from specjax.tuning import ALONE, Hierarchy, gin_text
+from tests import tiny_pair
+
+NAMES = ("verifier", "drafter", "level_2")
+OPTIONS = {"temperature": 0.5, "top_k": 7, "top_p": None, "batch_size": 3, "max_new_tokens": 9}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    found = tiny_pair.write_pair(directory)
+    smaller = tiny_pair.write_model(directory / "smaller", "drafter", seed=7)
+    tiny_pair.write_vocabulary(smaller)
+    return {"verifier": found["verifier"], "drafter": found["drafter"], "level_2": smaller}
+
+
+@pytest.fixture(scope="module")
+def models(paths):
+    return [load_text_model(path) for path in paths.values()]
+
+
+CHOICES = {
+    "alone": ALONE,
+    "one": Hierarchy((1,), ((4,),)),
+    "another": Hierarchy((2,), ((3,),)),
+    "copies": Hierarchy((), ((6,),), "text"),
+    "copies first": Hierarchy((1,), ((4,),), "text", min_match=2, max_copy=7),
+    "with copies": Hierarchy((1,), ((3, 2), (0, 2)), "text", lenience=2.0),
+    "two": Hierarchy((1, 2), ((3, 1), (0, 2)), lenience=4.0),
+    "three": Hierarchy((1, 2), ((2, 0, 2), (0, 2, 0), (0, 0, 4)), "text"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_infer_takes_what_was_chosen(paths, models, tmp_path, name):
+    chosen = CHOICES[name]
+    settings = {key.upper(): value for key, value in OPTIONS.items()}
+    told = {key: str(path) for key, path in paths.items()}
+    file = tmp_path / "drafts.gin"
+    file.write_text(gin_text(chosen, "it was fast", told, settings, None, file))
+    infer.register()
+    gin_config.configure([str(file)], ["INPUT=captions.txt", "OUTPUT_DIR=run"])
+    found = gin_config.call(text.Decoder).describe()
+    want = chosen.decoder(NAMES, models, None, **OPTIONS)
+    assert found == want.describe()
+    assert found["max_new_tokens"] == 9 and found["temperature"] == 0.5
+    assert f"# {chosen.described(NAMES)}: it was fast." in file.read_text()
+
+
+def test_the_built_in_pair_has_no_paths():
+    built_in = {name: str(BUILT_IN / name) for name in ("verifier", "drafter")}
+    lines = gin_text(CHOICES["with copies"], "why", built_in, {}, "built-in", "f").splitlines()
+    assert {"VERIFIER = None", "DRAFTER = None", "BIGRAM = None"} <= set(lines)
+    table = Hierarchy((), ((6,),), "bigram")
+    assert "BIGRAM = 'built-in'" in gin_text(table, "why", built_in, {}, "built-in", "f")
