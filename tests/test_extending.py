@@ -170,7 +170,7 @@ def test_any_number_of_models_has_one_vocabulary(pair):
     )
     assert list(models.named) == ["verifier", "middle", "drafter"]
     decoder = specjax.Decoder(models, max_draft=2, **SHAPE)
-    assert {"verifier", "middle", "drafter"} <= set(decoder.describe())
+    assert {"verifier", "middle", "drafter"} <= set(decoder.describe()["models"])
     assert set(decoder(PROMPTS)[0].info.calls) == {"verifier", "drafter"}
     with pytest.raises(ValueError, match="one of the models must be called verifier, got drafter"):
         specjax.Models(drafter=pair.drafter)
