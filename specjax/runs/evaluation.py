@@ -112,11 +112,11 @@ def evaluate(
     for metric, wanted in scorers.values():
         check_references(metric, wanted)
 
-    took = {run.path: _decoding(run, prices) for run in runs}
+    took = {run.path: decoding_figures(run, prices) for run in runs}
 
     def score() -> dict[str, Any]:
         figures = {
-            name: _figures([(run, took[run.path]) for run in several], scorers)
+            name: pooled_figures([(run, took[run.path]) for run in several], scorers)
             for name, several in methods.items()
         }
         return {
@@ -217,8 +217,21 @@ def _programs(
     return {"pass_at_1": (PassAt1(sandbox), found)}
 
 
-def _decoding(run: Predictions, costs: Mapping[str, float] | None) -> dict[str, Sums]:
-    """What the decoding of one file took; nothing if the file does not say."""
+def decoding_figures(
+    run: Predictions, costs: Mapping[str, float] | None = None
+) -> dict[str, Sums]:
+    """What the decoding of one file took; nothing if the file does not say.
+
+    Args:
+      run: its rows.
+      costs: see `specjax.evaluation.efficiency`.
+
+    Returns:
+      The figures of `efficiency`, `nats_per_token` and `impossible_share`.
+
+    Raises:
+      ValueError: costs are given, and the file does not say what decoding took.
+    """
     if run.counts is None or run.log_target is None or run.log_p is None:
         if costs is not None:
             raise ValueError(
@@ -232,11 +245,19 @@ def _decoding(run: Predictions, costs: Mapping[str, float] | None) -> dict[str, 
     }
 
 
-def _figures(
+def pooled_figures(
     runs: Sequence[tuple[Predictions, Mapping[str, Sums]]],
     scorers: Mapping[str, Scorer],
 ) -> dict[str, Sums]:
-    """The figures of one method, over all of its runs."""
+    """The figures of one method, over all of its runs.
+
+    Args:
+      runs: of each seed the outputs, and the figures of its decoding.
+      scorers: name -> a metric with the references of all rows.
+
+    Returns:
+      By name, those that all runs have.
+    """
     made = [
         {**{k: figure(m, run.outputs, texts) for k, (m, texts) in scorers.items()}, **took}
         for run, took in runs

@@ -82,11 +82,31 @@ def read_predictions(
         records.append(record)
     if all("checksum" in record for record in records):
         records = _in_order(name, records)
+    return predictions_of(records, name, prediction_field, targets_field)
+
+
+def predictions_of(
+    records: Sequence[dict[str, Any]],
+    path: str,
+    prediction_field: str = "prediction",
+    targets_field: str = "targets",
+) -> Predictions:
+    """What records say, such as those of `specjax.runs.lines.record_of_row`.
+
+    Args:
+      records: one for each row, in order; see `read_predictions`.
+      path: their file, or what messages call them.
+      prediction_field: the key of the output.
+      targets_field: the key of a row's reference, if it has one.
+
+    Returns:
+      The predictions.
+    """
     texts = [record[prediction_field] for record in records]
     counts = RowCounts.from_records(records) if _has_counts(records) else None
     target, p = _log_probs(records) if counts is not None else (None, None)
     return Predictions(
-        path=name,
+        path=path,
         outputs=[text or "" for text in texts],
         inputs=[_text(record.get("inputs")) for record in records],
         targets=[
@@ -212,7 +232,7 @@ def _in_order(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ordered
 
 
-def _has_counts(records: list[dict[str, Any]]) -> bool:
+def _has_counts(records: Sequence[dict[str, Any]]) -> bool:
     """Whether every row that has no error says what it took."""
     infos: list[Any] = [record.get("info") for record in records if "error" not in record]
     return (
@@ -233,7 +253,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _log_probs(records: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Log π and log p, `[n]` each. JSON has no infinity: a null p is one, but for a row of NaN.
 
     A row without p is one that the verifier has not read.
