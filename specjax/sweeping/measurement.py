@@ -1,0 +1,271 @@
+"""One way to decode, measured beside the verifier alone.
+
+Axes: n texts, c chunks of texts that are timed, s seeds.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import check_part, whole_number
+from specjax.data import Example
+from specjax.evaluation import METRICS, Bootstrap, check_metrics, check_references
+from specjax.runs.compilation_cache import count_compilations
+from specjax.runs.evaluation import Scorer
+from specjax.runs.lines import Record, record_of_row
+from specjax.text import Decoder
+
+# The batch size -> what decodes with it.
+MakeDecoder = Callable[[int], Decoder]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How each point is measured.
+
+    Attributes:
+      metrics: names in `specjax.evaluation.METRICS`; the first one is called quality.
+      seeds: how many seeds, from `seed` on, at a temperature above 0; at 0 there is one.
+      seed: the first one.
+      batch_size: the texts decoded together for their quality.
+      latency_batch_size: the same where time is measured.
+      latency_texts: how many texts are timed, the first ones of all.
+      repeats: how often each of them is timed.
+      bootstrap: the resampling.
+
+    Raises:
+      ImportError: a metric's library is not installed.
+      TypeError: for a value of the wrong type.
+      ValueError: for one out of range, an unknown metric, or too few texts for an interval.
+    """
+
+    metrics: Sequence[str] = ("bleu",)
+    seeds: int = 5
+    seed: int = 0
+    batch_size: int = 16
+    latency_batch_size: int = 1
+    latency_texts: int = 64
+    repeats: int = 3
+    bootstrap: Bootstrap = dataclasses.field(default_factory=Bootstrap)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if isinstance(self.metrics, str) or not isinstance(self.metrics, Sequence):
+            raise TypeError(f"metrics must be a tuple of names, got {self.metrics!r}")
+        if not self.metrics:
+            raise ValueError("metrics is empty: give at least one, the first is called quality")
+        check_metrics(self.metrics)
+        put(self, "metrics", tuple(self.metrics))
+        names = ("seeds", "batch_size", "latency_batch_size", "latency_texts", "repeats")
+        for name in names:
+            put(self, name, whole_number(name, getattr(self, name), low=1))
+        put(self, "seed", whole_number("seed", self.seed, low=0))
+        check_part("bootstrap", self.bootstrap, ("interval", "difference"), "Bootstrap()")
+        if self.latency_texts < 2 * self.latency_batch_size:
+            raise ValueError(
+                f"latency_texts must be at least twice latency_batch_size = "
+                f"{self.latency_batch_size}, so that there is an interval, got "
+                f"{self.latency_texts}"
+            )
+
+    def seeds_at(self, temperature: float) -> list[int]:
+        """The seeds at a temperature: greedy texts need one."""
+        return list(range(self.seed, self.seed + (self.seeds if temperature > 0.0 else 1)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bench:
+    """The texts that points are measured on.
+
+    Attributes:
+      examples: n of them, whose references are `references`.
+      prompts: n, the tokens of their inputs.
+      references: for each text one or several.
+      measuring: how.
+
+    Raises:
+      ValueError: there are not as many references as examples, a metric cannot use them, or there
+        are fewer texts than are timed.
+    """
+
+    examples: Sequence[Example]
+    prompts: Sequence[np.ndarray]
+    references: Sequence[Sequence[str]]
+    measuring: Measuring
+
+    def __post_init__(self) -> None:
+        if not len(self.examples) == len(self.prompts) == len(self.references):
+            raise ValueError(
+                f"there are {len(self.examples)} texts, but {len(self.references)} references: "
+                "give one line of references for each text"
+            )
+        if len(self.examples) < self.measuring.latency_texts:
+            raise ValueError(
+                f"there are {len(self.examples)} texts, but latency_texts="
+                f"{self.measuring.latency_texts} are timed: add texts, or time fewer"
+            )
+        for metric in self.measuring.metrics:
+            check_references(METRICS[metric], self.references)
+
+    @property
+    def scorers(self) -> dict[str, Scorer]:
+        """The metrics with their references."""
+        return {name: (METRICS[name], self.references) for name in self.measuring.metrics}
+
+    def part(self, start: int, stop: int) -> "Bench":
+        """The same of some of the texts."""
+        return dataclasses.replace(
+            self,
+            examples=self.examples[start:stop],
+            prompts=self.prompts[start:stop],
+            references=self.references[start:stop],
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Times:
+    """The seconds of chunks of texts.
+
+    Attributes:
+      seconds: `[s, r, c]` of each seed, repeat and chunk.
+      tokens: `[s, c]` emitted.
+    """
+
+    seconds: np.ndarray  # [s, r, c]
+    tokens: np.ndarray  # [s, c]
+
+    @property
+    def usual(self) -> np.ndarray:
+        """`[c]`: of the repeats the median, of the seeds the mean."""
+        return np.median(self.seconds, axis=1).mean(axis=0)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """`[c]`: the mean of all."""
+        return self.seconds.mean(axis=(0, 1))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """What one way to decode did.
+
+    Attributes:
+      seeds: s of them.
+      records: for each seed the n lines of a `predictions.jsonl`.
+      times: of the first texts.
+      verifier_times: those of the verifier alone, in turns with them; None for itself.
+      compiled: programs that were compiled or read from disk before it was timed.
+      compiled_late: and while it was timed.
+    """
+
+    seeds: list[int]
+    records: list[list[Record]]
+    times: Times
+    verifier_times: Times | None
+    compiled: int
+    compiled_late: int
+
+
+def measure(
+    make: MakeDecoder, make_verifier: MakeDecoder | None, bench: Bench, temperature: float
+) -> Measured:
+    """Decodes all texts, and times the first ones in turns with the verifier alone.
+
+    A row's text depends on its seed and its place. So texts are the same at any batch size (but
+    where policies read the rows beside a row), and so are texts that another part of them is
+    measured with.
+
+    Args:
+      make: makes the decoder, at its temperature; it is called once for each batch size.
+      make_verifier: the same of the verifier alone at that temperature; None where it is that.
+      bench: the texts, and how.
+      temperature: of both.
+
+    Returns:
+      What was measured; all programs were compiled before the first time was taken.
+
+    Raises:
+      ValueError: a model gave NaN, or the parts of the decoder do not go together. Anything that
+        decoding may raise, such as where the memory is full.
+    """
+    how = bench.measuring
+    seeds = how.seeds_at(temperature)
+    with count_compilations() as counts:
+        decoder = make(how.batch_size)
+        records = [_decode(decoder, bench, seed) for seed in seeds]
+        same = how.batch_size == how.latency_batch_size
+        timed = [decoder if same else make(how.latency_batch_size)]
+        if make_verifier is not None:
+            timed.append(make_verifier(how.latency_batch_size))
+        chunks = _chunks(bench)
+        for one in timed:
+            _warm(one, bench, chunks, seeds[0])
+    with count_compilations() as late:
+        times = _time(timed, bench, chunks, seeds)
+    return Measured(
+        seeds=seeds,
+        records=records,
+        times=times[0],
+        verifier_times=times[1] if make_verifier is not None else None,
+        compiled=counts.compiled + counts.read,
+        compiled_late=late.compiled + late.read,
+    )
+
+
+def _decode(decoder: Decoder, bench: Bench, seed: int) -> list[Record]:
+    # By their places: a part of the texts gets the same ones as all of them.
+    ids = [example.id for example in bench.examples]
+    prompts: list[Any] = list(bench.prompts)
+    rows = {row.index: row for row in decoder.rows(prompts, seed=seed, ids=ids)}
+    found = []
+    for i, example in enumerate(bench.examples):
+        if rows[i].error is not None:
+            raise ValueError(f"row {example.id}: {rows[i].error}: look at the weights")
+        found.append(record_of_row(example, rows[i]))
+    return found
+
+
+def _chunks(bench: Bench) -> list[list[int]]:
+    """The places of the texts that are timed together; those that fill no chunk are left out."""
+    size, most = bench.measuring.latency_batch_size, bench.measuring.latency_texts
+    return [list(range(start, start + size)) for start in range(0, most - size + 1, size)]
+
+
+def _warm(decoder: Decoder, bench: Bench, chunks: list[list[int]], seed: int) -> None:
+    """Decodes one chunk of each shape."""
+    shapes: dict[int, list[int]] = {}
+    for chunk in chunks:
+        longest = max(len(bench.prompts[i]) for i in chunk)
+        shapes.setdefault(int(np.searchsorted(decoder.buckets, longest)), chunk)
+    for chunk in shapes.values():
+        _run(decoder, bench, chunk, seed)
+
+
+def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
+    """The seconds of a chunk, and the tokens that it emitted."""
+    prompts: list[Any] = [bench.prompts[i] for i in chunk]
+    ids = [bench.examples[i].id for i in chunk]
+    begin = time.perf_counter()
+    result = decoder(prompts, seed=seed, ids=ids, progress=False)
+    return time.perf_counter() - begin, int(result.info.rows.emitted.sum())
+
+
+def _time(
+    decoders: list[Decoder], bench: Bench, chunks: list[list[int]], seeds: list[int]
+) -> list[Times]:
+    """The times of each; they take turns at every chunk, each as often first as the other."""
+    shape = (len(seeds), bench.measuring.repeats, len(chunks))
+    found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
+    order = list(zip(decoders, found, strict=True))
+    for repeat in range(shape[1]):
+        for i, seed in enumerate(seeds):
+            for j, chunk in enumerate(chunks):
+                for decoder, times in order:
+                    spent, emitted = _run(decoder, bench, chunk, seed)
+                    times.seconds[i, repeat, j] = spent
+                    times.tokens[i, j] = emitted
+                order.reverse()
+    return found

@@ -1,0 +1,156 @@
+"""Figures 1 to 3 of Faster Cascades for the points of a sweep, and quality against divergence."""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import require
+from specjax.sweeping.points import DRAFTER, VERIFIER, Point, common
+from specjax.sweeping.scores import DEFERRALS, RELATIVE, Scores
+from specjax.sweeping.tables import curves, pareto
+
+# File -> the figure on the horizontal axis, and its words.
+PLOTS: Mapping[str, tuple[str, str]] = {
+    "quality_deferrals.png": (DEFERRALS, "deferrals to the verifier per token"),
+    "quality_latency.png": (RELATIVE, "latency relative to the verifier alone"),
+    "quality_rejections.png": ("rejection_rate", "rejection rate of drafted tokens"),
+    "quality_nats.png": ("nats_per_token", "nats per token from the verifier"),
+}
+_MARKS, _LINES = "os^vDP*X<>ph", ("-", "--", "-.", ":")
+_DPI = 130
+
+
+def check() -> None:
+    """Raises ImportError unless figures can be drawn."""
+    require("matplotlib.figure", "eval")
+
+
+def draw(scored: Mapping[Point, Scores], quality: str) -> dict[str, bytes]:
+    """Draws all figures, with a panel for each temperature.
+
+    A curve has a mark and a line of its own, and its shade gets lighter from curve to curve, so
+    that they are told apart without colours. Points that nothing beats, better or cheaper, have a
+    ring and are joined by steps. A point without a finite figure is left out of that plot.
+
+    Args:
+      scored: the points that have figures.
+      quality: the figure on the vertical axis.
+
+    Returns:
+      File -> PNG; those in which there would be no point are left out.
+    """
+    made = {}
+    for file, (name, words) in PLOTS.items():
+        if any(
+            _values(scored[p], name, quality) for of in curves(list(scored)).values() for p in of
+        ):
+            made[file] = _png(scored, name, words, quality)
+    return made
+
+
+def _png(scored: Mapping[Point, Scores], name: str, words: str, quality: str) -> bytes:
+    figures: Any = require("matplotlib.figure", "eval")
+    colours: Any = require("matplotlib", "eval").colormaps["cividis"]
+    temperatures = sorted({point.temperature for point in scored})
+    figure = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = figure.subplots(1, len(temperatures), squeeze=False)[0]
+    # The same style in all panels and files, also where one of them lacks a curve.
+    told = [*dict.fromkeys(_label(curve, scored) for curve in curves(list(scored)))]
+    styles = {
+        label: {
+            "marker": _MARKS[i % len(_MARKS)],
+            "linestyle": _LINES[i % len(_LINES)],
+            "color": colours(0.85 * i / max(1, len(told) - 1)),
+        }
+        for i, label in enumerate(told)
+    }
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        here = {p: scores for p, scores in scored.items() if p.temperature == temperature}
+        own = {curve: _label(curve, scored) for curve in curves(list(here))}
+        _panel(axis, here, name, quality, {c: {**styles[t], "label": t} for c, t in own.items()})
+        axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
+        axis.margins(0.08)
+        axis.grid(alpha=0.3)
+    handles = {label: handle for axis in axes for handle, label in _handles(axis)}
+    order = [*(label for label in told if label in handles), *(h for h in handles if h not in told)]
+    figure.legend(
+        [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
+    )
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=_DPI)
+    return image.getvalue()
+
+
+def _handles(axis: Any) -> list[tuple[Any, str]]:
+    return list(zip(*axis.get_legend_handles_labels(), strict=True))
+
+
+def _label(curve: Point, scored: Mapping[Point, Scores]) -> str:
+    """A curve in words, without what all curves have in common."""
+    return curve.described(without={*common(scored), "strength", "temperature"})
+
+
+def _panel(
+    axis: Any,
+    scored: Mapping[Point, Scores],
+    name: str,
+    quality: str,
+    styles: Mapping[Point, Mapping[str, Any]],
+) -> None:
+    for point, scores in scored.items():
+        value = scores.figures[quality]["value"]
+        if point.method in (VERIFIER, DRAFTER) and value is not None:
+            line = {VERIFIER: "--", DRAFTER: ":"}[point.method]
+            told = point.described(without={"temperature"}).replace("_", " ")
+            axis.axhline(value, color="black", linestyle=line, linewidth=1.0, label=told)
+    if name == RELATIVE:
+        axis.axvline(1.0, color="black", linestyle="--", linewidth=0.6)
+    shown: list[tuple[float, float]] = []
+    for curve, points in curves(list(scored)).items():
+        found = [found for p in points if (found := _values(scored[p], name, quality))]
+        if not found:
+            continue
+        x, y, low, high = np.asarray(found).T
+        axis.errorbar(
+            x,
+            y,
+            [np.maximum(y - low, 0.0), np.maximum(high - y, 0.0)],
+            markersize=6,
+            linewidth=1.2,
+            elinewidth=0.7,
+            capsize=2,
+            alpha=0.9,
+            **styles[curve],
+        )
+        shown += zip(x, y, strict=True)
+    if shown:
+        _front(axis, np.asarray(shown))
+
+
+def _front(axis: Any, points: np.ndarray) -> None:
+    """Rings around what nothing beats."""
+    best = points[pareto(points[:, 0], points[:, 1])]
+    best = best[np.argsort(best[:, 0])]
+    axis.plot(
+        *best.T,
+        drawstyle="steps-post",
+        color="0.4",
+        linewidth=0.8,
+        marker="o",
+        markersize=12,
+        markerfacecolor="none",
+        markeredgecolor="black",
+        label="Pareto front",
+        zorder=1,
+    )
+
+
+def _values(scores: Scores, name: str, quality: str) -> tuple[float, float, float, float] | None:
+    """x, y and the interval of y; None where one of them is missing."""
+    x, y = scores.figures.get(name, {}).get("value"), scores.figures[quality]
+    if x is None or y["value"] is None:
+        return None
+    low, high = (y[end] if y[end] is not None else y["value"] for end in ("low", "high"))
+    return x, y["value"], low, high  # type: ignore[return-value]
