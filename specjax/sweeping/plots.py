@@ -1,6 +1,7 @@
 """Figures 1 to 3 of Faster Cascades for the points of a sweep, and quality against divergence."""
 
 import io
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +44,8 @@ def draw(scored: Mapping[Point, Scores], quality: str) -> dict[str, bytes]:
     """
     made = {}
     for file, (name, words) in PLOTS.items():
-        if any(
-            _values(scored[p], name, quality) for of in curves(list(scored)).values() for p in of
-        ):
+        drawn = itertools.chain(*curves(list(scored)).values())
+        if any(_values(scored[point], name, quality) for point in drawn):
             made[file] = _png(scored, name, words, quality)
     return made
 

@@ -78,7 +78,7 @@ def sweep(
 
     Args:
       make: makes decoders.
-      points: what is measured, in this order; the verifier alone of a temperature before the others.
+      points: what is measured, in this order; at each temperature the verifier alone first.
       examples: the texts.
       references: for each text one or several.
       measuring: how.
@@ -354,7 +354,8 @@ def _packed(records: Sequence[Record]) -> bytes:
 
 def _arrays(named: Mapping[str, np.ndarray]) -> bytes:
     file = io.BytesIO()
-    np.savez_compressed(file, **dict(named))
+    arrays: dict[str, Any] = dict(named)
+    np.savez_compressed(file, **arrays)
     return file.getvalue()
 
 
