@@ -171,11 +171,12 @@ def configure(
         logging.disable(logging.NOTSET)
 
 
-def call(configurable: Callable[..., Any], **arguments: Any) -> Any:
+def call(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
     """Calls a registered function with its configured arguments.
 
     Args:
       configurable: the function.
+      *first: its first arguments; what is bound to them is not evaluated.
       **arguments: given to it as they are.
 
     Returns:
@@ -191,7 +192,7 @@ def call(configurable: Callable[..., Any], **arguments: Any) -> Any:
     own = {f"{_MODULE}.{name}" for name in _configurables}
     check_references(gin.config._inverse_lookup(configurable).selector, _overrides, own)
     try:
-        return called(**arguments)
+        return called(*first, **arguments)
     except Exception as error:
         if "Required bindings" in str(error):
             raise ValueError(gin_errors.one_line(error)) from None
@@ -208,6 +209,26 @@ def call(configurable: Callable[..., Any], **arguments: Any) -> Any:
             raise
         kind = next((k for k in (OSError, ImportError) if isinstance(error, k)), ValueError)
         raise kind(gin_errors.one_line(error)) from None
+
+
+def find(file: str, search_paths: Sequence[str] = ()) -> Path | None:
+    """Where a gin file is that `configure` would read; None if it is nowhere."""
+    places = (Path(folder, file) for folder in ("", *search_paths, str(SHIPPED)))
+    return next((path for path in places if path.is_file()), None)
+
+
+def definitions(file: Path) -> dict[str, str]:
+    """The names that a gin file itself defines, in order, and their values (their first lines)."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {match[1]: match[2] for line in lines if (match := _DEFINITION.match(line))}
+
+
+def binding_of(parameter: str) -> str:
+    """What is bound to a parameter, as "%MAX_DRAFT" to `Decoder.max_draft`; "None" for nothing."""
+    try:
+        return str(gin.query_parameter(parameter))
+    except ValueError:
+        return "None"
 
 
 def _raised_in(error: Exception) -> str:
@@ -312,6 +333,7 @@ def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, st
             continue
         if (match := _DEFINITION.match(line)) and match[1] not in known:
             name, value = match.groups()
+            value += {"{": "...}", "(": "...)", "[": "...]"}.get(value, "")  # of several lines
             default = "required" if value == "%gin.REQUIRED" else f"default: {value}"
             yield name, " ".join([*comment, f"({default})"])
         comment = []

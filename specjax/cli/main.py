@@ -43,6 +43,10 @@ COMMANDS = {
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
     ),
+    "sweep": (
+        "specjax.cli.sweep",
+        "measure methods, strengths and draft lengths; print table 2 and draw figures (resumable)",
+    ),
     "train": (
         "specjax.cli.train",
         "train or fine-tune a model from aligned text, TSV, JSONL or a seqio task (resumable)",

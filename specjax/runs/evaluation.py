@@ -217,9 +217,7 @@ def _programs(
     return {"pass_at_1": (PassAt1(sandbox), found)}
 
 
-def decoding_figures(
-    run: Predictions, costs: Mapping[str, float] | None = None
-) -> dict[str, Sums]:
+def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
     """What the decoding of one file took; nothing if the file does not say.
 
     Args:

@@ -6,6 +6,7 @@ from specjax.sweeping.points import DRAFTER, REFERENCES, VERIFIER, Point
 from specjax.sweeping.scores import Scores, over, score
 from specjax.sweeping.sweep import Maker, sweep
 from specjax.sweeping.tables import best_quality, curves, least_cost, pareto, table_2
+from specjax.sweeping.texts import Texts, read_texts
 
 __all__ = [
     "DRAFTER",
@@ -21,6 +22,7 @@ __all__ = [
     "Measuring",
     "Point",
     "Scores",
+    "Texts",
     "Times",
     "best_quality",
     "curves",
@@ -28,6 +30,7 @@ __all__ = [
     "measure",
     "over",
     "pareto",
+    "read_texts",
     "score",
     "sweep",
     "table_2",

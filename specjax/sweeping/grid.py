@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from specjax.checks import one_number, whole_number
 from specjax.sweeping.points import DRAFTER, REFERENCES, VERIFIER, Point
+from specjax.verification import ALL_VERIFICATIONS
 
 # What a method may leave open.
 MAX_DRAFT, VERIFICATION, STOPPING = "max_draft", "verification", "stopping"
@@ -57,7 +58,7 @@ class Grid:
       max_drafts: at least 1 each.
       stopping: policies and their thresholds; None among them is a draft of fixed length.
       drafters: None is the pair's own; others are directories of models, or ways to draft.
-      verifications: names of algorithms.
+      verifications: names of classes in `specjax.verification`.
 
     Raises:
       TypeError: for a value of the wrong type.
@@ -91,6 +92,12 @@ class Grid:
             for key in getattr(self, name):
                 if not isinstance(key, str):
                     raise TypeError(f"Grid: {name} must be names, got {key!r}")
+        known = [kind.__name__ for kind in ALL_VERIFICATIONS]
+        for name in self.verifications:
+            if name not in known:
+                raise ValueError(
+                    f"Grid: verifications must be among {', '.join(known)}, got {name!r}"
+                )
         for key in REFERENCES:
             if key in self.methods:
                 raise ValueError(f"Grid: methods: {key} is always measured: leave it out")
@@ -164,7 +171,11 @@ def _choices(axis: str, given: Choices, files: Files) -> Iterator[_Choice]:
         if not isinstance(key, str):
             raise TypeError(f"Grid: {axis} must be names, or None, got {key!r}")
         main = files.main_name(axis, key)
-        yield from _variants(f"Grid: {axis}: {key}", key, main, value)
+        for choice in _variants(f"Grid: {axis}: {key}", key, main, value):
+            if axis == "drafters" and choice.number is not None and main is not None:
+                # Of a drafter, a number is a name like others.
+                choice = _Choice(key, None, (*choice.names, (main, choice.number)))
+            yield choice
 
 
 def _variants(where: str, key: str, main: str | None, value: Any) -> Iterator[_Choice]:
