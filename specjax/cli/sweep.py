@@ -26,10 +26,10 @@ _INFER = "runs/infer.gin"
 _FOLDER = "methods"
 _NOTES = (
     "latency_reduction: the verifier's latency over that of the method where it has the verifier's",
-    "quality; best_quality: the method's best one within the verifier's latency. Both by straight",
-    "lines between neighbouring strengths. In brackets intervals; matched and within: in which share",
-    "of the resamples there is such a place. measured_reduction: of the fastest measured strength",
-    "whose quality is not shown to be below the verifier's.",
+    "quality; best_*: the method's best quality within the verifier's latency. Both by straight",
+    "lines between neighbouring strengths. In brackets intervals; matched and within: in which",
+    "share of the resamples there is such a place. measured_reduction: of the fastest measured",
+    "strength whose quality is not shown to be below the verifier's.",
 )
 
 

@@ -87,8 +87,13 @@ def _number(value: float | None) -> str:
 
 
 def common(points: Iterable[Point]) -> tuple[str, ...]:
-    """The attributes, but the method, in which all of these points are equal."""
-    rest = [field.name for field in dataclasses.fields(Point) if field.name != "method"]
-    # References have no drafts: they do not count.
+    """The attributes, but the method, in which all points are equal that have a say in them."""
+    # The models alone have no drafts.
     found = [point for point in points if point.method not in REFERENCES]
-    return tuple(name for name in rest if len({getattr(point, name) for point in found}) < 2)
+
+    def values(name: str) -> set[Any]:
+        own = {getattr(point, name) for point in found}
+        return own - {None} if name in ("max_draft", "verification") else own
+
+    names = [field.name for field in dataclasses.fields(Point) if field.name != "method"]
+    return tuple(name for name in names if len(values(name)) < 2)

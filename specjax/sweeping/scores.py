@@ -16,6 +16,14 @@ from specjax.runs.predictions import predictions_of
 from specjax.sweeping.measurement import Bench, Measured, Times
 
 RELATIVE = "relative_latency"
+# What `specjax.evaluation` says of a model that decodes alone as of a verifier.
+_OF_A_VERIFIER = (
+    "tokens_per_verifier_call",
+    "deferral_rate",
+    "deferrals_per_token",
+    "nats_per_token",
+    "impossible_share",
+)
 DEFERRALS = "deferrals_per_token"
 
 
@@ -30,6 +38,14 @@ class Scores:
 
     figures: Mapping[str, Mapping[str, float | None]]
     resampled: Mapping[str, np.ndarray]
+
+    def of_a_drafter(self) -> "Scores":
+        """The same without what would say that the drafter alone was its own verifier."""
+        kept = [name for name in self.figures if name not in _OF_A_VERIFIER]
+        return Scores(
+            {name: self.figures[name] for name in kept},
+            {name: self.resampled[name] for name in kept},
+        )
 
 
 def score(measured: Measured, bench: Bench, name: str) -> Scores:

@@ -33,7 +33,7 @@ from specjax.runs.lines import Record, line_of, record_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping import plots
 from specjax.sweeping.measurement import Bench, Measured, Measuring, measure
-from specjax.sweeping.points import VERIFIER, Point
+from specjax.sweeping.points import DRAFTER, VERIFIER, Point
 from specjax.sweeping.scores import RELATIVE, Scores, over, score
 from specjax.sweeping.tables import table_2
 from specjax.text import Decoder
@@ -178,6 +178,8 @@ def _measure(
         point.temperature,
     )
     found = score(measured, bench, point.described())
+    if point.method == DRAFTER:
+        found = found.of_a_drafter()
     apart = {
         name: over(found, scored.get(alone, found), name, bench.measuring.bootstrap)
         for name in bench.measuring.metrics

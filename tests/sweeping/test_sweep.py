@@ -1,0 +1,302 @@
+"""A sweep in its directory: what a point has, what fails, what a kill leaves."""
+
+import dataclasses
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from specjax.runs.evaluation import evaluate
+from specjax.runs.run_directory import RunDirectory
+from specjax.sweeping import Point, measure, plots
+from specjax.sweeping.measurement import Bench
+from specjax.sweeping.scores import RELATIVE
+from tests.sweeping import world
+
+ASKED = world.points(("opt", 0.1), ("opt", 0.5), ("token_cascade", 0.3), ("lossy", 0.4))
+
+
+def lines(output):
+    return [json.loads(line) for line in (output / "points.jsonl").read_text().splitlines()]
+
+
+def without_times(record):
+    """What does not depend on how fast the machine was."""
+    figures = record.get("figures", {})
+    kept = {k: v for k, v in figures.items() if "latency" not in k and "time" not in k}
+    rest = {k: v for k, v in record.items() if k not in ("process", "checksum", "traceback")}
+    return rest | {"figures": kept}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    output = tmp_path_factory.mktemp("sweep") / "out"
+    return output, world.run(output, ASKED)
+
+
+def test_every_point_has_its_figures(done):
+    output, results = done
+    records = lines(output)
+    assert [Point.of(record) for record in records] == ASKED
+    assert results["done"] == len(ASKED) and not results["failed"]
+    verifier, drafter, opt, lenient, cascade, _ = records
+    for record in records:
+        figures = record["figures"]
+        assert record["status"] == "done" and record["seeds"] == [0, 1] and record["texts"] == 6
+        for name in ("chrf", "output_length", "cut_share", "latency", RELATIVE):
+            assert figures[name]["low"] <= figures[name]["value"] <= figures[name]["high"], name
+        assert record["latency_of"] == {"texts": 2, "batch_size": 1, "repeats": 1}
+        assert set(record["over_verifier"]) == {"chrf"}
+    assert verifier["figures"][RELATIVE]["value"] == 1.0
+    assert verifier["figures"]["nats_per_token"]["value"] == 0.0
+    assert verifier["figures"]["deferrals_per_token"]["value"] == 1.0
+    # The drafter alone is no verifier of itself.
+    assert "nats_per_token" not in drafter["figures"]
+    assert "deferrals_per_token" not in drafter["figures"]
+    assert lenient["strength"] == 0.5 and lenient["max_draft"] == 2
+    for name in ("rejection_rate", "discard_rate", "tokens_per_verifier_call", "nats_per_token"):
+        assert opt["figures"][name]["value"] is not None
+    assert opt["figures"]["nats_per_token"]["error"] > 0.0
+    assert (
+        lenient["figures"]["rejection_rate"]["value"] <= opt["figures"]["rejection_rate"]["value"]
+    )
+    # It drafts no blocks, of which anything could be rejected.
+    assert cascade["figures"]["rejection_rate"]["value"] is None
+    assert cascade["figures"]["deferrals_per_token"]["value"] <= 1.0
+    ours, theirs = (r["figures"]["chrf"]["value"] for r in (opt, verifier))
+    assert opt["over_verifier"]["chrf"]["value"] == pytest.approx(ours - theirs)
+
+
+def test_points_of_one_method_share_their_programs(done):
+    records = {record["point"]: record for record in lines(done[0])}
+    first, second = (next(r for r in records if r.startswith(f"opt({a})")) for a in (0.1, 0.5))
+    assert records[first]["process"]["compiled"] > 0, "the count counts nothing"
+    assert records[second]["process"]["compiled"] == 0
+    assert all(record["process"]["compiled_while_timed"] == 0 for record in records.values())
+
+
+def test_another_temperature_compiles_nothing(done, tmp_path):
+    greedy = [dataclasses.replace(point, temperature=0.0) for point in ASKED[:3]]
+    world.run(tmp_path / "out", [*ASKED[:3], *greedy])
+    records = lines(tmp_path / "out")
+    assert [len(record["seeds"]) for record in records] == [2, 2, 2, 1, 1, 1]
+    assert all(record["process"]["compiled"] == 0 for record in records)
+
+
+def test_predictions_can_be_scored_by_themselves(done):
+    output, _ = done
+    record = lines(output)[2]
+    files = [str(output / name) for name in record["predictions"]]
+    with gzip.open(files[0]) as file:
+        assert json.loads(file.readline())["inputs"] == world.TEXTS[0]
+    scores = evaluate({"opt": files}, metrics=(), bootstrap=world.measuring().bootstrap)
+    figures = scores["methods"]["opt"]["figures"]
+    for name, values in figures.items():
+        assert values == record["figures"][name], name
+
+
+def test_a_point_is_what_its_decoder_gives_in_any_part_of_the_texts(done):
+    """For `tune`, which measures more and more texts."""
+    bench = Bench(world.EXAMPLES, [world.Toys()(ASKED[0], 4).encode(t) for t in world.TEXTS],
+                  world.REFERENCES, world.measuring())  # fmt: skip
+    make = world.Toys()
+    part = measure(lambda rows: make(ASKED[2], rows), None, bench.part(2, 5), 1.0)
+    with gzip.open(done[0] / lines(done[0])[2]["predictions"][1]) as file:
+        whole = [json.loads(line) for line in file]
+    assert [r["tokens"] for r in part.records[1]] == [r["tokens"] for r in whole[2:5]]
+    assert part.verifier_times is None and part.times.seconds.shape == (2, 1, 2)
+
+
+def test_figures_are_drawn(done):
+    output, _ = done
+    for name in plots.PLOTS:
+        assert (output / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_done_sweep_measures_nothing_and_a_larger_grid_what_is_new(done, tmp_path):
+    asked = world.points(("opt", 0.1))
+    world.run(tmp_path / "out", asked)
+    before = lines(tmp_path / "out")
+    make = world.Toys()
+    more = [*asked, dataclasses.replace(asked[2], strength=0.3)]
+    world.run(tmp_path / "out", more, make)
+    after = lines(tmp_path / "out")
+    assert after[:3] == before and len(after) == 4
+    # An earlier grid's points stay.
+    results = world.run(tmp_path / "out", asked)
+    assert lines(tmp_path / "out") == after and results["done"] == 4
+
+
+class Killed(BaseException):
+    """Ends a process without a word to anything that catches errors."""
+
+
+@pytest.mark.parametrize("moment", ["while measured", "before its line", "in the directory"])
+def test_a_killed_sweep_goes_on_with_the_same_points(done, tmp_path, monkeypatch, moment):
+    output = tmp_path / "out"
+    made = []
+    with monkeypatch.context() as patched:
+        if moment == "while measured":
+            own = world.Toys()
+
+            def make(point, batch_size):
+                made.append(point)
+                if made.count(ASKED[3]) == 2:  # the decoder that is timed
+                    raise Killed
+                return own(point, batch_size)
+
+            make.command = own.command
+        else:
+            make = world.Toys()
+            write = RunDirectory.write
+            own_directory = RunDirectory.own
+
+            def writes(run, name, data):
+                if name == "points.jsonl" and data.count(b"\n") == 4:
+                    raise Killed
+                return write(run, name, data)
+
+            def owns(run, name):
+                if (
+                    name == "points"
+                    and (output / "points.jsonl").exists()
+                    and len(lines(output)) == 3
+                ):
+                    raise Killed
+                return own_directory(run, name)
+
+            if moment == "before its line":
+                patched.setattr(RunDirectory, "write", writes)
+            else:
+                patched.setattr(RunDirectory, "own", owns)
+        with pytest.raises(Killed):
+            world.run(output, ASKED, make)
+    there = lines(output)
+    assert len(there) == 3  # what was measured last is lost, and no more
+    world.run(output, ASKED)
+    assert lines(output)[:3] == there
+    expected = lines(done[0])
+    assert list(map(without_times, lines(output))) == list(map(without_times, expected))
+    for record in expected:
+        for name in record["predictions"]:
+            assert (output / name).read_bytes() == (done[0] / name).read_bytes()
+    assert not [p for p in (output / "points").iterdir() if p.name.startswith(".")]
+
+
+def test_a_failing_point_is_told_and_the_others_are_measured(tmp_path, capsys):
+    asked = world.points(("opt", 0.1), ("lossy", 1.5), ("opt", 0.5))
+    full = world.Toys()
+
+    def make(point, batch_size):
+        if point.strength == 0.5 and full_memory:
+            raise MemoryError("no room")
+        return full(point, batch_size)
+
+    make.command = full.command
+    full_memory = True
+    results = world.run(tmp_path / "out", asked, make)
+    records = lines(tmp_path / "out")
+    assert [r["status"] for r in records] == ["done", "done", "done", "failed", "failed"]
+    assert results["done"] == 3 and results["failed"] == 2
+    assert records[3]["error"] == "alpha must lie in [0, 1), got 1.5"
+    assert records[4]["error"] == "MemoryError: no room" and "make" in records[4]["traceback"]
+    assert "failed: alpha must lie in [0, 1), got 1.5" in capsys.readouterr().err
+    full_memory = False
+    # What failed is tried again, what is done is not.
+    results = world.run(tmp_path / "out", asked, make)
+    again = lines(tmp_path / "out")
+    assert [r["status"] for r in again] == ["done", "done", "done", "failed", "done"]
+    assert again[:3] == records[:3]
+
+
+def test_without_the_verifier_there_is_nothing_to_compare_with(tmp_path):
+    own = world.Toys()
+    asked = world.points(("opt", 0.1), temperatures=(1.0, 0.0))
+
+    def make(point, batch_size):
+        if point.method == "verifier_alone" and point.temperature == 0.0:
+            raise ValueError("broken")
+        return own(point, batch_size)
+
+    make.command = own.command
+    results = world.run(tmp_path / "out", asked, make)
+    assert [r["status"] for r in lines(tmp_path / "out")] == 3 * ["done"] + 3 * ["failed"]
+    assert len(results["table_2"]) == 1
+    told = results["failures"]["opt(0.1) G=2 T=0"]
+    assert told == "verifier_alone T=0 failed: there is nothing to compare with"
+
+
+def altered(record, **others):
+    from specjax.runs.lines import line_of
+
+    return line_of({**{k: v for k, v in record.items() if k != "checksum"}, **others})
+
+
+def test_another_sweep_is_refused(done, tmp_path):
+    output = tmp_path / "out"
+    asked = ASKED[:3]
+    world.run(output, asked)
+    with pytest.raises(
+        ValueError, match=r"holds a run of another configuration .*seeds: 2 there, 3"
+    ):
+        world.run(output, asked, how=world.measuring(seeds=3))
+    with pytest.raises(ValueError, match=r"another configuration .*texts"):
+        world.run(output, asked, references=world.REFERENCES[::-1])
+    with pytest.raises(ValueError, match=r"another configuration .*max_new_tokens"):
+        world.run(output, asked, world.Toys(new_tokens=9))
+
+    class Other(world.Toys):
+        def __call__(self, point, batch_size):
+            return super().__call__(dataclasses.replace(point, max_draft=3), batch_size)
+
+    with pytest.raises(ValueError, match=r"has the point opt\(0.1\) G=2 T=1 of other settings"):
+        world.run(output, asked, Other())
+    path = output / "points.jsonl"
+    kept = path.read_bytes()
+    records = lines(output)
+    for damaged in (kept.replace(b'"value"', b'"vale"', 1), kept + b"{}\n", b"\n" + kept):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match=r"points.jsonl:\d: the line is no point of this sweep"
+        ):
+            world.run(output, asked)
+    path.write_bytes(kept + altered(records[2], strength=0.2))  # its directory is not there
+    with pytest.raises(ValueError, match=r"points.jsonl:4: .* is missing: delete line 4"):
+        world.run(output, asked)
+    path.write_bytes(kept)
+    assert world.run(output, asked)["done"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"how": {"latency_texts": 7}}, "there are 6 texts, but latency_texts=7"),
+        ({"how": {"latency_texts": 1}}, "latency_texts must be at least twice"),
+        ({"how": {"seeds": 0}}, "seeds must be a whole number of at least 1, got 0"),
+        ({"how": {"seed": -1}}, "seed must be a whole number of at least 0"),
+        ({"references": world.REFERENCES[:5]}, "there are 6 texts, but 5 references"),
+        ({"chat": 1}, "chat must be True or False"),
+        ({"examples": [world.EXAMPLES[0]._replace(inputs=" "), *world.EXAMPLES[1:]]}, "text 0 is empty"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_is_measured(tmp_path, change, message):
+    change = dict(change)
+    with pytest.raises((TypeError, ValueError), match=message):
+        how = world.measuring(**change.pop("how", {}))
+        world.run(tmp_path / "out", ASKED, how=how, **change)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("metrics", [("blue",), (), "bleu"])
+def test_metrics_are_checked(metrics):
+    with pytest.raises((TypeError, ValueError), match="metrics"):
+        dataclasses.replace(world.measuring(), metrics=metrics)
+
+
+def test_times_are_of_the_median_repeat_and_the_mean_seed():
+    from specjax.sweeping import Times
+
+    seconds = np.array([[[1.0], [9.0], [2.0]], [[4.0], [4.0], [4.0]]])  # 2 seeds, 3 repeats
+    times = Times(seconds, np.ones((2, 1), int))
+    assert times.usual.tolist() == [3.0] and times.mean.tolist() == [4.0]
