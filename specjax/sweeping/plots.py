@@ -43,44 +43,63 @@ def draw(scored: Mapping[Point, Scores], quality: str) -> dict[str, bytes]:
       File -> PNG; those in which there would be no point are left out.
     """
     made = {}
-    for file, (name, words) in PLOTS.items():
-        drawn = itertools.chain(*curves(list(scored)).values())
-        if any(_values(scored[point], name, quality) for point in drawn):
-            made[file] = _png(scored, name, words, quality)
+    for file in PLOTS:
+        drawn = figure(scored, file, quality)
+        if drawn is not None:
+            image = io.BytesIO()
+            drawn.savefig(image, format="png", dpi=_DPI)
+            made[file] = image.getvalue()
     return made
 
 
-def _png(scored: Mapping[Point, Scores], name: str, words: str, quality: str) -> bytes:
+def figure(scored: Mapping[Point, Scores], file: str, quality: str) -> Any:
+    """One of the figures.
+
+    Args:
+      scored: see `draw`.
+      file: a key of `PLOTS`.
+      quality: see `draw`.
+
+    Returns:
+      A matplotlib `Figure`, or None where there would be no point.
+    """
+    name, words = PLOTS[file]
+    points = itertools.chain(*curves(list(scored)).values())
+    if not any(_values(scored[point], name, quality) for point in points):
+        return None
     figures: Any = require("matplotlib.figure", "eval")
-    colours: Any = require("matplotlib", "eval").colormaps["cividis"]
     temperatures = sorted({point.temperature for point in scored})
-    figure = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
-    axes = figure.subplots(1, len(temperatures), squeeze=False)[0]
-    # The same style in all panels and files, also where one of them lacks a curve.
-    told = [*dict.fromkeys(_label(curve, scored) for curve in curves(list(scored)))]
-    styles = {
-        label: {
-            "marker": _MARKS[i % len(_MARKS)],
-            "linestyle": _LINES[i % len(_LINES)],
-            "color": colours(0.85 * i / max(1, len(told) - 1)),
-        }
-        for i, label in enumerate(told)
-    }
+    made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = made.subplots(1, len(temperatures), squeeze=False)[0]
+    styles = _styles(scored)
     for axis, temperature in zip(axes, temperatures, strict=True):
         here = {p: scores for p, scores in scored.items() if p.temperature == temperature}
-        own = {curve: _label(curve, scored) for curve in curves(list(here))}
-        _panel(axis, here, name, quality, {c: {**styles[t], "label": t} for c, t in own.items()})
+        own = {curve: styles[_label(curve, scored)] for curve in curves(list(here))}
+        _panel(axis, here, name, quality, own)
         axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
         axis.margins(0.08)
         axis.grid(alpha=0.3)
     handles = {label: handle for axis in axes for handle, label in _handles(axis)}
-    order = [*(label for label in told if label in handles), *(h for h in handles if h not in told)]
-    figure.legend(
+    order = [label for label in dict.fromkeys((*styles, *handles)) if label in handles]
+    made.legend(
         [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
     )
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=_DPI)
-    return image.getvalue()
+    return made
+
+
+def _styles(scored: Mapping[Point, Scores]) -> dict[str, dict[str, Any]]:
+    """The style of each curve, the same in all panels and figures."""
+    colours: Any = require("matplotlib", "eval").colormaps["cividis"]
+    labels = [*dict.fromkeys(_label(curve, scored) for curve in curves(list(scored)))]
+    return {
+        label: {
+            "label": label,
+            "marker": _MARKS[i % len(_MARKS)],
+            "linestyle": _LINES[i % len(_LINES)],
+            "color": colours(0.85 * i / max(1, len(labels) - 1)),
+        }
+        for i, label in enumerate(labels)
+    }
 
 
 def _handles(axis: Any) -> list[tuple[Any, str]]:

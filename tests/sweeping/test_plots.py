@@ -1,0 +1,85 @@
+"""The figures: what is drawn, and that it can be told apart without colours."""
+
+import numpy as np
+import pytest
+
+from specjax.sweeping import Point, Scores, plots
+
+VERIFIER, DRAFTER = Point(method="verifier_alone"), Point(method="drafter_alone")
+
+
+def scores(quality, **figures):
+    made = {"bleu": quality, **figures}
+    return Scores({k: {"value": v, "low": v, "high": v, "error": 0.0} for k, v in made.items()}, {})
+
+
+def point(method, strength, max_draft=5, **others):
+    return Point(method=method, strength=strength, max_draft=max_draft, **others)
+
+
+SCORED = {
+    VERIFIER: scores(30.0, relative_latency=1.0),
+    DRAFTER: scores(20.0, relative_latency=0.2),
+    point("opt", 0.1): scores(29.0, relative_latency=0.9, nats_per_token=0.1),
+    point("opt", 0.3): scores(25.0, relative_latency=0.6, nats_per_token=None),
+    point("lossy", 0.3): scores(24.0, relative_latency=0.8, nats_per_token=None),
+    point("token_cascade", 0.3, None): scores(22.0, relative_latency=0.4),
+}
+
+
+def drawn(file="quality_latency.png", scored=SCORED):
+    (axis,) = plots.figure(scored, file, "bleu").axes
+    handles, labels = axis.get_legend_handles_labels()
+    return axis, dict(zip(labels, handles, strict=True))
+
+
+def test_methods_references_and_the_front_are_in_the_legend():
+    axis, handles = drawn()
+    # What all points with drafts share, such as G=5, is not told.
+    methods = ["opt", "lossy", "token_cascade"]
+    assert set(handles) == {*methods, "verifier alone", "drafter alone", "Pareto front"}
+    shown = [text.get_text() for text in axis.figure.legends[0].get_texts()]
+    assert shown[:3] == methods and len(shown) == 6
+    assert handles["opt"].lines[0].get_xydata().tolist() == [[0.9, 29.0], [0.6, 25.0]]
+    assert set(handles["verifier alone"].get_ydata()) == {30.0}
+    assert set(handles["drafter alone"].get_ydata()) == {20.0}
+    front = handles["Pareto front"].get_xydata().tolist()
+    assert front == [[0.4, 22.0], [0.6, 25.0], [0.9, 29.0]]  # not the lossy one
+    assert "latency" in axis.get_xlabel() and axis.get_ylabel() == "bleu"
+
+
+def test_curves_differ_in_grey():
+    many = {point(f"method_{i}", 0.1): scores(1.0 + i, relative_latency=0.5) for i in range(12)}
+    _, handles = drawn(scored=many)
+    lines = [handles[f"method_{i}"].lines[0] for i in range(12)]
+    assert len({line.get_marker() for line in lines}) == 12
+    assert lines[0].get_linestyle() != lines[1].get_linestyle()
+    grey = [np.dot(line.get_color()[:3], (0.2126, 0.7152, 0.0722)) for line in lines]
+    assert all(np.diff(grey) > 0.0) and grey[-1] < 0.85
+
+
+def test_a_point_without_a_figure_is_left_out():
+    _, handles = drawn("quality_nats.png")
+    assert "lossy" not in handles and "opt" in handles
+    assert handles["opt"].lines[0].get_xydata().tolist() == [[0.1, 29.0]]
+    assert plots.figure(SCORED, "quality_rejections.png", "bleu") is None
+    assert set(plots.draw(SCORED, "bleu")) == {"quality_latency.png", "quality_nats.png"}
+
+
+def test_there_is_a_panel_for_each_temperature():
+    greedy = {
+        point("opt", 0.1, temperature=0.0): scores(28.0, relative_latency=0.7),
+        point("chow", 0.1, temperature=0.0): scores(27.0, relative_latency=0.7),
+    }
+    figure = plots.figure({**SCORED, **greedy}, "quality_latency.png", "bleu")
+    assert [axis.get_title() for axis in figure.axes] == ["temperature 0", "temperature 1"]
+    colours = []
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        colours.append(handles[labels.index("opt")].lines[0].get_color())
+    assert colours[0] == colours[1]
+
+
+@pytest.mark.parametrize("scored", [{}, {VERIFIER: SCORED[VERIFIER]}])
+def test_without_points_nothing_is_drawn(scored):
+    assert plots.draw(scored, "bleu") == {}
