@@ -208,6 +208,7 @@ def test_an_unknown_function_in_a_file_is_told_with_its_line(tmp_path):
 SHIPPED = [["runs/infer.gin", f"methods/{f.name}"] for f in (CONFIGS / "methods").glob("*.gin")]
 SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
+SHIPPED += [["runs/sweep.gin", f"sweeps/{f.name}"] for f in (CONFIGS / "sweeps").glob("*.gin")]
 
 
 def read(file):
@@ -241,6 +242,7 @@ def test_every_name_of_a_shipped_file_is_explained(file):
     [
         ("train", ["t5_mini ", "llama_mini ", "fields ", "TRAIN ", "VALIDATION "], "opt_log"),
         ("infer", ["opt_log ", "verifier_alone ", "ALPHA ", "BUDGET "], "t5_mini"),
+        ("sweep", ["multi30k_ende ", "METHODS ", "opt_log ", "FALLBACK "], "t5_mini"),
     ],
 )
 def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told, other):
