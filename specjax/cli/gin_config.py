@@ -188,9 +188,14 @@ def call(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any
       OSError: likewise.
       ImportError: likewise. Errors that specjax has not made itself pass as they are.
     """
-    called = gin.get_configurable(configurable)
     own = {f"{_MODULE}.{name}" for name in _configurables}
     check_references(gin.config._inverse_lookup(configurable).selector, _overrides, own)
+    return call_part(configurable, *first, **arguments)
+
+
+def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
+    """Like `call`, for a part of what the overrides are for: some may belong to other parts."""
+    called = gin.get_configurable(configurable)
     try:
         return called(*first, **arguments)
     except Exception as error:

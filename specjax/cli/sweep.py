@@ -79,9 +79,11 @@ def run(args: argparse.Namespace) -> int:
         run.record(command=args.command_line, config=config)
 
     files = PointFiles({**plan.models, **plan.infer}, args.gin_search_paths)
+    points = plan.grid.points(files)
+    files.check(points)
     results = sweeping.sweep(
         files,
-        plan.grid.points(files),
+        points,
         examples=plan.texts.examples,
         references=plan.texts.references,
         measuring=plan.measuring,
@@ -215,6 +217,11 @@ class PointFiles:
             *(f"--gin.{name}={_written(value)}" for name, value in values.items()),
         ]
 
+    def check(self, points: Sequence["Point"]) -> None:
+        """Raises ValueError if the files lack a name that a point gives a value."""
+        for point in points:
+            self._configure(self._keys(point), self._values(point))
+
     def _keys(self, point: "Point") -> list[str]:
         """The methods, policies and plans of which a point is made."""
         plan = point.drafter
@@ -255,7 +262,7 @@ class PointFiles:
         from specjax import text
 
         if None not in self._pairs:
-            self._pairs[None] = gin_config.call(text.load_pair)
+            self._pairs[None] = gin_config.call_part(text.load_pair)
         own = self._pairs[None]
         if drafter is None or self.is_plan(drafter):
             return own

@@ -37,7 +37,7 @@ def data(tmp_path_factory):
     (directory / "references.txt").write_text("".join(f"{a}\n" for a in references))
     own = directory / "own" / "methods"
     own.mkdir(parents=True)
-    (own / "mine.gin").write_text("ALPHA = 0.3\n\nDecoder.rule = @OPT()\nOPT.alpha = %ALPHA\n")
+    (own / "mine.gin").write_text("ALPHA = 0.3\n\nDecoder.rule = @Lossy()\nLossy.alpha = %ALPHA\n")
     return directory
 
 
