@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_count, check_path
@@ -183,7 +184,9 @@ class Lookup(DraftPlan):
         main = given.models["verifier"]
         bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram)
         words, vocab_size = main.tokenizer.fingerprint, main.model.vocab_size
-        return given.place(jnp.asarray(bigram.table(main.name, words, vocab_size)))
+        start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
+        table = bigram.table(main.name, words, vocab_size, start)
+        return given.place(jax.tree.map(jnp.asarray, table))
 
 
 def _load(path: str | os.PathLike[str]) -> Bigram:
