@@ -97,7 +97,7 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
         return Bigram(
             tokenizer_fingerprint=mark,
             notes=notes,
-            **{n: np.where(ids >= size, -1, ids).astype(np.int32) for n, ids in stored.items()},
+            **{n: np.where(ids >= size, -1, ids.astype(np.int32)) for n, ids in stored.items()},
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}: {_AGAIN}") from None

@@ -19,13 +19,13 @@ SMALL, LARGE = (jnp.asarray(testing.random_table(s, V, 2, scale=1.3)) for s in (
 # It repeats itself, so that matches of all lengths occur.
 PROMPT = np.array([1, 0, 0, 1, 0, 1, 1, 0])
 TABLE = jnp.array([1, -1], jnp.int32)
-# Of three contexts of two tokens each says another token than the last of them alone.
+# Two contexts of two tokens, the last one first, say what the last one alone does not.
 NGRAMS = drafting.Bigram(
     np.array([1, -1], np.int32),
     "mark",
     {},
-    np.array([[0, 1], [1, 0], [1, 1]], np.int32),
-    np.array([0, 1, 0], np.int32),
+    np.array([[0, 1], [1, 0]], np.int32),
+    np.array([0, 1], np.int32),
 ).table("it", "mark", V)
 LOOKUP = drafting.MaxGram(V, 3)
 NEURAL = drafting.NeuralDrafter(MODEL, 2)
