@@ -112,8 +112,9 @@ class Lookup(DraftPlan):
       min_ngram: likewise.
       latest: likewise.
       overlap: likewise.
-      bigram: a table of successors, or the directory that `specjax train_bigram` has written, or
-        "built-in" for the built-in pair's; it goes on where nothing can be copied. None for none.
+      bigram: a table of successors, of longer contexts too, or the directory that
+        `specjax train_bigram` has written, or "built-in" for the built-in pair's; it goes on where
+        nothing can be copied. None for none.
       min_match: at least 1; None where no model drafts.
       max_copy: the longest copied block; `max_draft` by default.
 
