@@ -169,9 +169,11 @@ class PointFiles:
 
     def main_name(self, kind: str, key: str) -> str | None:
         """See `specjax.sweeping.Files`: the first name with a number, but MAX_DRAFT."""
+        from specjax.text.built_in import real_path
+
         path = self._find(key)
         if path is None:
-            if kind == "drafters" and os.path.isdir(os.path.expanduser(key)):
+            if kind == "drafters" and os.path.isdir(os.path.expanduser(real_path(key))):
                 return None
             what = f"no file {_file(key)}" + " and no such directory" * (kind == "drafters")
             raise ValueError(

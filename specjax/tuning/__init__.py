@@ -6,7 +6,13 @@ from specjax.tuning.hierarchies import ALONE, Hierarchy, hierarchies
 from specjax.tuning.measurement import Measured, SpeedUp, choose, measure, speedup
 from specjax.tuning.screening import Copies, Law, Screening
 from specjax.tuning.settings import Tuning
-from specjax.tuning.tuner import rank_correlation, shortlist, tune_drafts
+from specjax.tuning.tuner import (
+    rank_correlation,
+    screening_of,
+    shortlist,
+    tables_of_copies,
+    tune_drafts,
+)
 
 __all__ = [
     "ALONE",
@@ -25,7 +31,9 @@ __all__ = [
     "hierarchies",
     "measure",
     "rank_correlation",
+    "screening_of",
     "shortlist",
     "speedup",
+    "tables_of_copies",
     "tune_drafts",
 ]

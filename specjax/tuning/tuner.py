@@ -26,6 +26,7 @@ from specjax.data import Example
 from specjax.runs.environment import environment
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Ingredients, Lookup, Models, Pair, TextModel
+from specjax.text.built_in import real_path
 from specjax.tuning.expectation import Expected, expect
 from specjax.tuning.forcing import compare
 from specjax.tuning.gin_file import gin_text
@@ -105,7 +106,7 @@ def tune_drafts(
         decoder = Decoder(models["verifier"], **tuning.decoding)
         asked = [[{"role": "user", "content": text}] if chat else text for text in texts[:needed]]
         tokens = [decoder.encode(prompt, f"prompt {i}") for i, prompt in enumerate(asked)]
-        tables = _tables(models["verifier"], tuning.bigram)
+        tables = tables_of_copies(models["verifier"], tuning.bigram)
         run.claim(
             {
                 "models": {name: model.fingerprint for name, model in models.items()},
@@ -117,7 +118,7 @@ def tune_drafts(
         if on_start is not None:
             on_start(run)
         held_out = tokens[tuning.screened :]
-        screening = _screen(models, decoder, tokens[: tuning.screened], tables, tuning)
+        screening = screening_of(models, decoder, tokens[: tuning.screened], tables, tuning)
         results, chosen = _tuned(models, screening, held_out, tables, tuning)
         told = gin_text(
             chosen,
@@ -145,7 +146,7 @@ def _load(
     named = {"drafter": pair.drafter.name}
     named |= {f"drafter_{i + 2}": os.fspath(path) for i, path in enumerate(paths)}
     for name, path in named.items():
-        place = os.path.realpath(os.path.expanduser(path))
+        place = os.path.realpath(os.path.expanduser(real_path(path)))
         if place in places:
             raise ValueError(f"{name}={path} is the same as {places[place]}: give each model once")
         places[place] = name
@@ -161,8 +162,13 @@ def _load(
     return {"verifier": verifier, **{name: found[name] for name in order}}
 
 
-def _tables(verifier: TextModel, bigram: PathLike | None) -> dict[str, Params]:
-    """What may copy -> its bigram table."""
+def tables_of_copies(verifier: TextModel, bigram: PathLike | None) -> dict[str, Params]:
+    """What may copy -> its bigram table.
+
+    Args:
+      verifier: for which it copies.
+      bigram: see `Tuning`.
+    """
     if bigram is None:
         return {"text": ()}
     given = Ingredients({"verifier": verifier}, 1, _no_model, jnp.asarray)
@@ -173,13 +179,25 @@ def _no_model(*_: Any) -> Any:
     raise TypeError("copies take no model")
 
 
-def _screen(
+def screening_of(
     models: Mapping[str, TextModel],
     decoder: Decoder,
     prompts: Sequence[np.ndarray],
     tables: Mapping[str, Params],
     tuning: Tuning,
 ) -> Screening:
+    """Looks at models once: rates, copies and the times of passes.
+
+    Args:
+      models: by name, the verifier first, then the drafters, the largest first.
+      decoder: of the verifier alone.
+      prompts: tokens.
+      tables: of `tables_of_copies`.
+      tuning: what is weighed.
+
+    Raises:
+      ValueError: the verifier cannot decode a prompt.
+    """
     _say(f"screening: the verifier decodes {len(prompts)} prompts ...")
     asked: list[Any] = list(prompts)
     rows = decoder(asked, seed=tuning.seed, progress=False)
