@@ -5,7 +5,7 @@ from specjax.tuning.gin_file import gin_bindings, gin_text
 from specjax.tuning.hierarchies import ALONE, Hierarchy, hierarchies
 from specjax.tuning.measurement import Measured, SpeedUp, choose, measure, speedup
 from specjax.tuning.screening import Copies, Law, Screening
-from specjax.tuning.settings import Tuning
+from specjax.tuning.settings import Setting, Tuning
 from specjax.tuning.tuner import rank_correlation, shortlist, tune_drafts
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Law",
     "Measured",
     "Screening",
+    "Setting",
     "SpeedUp",
     "Tuning",
     "choose",
