@@ -43,6 +43,10 @@ COMMANDS = {
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
     ),
+    "screen": (
+        "specjax.cli.screen",
+        "tell what hundreds of settings should bring, from one pass over texts",
+    ),
     "train": (
         "specjax.cli.train",
         "train or fine-tune a model from aligned text, TSV, JSONL or a seqio task (resumable)",

@@ -17,6 +17,8 @@ RULES: Mapping[str, Callable[..., Rule]] = MappingProxyType(
 VERIFICATIONS: Mapping[str, Callable[[], Verification]] = MappingProxyType(
     {kind.__name__: kind for kind in verification.ALL_VERIFICATIONS}
 )
+# Temperature, top-k and top-p: settings that draw alike share a pass over texts.
+Drawn = tuple[float, int | None, float | None]
 
 
 def _head(threshold: float) -> Stopping:
@@ -115,6 +117,11 @@ class Setting:
     def sampling(self) -> Sampling:
         """Of both models."""
         return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def drawn(self) -> Drawn:
+        """The same as a key."""
+        return self.temperature, self.top_k, self.top_p
 
     def make_rule(self) -> Rule:
         """The rule with its strength."""

@@ -1,0 +1,168 @@
+"""What a rule makes of a drafter and a verifier at each position of known texts.
+
+Axes: B rows, N longest text, V vocabulary, S samples, G longest draft.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.rules import Deferral, Lossless, accept_probability
+from specjax.sampling import confidence, distribution, draw, num_uniforms, residual_weights, total
+from specjax.tuning.reading import read_texts
+from specjax.types import Array, LanguageModel, Params, Rule, Sampling, Stopping
+
+
+class Laws(NamedTuple):
+    """A model's distributions along texts.
+
+    Attributes:
+      probs: `[B, N, V]` float32, what the token at each position is drawn from.
+      confidences: `[B, N, V]` float32, or None.
+      hidden: `[B, N, D]`, the last hidden states of the tokens before.
+    """
+
+    probs: Array  # [B, N, V]
+    confidences: Array | None  # [B, N, V]
+    hidden: Array  # [B, N, D]
+
+
+class Positions(NamedTuple):
+    """What one rule with one strength makes of each position.
+
+    Attributes:
+      acceptance: `[B, N]` float32, sum_v min(pi, q).
+      defers: `[B, N]` float32, delta of a deferral rule; NaN of others.
+      nats: `[B, N]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
+      impossible: `[B, N]` float32, the probability under pi of the others.
+      ratios: `[S, B, N]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`.
+    """
+
+    acceptance: Any  # [B, N]
+    defers: Any  # [B, N]
+    nats: Any  # [B, N]
+    impossible: Any  # [B, N]
+    ratios: Any  # [S, B, N]
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="with_confidence")
+def laws_along(
+    model: LanguageModel,
+    params: Params,
+    inputs: Array,
+    lengths: Array,
+    texts: Array,
+    sampling: Sampling,
+    *,
+    with_confidence: bool,
+) -> Laws:
+    """A model's distributions at all positions of texts; see `reading.Rows` for the arguments."""
+    said = read_texts(model, params, inputs, lengths, texts)
+    each = jax.vmap(jax.vmap(lambda logits: distribution(logits, sampling)))
+    plain = jax.vmap(jax.vmap(confidence))(said.logits) if with_confidence else None
+    return Laws(each(said.logits), plain, said.hidden)
+
+
+@functools.partial(jax.jit, static_argnames="samples")
+def positions(
+    rule: Rule, drafter: Laws, verifier: Laws, texts: Array, key: Array, *, samples: int
+) -> Positions:
+    """What a rule makes of each position; its strength is traced.
+
+    The text's token x is taken to have been drawn from p. A token y is coupled to it so that it
+    follows pi: y = x with probability min(1, pi(x) / p(x)), else y is drawn from
+    norm((pi - p)_+). For `Lossless` y is x, and where a deferral rule keeps the drafter all its
+    ratios are 1. The same key gives every rule the same uniforms, so that settings compare well.
+
+    Args:
+      rule: one with one number for each strength.
+      drafter: its laws; without confidences where the rule reads none.
+      verifier: likewise.
+      texts: `[B, N]` int32.
+      key: of the draws; it is consumed.
+      samples: S.
+
+    Returns:
+      A `Positions`.
+    """
+    rows, longest, vocab = drafter.probs.shape
+    size = (rows, longest, samples, 1 + num_uniforms(vocab))
+    uniforms = jax.random.uniform(key, size, jnp.float32)
+
+    def one(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, uniform: Any) -> tuple[Any, ...]:
+        pi = rule(q, p, q_conf, p_conf)
+        possible = p > 0.0
+        logs = jnp.log(jnp.where(pi > 0.0, pi, 1.0)) - jnp.log(jnp.where(possible, p, 1.0))
+        kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
+        left = residual_weights(pi, p)
+        others = jax.vmap(draw, in_axes=(None, 0))(left, uniform[:, 1:])
+        drawn = jnp.where(uniform[:, 0] < kept, token, others)
+        return (
+            accept_probability(q, pi),
+            _defers(rule, q, p, q_conf, p_conf),
+            total(jnp.where(possible, pi * logs, 0.0)),
+            total(jnp.where(possible, 0.0, pi)),
+            jnp.where(q[drawn] > 0.0, pi[drawn] / q[drawn], jnp.inf),
+        )
+
+    reads = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
+    given = (
+        drafter.probs,
+        verifier.probs,
+        drafter.confidences if reads[0] else None,
+        verifier.confidences if reads[1] else None,
+        texts,
+        uniforms,
+    )
+    axes = tuple(None if x is None else 0 for x in given)
+    found = jax.vmap(jax.vmap(one, in_axes=axes), in_axes=axes)(*given)
+    return Positions._make((*found[:-1], jnp.moveaxis(found[-1], -1, 0)))
+
+
+def _defers(rule: Rule, q: Any, p: Any, q_conf: Any, p_conf: Any) -> Array:
+    if isinstance(rule, Lossless):
+        return jnp.float32(1.0)
+    if isinstance(rule, Deferral):
+        return rule.defers(q, p, q_conf, p_conf).astype(jnp.float32)
+    return jnp.float32(jnp.nan)
+
+
+@functools.partial(jax.jit, static_argnames=("policy", "longest"))
+def draft_lengths(
+    policy: Stopping, params: Params, drafter: Laws, texts: Array, *, longest: int
+) -> Array:
+    """How long a draft is that begins at each position, if it is the text.
+
+    Args:
+      policy: the static part of a policy that reads no earlier rounds.
+      params: its numbers, which are traced.
+      drafter: the drafter's laws.
+      texts: `[B, N]` int32.
+      longest: G.
+
+    Returns:
+      `[B, N]` int32 in 0 .. G. Past the end of its text a draft goes on with the last position.
+    """
+    rows, width = texts.shape
+    count = rows * width
+    asked, state = policy.begin(params, (), jnp.full((count,), longest, jnp.int32), longest)
+
+    def step(i: Array, carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+        lengths, going, state = carry
+        at = jnp.minimum(jnp.arange(width, dtype=jnp.int32) + i, width - 1)
+
+        def ahead(x: Array) -> Array:
+            return jnp.take(x, at, axis=1).reshape((count, *x.shape[2:]))
+
+        confidences = None if drafter.confidences is None else ahead(drafter.confidences)
+        token, probs, hidden = ahead(texts), ahead(drafter.probs), ahead(drafter.hidden)
+        stops, state = policy.step(params, state, token, probs, confidences, hidden, i)
+        lengths = lengths + going.astype(jnp.int32)
+        return lengths, going & ~stops & (lengths < asked), state
+
+    none = jnp.zeros((count,), jnp.int32)
+    start = (none, asked > 0, state)
+    lengths, _, _ = jax.lax.fori_loop(0, longest, step, start)
+    return lengths.reshape(rows, width)
