@@ -37,7 +37,8 @@ class Positions(NamedTuple):
       defers: `[B, N]` float32, delta of a deferral rule; NaN of others.
       nats: `[B, N]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
       impossible: `[B, N]` float32, the probability under pi of the others.
-      ratios: `[S, B, N]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`.
+      ratios: `[S, B, N]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
+        where nothing is drawn.
     """
 
     acceptance: Any  # [B, N]
@@ -88,23 +89,26 @@ def positions(
       A `Positions`.
     """
     rows, longest, vocab = drafter.probs.shape
-    size = (rows, longest, samples, 1 + num_uniforms(vocab))
+    # Such a target is p or q: then y is x, or its ratio is 1.
+    decides = isinstance(rule, Lossless | Deferral)
+    size = (rows, longest, 0 if decides else samples, 1 + num_uniforms(vocab))
     uniforms = jax.random.uniform(key, size, jnp.float32)
 
     def one(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, uniform: Any) -> tuple[Any, ...]:
         pi = rule(q, p, q_conf, p_conf)
         possible = p > 0.0
         logs = jnp.log(jnp.where(pi > 0.0, pi, 1.0)) - jnp.log(jnp.where(possible, p, 1.0))
-        kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
-        left = residual_weights(pi, p)
-        others = jax.vmap(draw, in_axes=(None, 0))(left, uniform[:, 1:])
-        drawn = jnp.where(uniform[:, 0] < kept, token, others)
+        defers = _defers(rule, q, p, q_conf, p_conf)
+        if decides:
+            ratios = jnp.where(defers > 0.0, _ratio(p, q, token), 1.0)[None]
+        else:
+            ratios = _ratio(pi, q, _coupled(pi, p, token, uniform))
         return (
             accept_probability(q, pi),
-            _defers(rule, q, p, q_conf, p_conf),
+            defers,
             total(jnp.where(possible, pi * logs, 0.0)),
             total(jnp.where(possible, 0.0, pi)),
-            jnp.where(q[drawn] > 0.0, pi[drawn] / q[drawn], jnp.inf),
+            ratios,
         )
 
     reads = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
@@ -119,6 +123,17 @@ def positions(
     axes = tuple(None if x is None else 0 for x in given)
     found = jax.vmap(jax.vmap(one, in_axes=axes), in_axes=axes)(*given)
     return Positions._make((*found[:-1], jnp.moveaxis(found[-1], -1, 0)))
+
+
+def _coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:
+    """Tokens `[S]` of the law pi, each the same as the text's where that can be."""
+    kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
+    others = jax.vmap(draw, in_axes=(None, 0))(residual_weights(pi, p), uniforms[:, 1:])
+    return jnp.where(uniforms[:, 0] < kept, token, others)
+
+
+def _ratio(pi: Array, q: Array, token: Array) -> Array:
+    return jnp.where(q[token] > 0.0, pi[token] / q[token], jnp.inf)
 
 
 def _defers(rule: Rule, q: Any, p: Any, q_conf: Any, p_conf: Any) -> Array:
