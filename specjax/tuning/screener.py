@@ -134,6 +134,7 @@ def screen_settings(
                 **size,
             )
             for one in settings
+            if not one.max_draft
         }
         tokens = encode_prompts(next(iter(decoders.values())), asked, chat=chat)
         run.claim(
