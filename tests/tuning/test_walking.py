@@ -80,5 +80,5 @@ def test_what_lies_past_the_end_changes_nothing():
     whole = walk(ratios, np.asarray([3]), lengths, block=True)
     cut = walk(ratios[:, :, :3], np.asarray([3]), lengths[:, :3], block=True)
     np.testing.assert_allclose(whole.rounds, cut.rounds)
-    other = walk(ratios, np.asarray([4]), lengths, block=True)
+    other = walk(ratios, np.asarray([5]), lengths, block=True)
     assert other.rounds[0] > whole.rounds[0] + 0.1
