@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> Report:
     """Screens all settings on some prompts, then decodes others with each.
 
     `expected` and `decoded` are tokens per call of the verifier, `expected_error` the standard
-    error that the screened texts leave. Seconds of decoding are those of each setting, with
+    error that the screened texts leave. `rank_correlation_of_rules` is the least one among settings
+    that differ in rule and strength alone. Seconds of decoding are those of each setting, with
     compiling; those of screening are of all settings, with the decoding of the texts.
     """
     positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
@@ -175,12 +176,23 @@ def _summary(rows: list[dict[str, Any]], screening: float) -> dict[str, Any]:
         "rank_correlation": rank_correlation(
             [row["expected"] for row in rows], [row["decoded"] for row in rows]
         ),
+        "rank_correlation_of_rules": _within(rows),
         "rank_correlation_nats": rank_correlation(*zip(*both, strict=True)) if both else None,
         "median_error": float(np.median([abs(row["ratio"] - 1.0) for row in rows])),
         "largest_error": float(max(abs(row["ratio"] - 1.0) for row in rows)),
         "seconds_of_screening": screening,
         "seconds_of_decoding": sum(row["seconds"] for row in rows),
     }
+
+
+def _within(rows: list[dict[str, Any]]) -> float | None:
+    """The least correlation among settings that differ in rule and strength alone."""
+    groups: dict[Any, list[tuple[float, float]]] = {}
+    for row in rows:
+        kind = row["max_draft"], row["verification"], row["stopping"], row["threshold"]
+        groups.setdefault(kind, []).append((row["expected"], row["decoded"]))
+    found = [rank_correlation(*zip(*group, strict=True)) for group in groups.values()]
+    return min((one for one in found if one is not None), default=None)
 
 
 def _finite(value: float) -> float | None:
