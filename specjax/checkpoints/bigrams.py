@@ -1,6 +1,7 @@
 """Bigram tables on disk: a directory with `bigram.json` and `bigram.safetensors`."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from specjax.drafting import Bigram
 from specjax.tokenizers.model_files import read_json
 from specjax.writing import new_directory
 
-_CONFIG, _ARRAYS, _NAME = "bigram.json", "bigram.safetensors", "successors"
-_VERSION = 1
+_CONFIG, _ARRAYS = "bigram.json", "bigram.safetensors"
+# By the version: the second has longer contexts.
+_NAMES = {1: ("successors",), 2: ("successors", "contexts", "followers")}
 _AGAIN = "copy the table again, or make it again (specjax train_bigram)"
 
 
@@ -23,7 +25,8 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
 
     Args:
       directory: takes the files.
-      bigram: the table; ids below 2**16 - 1 take two bytes each.
+      bigram: the table; ids below 2**16 - 1 take two bytes each. One without longer contexts is
+        written as specjax has always read it.
 
     Raises:
       FileExistsError: the directory is not empty, or a file.
@@ -31,15 +34,17 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
     """
     size = bigram.successors.size
     kind = np.uint16 if size < 2**16 else np.uint32
+    version = 1 if bigram.order == 2 else 2
+    arrays = {name: getattr(bigram, name) for name in _NAMES[version]}
     # The number of ids stands for none.
-    stored = np.where(bigram.successors < 0, size, bigram.successors).astype(kind)
+    stored = {name: np.where(ids < 0, size, ids).astype(kind) for name, ids in arrays.items()}
     with new_directory(Path(directory)) as partial:
         # Not save_file, whose files only their owner can read.
-        (partial / _ARRAYS).write_bytes(safetensors.numpy.save({_NAME: stored}))
+        (partial / _ARRAYS).write_bytes(safetensors.numpy.save(stored))
         write_json(
             partial / _CONFIG,
             {
-                "version": _VERSION,
+                "version": version,
                 "ids": size,
                 "tokenizer_fingerprint": bigram.tokenizer_fingerprint,
                 "notes": dict(bigram.notes),
@@ -74,35 +79,42 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
             f"check_weights=False, not without {CHECKSUMS_NAME}"
         )
     values = read_json(place / _CONFIG)
-    if values.get("version") != _VERSION:
+    version = values.get("version")
+    if version not in tuple(_NAMES):
         raise ValueError(
-            f"{place / _CONFIG}: version={values.get('version')!r} must be {_VERSION} for this "
-            "specjax to read it; use the specjax that wrote it"
+            f"{place / _CONFIG}: version={version!r} must be 1 or 2 for this specjax to read it; "
+            "use the specjax that wrote it"
         )
     mark, notes = values.get("tokenizer_fingerprint"), values.get("notes")
     if not isinstance(mark, str) or not isinstance(notes, dict):
         raise ValueError(
             f"{place / _CONFIG}: tokenizer_fingerprint must be a text and notes an object: {_AGAIN}"
         )
-    stored = _array(place / _ARRAYS)
-    if stored.ndim != 1 or stored.dtype not in (np.uint16, np.uint32):
-        raise ValueError(
-            f"{place / _ARRAYS}: {_NAME} must be one row of uint16 or uint32: {_AGAIN}"
+    path = place / _ARRAYS
+    stored = _arrays(path, _NAMES[version])
+    size = stored["successors"].size
+    try:
+        return Bigram(
+            tokenizer_fingerprint=mark,
+            notes=notes,
+            **{n: np.where(ids >= size, -1, ids.astype(np.int32)) for n, ids in stored.items()},
         )
-    table = stored.astype(np.int32)
-    table[stored >= stored.size] = -1
-    try:
-        return Bigram(table, mark, notes)
     except ValueError as error:
-        raise ValueError(f"{place / _ARRAYS}: {error}: {_AGAIN}") from None
+        raise ValueError(f"{path}: {error}: {_AGAIN}") from None
 
 
-def _array(path: Path) -> np.ndarray:
+def _arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
-        return safetensors.numpy.load(path.read_bytes())[_NAME]
+        found = safetensors.numpy.load(path.read_bytes())
+        stored = {name: found[name] for name in names}
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file: {_AGAIN}") from None
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror}): correct that") from None
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: another name or dtype
         raise ValueError(f"{path} is cut short or damaged ({error}): {_AGAIN}") from None
+    for name, ids in stored.items():
+        shape, axes = ("a table", 2) if name == "contexts" else ("one row", 1)
+        if ids.ndim != axes or ids.dtype not in (np.uint16, np.uint32):
+            raise ValueError(f"{path}: {name} must be {shape} of uint16 or uint32: {_AGAIN}")
+    return stored

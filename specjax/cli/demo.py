@@ -17,13 +17,14 @@ from specjax.cli.bench.report import Report
 from specjax.data.files import read_lines
 from specjax.evaluation import METRICS, Bootstrap, figure, pooled
 from specjax.runs.run_directory import RunDirectory
-from specjax.text.models import BUILT_IN
+from specjax.text.built_in import DEFAULT_PAIR, built_in_pair
 from specjax.types import Stopping
 
 _CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_latency.png"
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
-# One bucket holds every sample, so that each method is one program.
+# The samples of each built-in pair, and the longest output, in tokens.
+_SAMPLES = {"multi30k_ende": ("samples.tsv", 64), "gsm8k": ("samples.jsonl", 192)}
 _BUCKET = 48
 _NOTES = (
     "interval: of BLEU, 95 % of bootstrap resamples of the captions. over_verifier: BLEU minus",
@@ -49,13 +50,20 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, the texts, and where the results go."""
+    parser.add_argument(
+        "--built-in",
+        default=DEFAULT_PAIR,
+        choices=list(_SAMPLES),
+        help="the pair: T5s that translate captions, or Llamas that write about school mathematics",
+    )
     parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
     parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
     parser.add_argument(
         "--samples",
-        help="a TSV file of sources and references below a header line; the built-in one if left "
-        "out",
+        help="a TSV file of sources and references below a header line, or a JSONL file of objects "
+        "with these two; the built-in one if left out",
     )
+    parser.add_argument("--max-new", type=int, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")
     parser.add_argument(
@@ -76,9 +84,11 @@ def run(args: argparse.Namespace) -> int:
     """Decodes the samples with every method, prints the table, writes results and plot."""
     for module in ("sacrebleu", "matplotlib"):
         require(module, "eval")
-    samples = Path(args.samples) if args.samples else BUILT_IN / "samples.tsv"
+    name, usual = _SAMPLES[args.built_in]
+    args.max_new = usual if args.max_new is None else args.max_new
+    samples = Path(args.samples) if args.samples else built_in_pair(args.built_in) / name
     sources, references = _read(samples)
-    check_positive(args, "max_draft", "rows", "repeats")
+    check_positive(args, "max_draft", "max_new", "rows", "repeats")
     if args.show < 0:
         raise ValueError(f"--show must be at least 0, got {args.show}")
     with RunDirectory(
@@ -91,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 def _run(
     args: argparse.Namespace, output: RunDirectory, sources: list[str], references: list[str]
 ) -> None:
-    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
-    methods = _methods(pair, args.max_draft, args.rows)
+    pair = specjax.load_pair(args.built_in, drafter=args.drafter, verifier=args.verifier)
+    methods = _methods(pair, args, sources)
     for decoder in methods.values():
         decoder.rows(sources)  # refuses what does not fit, before the first one takes its time
     for name, decoder in methods.items():
@@ -110,7 +120,9 @@ def _run(
     print(Report(shown_rows, _COLUMNS, _NOTES).table())
     _show(args.show, sources, references, shown)
     # Another demo may take the place of the one before: it is quick to repeat.
-    names = ("drafter", "verifier", "samples", "max_draft", "rows", "repeats")
+    names = (
+        "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
+    )  # fmt: skip
     output.claim({name: getattr(args, name) for name in names}, replace=True)
     output.record(command=args.command_line)
     written = _write(output, results)
@@ -129,8 +141,15 @@ def _show(
             print(f"  {'; '.join(m for m, out in outputs.items() if out[i] == text)}: {text}")
 
 
-def _methods(pair: specjax.Pair, max_draft: int, rows: int) -> dict[str, specjax.Decoder]:
-    shape: dict[str, Any] = {"batch_size": rows, "buckets": (_BUCKET,), "max_new_tokens": 64}
+def _methods(
+    pair: specjax.Pair, args: argparse.Namespace, sources: list[str]
+) -> dict[str, specjax.Decoder]:
+    max_draft = args.max_draft
+    # One bucket holds every sample, so that each method is one program.
+    longest = max(len(pair.verifier.tokenizer.encode(source)) for source in sources)
+    bucket = _BUCKET * -(-longest // _BUCKET)
+    shape: dict[str, Any] = {"batch_size": args.rows, "buckets": (bucket,)}
+    shape["max_new_tokens"] = args.max_new
 
     def both(rule: rules.Rule, algorithm: verification.Verification) -> specjax.Decoder:
         return specjax.Decoder(
@@ -226,6 +245,8 @@ def _intervals(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:
+    if path.suffix == ".jsonl":
+        return _read_objects(path)
     (_, header), *lines = read_lines(path)
     pairs = []
     for number, line in lines:
@@ -238,6 +259,24 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     if not pairs:
         raise ValueError(f"{path} has no samples below its header {header!r}; add some")
     return [source for source, _ in pairs], [reference for _, reference in pairs]
+
+
+def _read_objects(path: Path) -> tuple[list[str], list[str]]:
+    found = []
+    for number, line in read_lines(path):
+        try:
+            values = [*json.loads(line).values()]
+        except (ValueError, AttributeError):
+            values = []
+        if len(values) != 2 or not all(isinstance(value, str) for value in values):
+            raise ValueError(
+                f"{path}:{number}: needs an object of 2 texts, a source and a reference, such as "
+                '{"question": "...", "answer": "..."}'
+            )
+        found.append(values)
+    if not found:
+        raise ValueError(f"{path} has no samples; add some")
+    return [source for source, _ in found], [reference for _, reference in found]
 
 
 def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:

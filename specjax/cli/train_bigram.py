@@ -1,8 +1,12 @@
-"""`specjax train_bigram SRC --tokenizer DIR --output DIR`: what most often follows each token."""
+"""`specjax train_bigram SRC --tokenizer DIR --output DIR`: what most often follows each token.
+
+With `--order`, also what follows longer contexts.
+"""
 
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,28 +33,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the field with the text. TSV: a column (from 0) or its name in the header; JSONL: a "
         "key; seqio: a feature (default: the first, or inputs)",
     )
+    parser.add_argument(
+        "--order",
+        type=int,
+        choices=(2, 3, 4, 5),
+        default=2,
+        help="tokens of the longest n-gram: with 3 and more, what follows the last two tokens and "
+        "more is counted, too; the texts are then held in memory (default: 2)",
+    )
+    parser.add_argument(
+        "--min-count",
+        type=int,
+        metavar="N",
+        default=2,
+        help="how often a context of two tokens or more must have been seen (default: 2)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Counts, writes the table, and prints a line."""
     # Imported here so that `specjax --help` stays quick.
+    import numpy as np
+
     from specjax.checkpoints import save_bigram
-    from specjax.drafting import Bigram, most_frequent_successors
+    from specjax.checks import check_count
+    from specjax.drafting import Bigram, frequent_contexts, most_frequent_successors
     from specjax.tokenizers import load_tokenizer
     from specjax.writing import check_free
 
+    check_count("--min-count", args.min_count, "give how often a context must have been seen")
     check_free(args.output)
     words = load_tokenizer(args.tokenizer)
     seen = {"texts": 0, "tokens": 0}
-    table = most_frequent_successors(_texts(args, words, seen), words.vocab_size)
+    texts: Any = _texts(args, words, seen)
+    if args.order > 2:
+        texts = [np.asarray(text, np.int32) for text in texts]  # read twice
+    table = most_frequent_successors(texts, words.vocab_size)
     known = int((table >= 0).sum())
     if not known:
         raise ValueError(
             f"{' '.join(args.sources)}: no token follows another: give files with more text"
         )
-    save_bigram(args.output, Bigram(table, words.fingerprint, seen | {"known": known}))
+    notes, told = seen | {"known": known}, ""
+    longer: tuple[np.ndarray, ...] = ()
+    if args.order > 2:
+        longer = frequent_contexts(texts, table, args.order, args.min_count)
+        notes |= {"order": args.order, "min_count": args.min_count, "contexts": len(longer[1])}
+        told = f"and of {len(longer[1]):,} contexts of up to {args.order - 1} tokens, "
+    save_bigram(args.output, Bigram(table, words.fingerprint, notes, *longer))
     print(
-        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, from "
+        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {told}from "
         f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
     )
     return 0

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.decoding.history import put_column
 from specjax.decoding.pair_method import log_at
 from specjax.decoding.state import end_tokens
 from specjax.sampling import confidence, distribution, draw
@@ -100,12 +101,14 @@ def draft_until_fallback(
         full = state.lengths + index + 1 >= state.limits
         ended = draws & (end_tokens(token, eos_ids) | full)
         drafted = Drafted(
-            tokens=_put(drafted.tokens, token, index),
+            tokens=put_column(drafted.tokens, token, index),
             counts=drafted.counts + draws.astype(jnp.int32),
-            log_q=_put(drafted.log_q, log_at(q, token), index),
-            probs=None if drafted.probs is None else _put(drafted.probs, q, index),
+            log_q=put_column(drafted.log_q, log_at(q, token), index),
+            probs=None if drafted.probs is None else put_column(drafted.probs, q, index),
             confidences=(
-                None if drafted.confidences is None else _put(drafted.confidences, q_conf, index)
+                None
+                if drafted.confidences is None
+                else put_column(drafted.confidences, q_conf, index)
             ),
             calls=drafted.calls + carry.going.astype(jnp.int32),
             ended=drafted.ended | ended,
@@ -132,8 +135,3 @@ def draft_until_fallback(
     )
     first = _Drafting(jnp.int32(0), empty, state.inner.tokens, ~state.finished)
     return lax.while_loop(unfinished, step, first).drafted
-
-
-def _put(buffer: Array, value: Any, index: Array) -> Array:
-    """Writes `value [B, ...]` at `index` of axis 1."""
-    return lax.dynamic_update_index_in_dim(buffer, value, index, axis=1)

@@ -3,7 +3,7 @@
 Axes: B rows, G longest block, S cache length, T committed tokens, W tokens of a pass.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -231,3 +231,8 @@ def put_at(buffer: Array, values: Array, starts: Array) -> Array:
     place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
     put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
     return jax.vmap(put)(buffer, place, values)
+
+
+def put_column(buffer: Array, value: Any, index: Array) -> Array:
+    """Writes `value [B, ...]` at `index` of axis 1 of `buffer [B, T, ...]`."""
+    return lax.dynamic_update_index_in_dim(buffer, value, index, axis=1)

@@ -49,10 +49,6 @@ class OracleCascade(PairMethod):
         """Raises TypeError unless the rule defers or does not."""
         check_deferral("rule", rule, "rules.Diff(alpha=0.1)")
 
-    def describe(self) -> dict[str, Any]:
-        """See `Method`."""
-        return {**super().describe(), "drafter": self.drafter.describe()}
-
     def step(self, params: CascadeParams, state: DecodeState) -> DecodeState:
         """See `LoopMethod`."""
         inner: CascadeState = state.inner

@@ -107,6 +107,10 @@ class PairMethod(LoopMethod):
         """The two."""
         return ("verifier", "drafter")
 
+    def describe(self) -> dict[str, Any]:
+        """See `Method`."""
+        return {**super().describe(), "drafter": self.drafter.describe()}
+
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `LoopMethod`."""
         models = (self.verifier, self.drafter)

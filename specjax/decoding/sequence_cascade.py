@@ -76,10 +76,6 @@ class SequenceCascade(PairMethod):
         """Raises TypeError unless the rule is one about responses."""
         check_part("rule", rule, ("defers_response",), "rules.SequenceChow(alpha=0.3)")
 
-    def describe(self) -> dict[str, Any]:
-        """See `Method`."""
-        return {**super().describe(), "drafter": self.drafter.describe()}
-
     def prefill(self, params: CascadeParams, prompts: PromptBatch, max_length: int) -> CascadeState:
         """See `LoopMethod`."""
         state = super().prefill(params, prompts, max_length)

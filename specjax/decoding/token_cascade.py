@@ -75,10 +75,6 @@ class _FallbackCascade(PairMethod):
     def rollback(self, rule: Any) -> Any:
         """The rule at whose first deferral it is cut back, or None."""
 
-    def describe(self) -> dict[str, Any]:
-        """See `Method`."""
-        return {**super().describe(), "drafter": self.drafter.describe()}
-
     def step(self, params: CascadeParams, state: DecodeState) -> DecodeState:
         """One draft, and one token of the verifier."""
         rule = per_row(params.rule, state.steps)

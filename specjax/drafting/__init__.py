@@ -1,6 +1,6 @@
 """Drafting: how a block of tokens is proposed, and when a proposal stops."""
 
-from specjax.drafting.bigram import Bigram, most_frequent_successors
+from specjax.drafting.bigram import Bigram, frequent_contexts, most_frequent_successors
 from specjax.drafting.budget import Budget
 from specjax.drafting.cost_aware import CostAware
 from specjax.drafting.costs import Costs, read_costs
@@ -15,6 +15,7 @@ from specjax.drafting.horizontal import HorizontalCascade, HorizontalCascadeStat
 from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
 from specjax.drafting.max_gram import MaxGram, MaxGramState
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
+from specjax.drafting.ngrams import NGrams
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
 from specjax.drafting.thresholds import Confidence, Entropy, Survival
@@ -51,6 +52,7 @@ __all__ = [
     "LookupFirstState",
     "MaxGram",
     "MaxGramState",
+    "NGrams",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "NeuralDrafterState",
@@ -65,6 +67,7 @@ __all__ = [
     "cascade_params",
     "check_lengths",
     "check_policy",
+    "frequent_contexts",
     "lenience",
     "most_frequent_successors",
     "read_costs",

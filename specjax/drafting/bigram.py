@@ -1,6 +1,8 @@
 """The most frequent successor of each token in a text: all that is kept of a bigram model.
 
-Axes: V vocabulary.
+Of longer contexts, those are kept whose successor is another one than a shorter context says.
+
+Axes: V vocabulary, K contexts, T their longest.
 """
 
 import dataclasses
@@ -9,46 +11,71 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import check_count
+from specjax.drafting.ngrams import NGrams, hashed
+
+MAX_ORDER = 5  # Tokens of the longest n-gram.
+
 # Pairs of tokens that are counted at once: as int64, 8 MiB.
 _AT_ONCE = 2**20
 
 
+def _no_contexts() -> np.ndarray:
+    return np.zeros((0, 1), np.int32)
+
+
+def _no_followers() -> np.ndarray:
+    return np.zeros(0, np.int32)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bigram:
-    """A table of successors, and the vocabulary that it is of.
+    """A table of successors, also of longer contexts, and the vocabulary that it is of.
 
     Attributes:
       successors: `[n]` int32 for the n ids of the tokenizer; -1 where none was seen.
       tokenizer_fingerprint: of the vocabulary, as `Tokenizer.fingerprint` tells it.
       notes: what else is told of it, as JSON values.
+      contexts: `[K, T]` int32, contexts of 2 .. T tokens, the last token first, -1 after the end of
+        a shorter one; in lexicographic order. `frequent_contexts` makes them. None by default.
+      followers: `[K]` int32, what follows each of them.
 
     Raises:
-      ValueError: if the table is no row of ids in its vocabulary.
+      ValueError: if the table is no row of ids in its vocabulary, or the contexts are none.
     """
 
     successors: np.ndarray = dataclasses.field(repr=False)
     tokenizer_fingerprint: str
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    contexts: np.ndarray = dataclasses.field(default_factory=_no_contexts, repr=False)
+    followers: np.ndarray = dataclasses.field(default_factory=_no_followers, repr=False)
 
     def __post_init__(self) -> None:
         table = np.asarray(self.successors)
         if table.ndim != 1 or not table.size or table.dtype != np.int32:
             raise ValueError(f"successors must be [n] int32, got {list(table.shape)} {table.dtype}")
-        if table.min() < -1 or table.max() >= table.size:
-            raise ValueError(
-                f"successors must lie in -1 .. {table.size - 1}, got {table.min()} .. {table.max()}"
-            )
+        _check_ids("successors", table, -1, table.size)
+        _check_contexts(np.asarray(self.contexts), np.asarray(self.followers), table.size)
 
-    def table(self, name: str, tokenizer_fingerprint: str, vocab_size: int) -> np.ndarray:
+    @property
+    def order(self) -> int:
+        """Tokens of the longest n-gram: 2 without longer contexts."""
+        return int(self.contexts.shape[1]) + 1
+
+    def table(
+        self, name: str, tokenizer_fingerprint: str, vocab_size: int, start: int | None = None
+    ) -> np.ndarray | NGrams:
         """The parameters of a `MaxGram`, once the vocabulary is found to be the same.
 
         Args:
           name: what messages call the model.
           tokenizer_fingerprint: of its tokenizer.
           vocab_size: V of the model, which may exceed the tokenizer's.
+          start: the start token of an encoder-decoder, whose outputs do not go on with their
+            prompts: longer contexts then begin with it, and look no further back.
 
         Returns:
-          `[V]` int32; -1 where no successor is known.
+          `[V]` int32; -1 where no successor is known. With longer contexts: `NGrams`.
 
         Raises:
           ValueError: if the table is of another vocabulary.
@@ -61,7 +88,10 @@ class Bigram:
                 "that model's directory"
             )
         missing = vocab_size - self.successors.size
-        return np.pad(self.successors, (0, missing), constant_values=-1)
+        successors = np.pad(self.successors, (0, missing), constant_values=-1)
+        if not self.followers.size:
+            return successors
+        return hashed(successors, self.contexts, self.followers, start)
 
 
 def most_frequent_successors(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
@@ -85,12 +115,87 @@ def most_frequent_successors(texts: Iterable[Sequence[int]], vocab_size: int) ->
         if size >= _AT_ONCE:
             counts, waiting, size = _add(counts, waiting), [], 0
     pairs, often = _add(counts, waiting)
+    tokens, best = _most_frequent(pairs, often, vocab_size)
+    table = np.full(vocab_size, -1, np.int32)
+    table[tokens] = best
+    return table
+
+
+def frequent_contexts(
+    texts: Iterable[Sequence[int]], successors: np.ndarray, order: int, min_count: int = 2
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts what follows contexts of 2 .. T = order - 1 tokens.
+
+    A context is left out where its shorter endings already say the same: without it the longest
+    one that is found says what it would have said.
+
+    Args:
+      texts: token ids; held in memory at once, with some 60 bytes a token while counting.
+      successors: `[n]` int32, of `most_frequent_successors` for the same texts.
+      order: tokens of the longest n-gram, 3 .. 5.
+      min_count: how often a context must have been followed by a token.
+
+    Returns:
+      `[K, T]` int32 contexts and `[K]` int32 followers; see `Bigram`. Of several most frequent
+      ones the smallest.
+
+    Raises:
+      ValueError: if a number is out of range.
+    """
+    check_count("min_count", min_count, "give how often a context must have been seen")
+    if order not in range(3, MAX_ORDER + 1):
+        raise ValueError(
+            f"order must lie in 3 .. {MAX_ORDER}, got {order}: of order 2 are the successors alone"
+        )
+    rows = [np.asarray(text, np.int64) for text in texts if len(text)]
+    tokens = np.concatenate([np.zeros(0, np.int64), *rows])
+    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    followed = np.ones(tokens.size, bool)
+    followed[ends - 1] = False
+    # Which context ends at a place, as a number; -1 for none, or a rare one. First those of one
+    # token, then of one more each time.
+    here, shorter = np.where(followed, tokens, -1), successors
+    found = [(np.zeros((0, order - 1), np.int32), np.zeros(0, np.int32))]
+    for size in range(2, order):
+        # The last place of a text has none, so no context reaches into the text before.
+        places, numbers = _longer(tokens, followed, here, successors.size, min_count)
+        longer = np.full(tokens.size, -1)
+        longer[places] = numbers
+        pairs = numbers * successors.size + tokens[places + 1]
+        _, best = _most_frequent(*np.unique(pairs, return_counts=True), successors.size)
+        one = places[np.unique(numbers, return_index=True)[1]]
+        news = best != shorter[here[one]]
+        contexts = np.full((int(news.sum()), order - 1), -1, np.int32)
+        contexts[:, :size] = tokens[one[news][:, None] - np.arange(size)]
+        found.append((contexts, best[news].astype(np.int32)))
+        here, shorter = longer, best
+    contexts, followers = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    place = np.lexsort(contexts.T[::-1])
+    return contexts[place], followers[place]
+
+
+def _longer(
+    tokens: np.ndarray, followed: np.ndarray, here: np.ndarray, vocab_size: int, min_count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where the contexts of one token more end that are frequent, and their numbers from 0 on."""
+    before = np.concatenate([[-1], here[:-1]])[: here.size]
+    places = np.flatnonzero(followed & (before >= 0))
+    _, number, often = np.unique(
+        before[places] * vocab_size + tokens[places], return_inverse=True, return_counts=True
+    )
+    frequent = often >= min_count
+    kept = frequent[number]
+    return places[kept], (np.cumsum(frequent) - 1)[number[kept]]
+
+
+def _most_frequent(
+    pairs: np.ndarray, often: np.ndarray, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first of each pair (as a number), in order, and its most frequent second."""
     first, second = pairs // vocab_size, pairs % vocab_size
     order = np.lexsort((second, -often, first))
-    tokens, best = np.unique(first[order], return_index=True)
-    table = np.full(vocab_size, -1, np.int32)
-    table[tokens] = second[order][best]
-    return table
+    firsts, best = np.unique(first[order], return_index=True)
+    return firsts, second[order][best]
 
 
 def _add(
@@ -103,3 +208,31 @@ def _add(
     total = np.zeros(pairs.size, np.int64)
     np.add.at(total, place, weights)
     return pairs, total
+
+
+def _check_ids(name: str, ids: np.ndarray, low: int, size: int) -> None:
+    if ids.size and (ids.min() < low or ids.max() >= size):
+        raise ValueError(f"{name} must lie in {low} .. {size - 1}, got {ids.min()} .. {ids.max()}")
+
+
+def _check_contexts(contexts: np.ndarray, followers: np.ndarray, size: int) -> None:
+    shapes = contexts.ndim == 2 and followers.shape == contexts.shape[:1]
+    if not shapes or contexts.dtype != np.int32 or followers.dtype != np.int32:
+        raise ValueError(
+            "contexts and followers must be [K, T] and [K] int32, got "
+            f"{list(contexts.shape)} {contexts.dtype} and {list(followers.shape)} {followers.dtype}"
+        )
+    longest = contexts.shape[1]
+    if not 1 <= longest < MAX_ORDER:
+        raise ValueError(f"contexts must have 1 .. {MAX_ORDER - 1} columns, got {longest}")
+    _check_ids("contexts", contexts, -1, size)
+    _check_ids("followers", followers, 0, size)
+    real = contexts >= 0
+    if not real[:, :2].all() or (longest == 1 and followers.size):
+        raise ValueError("contexts must have two tokens or more")
+    if (real[:, 1:] > real[:, :-1]).any():
+        raise ValueError("contexts must have their tokens first, then -1")
+    change = np.diff(contexts, axis=0)
+    first = np.argmax(change != 0, axis=1)
+    if (np.take_along_axis(change, first[:, None], axis=1) <= 0).any():
+        raise ValueError("contexts must be in lexicographic order, none twice")

@@ -1,4 +1,4 @@
-"""Drafts that are looked up in the text so far: Max-Gram, prompt lookup, and a bigram table.
+"""Drafts that are looked up in the text so far: Max-Gram, prompt lookup, and n-gram tables.
 
 Axes: B rows, P prompt length, C tokens of context, G longest block, V vocabulary.
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specjax.checks import check_array, check_count
 from specjax.decoding.history import put_at
 from specjax.drafting.matching import Match, longest_match
+from specjax.drafting.ngrams import NGrams, check_ngrams, follower
 from specjax.types import (
     Array,
     Bonus,
@@ -32,11 +33,13 @@ class MaxGramState(NamedTuple):
       context: `[B, C]` int32, the prompt and what was committed.
       lengths: `[B]` int32, how many of these tokens are real.
       match: where the end of the context has occurred before.
+      begins: `[B]` int32, the first place that n-grams look at.
     """
 
     context: Array  # [B, C]
     lengths: Array  # [B]
     match: Match
+    begins: Array  # [B]
 
 
 class MaxGramMark(NamedTuple):
@@ -55,11 +58,12 @@ class MaxGram(Drafter):
 
     The context is the prompt (of an encoder-decoder the encoder's input, then the forced prefix),
     then what was committed. The longest ending that occurs earlier is taken. Where none does, or
-    the tokens after it end with the context, a bigram table goes on; without one the block ends.
+    the tokens after it end with the context, a table goes on; without one the block ends.
     Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
 
     Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 where none is
-    known (`Bigram.table`); or () for none.
+    known; or `NGrams`, of which the longest known ending of the text so far goes on; or () for
+    none. `Bigram.table` makes both.
 
     `MaxGram(vocab_size, 10, max_ngram=2)` proposes what prompt lookup does in transformers
     (`prompt_lookup_num_tokens=10`, `max_matching_ngram_size=2`), which also cuts a proposal before
@@ -114,12 +118,13 @@ class MaxGram(Drafter):
         """See `Drafter`."""
         # An encoder-decoder's positions do not count the encoder's input.
         context = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
-        lengths = input_lengths.astype(jnp.int32)
+        lengths = begins = input_lengths.astype(jnp.int32)
         if prefix is not None:
             context = put_at(context, prefix.astype(jnp.int32), lengths)
             forced = prefix.shape[1] if prefix_lengths is None else prefix_lengths
             lengths = lengths + jnp.asarray(forced, jnp.int32)
-        return self._state(context, lengths)
+        apart = isinstance(params, NGrams) and params.start >= 0
+        return self._state(context, lengths, jnp.where(apart, begins, 0))
 
     def propose(
         self,
@@ -161,7 +166,7 @@ class MaxGram(Drafter):
         """See `Drafter`; here the next round's match is found."""
         # What is past `counts` lies behind the end, and is overwritten.
         context = put_at(state.context, tokens, state.lengths)
-        return self._state(context, state.lengths + counts)
+        return self._state(context, state.lengths + counts, state.begins)
 
     def mark(self, state: MaxGramState) -> MaxGramMark:
         """See `Drafter`."""
@@ -176,9 +181,9 @@ class MaxGram(Drafter):
         found = state.match.lengths
         return jnp.where(found >= self.min_ngram, found, 0)
 
-    def _state(self, context: Array, lengths: Array) -> MaxGramState:
+    def _state(self, context: Array, lengths: Array, begins: Array) -> MaxGramState:
         match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
-        return MaxGramState(context, lengths, match)
+        return MaxGramState(context, lengths, match, begins)
 
     def _chain(self, params: Params, state: MaxGramState, tokens: Array) -> tuple[Array, Array]:
         """G + 1 tokens `[B, G + 1]`, and how many of the first G are known `[B]`."""
@@ -192,20 +197,44 @@ class MaxGram(Drafter):
             follows &= ahead < left
         copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
         table = _table(params, self.vocab_size)
+        ending = _ending(table, state, tokens)
         last, going, chain, known = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
         for i in range(self.max_draft + 1):
-            after = jnp.full_like(last, -1) if table is None else table[last]
+            after = _after(table, ending)
             after = jnp.where(follows[:, i], copied[:, i], after)
             going &= after >= 0
             last = jnp.where(going, after, last)
+            ending = jnp.concatenate([last[:, None], ending[:, :-1]], axis=1)
             chain.append(last)
             known += going.astype(jnp.int32)
         return jnp.stack(chain, axis=1), jnp.minimum(known, self.max_draft)
 
 
-def _table(params: Params, vocab_size: int) -> Array | None:
+def _table(params: Params, vocab_size: int) -> Array | NGrams | None:
+    if isinstance(params, NGrams):
+        check_ngrams("MaxGram's parameters", params, vocab_size)
+        return params
     leaves = jax.tree.leaves(params)
     if not leaves:
         return None
     check_array("MaxGram's parameters", leaves[0], "[V]", (vocab_size,), jnp.int32)
     return leaves[0]
+
+
+def _ending(table: Array | NGrams | None, state: MaxGramState, tokens: Array) -> Array:
+    """As many last tokens as the table looks at, `[B, T]`, the last first; -1 where none is."""
+    if not isinstance(table, NGrams):
+        return tokens[:, None]
+    # The last token itself is the caller's: an encoder-decoder's start token is in no context.
+    back = jnp.arange(1, table.contexts.shape[1], dtype=jnp.int32)[None]
+    place, begins = state.lengths[:, None] - 1 - back, state.begins[:, None]
+    before = jnp.take_along_axis(state.context, jnp.maximum(place, 0), axis=1)
+    before = jnp.where(place == begins - 1, table.start, jnp.where(place >= begins, before, -1))
+    return jnp.concatenate([tokens[:, None], before], axis=1)
+
+
+def _after(table: Array | NGrams | None, ending: Array) -> Array:
+    """What follows each ending `[B, T]`, `[B]`; -1 where nothing is known."""
+    if table is None:
+        return jnp.full_like(ending[:, 0], -1)
+    return follower(table, ending) if isinstance(table, NGrams) else table[ending[:, 0]]

@@ -13,7 +13,7 @@ from jax import lax
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
 from specjax.decoding.checks import check_eos_ids
-from specjax.decoding.history import History
+from specjax.decoding.history import History, put_column
 from specjax.drafting.blocks import empty_block
 from specjax.drafting.stopping import (
     NOTHING_TO_LEARN,
@@ -323,10 +323,10 @@ def _choose(
     )
     if confidences is not None:
         assert q_conf is not None
-        confidences = _put(confidences, q_conf, index)
+        confidences = put_column(confidences, q_conf, index)
     block = block._replace(
-        tokens=_put(block.tokens, token, index),
-        probs=_put(block.probs, q, index),
+        tokens=put_column(block.tokens, token, index),
+        probs=put_column(block.probs, q, index),
         confidences=confidences,
         num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
     )
@@ -341,8 +341,3 @@ def _laws(logits: Array, sampling: Sampling, with_confidence: bool) -> tuple[Arr
     """What tokens are drawn from after logits `[B, V]`, and the confidences."""
     q = jax.vmap(distribution)(logits, sampling)
     return q, jax.vmap(confidence)(logits) if with_confidence else None
-
-
-def _put(buffer: Array, value: Array, index: Array) -> Array:
-    """Writes `value [B, ...]` at `index` of axis 1."""
-    return lax.dynamic_update_index_in_dim(buffer, value, index, axis=1)

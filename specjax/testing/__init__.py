@@ -9,17 +9,18 @@ from specjax.testing.enumeration import (
     target_law,
     total_variation,
 )
-from specjax.testing.grown import T5_BASE, grow_t5
+from specjax.testing.grown import LLAMA_200M, T5_BASE, grow
 from specjax.testing.tabular import TabularModel, random_table
 
 __all__ = [
+    "LLAMA_200M",
     "T5_BASE",
     "Stop",
     "TabularModel",
     "check_rule",
     "emitted_law",
     "fixed_length",
-    "grow_t5",
+    "grow",
     "prefix_distributions",
     "random_table",
     "target_law",

@@ -1,4 +1,4 @@
-"""Makes a T5 larger without changing its outputs: it costs more time and behaves the same.
+"""Makes a T5 or a Llama larger without changing its outputs: it costs more time, and that is all.
 
 The added widths, heads and layers are zeros. RMSNorm divides by the mean square over the width, so
 its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else has to change.
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import T5, T5Config
+from specjax.models import T5, Llama, LlamaConfig, T5Config
 from specjax.types import Array, Params
 
 # T5 v1.1 base, except its vocabulary.
@@ -24,33 +24,56 @@ T5_BASE = {
 }
 
 
-def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
-    """Widens and deepens a T5 by zero-padding.
+# 203 M parameters with 2,048 words. A query's head has the keys of one group, and positions turn
+# the halves of a head: so neither the size of a group nor that of a head may change.
+LLAMA_200M = {
+    "embed_dim": 1024,
+    "num_heads": 16,
+    "num_kv_heads": 8,
+    "mlp_dim": 3072,
+    "num_layers": 16,
+}
+
+
+def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
+    """Widens and deepens a network by zero-padding.
 
     Args:
-      model: the small model.
+      model: the small model, a `T5` or a `Llama`.
       params: its parameters.
-      **sizes: any of embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers and
-        num_decoder_layers, each at least the small model's; `T5_BASE` by default.
+      **sizes: any of the names in `T5_BASE` or `LLAMA_200M`, each at least the small model's; all
+        of these by default.
 
     Returns:
       A larger model and its parameters. Their logits equal the small model's up to float rounding.
 
     Raises:
-      ValueError: if a size is unknown or smaller than the model's.
+      TypeError: if the model is of neither family.
+      ValueError: if a size is unknown or smaller than the model's, or the groups of a Llama's
+        queries would change.
     """
-    small = model.config
-    sizes = sizes or dict(T5_BASE)
+    if not isinstance(model, T5 | Llama):
+        raise TypeError(f"model must be a models.T5 or models.Llama to grow, got {model!r}")
+    small: Any = model.config
+    usual = T5_BASE if isinstance(small, T5Config) else LLAMA_200M
+    sizes = sizes or dict(usual)
     for name, size in sizes.items():
-        if name not in T5_BASE:
-            raise ValueError(f"{name!r} cannot grow: choose from {', '.join(T5_BASE)}")
+        if name not in usual:
+            raise ValueError(f"{name!r} cannot grow: choose from {', '.join(usual)}")
         if size < getattr(small, name):
             raise ValueError(
                 f"{name}={size} is below the model's {getattr(small, name)}: give a larger size"
             )
     share = small.embed_dim / sizes.get("embed_dim", small.embed_dim)
     changes: dict[str, Any] = {**sizes, "norm_eps": small.norm_eps * share}
-    large = T5(dataclasses.replace(small, **changes))
+    large: Any = type(model)(dataclasses.replace(small, **changes))
+    if isinstance(small, LlamaConfig):
+        before, after = (c.num_heads // c.num_kv_heads for c in (small, large.config))
+        if before != after:
+            raise ValueError(
+                f"num_heads and num_kv_heads give groups of {after} queries, but the model has "
+                f"groups of {before}: grow both alike"
+            )
 
     def place(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
         names = [key.key for key in path]
@@ -65,7 +88,8 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
         grown = jnp.pad(source.reshape(before), padding).reshape(wanted.shape)
         if names[-1] == "scale":
             grown = grown * jnp.asarray(share**0.5, grown.dtype)
-            if names[-2] == "decoder_norm" and small.tie_embeddings and small.scale_tied_logits:
+            scaled = isinstance(small, T5Config) and small.scale_tied_logits
+            if names[-2] == "decoder_norm" and small.tie_embeddings and scaled:
                 # The logits are scaled by the width as well.
                 grown = grown * jnp.asarray(share**-0.5, grown.dtype)
         return grown.astype(wanted.dtype)
@@ -73,11 +97,14 @@ def grow_t5(model: T5, params: Params, **sizes: int) -> tuple[T5, Params]:
     return large, jax.tree_util.tree_map_with_path(place, large.abstract_params())
 
 
-def _split_heads(names: list[str], shape: tuple[int, ...], config: T5Config) -> tuple[int, ...]:
+def _split_heads(
+    names: list[str], shape: tuple[int, ...], config: T5Config | LlamaConfig
+) -> tuple[int, ...]:
     """The shape with heads as an axis: zeros follow each head, and the last head."""
-    heads = (config.num_heads, config.head_dim)
-    if names[-1] == "kernel" and names[-2] in ("query", "key", "value"):
-        return (shape[0], *heads)
-    if names[-1] == "kernel" and names[-2] == "out":
-        return (*heads, shape[1])
+    if names[-1] != "kernel":
+        return shape
+    if names[-2] in ("query", "key", "value"):
+        return (shape[0], shape[1] // config.head_dim, config.head_dim)
+    if names[-2] == "out":
+        return (shape[0] // config.head_dim, config.head_dim, shape[1])
     return shape

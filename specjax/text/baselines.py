@@ -63,7 +63,15 @@ class _Cascade(MethodPlan):
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenCascade(_Cascade):
+class _FallbackCascade(_Cascade):
+    limit: int = 10
+
+    def __post_init__(self) -> None:
+        decoding.check_limit(self.limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenCascade(_FallbackCascade):
     """The token cascade; its rule is `rules.Chow` or `rules.ChowLog`.
 
     See `specjax.decoding.TokenCascade`.
@@ -75,17 +83,12 @@ class TokenCascade(_Cascade):
       ValueError: if `limit` is no whole number of at least 1.
     """
 
-    limit: int = 10
-
-    def __post_init__(self) -> None:
-        decoding.check_limit(self.limit)
-
     def _method(self, **parts: Any) -> PairMethod:
         return decoding.TokenCascade(limit=self.limit, **parts)
 
 
 @dataclasses.dataclass(frozen=True)
-class BiLDCascade(_Cascade):
+class BiLDCascade(_FallbackCascade):
     """BiLD with fallback and rollback; its rule is `rules.FallbackRollback`.
 
     See `specjax.decoding.BiLDCascade`. `rules.BiLD` is BiLD*, a rule for speculative decoding.
@@ -96,11 +99,6 @@ class BiLDCascade(_Cascade):
     Raises:
       ValueError: if `limit` is no whole number of at least 1.
     """
-
-    limit: int = 10
-
-    def __post_init__(self) -> None:
-        decoding.check_limit(self.limit)
 
     def _method(self, **parts: Any) -> PairMethod:
         return decoding.BiLDCascade(limit=self.limit, **parts)

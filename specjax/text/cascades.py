@@ -19,6 +19,7 @@ from specjax.drafting import (
     check_lengths,
     lenience,
 )
+from specjax.text.built_in import real_path
 from specjax.text.models import Models, TextModel, load_text_model
 from specjax.text.plans import DraftPlan, Ingredients, Lookup, Planned
 from specjax.types import Drafter, Params, Rule, Verification
@@ -132,7 +133,11 @@ class Cascade(DraftPlan):
         found: dict[str, str | os.PathLike[str] | TextModel] = {}
         for i, model in enumerate(self.models):
             known = named.get(model) if isinstance(model, str) else None
-            if known is None and not isinstance(model, TextModel) and not os.path.isdir(model):
+            if (
+                known is None
+                and not isinstance(model, TextModel)
+                and not os.path.isdir(real_path(model))
+            ):
                 raise ValueError(
                     f"models[{i}]={os.fspath(model)!r} is neither one of the decoder's models "
                     f"({', '.join(named)}) nor a directory: check the name or the path"

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,13 +12,12 @@ import numpy as np
 from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_path, check_static
 from specjax.partitioning import Partitioner
+from specjax.text.built_in import DEFAULT_PAIR, built_in_pair, real_path
 from specjax.text.fingerprint import digest, weights_fingerprint
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.types import LanguageModel, Params
 
 PathLike = str | os.PathLike[str]
-
-BUILT_IN = Path(__file__).parents[1] / "pairs" / "multi30k_ende"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,7 +179,8 @@ def load_text_model(
     """Loads one model with its tokenizer.
 
     Args:
-      path: a Hugging Face, T5X or specjax directory (see `specjax.checkpoints.load_model`).
+      path: a Hugging Face, T5X or specjax directory (see `specjax.checkpoints.load_model`), or a
+        model of a built-in pair, such as "built-in:gsm8k/drafter".
       dtype: the dtype of parameters, activations and cache; by default that of the checkpoint.
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path; by default that of the directory.
@@ -199,6 +198,7 @@ def load_text_model(
     # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
     from specjax.checkpoints import has_head, load_head, load_model
 
+    path = real_path(path)
     _check_path("path", path)
     _check_mesh(mesh)
     words = _tokenizer(path, tokenizer)
@@ -213,6 +213,7 @@ def load_text_model(
 
 
 def load_pair(
+    built_in: str = DEFAULT_PAIR,
     *,
     drafter: PathLike | None = None,
     verifier: PathLike | None = None,
@@ -222,9 +223,11 @@ def load_pair(
     check_weights: bool = True,
     head: bool = True,
 ) -> Pair:
-    """Loads a drafter and a verifier; by default the built-in pair (English to German captions).
+    """Loads a drafter and a verifier; by default a built-in pair.
 
     Args:
+      built_in: without paths, the name of the pair: "multi30k_ende" (two T5s, English to German
+        captions) or "gsm8k" (Llamas, questions of school mathematics).
       drafter: the small model's directory (see `load_text_model`).
       verifier: the large model's directory.
       dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
@@ -239,7 +242,8 @@ def load_pair(
     Raises:
       FileNotFoundError: a directory or file is missing, or the installation has no built-in pair.
       TypeError: a path is not a path or `mesh` is not a mesh.
-      ValueError: only one path is given, a directory is unreadable, or the vocabularies differ.
+      ValueError: only one path is given, no built-in pair has this name, a directory is unreadable,
+        or the vocabularies differ.
     """
     if (drafter is None) != (verifier is None):
         missing = "drafter" if drafter is None else "verifier"
@@ -248,14 +252,8 @@ def load_pair(
             "built-in pair"
         )
     if drafter is None or verifier is None:
-        drafter, verifier = BUILT_IN / "drafter", BUILT_IN / "verifier"
-        for directory in (drafter, verifier):
-            if not (directory / "config.json").is_file():
-                raise FileNotFoundError(
-                    f"{directory}: this installation has no built-in pair: call load_pair("
-                    "drafter=DIRECTORY, verifier=DIRECTORY), or give --gin.DRAFTER and "
-                    "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
-                )
+        found = built_in_pair(built_in)
+        drafter, verifier = found / "drafter", found / "verifier"
     loaded = load_models(
         drafter=drafter,
         verifier=verifier,
@@ -301,6 +299,7 @@ def load_models(
         raise ValueError(
             f"load_models: one path must be called verifier, got {', '.join(paths) or 'no paths'}"
         )
+    paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
         _check_path(name, path)
     _check_mesh(mesh)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_count, check_path
@@ -21,7 +22,8 @@ from specjax.drafting import (
     NeuralDrafter,
     NeuralDrafterParams,
 )
-from specjax.text.models import BUILT_IN, TextModel
+from specjax.text.built_in import built_in_table, real_path
+from specjax.text.models import TextModel
 from specjax.types import Drafter, Params
 
 
@@ -111,8 +113,9 @@ class Lookup(DraftPlan):
       min_ngram: likewise.
       latest: likewise.
       overlap: likewise.
-      bigram: a table of successors, or the directory that `specjax train_bigram` has written, or
-        "built-in" for the built-in pair's; it goes on where nothing can be copied. None for none.
+      bigram: a table of successors, of longer contexts too, or the directory that
+        `specjax train_bigram` has written, or "built-in" for that of the built-in pair whose models
+        decode; it goes on where nothing can be copied. None for none.
       min_match: at least 1; None where no model drafts.
       max_copy: the longest copied block; `max_draft` by default.
 
@@ -181,13 +184,15 @@ class Lookup(DraftPlan):
         if self.bigram is None:
             return ()
         main = given.models["verifier"]
-        bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram)
+        bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram, main.name)
         words, vocab_size = main.tokenizer.fingerprint, main.model.vocab_size
-        return given.place(jnp.asarray(bigram.table(main.name, words, vocab_size)))
+        start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
+        table = bigram.table(main.name, words, vocab_size, start)
+        return given.place(jax.tree.map(jnp.asarray, table))
 
 
-def _load(path: str | os.PathLike[str]) -> Bigram:
+def _load(path: str | os.PathLike[str], model: str) -> Bigram:
     # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
     from specjax.checkpoints import load_bigram
 
-    return load_bigram(BUILT_IN / "bigram" if path == "built-in" else path)
+    return load_bigram(built_in_table(model) if path == "built-in" else real_path(path))

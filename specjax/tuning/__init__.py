@@ -11,7 +11,13 @@ from specjax.tuning.screening import Copies, Law, Screening
 from specjax.tuning.settings import RULES, STOPPING, VERIFICATIONS, Setting, Tuning
 from specjax.tuning.texts import Texts, verifier_texts
 from specjax.tuning.times import Times, measure_times
-from specjax.tuning.tuner import rank_correlation, shortlist, tune_drafts
+from specjax.tuning.tuner import (
+    rank_correlation,
+    screening_of,
+    shortlist,
+    tables_of_copies,
+    tune_drafts,
+)
 from specjax.tuning.walking import Walk, walk
 
 __all__ = [
@@ -45,8 +51,10 @@ __all__ = [
     "rank_correlation",
     "screen",
     "screen_settings",
+    "screening_of",
     "shortlist",
     "speedup",
+    "tables_of_copies",
     "tune_drafts",
     "verifier_texts",
     "walk",

@@ -151,13 +151,12 @@ def _laws_along(
 def _copy(copier: MaxGram, table: Params, rows: Rows, before: Array) -> _Copied:
     """What is copied after each beginning of each text."""
     longest = rows.texts.shape[1]
-    width = rows.inputs.shape[1] + longest
     step = jnp.arange(longest, dtype=jnp.int32)
 
     def of_row(prompt: Array, length: Array, text: Array, last: Array) -> _Copied:
-        context = jnp.pad(prompt, (0, longest)).at[length + step].set(text)
-        contexts = jnp.broadcast_to(context, (longest, width))
-        state = copier.prefill(table, contexts, length + step, 0)
+        inputs, texts = (jnp.broadcast_to(x, (longest, x.size)) for x in (prompt, text))
+        lengths = jnp.broadcast_to(length, (longest,))
+        state = copier.prefill(table, inputs, lengths, longest, texts, step)
         many = jnp.full((longest,), copier.max_draft, jnp.int32)
         every, none = jnp.ones((longest,), bool), jnp.zeros((longest, 0), jnp.float32)
         block, _ = copier.propose(

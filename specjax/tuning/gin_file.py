@@ -4,18 +4,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.text.models import BUILT_IN
+from specjax.text.built_in import portable_path
 from specjax.tuning.hierarchies import Hierarchy
 
 
 def gin_bindings(
-    hierarchy: Hierarchy, paths: Sequence[str | None], bigram: Any
+    hierarchy: Hierarchy, paths: Sequence[str], bigram: Any
 ) -> tuple[str, dict[str, Any]]:
     """What decodes in that way with `specjax infer`.
 
     Args:
       hierarchy: what to decode with.
-      paths: of the verifier and the drafters; None for the built-in ones.
+      paths: of the verifier and the drafters.
       bigram: the table's directory, where one copies with it.
 
     Returns:
@@ -65,12 +65,10 @@ def gin_text(
       Its text.
     """
     names = list(paths)
-    places: list[str | None] = [os.path.abspath(path) for path in paths.values()]
+    places = [portable_path(path) for path in paths.values()]
     first = chosen.models[0] if chosen.models else names.index("drafter")
-    if [places[0], places[first]] == [str(BUILT_IN / name) for name in ("verifier", "drafter")]:
-        places[0] = places[first] = None
     if bigram is not None and bigram != "built-in":
-        bigram = os.path.abspath(os.path.expanduser(bigram))
+        bigram = portable_path(bigram)
     method, values = gin_bindings(chosen, places, bigram)
     values |= {"DRAFTER": places[first], **settings}
     lines = [

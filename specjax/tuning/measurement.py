@@ -19,12 +19,19 @@ class Measured(NamedTuple):
     Attributes:
       seconds: `[n]` of each chunk of prompts.
       tokens: `[n]` emitted.
-      tokens_per_call: of the verifier.
+      calls: model's name in the decoder -> `[n]` its passes, summed over rows.
+      outputs: the tokens of each prompt.
     """
 
     seconds: np.ndarray
     tokens: np.ndarray
-    tokens_per_call: float
+    calls: Mapping[str, np.ndarray]
+    outputs: Sequence[tuple[int, ...]] = ()
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted for each pass of the verifier."""
+        return float(self.tokens.sum() / max(self.calls["verifier"].sum(), 1))
 
 
 class SpeedUp(NamedTuple):
@@ -76,15 +83,21 @@ def measure(
         ids = list(range(start, start + rows))
         begin = time.perf_counter()
         result = decoder(chunk, seed=seed, ids=ids, progress=False)
-        return time.perf_counter() - begin, result.info.rows
+        return time.perf_counter() - begin, result
 
     for hierarchy, decoder in decoders.items():
         tell(f"preparing: {hierarchy.described(names)} ...")
         taken = [decode(decoder, start)[1] for start in starts]
-        emitted = np.asarray([int(rows_of.emitted.sum()) for rows_of in taken])
-        calls = sum(int(rows_of.verifier_calls.sum()) for rows_of in taken)
-        least = np.full(len(starts), np.inf)
-        found[hierarchy] = Measured(least, emitted, float(emitted.sum() / max(calls, 1)))
+        infos = [result.info.rows for result in taken]
+        found[hierarchy] = Measured(
+            seconds=np.full(len(starts), np.inf),
+            tokens=np.asarray([int(info.emitted.sum()) for info in infos]),
+            calls={
+                name: np.asarray([int(info.calls[name].sum()) for info in infos])
+                for name in infos[0].calls
+            },
+            outputs=[tuple(map(int, row.tokens)) for result in taken for row in result],
+        )
     for turn in range(repeats):
         tell(f"measuring: turn {turn + 1} of {repeats} ...")
         for i, start in enumerate(starts):

@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.checks import check_path
 from specjax.text import Decoder, Models, Pair, TextModel
+from specjax.text.built_in import real_path
 
 PathLike = str | os.PathLike[str]
 
@@ -56,7 +57,7 @@ def load_drafters(
     named = {"drafter": pair.drafter.name}
     named |= {f"drafter_{i + 2}": os.fspath(path) for i, path in enumerate(paths)}
     for name, path in named.items():
-        place = os.path.realpath(os.path.expanduser(path))
+        place = os.path.realpath(os.path.expanduser(real_path(path)))
         if place in places:
             raise ValueError(f"{name}={path} is the same as {places[place]}: give each model once")
         places[place] = name

@@ -105,7 +105,7 @@ def tune_drafts(
         models = load_drafters(make_pair, make_model, drafters)
         decoder = Decoder(models["verifier"], **tuning.decoding)
         tokens = encode_prompts(decoder, texts[:needed], chat=chat)
-        tables = _tables(models["verifier"], tuning.bigram)
+        tables = tables_of_copies(models["verifier"], tuning.bigram)
         run.claim(
             {
                 "models": fingerprints(models),
@@ -117,7 +117,7 @@ def tune_drafts(
         if on_start is not None:
             on_start(run)
         held_out = tokens[tuning.screened :]
-        screening = _screen(models, decoder, tokens[: tuning.screened], tables, tuning)
+        screening = screening_of(models, decoder, tokens[: tuning.screened], tables, tuning)
         results, chosen = _tuned(models, screening, held_out, tables, tuning)
         told = gin_text(
             chosen,
@@ -133,8 +133,13 @@ def tune_drafts(
     return results
 
 
-def _tables(verifier: TextModel, bigram: PathLike | None) -> dict[str, Params]:
-    """What may copy -> its bigram table."""
+def tables_of_copies(verifier: TextModel, bigram: PathLike | None) -> dict[str, Params]:
+    """What may copy -> its bigram table.
+
+    Args:
+      verifier: for which it copies.
+      bigram: see `Tuning`.
+    """
     if bigram is None:
         return {"text": ()}
     given = Ingredients({"verifier": verifier}, 1, _no_model, jnp.asarray)
@@ -145,13 +150,25 @@ def _no_model(*_: Any) -> Any:
     raise TypeError("copies take no model")
 
 
-def _screen(
+def screening_of(
     models: Mapping[str, TextModel],
     decoder: Decoder,
     prompts: Sequence[np.ndarray],
     tables: Mapping[str, Params],
     tuning: Tuning,
 ) -> Screening:
+    """Looks at models once: rates, copies and the times of passes.
+
+    Args:
+      models: by name, the verifier first, then the drafters, the largest first.
+      decoder: of the verifier alone.
+      prompts: tokens.
+      tables: of `tables_of_copies`.
+      tuning: what is weighed.
+
+    Raises:
+      ValueError: the verifier cannot decode a prompt.
+    """
     tell(f"screening: the verifier decodes {len(prompts)} prompts ...")
     texts = verifier_texts(models["verifier"], decoder, prompts, tuning.seed)
     tell("screening: all models read its texts ...")

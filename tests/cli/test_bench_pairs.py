@@ -177,8 +177,11 @@ def test_a_prompt_that_cannot_be_decoded_is_named(
     assert f"{inputs}, {message}" in capsys.readouterr().err
 
 
-def test_only_a_t5_can_be_grown(arguments, capsys, monkeypatch):
+def test_a_network_that_cannot_be_grown_is_told(arguments, capsys, monkeypatch):
     models = [tiny_pair.tabular(seed) for seed in (1, 2)]
     monkeypatch.setattr(specjax, "load_pair", lambda **_: specjax.Pair(*models))
     assert main(["bench", "speedup", *arguments, "--grown"]) == 2
-    assert "is not a T5, but --grown needs a T5: leave out --grown" in capsys.readouterr().err
+    assert (
+        "is neither a T5 nor a Llama, which --grown needs: leave out --grown"
+        in capsys.readouterr().err
+    )

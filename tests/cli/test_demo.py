@@ -119,3 +119,26 @@ def test_results_that_no_demo_made_are_refused_and_kept(arguments, tmp_path, cap
     assert main([*arguments, f"--output={tmp_path}"]) == 2
     assert f"{mine} exists, but demo_config.json does not say" in capsys.readouterr().err
     assert mine.read_text() == "mine"
+
+
+def test_samples_may_be_objects(tmp_path):
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"question": "a\\nb", "answer": "c"}\n', encoding="utf-8")
+    assert demo._read(samples) == (["a\nb"], ["c"])
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('{"a": "b"}', ":1: needs an object of 2 texts, a source and a reference"),
+        ('{"a": "b", "c": 3}', ":1: needs an object of 2 texts"),
+        ("[1, 2]", ":1: needs an object of 2 texts"),
+        ("a\tb", ":1: needs an object of 2 texts"),
+    ],
+)
+def test_other_objects_are_told(arguments, tmp_path, capsys, written, message):
+    samples = tmp_path / "odd.jsonl"
+    samples.write_text(written + "\n", encoding="utf-8")
+    assert main([*arguments, f"--samples={samples}"]) == 2
+    error = capsys.readouterr().err
+    assert f"{samples}{message}" in error and error.count("\n") == 1

@@ -4,6 +4,7 @@ import collections
 import gzip
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from specjax import text
 from specjax.checkpoints import load_bigram, save_bigram
 from specjax.checksums import write_checksums
 from specjax.cli.main import main
-from specjax.drafting import Bigram, most_frequent_successors
+from specjax.drafting import Bigram, frequent_contexts, most_frequent_successors
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 
@@ -66,6 +67,31 @@ def test_a_text_becomes_a_table(texts, tmp_path, capsys):
         np.testing.assert_array_equal(load_bigram(out).successors, found.successors)
 
 
+def test_longer_contexts_are_counted_too(texts, tmp_path, capsys):
+    """The successors stay as they were; the table is named in the line and in its notes."""
+    out, count = tmp_path / "table", {}
+    for more in ([], ["--min-count=20"]):
+        assert (
+            train(texts, "--tokenizer=bytes", f"--output={out}{len(more)}", "--order=4", *more) == 0
+        )
+        found = load_bigram(f"{out}{len(more)}")
+        count[len(more)] = len(found.followers)
+        assert (
+            f"and of {len(found.followers):,} contexts of up to 3 tokens" in capsys.readouterr().out
+        )
+        assert found.order == 4 and found.notes["contexts"] == len(found.followers)
+        assert found.notes["min_count"] == (20 if more else 2)
+    assert 0 < count[1] < count[0]
+    rows = [[0, *ByteTokenizer().encode(one)] for one in TEXTS]
+    successors = most_frequent_successors(rows, 259)
+    contexts, followers = frequent_contexts(rows, successors, 4, 20)
+    np.testing.assert_array_equal(found.successors, successors)
+    np.testing.assert_array_equal(found.contexts, contexts)
+    np.testing.assert_array_equal(found.followers, followers)
+    (array,) = out.with_name("table1").glob("*.safetensors")
+    assert array.stat().st_size < 259 * 2 + followers.size * 8 + 400
+
+
 def test_a_decoder_takes_its_own_vocabulary_alone(texts, tmp_path):
     out = tmp_path / "table"
     assert train(texts, "--tokenizer=bytes", f"--output={out}") == 0
@@ -89,6 +115,28 @@ def test_what_is_saved_is_loaded(tmp_path, size):
     found = load_bigram(tmp_path / "t")
     np.testing.assert_array_equal(found.successors, table)
     assert (found.tokenizer_fingerprint, found.notes) == ("mark", {"texts": 3})
+    # As before there were longer contexts, so that a specjax of then reads it.
+    config = json.loads((tmp_path / "t" / "bigram.json").read_text())
+    assert (config["version"], found.order, len(found.contexts)) == (1, 2, 0)
+    arrays = safetensors.numpy.load((tmp_path / "t" / "bigram.safetensors").read_bytes())
+    assert list(arrays) == ["successors"]
+
+
+@pytest.mark.parametrize("size", [40, 2**16 - 1, 2**16, 2**18])
+@pytest.mark.parametrize("few", [False, True])
+def test_longer_contexts_are_saved_too(tmp_path, size, few):
+    rng = np.random.default_rng(2)
+    contexts = np.unique(rng.integers(size - 20, size, (0 if few else 50, 3)), axis=0)
+    contexts = contexts.astype(np.int32)
+    contexts[::2, 2] = -1
+    contexts = np.unique(contexts, axis=0)
+    followers = rng.integers(size, size=len(contexts)).astype(np.int32)
+    table = Bigram(np.full(size, -1, np.int32), "mark", {}, contexts, followers)
+    save_bigram(tmp_path / "t", table)
+    found = load_bigram(tmp_path / "t")
+    np.testing.assert_array_equal(found.contexts, contexts)
+    np.testing.assert_array_equal(found.followers, followers)
+    assert found.order == 4 and found.contexts.dtype == found.followers.dtype == np.int32
 
 
 def _cut(place):
@@ -109,8 +157,19 @@ def _other_dtype(place):
 
 def _newer(place):
     path = place / "bigram.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    path.write_text(re.sub('"version": .', '"version": 3', path.read_text()))
     write_checksums(place)
+
+
+def _rewritten(change):
+    def damage(place):
+        path = place / "bigram.safetensors"
+        arrays = safetensors.numpy.load(path.read_bytes())
+        change(arrays)
+        path.write_bytes(safetensors.numpy.save(arrays))
+        write_checksums(place)
+
+    return damage
 
 
 def _gone(place):
@@ -123,7 +182,7 @@ def _gone(place):
         (_cut, "the content of bigram.safetensors has changed since specjax wrote it"),
         (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
         (_other_dtype, "successors must be one row of uint16 or uint32"),
-        (_newer, "version=2 must be 1 for this specjax to read it"),
+        (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
         (_gone, "no bigram table is there: make one with `specjax train_bigram`"),
     ],
 )
@@ -132,6 +191,45 @@ def test_damage_is_told(tmp_path, damage, message):
     damage(tmp_path / "t")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_bigram(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, "the content of bigram.safetensors has changed since specjax wrote it"),
+        (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
+        (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
+        (_rewritten(lambda x: x.pop("contexts")), r"cut short or damaged \('contexts'\)"),
+        (
+            _rewritten(lambda x: x.update(followers=x["followers"][1:])),
+            r"must be \[K, T\] and \[K\] int32, got \[3, 2\] int32 and \[2\] int32: copy the table",
+        ),
+        (
+            _rewritten(lambda x: x.update(contexts=x["contexts"].ravel())),
+            "contexts must be a table of uint16 or uint32",
+        ),
+        (
+            _rewritten(lambda x: x.update(contexts=x["contexts"].astype(np.int64))),
+            "contexts must be a table of uint16 or uint32",
+        ),
+        (
+            _rewritten(lambda x: x.update(contexts=x["contexts"][::-1].copy())),
+            "contexts must be in lexicographic order, none twice",
+        ),
+        (
+            _rewritten(lambda x: x["followers"].fill(9)),
+            "followers must lie in 0 .. 8, got -1 .. -1",
+        ),
+    ],
+)
+def test_damage_of_longer_contexts_is_told(tmp_path, damage, message):
+    contexts = np.array([[1, 2], [1, 3], [8, 0]], np.int32)
+    followers = np.array([3, 0, 8], np.int32)
+    save_bigram(tmp_path / "t", Bigram(np.zeros(9, np.int32), "mark", {}, contexts, followers))
+    damage(tmp_path / "t")
+    with pytest.raises(ValueError, match=message) as error:
+        load_bigram(tmp_path / "t")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +252,7 @@ def test_a_bad_table_is_told(table, message):
         (["--field=x"], "a text file has no field 'x'"),
         (["--format=tsv", "--field=4"], "there is no column 4"),
         (["--output=."], "is not empty; give a new directory"),
+        (["", "--min-count=0"], "--min-count must be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_input_is_one_line(texts, tmp_path, monkeypatch, capsys, change, message):

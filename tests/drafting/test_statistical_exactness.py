@@ -19,12 +19,21 @@ SMALL, LARGE = (jnp.asarray(testing.random_table(s, V, 2, scale=1.3)) for s in (
 # It repeats itself, so that matches of all lengths occur.
 PROMPT = np.array([1, 0, 0, 1, 0, 1, 1, 0])
 TABLE = jnp.array([1, -1], jnp.int32)
+# Two contexts of two tokens, the last one first, say what the last one alone does not.
+NGRAMS = drafting.Bigram(
+    np.array([1, -1], np.int32),
+    "mark",
+    {},
+    np.array([[0, 1], [1, 0]], np.int32),
+    np.array([0, 1], np.int32),
+).table("it", "mark", V)
 LOOKUP = drafting.MaxGram(V, 3)
 NEURAL = drafting.NeuralDrafter(MODEL, 2)
 SMALL_PARAMS = drafting.NeuralDrafterParams(SMALL)
 DRAFTERS = {
     "max-gram": (LOOKUP, ()),
     "bigram": (dataclasses.replace(LOOKUP, min_ngram=3), TABLE),
+    "order 3": (dataclasses.replace(LOOKUP, min_ngram=3), jax.tree.map(jnp.asarray, NGRAMS)),
     "overlap": (
         dataclasses.replace(LOOKUP, min_ngram=3, max_ngram=3, latest=True, overlap=True),
         (),
@@ -59,7 +68,7 @@ def distance(drafter, params, verify, temperature):
 
 
 QUICK = {("bigram", "token", 1.0), ("overlap", "block", 1.0), ("lookup first", "block", 1.0)}
-QUICK |= {("lookup first", "token", 0.0)}
+QUICK |= {("lookup first", "token", 0.0), ("order 3", "block", 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -111,9 +120,10 @@ class Afterwards(drafting.LookupFirst):
     "control",
     [
         (Softened(V, 3), ()),
+        (Softened(V, 3, min_ngram=3), DRAFTERS["order 3"][1]),
         (Afterwards(LOOKUP, NEURAL, min_match=4), DRAFTERS["lookup first"][1]),
     ],
-    ids=["softened", "afterwards"],
+    ids=["softened", "softened n-grams", "afterwards"],
 )
 def test_control_a_wrong_q_is_seen(control):
     assert distance(*control, VERIFICATIONS["token"], 1.0)[0] > 1e-3

@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
-from specjax.text import models as _pair
+from specjax.text import built_in
 from specjax.text import rows as rows_lib
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
@@ -453,14 +453,21 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
         specjax.load_pair(drafter=5, verifier=paths["verifier"])
     with pytest.raises(TypeError, match="mesh must come from .*make_mesh, got 4"):
         specjax.load_pair(**paths, mesh=4)
-    monkeypatch.setattr(_pair, "BUILT_IN", tmp_path / "pairs")
+    with pytest.raises(ValueError, match="no built-in pair 'nothing': choose from gsm8k, multi30k"):
+        specjax.load_pair("nothing")
+    with pytest.raises(ValueError, match="pair gsm8k has .*drafter, drafter_small.*: give one"):
+        specjax.load_text_model("built-in:gsm8k/nothing")
+    monkeypatch.setattr(built_in, "PAIRS", tmp_path / "pairs")
     with pytest.raises(FileNotFoundError, match="no built-in pair: call load_pair"):
         specjax.load_pair()
 
 
 def test_without_paths_it_is_the_built_in_pair(paths, monkeypatch):
-    monkeypatch.setattr(_pair, "BUILT_IN", paths["verifier"].parent)
-    assert specjax.load_pair().verifier.name == str(paths["verifier"])
+    home = paths["verifier"].parent
+    monkeypatch.setattr(built_in, "PAIRS", home.parent)
+    assert specjax.load_pair(home.name).verifier.name == str(paths["verifier"])
+    path = f"built-in:{home.name}/drafter"
+    assert specjax.load_text_model(path).name == str(paths["drafter"])
 
 
 def test_fingerprints_tell_every_number_apart(pair, paths):

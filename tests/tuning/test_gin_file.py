@@ -4,7 +4,7 @@ import pytest
 
 from specjax import load_text_model, text
 from specjax.cli import gin_config, infer
-from specjax.text.models import BUILT_IN
+from specjax.text.built_in import PAIRS
 from specjax.tuning import ALONE, Hierarchy, gin_text
 from tests import tiny_pair
 
@@ -54,9 +54,10 @@ def test_infer_takes_what_was_chosen(paths, models, tmp_path, name):
     assert f"# {chosen.described(NAMES)}: it was fast." in file.read_text()
 
 
-def test_the_built_in_pair_has_no_paths():
-    built_in = {name: str(BUILT_IN / name) for name in ("verifier", "drafter")}
+def test_a_built_in_pair_has_a_name_and_no_paths():
+    built_in = {name: str(PAIRS / "gsm8k" / name) for name in ("verifier", "drafter")}
     lines = gin_text(CHOICES["with copies"], "why", built_in, {}, "built-in", "f").splitlines()
-    assert {"VERIFIER = None", "DRAFTER = None", "BIGRAM = None"} <= set(lines)
+    named = {f"{name.upper()} = 'built-in:gsm8k/{name}'" for name in built_in}
+    assert named | {"BIGRAM = None"} <= set(lines)
     table = Hierarchy((), ((6,),), "bigram")
     assert "BIGRAM = 'built-in'" in gin_text(table, "why", built_in, {}, "built-in", "f")

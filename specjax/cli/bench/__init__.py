@@ -13,6 +13,7 @@ from specjax.cli.help_format import HelpFormatter
 
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
+    "cascades": "specjax.cli.bench.cascades",
     "cost": "specjax.cli.bench.cost",
     "drafting": "specjax.cli.bench.drafting",
     "loop": "specjax.cli.bench.loop",

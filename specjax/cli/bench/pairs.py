@@ -10,16 +10,17 @@ import jax
 import numpy as np
 
 import specjax
-from specjax import Pair, Sampling, decoding, drafting, rules, testing
+from specjax import Pair, Sampling, TextModel, decoding, drafting, rules, testing
 from specjax.acceptance_head import Head
 from specjax.data import read_examples
-from specjax.models import T5
+from specjax.models import T5, Llama
 from specjax.text import costs
 from specjax.text import prompts as prompts_lib
 from specjax.text.capacity import check_state_fits
 from specjax.types import DecodeState, LanguageModel, Method, Params, PromptBatch, Stopping
 from specjax.verification import Block
 
+GROWN_HELP = "grow the verifier to T5 base's size, or a Llama to 200 M parameters, same function"
 REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
 
 
@@ -88,9 +89,7 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
-    parser.add_argument(
-        "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
-    )
+    parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
 
 
 # More steps than any output takes.
@@ -266,13 +265,8 @@ def load(args: argparse.Namespace) -> tuple[Setup, Pair]:
     verifier = pair.verifier
     inputs, lengths = _prompts(args, texts, verifier.tokenizer)
     if args.grown:
-        if not isinstance(verifier.model, T5):
-            raise ValueError(
-                f"{verifier.name} is not a T5, but --grown needs a T5: leave out --grown"
-            )
-        model, params = testing.grow_t5(verifier.model, verifier.params)
-        verifier = dataclasses.replace(verifier, model=model, params=params)
-        pair = Pair(pair.drafter, verifier)
+        pair = Pair(pair.drafter, grown(verifier))
+        verifier = pair.verifier
     setup = Setup(
         verifier.model,
         pair.drafter.model,
@@ -284,6 +278,20 @@ def load(args: argparse.Namespace) -> tuple[Setup, Pair]:
         pair.drafter.head,
     )
     return setup, pair
+
+
+def grown(verifier: TextModel) -> TextModel:
+    """The same function by a larger network, which takes more time.
+
+    Raises:
+      ValueError: the network cannot grow.
+    """
+    if not isinstance(verifier.model, T5 | Llama):
+        raise ValueError(
+            f"{verifier.name} is neither a T5 nor a Llama, which --grown needs: leave out --grown"
+        )
+    model, params = testing.grow(verifier.model, verifier.params)
+    return dataclasses.replace(verifier, model=model, params=params)
 
 
 def with_inputs(setup: Setup, args: argparse.Namespace, tokenizer: Any) -> Setup:

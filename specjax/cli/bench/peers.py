@@ -17,7 +17,8 @@ import numpy as np
 from specjax import Decoder, Pair, TextModel, load_pair
 from specjax.cli.bench import ctranslate2_peer, pairs, transformers_peer
 from specjax.cli.bench.report import Report
-from specjax.text.models import BUILT_IN, load_text_model
+from specjax.text.built_in import DEFAULT_PAIR, built_in_pair, real_path
+from specjax.text.models import load_text_model
 
 HELP = "greedy decoding at batch 1, plain and drafted, against transformers and CTranslate2"
 
@@ -137,8 +138,9 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
 
     if (args.drafter is None) != (args.verifier is None):
         raise ValueError("give both --drafter and --verifier, or neither for the built-in pair")
-    drafter = Path(args.drafter or BUILT_IN / "drafter")
-    verifier = Path(args.verifier or BUILT_IN / "verifier")
+    pair = built_in_pair(DEFAULT_PAIR)
+    drafter = Path(real_path(args.drafter or pair / "drafter"))
+    verifier = Path(real_path(args.verifier or pair / "verifier"))
     for directory in (drafter, verifier):
         config = read_config(directory)
         if not (directory / "config.json").is_file():
@@ -153,7 +155,7 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
         raise ValueError(f"{verifier} is not a T5, but --grown needs a T5: leave out --grown")
     with tempfile.TemporaryDirectory(prefix="specjax-grown-") as temporary:
         small = load_text_model(verifier, dtype="float32")
-        grown: Any = testing.grow_t5(small.model, small.params)  # type: ignore[arg-type]
+        grown: Any = testing.grow(small.model, small.params)
         path = Path(temporary) / "verifier"
         save_model(path, *grown, format="hf", tokenizer_from=verifier)
         del grown

@@ -14,7 +14,7 @@ import tqdm
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
 from specjax.cli.bench import pairs
-from specjax.cli.bench.pairs import Setup
+from specjax.cli.bench.pairs import GROWN_HELP, Setup
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.text.costs import check_costs
@@ -53,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", help="a file of `specjax bench cost`, to measure CostAware too")
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
-    parser.add_argument(
-        "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
-    )
+    parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
     lists: dict[str, tuple[type, list[Any], str]] = {
         _FIXED: (int, list(range(1, 15)), "draft lengths"),
         "confidence": (float, _CONFIDENCES, "thresholds of Confidence"),

@@ -1,0 +1,65 @@
+"""What comes with the package: two pairs, each with tables, samples and names."""
+
+import json
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax import text
+from specjax.models import T5, Llama
+from specjax.text.built_in import PAIRS, built_in_pair, built_in_pairs, portable_path, real_path
+
+KINDS = {"gsm8k": Llama, "multi30k_ende": T5}
+
+
+def test_the_pairs():
+    assert built_in_pairs() == tuple(KINDS)
+    for name in KINDS:
+        files = [path for path in built_in_pair(name).rglob("*") if path.is_file()]
+        limit = 10e6 if name == "gsm8k" else 21e6
+        assert sum(path.stat().st_size for path in files) < limit
+        assert {"README.md", "model.safetensors", "bigram.safetensors"} <= {p.name for p in files}
+
+
+def test_names_and_paths():
+    path = real_path("built-in:gsm8k/drafter_small")
+    assert path == PAIRS / "gsm8k" / "drafter_small"
+    assert portable_path(path) == "built-in:gsm8k/drafter_small"
+    assert portable_path("built-in:gsm8k/bigram") == "built-in:gsm8k/bigram"
+    assert real_path("gsm8k/drafter") == "gsm8k/drafter"
+    assert portable_path("/x/y") == "/x/y"
+    for wrong in ("built-in:gsm8k", "built-in:gsm8k/", "built-in:gsm8k/README.md"):
+        with pytest.raises(ValueError, match="the built-in pair gsm8k has bigram, drafter, .*give"):
+            real_path(wrong)
+    with pytest.raises(ValueError, match="no built-in pair 'x': choose from gsm8k, multi30k_ende"):
+        real_path("built-in:x/drafter")
+
+
+def test_the_pair_of_llamas_decodes():
+    """Every part of it, by its name; greedily all write the verifier's text."""
+    pair = specjax.load_pair("gsm8k")
+    assert isinstance(pair.verifier.model, Llama) and isinstance(pair.drafter.model, Llama)
+    lines = (built_in_pair("gsm8k") / "samples.jsonl").read_text().splitlines()
+    prompt = json.loads(lines[0])["question"]
+    shape = {"max_new_tokens": 48, "buckets": (64,), "temperature": 0.0, "batch_size": 1}
+    [expected] = specjax.Decoder(pair.verifier, **shape)([prompt]).texts
+    plan = text.Cascade(
+        lengths=((2, 1, 1), (0, 2, 0), (0, 0, 3)),
+        models=("drafter", "built-in:gsm8k/drafter_small"),
+        last=text.Lookup(bigram="built-in"),
+    )
+    found = specjax.Decoder(pair, drafting=plan, **shape)([prompt])
+    assert found.texts == [expected] and "<<" in expected
+    assert found.info.tokens_per_verifier_call > 1.5
+    assert set(found[0].info.calls) == {"verifier", "drafter", "level_2"}
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_the_table_of_the_pair_that_decodes_is_taken(name):
+    verifier = specjax.load_pair(name).verifier
+    tables = [
+        specjax.Decoder(verifier, drafting=text.Lookup(bigram=path))._params.drafter
+        for path in ("built-in", f"built-in:{name}/bigram")
+    ]
+    assert np.array_equal(*tables) and np.mean(np.asarray(tables[0]) >= 0) > 0.5
