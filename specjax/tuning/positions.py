@@ -1,6 +1,6 @@
 """What a rule makes of a drafter and a verifier at each position of known texts.
 
-Axes: B rows, N longest text, V vocabulary, S samples, G longest draft.
+Axes: B rows, N longest text, M positions, V vocabulary, S samples, G longest draft.
 """
 
 import functools
@@ -16,7 +16,7 @@ from specjax.types import Array, LanguageModel, Params, Rule, Sampling, Stopping
 
 
 class Laws(NamedTuple):
-    """A model's distributions along texts.
+    """A model's distributions along texts; or `[M, ...]` at some positions of them.
 
     Attributes:
       probs: `[B, N, V]` float32, what the token at each position is drawn from.
@@ -30,22 +30,22 @@ class Laws(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What one rule with one strength makes of each position.
+    """What one rule with one strength makes of M positions.
 
     Attributes:
-      acceptance: `[B, N]` float32, sum_v min(pi, q).
-      defers: `[B, N]` float32, delta of a deferral rule; NaN of others.
-      nats: `[B, N]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
-      impossible: `[B, N]` float32, the probability under pi of the others.
-      ratios: `[S, B, N]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
+      acceptance: `[M]` float32, sum_v min(pi, q).
+      defers: `[M]` float32, delta of a deferral rule; NaN of others.
+      nats: `[M]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
+      impossible: `[M]` float32, the probability under pi of the others.
+      ratios: `[S, M]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
         where nothing is drawn.
     """
 
-    acceptance: Any  # [B, N]
-    defers: Any  # [B, N]
-    nats: Any  # [B, N]
-    impossible: Any  # [B, N]
-    ratios: Any  # [S, B, N]
+    acceptance: Any  # [M]
+    defers: Any  # [M]
+    nats: Any  # [M]
+    impossible: Any  # [M]
+    ratios: Any  # [S, M]
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="with_confidence")
@@ -68,7 +68,7 @@ def laws_along(
 
 @functools.partial(jax.jit, static_argnames="samples")
 def positions(
-    rule: Rule, drafter: Laws, verifier: Laws, texts: Array, key: Array, *, samples: int
+    rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array, *, samples: int
 ) -> Positions:
     """What a rule makes of each position; its strength is traced.
 
@@ -79,19 +79,19 @@ def positions(
 
     Args:
       rule: one with one number for each strength.
-      drafter: its laws; without confidences where the rule reads none.
+      drafter: its laws `[M, V]`; without confidences where the rule reads none.
       verifier: likewise.
-      texts: `[B, N]` int32.
+      tokens: `[M]` int32, the text's.
       key: of the draws; it is consumed.
       samples: S.
 
     Returns:
       A `Positions`.
     """
-    rows, longest, vocab = drafter.probs.shape
+    count, vocab = drafter.probs.shape
     # Such a target is p or q: then y is x, or its ratio is 1.
     decides = isinstance(rule, Lossless | Deferral)
-    size = (rows, longest, 0 if decides else samples, 1 + num_uniforms(vocab))
+    size = (count, 0 if decides else samples, 1 + num_uniforms(vocab))
     uniforms = jax.random.uniform(key, size, jnp.float32)
 
     def one(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, uniform: Any) -> tuple[Any, ...]:
@@ -117,12 +117,12 @@ def positions(
         verifier.probs,
         drafter.confidences if reads[0] else None,
         verifier.confidences if reads[1] else None,
-        texts,
+        tokens,
         uniforms,
     )
     axes = tuple(None if x is None else 0 for x in given)
-    found = jax.vmap(jax.vmap(one, in_axes=axes), in_axes=axes)(*given)
-    return Positions._make((*found[:-1], jnp.moveaxis(found[-1], -1, 0)))
+    found = jax.vmap(one, in_axes=axes)(*given)
+    return Positions._make((*found[:-1], found[-1].T))
 
 
 def _coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:

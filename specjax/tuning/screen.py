@@ -72,9 +72,15 @@ class Screened:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Read:
-    """What one drafter's settings need of the texts; positions `[n, N]`, ratios `[S, n, N]`."""
+    """What one drafter's settings need of the texts, of M tokens in all.
 
-    ends: np.ndarray  # [n]
+    Attributes:
+      real: `[n, N]` bool, which positions are of a text.
+      rules: fields `[M]` and `[S, M]`, those positions row by row.
+      lengths: of drafts under each policy.
+    """
+
+    real: np.ndarray  # [n, N]
     rules: Mapping[_Rule, Positions]
     lengths: Mapping[_Ends, np.ndarray]  # [n, N]
 
@@ -204,19 +210,44 @@ def _read(
     parts: dict[_Rule, list[Positions]] = {key: [] for key in rules}
     lengths: dict[_Ends, list[np.ndarray]] = {key: [] for key in bound}
     key = jax.random.key(seed)
-    for i, (part, rows) in enumerate(batches(*texts, pair[0].model.vocab_size, _ARRAYS)):
-        count = part.stop - part.start
+    known = list(batches(*texts, pair[0].model.vocab_size, _ARRAYS))
+    size = _rounded(max(int(rows.ends.sum()) for _, rows in known))
+    for i, (part, rows) in enumerate(known):
         laws = list(_laws(pair, rows, first, reads))
         tokens, own = jnp.asarray(rows.texts), jax.random.fold_in(key, i)
+        # Rules read real positions alone, in so many places for all batches.
+        count, at = int(rows.ends.sum()), np.resize(np.flatnonzero(_real(rows)), size)
+        places = np.unravel_index(at, rows.texts.shape)
+        drafter, verifier = (_picked(one, places) for one in laws)
         for name, rule in rules.items():
-            here = positions(rule, laws[0], laws[1], tokens, own, samples=samples)
-            parts[name].append(jax.device_get(here))
+            found = positions(rule, drafter, verifier, tokens[places], own, samples=samples)
+            parts[name].append(Positions._make(np.asarray(x)[..., :count] for x in found))
         for ends, (policy, params) in bound.items():
             drafts = draft_lengths(policy, params, laws[0], tokens, longest=longest)
-            lengths[ends].append(np.asarray(drafts)[:count])
-    merged = {name: _joined(found, len(texts.outputs)) for name, found in parts.items()}
+            lengths[ends].append(np.asarray(drafts)[: part.stop - part.start])
+    width = known[0][1].texts.shape[1]
     ends_of = np.asarray([len(text) for text in texts.outputs])
-    return _Read(ends_of, merged, {key: np.concatenate(found) for key, found in lengths.items()})
+    return _Read(
+        real=np.arange(width)[None] < ends_of[:, None],
+        rules={
+            name: Positions._make(np.concatenate(x, axis=-1) for x in zip(*found, strict=True))
+            for name, found in parts.items()
+        },
+        lengths={key: np.concatenate(found) for key, found in lengths.items()},
+    )
+
+
+def _real(rows: Rows) -> np.ndarray:
+    return np.arange(rows.texts.shape[1])[None] < rows.ends[:, None]
+
+
+def _picked(laws: Laws, places: tuple[Any, ...]) -> Laws:
+    plain = laws.confidences
+    return Laws(laws.probs[places], None if plain is None else plain[places], laws.hidden[places])
+
+
+def _rounded(count: int) -> int:
+    return -(-count // 128) * 128
 
 
 def _laws(
@@ -226,17 +257,9 @@ def _laws(
         laws = laws_along(
             one.model, one.prepared, *rows[:3], setting.sampling, with_confidence=with_confidence
         )
-        real = np.arange(rows.texts.shape[1])[None] < rows.ends[:, None]
-        if not np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[real]).all():
+        if not np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[_real(rows)]).all():
             raise ValueError(f"{one.name} gives NaN: look at the weights")
         yield laws
-
-
-def _joined(parts: Sequence[Positions], count: int) -> Positions:
-    """Batches one after the other, without the rows that only fill up: those are the last."""
-    flat = [np.concatenate(one)[:count] for one in list(zip(*parts, strict=True))[:-1]]
-    ratios = np.concatenate([part.ratios for part in parts], axis=1)[:, :count]
-    return Positions._make((*flat, ratios))
 
 
 def _ends_of(setting: Setting) -> _Ends | None:
@@ -246,37 +269,38 @@ def _ends_of(setting: Setting) -> _Ends | None:
 
 
 def _screened(setting: Setting, read: _Read, times: Times | None, names: Sequence[str]) -> Screened:
-    found = read.rules[setting.rule, setting.strength]
-    place = np.arange(found.acceptance.shape[1])[None]
-    real = place < read.ends[:, None]
-    emitted = int(read.ends.sum())
+    found, real = read.rules[setting.rule, setting.strength], read.real
+    of_texts = real.sum(axis=1)
+    emitted = int(of_texts.sum())
     ends = _ends_of(setting)
     if ends is None:
         lengths = np.full(real.shape, setting.max_draft)
     else:
         # Such a draft ends with its end-of-sequence token.
-        left = np.maximum(read.ends[:, None] - place, 0)
+        left = np.maximum(of_texts[:, None] - np.arange(real.shape[1])[None], 0)
         lengths = np.minimum(np.minimum(read.lengths[ends], setting.max_draft), left)
+    ratios = np.ones((len(found.ratios), *real.shape))
+    ratios[:, real] = found.ratios
     block = setting.make_verification().keeps_last_pass
-    walked = walk(found.ratios, read.ends, lengths, block=block)
+    walked = walk(ratios, of_texts, lengths, block=block)
     tokens = emitted / float(walked.rounds.sum())
     drafted = float(np.arange(len(walked.drafted)) @ walked.drafted)
-    nats = float(found.nats[real].sum(dtype=np.float64)) / emitted
-    if float(found.impossible[real].mean(dtype=np.float64)) > _ROUNDING:
+    nats = float(found.nats.mean(dtype=np.float64))
+    if float(found.impossible.mean(dtype=np.float64)) > _ROUNDING:
         nats = math.inf
     screened = Screened(
         setting=setting,
-        acceptance=min(float(found.acceptance[real].mean(dtype=np.float64)), 1.0),
-        defers=float(found.defers[real].mean(dtype=np.float64)),
+        acceptance=min(float(found.acceptance.mean(dtype=np.float64)), 1.0),
+        defers=float(found.defers.mean(dtype=np.float64)),
         tokens_per_call=tokens,
-        error=_error(read.ends, walked.rounds),
+        error=_error(of_texts, walked.rounds),
         drafted_per_call=drafted,
         nats_per_token=max(nats, 0.0),
     )
     if times is None:
         return screened
     where = list(names).index(setting.drafter)
-    length = emitted / len(read.ends)
+    length = emitted / len(of_texts)
     spent = _round(setting, walked, times, where) * length / tokens
     latency = times.start([where]) + spent
     before = times.start() + times.alone[0] * length

@@ -28,38 +28,38 @@ def texts():
     return np.random.default_rng(0).integers(VOCAB, size=(2, WIDTH)).astype(np.int32)
 
 
+def flat(laws):
+    """At all positions, row by row."""
+    return [Laws(*(x.reshape(-1, x.shape[-1]) for x in one)) for one in laws]
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_figures_are_those_of_the_target(laws, texts, name):
     rule = RULES[name]
-    found = positions(rule, *laws, texts, jax.random.key(0), samples=3)
-    q, p, q_conf, p_conf = (
-        np.asarray(x).reshape(-1, VOCAB)
-        for x in (laws[0].probs, laws[1].probs, laws[0].confidences, laws[1].confidences)
-    )
+    drafter, verifier = flat(laws)
+    found = positions(rule, drafter, verifier, texts.ravel(), jax.random.key(0), samples=3)
+    q, p = np.asarray(drafter.probs), np.asarray(verifier.probs)
+    q_conf, p_conf = drafter.confidences, verifier.confidences
     pi = np.asarray(jax.vmap(rule)(q, p, q_conf, p_conf), np.float64)
 
-    def flat(x):
-        return np.asarray(x).reshape(-1)
-
-    np.testing.assert_allclose(flat(found.acceptance), np.minimum(q, pi).sum(-1), atol=1e-6)
+    np.testing.assert_allclose(found.acceptance, np.minimum(q, pi).sum(-1), atol=1e-6)
     logs = np.log(np.where(pi > 0, pi, 1.0) / p)
-    np.testing.assert_allclose(flat(found.nats), (pi * logs).sum(-1), atol=2e-6)
+    np.testing.assert_allclose(found.nats, (pi * logs).sum(-1), atol=2e-6)
     assert not np.any(found.impossible)
     if isinstance(rule, rules.Deferral | rules.Lossless):
-        np.testing.assert_allclose(flat(found.defers), np.abs(pi - p).max(-1) < 1e-7)
+        np.testing.assert_allclose(found.defers, np.abs(pi - p).max(-1) < 1e-7)
     else:
         assert np.isnan(found.defers).all()
     # Each ratio is that of some token that the rule may emit.
-    ratios = np.asarray(found.ratios).reshape(len(found.ratios), -1)
-    for row, drawn in enumerate(ratios.T):
+    for row, drawn in enumerate(np.asarray(found.ratios).T):
         known = (pi[row] / q[row])[pi[row] > 0]
         assert all(np.isclose(known, ratio, rtol=1e-5).any() for ratio in drawn)
 
 
 def test_a_lossless_text_is_its_own(laws, texts):
-    found = positions(rules.Lossless(), *laws, texts, jax.random.key(0), samples=2)
-    at = np.asarray(texts)[..., None]
-    q, p = (np.take_along_axis(np.asarray(x.probs), at, 2)[..., 0] for x in laws)
+    found = positions(rules.Lossless(), *flat(laws), texts.ravel(), jax.random.key(0), samples=2)
+    at = texts.reshape(-1, 1)
+    q, p = (np.take_along_axis(np.asarray(x.probs), at, 1)[:, 0] for x in flat(laws))
     np.testing.assert_allclose(found.ratios, (p / q)[None], rtol=1e-6)
 
 
@@ -67,30 +67,30 @@ def test_a_lossless_text_is_its_own(laws, texts):
 def test_coupled_tokens_follow_the_target(laws, name):
     """Texts drawn from p: the tokens that are coupled to them have the law pi."""
     rule, count = RULES[name], 40_000
-    every = [x.reshape(-1, VOCAB) for one in laws for x in one[:2]]
+    every = [x for one in flat(laws) for x in one[:2]]
     pi = np.asarray(jax.vmap(rule)(every[0], every[2], every[1], every[3]))
     stands = np.minimum(1.0, every[0] / np.maximum(pi, 1e-20))
     want, plain = (pi * stands).sum(-1), (every[2] * stands).sum(-1)
     at = int(np.argmax(np.abs(want - plain)))
     assert abs(want[at] - plain[at]) > 0.03  # of tokens that would follow p
     here = [
-        Laws(*(jnp.broadcast_to(x[at], (1, count, VOCAB)) for x in every[i : i + 2]), jnp.zeros(()))
+        Laws(*(jnp.broadcast_to(x[at], (count, VOCAB)) for x in every[i : i + 2]), jnp.zeros(()))
         for i in (0, 2)
     ]
     keys = jax.random.split(jax.random.key(3))
     uniforms = jax.random.uniform(keys[0], (count, sampling.num_uniforms(VOCAB)))
-    drawn = jax.vmap(sampling.draw, in_axes=(None, 0))(every[2][at], uniforms)[None]
+    drawn = jax.vmap(sampling.draw, in_axes=(None, 0))(every[2][at], uniforms)
     seen = jnp.minimum(1.0, 1.0 / positions(rule, *here, drawn, keys[1], samples=1).ratios)
     assert abs(float(seen.mean()) - want[at]) < 4.5 * max(float(seen.std()), 1e-4) / count**0.5
 
 
 def test_what_the_verifier_cannot_draw_is_told_apart(laws, texts):
-    p = laws[1].probs.at[..., 2].set(0.0)
-    p = p / p.sum(-1, keepdims=True)
-    lenient = positions(
-        rules.OPT(100.0), laws[0], laws[1]._replace(probs=p), texts, jax.random.key(0), samples=1
-    )
-    np.testing.assert_allclose(lenient.impossible, laws[0].probs[..., 2], rtol=1e-6)
+    drafter, verifier = flat(laws)
+    p = verifier.probs.at[:, 2].set(0.0)
+    verifier = verifier._replace(probs=p / p.sum(-1, keepdims=True))
+    key = jax.random.key(0)
+    lenient = positions(rules.OPT(100.0), drafter, verifier, texts.ravel(), key, samples=1)
+    np.testing.assert_allclose(lenient.impossible, drafter.probs[:, 2], rtol=1e-6)
     assert np.isfinite(lenient.nats).all()
 
 
