@@ -43,6 +43,10 @@ COMMANDS = {
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
     ),
+    "screen": (
+        "specjax.cli.screen",
+        "tell what hundreds of settings should bring, from one pass over texts",
+    ),
     "sweep": (
         "specjax.cli.sweep",
         "measure methods, strengths and draft lengths; print table 2 and draw figures (resumable)",

@@ -2,10 +2,15 @@
 
 from specjax.tuning.expectation import Expected, expect
 from specjax.tuning.gin_file import gin_bindings, gin_text
+from specjax.tuning.grid import DEFAULT_RULES, Grid
 from specjax.tuning.hierarchies import ALONE, Hierarchy, hierarchies
 from specjax.tuning.measurement import Measured, SpeedUp, choose, measure, speedup
+from specjax.tuning.screen import Screened, check_settings, screen
+from specjax.tuning.screener import screen_settings
 from specjax.tuning.screening import Copies, Law, Screening
-from specjax.tuning.settings import Tuning
+from specjax.tuning.settings import RULES, STOPPING, VERIFICATIONS, Setting, Tuning
+from specjax.tuning.texts import Texts, verifier_texts
+from specjax.tuning.times import Times, measure_times
 from specjax.tuning.tuner import (
     rank_correlation,
     screening_of,
@@ -13,27 +18,44 @@ from specjax.tuning.tuner import (
     tables_of_copies,
     tune_drafts,
 )
+from specjax.tuning.walking import Walk, walk
 
 __all__ = [
     "ALONE",
+    "DEFAULT_RULES",
+    "RULES",
+    "STOPPING",
+    "VERIFICATIONS",
     "Copies",
     "Expected",
+    "Grid",
     "Hierarchy",
     "Law",
     "Measured",
+    "Screened",
     "Screening",
+    "Setting",
     "SpeedUp",
+    "Texts",
+    "Times",
     "Tuning",
+    "Walk",
+    "check_settings",
     "choose",
     "expect",
     "gin_bindings",
     "gin_text",
     "hierarchies",
     "measure",
+    "measure_times",
     "rank_correlation",
+    "screen",
+    "screen_settings",
     "screening_of",
     "shortlist",
     "speedup",
     "tables_of_copies",
     "tune_drafts",
+    "verifier_texts",
+    "walk",
 ]

@@ -86,7 +86,7 @@ def expect(hierarchy: Hierarchy, screening: Screening) -> Expected:
         if hierarchy.is_single:
             # After a whole block the drafter reads its last token in a pass of its own.
             whole = float(block.accepted[-1])
-            seconds += screening.alone[hierarchy.models[0]] * _any(whole, screening.rows)
+            seconds += screening.alone[hierarchy.models[0]] * screening.any(whole)
     length = screening.emitted / len(screening.text_lengths)
     before = screening.start() + alone * length
     after = screening.start(list(_read_by(hierarchy))) + seconds * length / tokens
@@ -132,7 +132,7 @@ class _Theory:
         """The time of a model's pass over a block and one token more."""
         longest = len(block.lengths)
         widths = (longest,) if block.fixed else powers_of_two(longest)
-        return _passes(self._screening, place, widths, block.lengths)
+        return self._screening.longest_review(place, widths, block.lengths)
 
     def _stage(self, level: int, count: int, reviewer: int) -> tuple[_Stage, float]:
         hierarchy, screening = self._hierarchy, self._screening
@@ -150,7 +150,7 @@ class _Theory:
             return _Stage(lengths, np.full(count, rate)), count * screening.alone[place]
         inner = self.block(level + 1, place)
         lengths, rounds = filled(inner.accepted, count)
-        spent = _most(rounds, screening.rows) * (inner.seconds + self.review(place, inner))
+        spent = screening.most(rounds) * (inner.seconds + self.review(place, inner))
         return _Stage(lengths, np.full(len(lengths) - 1, rate)), spent
 
     def _law(self, level: int) -> Law:
@@ -171,7 +171,7 @@ class _Theory:
         for level, end in ends:
             place, count = self._hierarchy.models[level], self._hierarchy.lengths[r][level]
             # The second in a block lacks what the first has written, the first what stood.
-            lags = 1.0 if end > count else _any(float(accepted[end:].sum()), screening.rows)
+            lags = 1.0 if end > count else screening.any(float(accepted[end:].sum()))
             wide = screening.review(place, count + 1) - screening.alone[place]
             spent += lags * max(wide, 0.0)
         return spent
@@ -249,14 +249,14 @@ def _copies_first(hierarchy: Hierarchy, screening: Screening) -> tuple[float, fl
     full = max(longest, count)
     law = np.bincount(np.minimum(copies.drafted, longest), copied, full + 1) / rounds
     law[len(stage.lengths) - 1] += drafts
-    seconds = _passes(screening, 0, powers_of_two(full + 1), law)
+    seconds = screening.longest_review(0, powers_of_two(full + 1), law)
     if place:
         one = screening.alone[place]
-        whole = _any(drafts * float(accepted[-1]), screening.rows)
-        seconds += count * one * _any(drafts, screening.rows) + whole * one
+        whole = screening.any(drafts * float(accepted[-1]))
+        seconds += count * one * screening.any(drafts) + whole * one
         # After a copy it reads what was copied.
         wide = max(screening.review(place, count + 1) - one, 0.0)
-        seconds += wide * _any(drafts * (1.0 - drafts), screening.rows)
+        seconds += wide * screening.any(drafts * (1.0 - drafts))
     return screening.emitted / rounds, seconds
 
 
@@ -288,24 +288,3 @@ def _rounds(accepted: np.ndarray, lengths: np.ndarray) -> float:
         emitted = np.arange(1, len(accepted) + 1)
         needed[left] = 1.0 + float(accepted @ needed[np.maximum(left - emitted, 0)])
     return float(needed[lengths].sum())
-
-
-def _passes(screening: Screening, place: int, widths: Sequence[int], lengths: np.ndarray) -> float:
-    """The expected time of a pass that holds the longest block of the rows, and a token more."""
-    below = np.minimum(np.cumsum(lengths), 1.0) ** screening.rows
-    spent, before = 0.0, 0.0
-    for width in widths:
-        upto = float(below[min(width, len(below)) - 1])
-        spent += (upto - before) * screening.review(place, width)
-        before = upto
-    return spent
-
-
-def _most(law: np.ndarray, rows: int) -> float:
-    """The expectation of the largest of several numbers, each of probabilities for 0, 1, ..."""
-    below = np.minimum(np.cumsum(law), 1.0) ** rows
-    return float(np.sum(1.0 - below[:-1]))
-
-
-def _any(probability: float, rows: int) -> float:
-    return 1.0 - (1.0 - min(max(probability, 0.0), 1.0)) ** rows

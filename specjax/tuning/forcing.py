@@ -14,11 +14,9 @@ import numpy as np
 from specjax.drafting import MaxGram, lenience
 from specjax.sampling import distribution
 from specjax.text import TextModel
+from specjax.tuning.reading import Rows, batches, read_texts
 from specjax.tuning.screening import Copies, Law
 from specjax.types import Array, LanguageModel, Params, Sampling
-
-# Entries of the distributions of all models that are held at once.
-_ENTRIES = 2**27
 
 
 class Compared(NamedTuple):
@@ -40,15 +38,6 @@ class _Copied(NamedTuple):
     matched: Any  # [B, N]
     drafted: Any  # [B, N]
     on_text: Any  # [B, N]
-
-
-class _Rows(NamedTuple):
-    """Some rows, padded."""
-
-    inputs: np.ndarray  # [B, P]
-    lengths: np.ndarray  # [B]
-    texts: np.ndarray  # [B, N]
-    ends: np.ndarray  # [B]
 
 
 def compare(
@@ -82,24 +71,19 @@ def compare(
       ValueError: if a model gives NaN.
     """
     vocab = models[0].model.vocab_size
-    width, longest = (_rounded(max(map(len, rows))) for rows in (prompts, texts))
-    at_once = max(1, _ENTRIES // (len(models) * longest * vocab))
-    at_once = 1 << (min(at_once, len(texts)).bit_length() - 1)
     copier = MaxGram(vocab, max_draft)
     kinds = sorted(tables)  # as JAX orders a dict
     laws = tuple(_laws(len(models), kinds, sorted({1.0, *leniences})))
     sums: dict[Any, np.ndarray] = {}
     copied: dict[str, list[_Copied]] = {kind: [] for kind in tables}
-    for begin in range(0, len(texts), at_once):
-        end = min(begin + at_once, len(texts))
-        rows = _padded(prompts[begin:end], texts[begin:end], at_once, width, longest)
+    for part, rows in batches(prompts, texts, vocab, len(models)):
         probs, before = _read(models, rows, sampling)
         found = {kind: _copy(copier, table, rows, before) for kind, table in tables.items()}
         counted = _compare(laws, tuple(probs), found, rows.ends)
         for key, value in zip(_keys(laws, kinds), jax.device_get(counted), strict=True):
             sums[key] = sums.get(key, 0.0) + np.asarray(value, np.float64)
         for kind, here in jax.device_get(found).items():
-            copied[kind].append(_Copied(*(x[: end - begin] for x in here)))
+            copied[kind].append(_Copied(*(x[: part.stop - part.start] for x in here)))
     lengths = np.asarray([len(text) for text in texts])
     rates = {law: float(sums[law] / lengths.sum()) for law in laws}
     for (reviewer, law, _), rate in rates.items():
@@ -143,9 +127,7 @@ def _reviewers(laws: Sequence[tuple[int, Law, float]]) -> list[tuple[int, float]
     return [(0, 1.0), *((place, lenient) for place in drafters for lenient in leniences)]
 
 
-def _read(
-    models: Sequence[TextModel], rows: _Rows, sampling: Sampling
-) -> tuple[list[Array], Array]:
+def _read(models: Sequence[TextModel], rows: Rows, sampling: Sampling) -> tuple[list[Array], Array]:
     """Each model's distributions `[B, N, V]`, and the token before each position `[B, N]`."""
     found = [_laws_along(m.model, m.prepared, *rows[:3], sampling) for m in models]
     return [probs for probs, _ in found], found[0][1]
@@ -160,16 +142,13 @@ def _laws_along(
     texts: Array,
     sampling: Sampling,
 ) -> tuple[Array, Array]:
-    longest = model.prompt_positions(inputs.shape[1], 0) + texts.shape[1]
-    filled = model.prefill(params, inputs, lengths, longest)
-    before = jnp.concatenate([filled.tokens[:, None], texts[:, :-1]], axis=1)
-    logits = model.extend(params, filled.cache, before, filled.positions).logits
+    said = read_texts(model, params, inputs, lengths, texts)
     of_row = jax.vmap(lambda one: distribution(one, sampling))
-    return jax.vmap(of_row)(logits), before
+    return jax.vmap(of_row)(said.logits), said.before
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _copy(copier: MaxGram, table: Params, rows: _Rows, before: Array) -> _Copied:
+def _copy(copier: MaxGram, table: Params, rows: Rows, before: Array) -> _Copied:
     """What is copied after each beginning of each text."""
     longest = rows.texts.shape[1]
     step = jnp.arange(longest, dtype=jnp.int32)
@@ -263,20 +242,3 @@ def _merged(
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         accepted=accepted,
     )
-
-
-def _padded(
-    prompts: Sequence[np.ndarray], texts: Sequence[np.ndarray], rows: int, width: int, longest: int
-) -> _Rows:
-    """So many rows; those that are too few are filled up with a row of one token, and no text."""
-    inputs, outputs = np.zeros((rows, width), np.int32), np.zeros((rows, longest), np.int32)
-    lengths, ends = np.ones(rows, np.int32), np.zeros(rows, np.int32)
-    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        inputs[i, : len(prompt)], lengths[i] = prompt, len(prompt)
-        outputs[i, : len(text)], ends[i] = text, len(text)
-    return _Rows(inputs, lengths, outputs, ends)
-
-
-def _rounded(length: int) -> int:
-    """The next power of two from 16 up: few shapes."""
-    return max(16, 1 << (length - 1).bit_length())

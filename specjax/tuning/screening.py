@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.tuning.times import Times
+
 
 class Law(NamedTuple):
     """What the tokens of a drafter follow.
@@ -60,30 +62,18 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True)
-class Screening:
+class Screening(Times):
     """Times and rates; the verifier's place is 0, those of the drafters follow, largest first.
 
     Attributes:
-      rows: B, the batch size of the times.
-      alone: seconds of one pass over one token of each model, with what decoding alone takes.
-      passes: for each model: width -> seconds of a pass over so many tokens, with the rest of a
-        round that reviews a draft.
       rates: (a reviewer's place, a law, the reviewer's lenience) -> how likely it accepts a token.
       copies: what copies -> how it fares.
       text_lengths: `[texts]` tokens of the verifier's texts.
-      call: seconds that B prompts take the verifier alone besides its passes over one token.
-      prompts: seconds in which each model takes B prompts in; of the verifier part of `call`. None
-        where that is left out.
     """
 
-    rows: int
-    alone: tuple[float, ...]
-    passes: tuple[Mapping[int, float], ...]
     rates: Mapping[tuple[int, Law, float], float]
     copies: Mapping[str, Copies]
     text_lengths: np.ndarray
-    call: float = 0.0
-    prompts: tuple[float, ...] | None = None
 
     @property
     def emitted(self) -> int:
@@ -93,24 +83,6 @@ class Screening:
     def rate(self, reviewer: int, law: Law, lenience: float = 1.0) -> float:
         """How likely the model at a place accepts a token of a law."""
         return self.rates[reviewer, law, lenience]
-
-    def start(self, places: Sequence[int] = ()) -> float:
-        """The seconds that B prompts take besides rounds, where these drafters read them too."""
-        return self.call + sum(self.prompts[place] for place in places if self.prompts)
-
-    def review(self, place: int, width: int) -> float:
-        """The seconds of a model's pass over `width` tokens; between measured widths on a line."""
-        if width <= 1:
-            return self.alone[place]
-        known = self.passes[place]
-        if width in known:
-            return known[width]
-        widths = [1, *sorted(known)]
-        times = [self.alone[place], *(known[at] for at in widths[1:])]
-        if width < widths[-1]:
-            return float(np.interp(width, widths, times))
-        slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
-        return times[-1] + max(slope, 0.0) * (width - widths[-1])
 
     def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """All that was measured, as JSON values.
@@ -123,14 +95,8 @@ class Screening:
             return names[place] if isinstance(place, int) else place
 
         return {
-            "rows": self.rows,
+            **self.told(names),
             "tokens": self.emitted,
-            "call": self.call,
-            "prompts": dict(zip(names, self.prompts or (), strict=False)),
-            "passes": {
-                name: {"1": alone, **{str(width): t for width, t in times.items()}}
-                for name, alone, times in zip(names, self.alone, self.passes, strict=True)
-            },
             "acceptance": [
                 {
                     "reviewer": names[reviewer],

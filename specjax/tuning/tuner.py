@@ -8,12 +8,9 @@ Files in the output directory:
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,28 +18,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_path
 from specjax.data import Example
 from specjax.runs.environment import environment
 from specjax.runs.run_directory import RunDirectory
-from specjax.text import Decoder, Ingredients, Lookup, Models, Pair, TextModel
-from specjax.text.built_in import real_path
+from specjax.text import Decoder, Ingredients, Lookup, Pair, TextModel
 from specjax.tuning.expectation import Expected, expect
 from specjax.tuning.forcing import compare
 from specjax.tuning.gin_file import gin_text
 from specjax.tuning.hierarchies import ALONE, Hierarchy, hierarchies
 from specjax.tuning.measurement import Measured, choose, measure, speedup
-from specjax.tuning.passes import seconds_of_passes
 from specjax.tuning.screening import Screening
 from specjax.tuning.settings import Tuning
+from specjax.tuning.texts import (
+    PathLike,
+    check_drafters,
+    digest_of,
+    encode_prompts,
+    fingerprints,
+    load_drafters,
+    tell,
+    verifier_texts,
+)
+from specjax.tuning.times import measure_times
 from specjax.types import Params
 
 CONFIG_NAME, RESULTS_NAME, CHOSEN_NAME = "tune_config.json", "results.json", "drafts.gin"
-PathLike = str | os.PathLike[str]
 # Of hierarchies that differ in numbers alone so many are measured.
 _OF_A_KIND = 2
 _SHOWN = 10
-_CALLS = 6
 
 
 def tune_drafts(
@@ -87,10 +90,7 @@ def tune_drafts(
         raise TypeError(f"tuning must be a Tuning(...), got {tuning!r}")
     if not isinstance(chat, bool):
         raise TypeError(f"chat must be True or False, got {chat!r}")
-    if isinstance(drafters, str | os.PathLike):
-        raise TypeError(f"drafters must be a tuple of directories, got {drafters!r}: write (...,)")
-    for i, path in enumerate(drafters):
-        check_path(path, f"drafters[{i}]=")
+    check_drafters(drafters)
     if jax.process_count() > 1:
         raise ValueError("tune_drafts takes one process: others would choose otherwise")
     needed = tuning.screened + tuning.measured
@@ -102,16 +102,15 @@ def tune_drafts(
         )
     run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(RESULTS_NAME, CHOSEN_NAME))
     with run:
-        models = _load(make_pair, make_model, drafters)
+        models = load_drafters(make_pair, make_model, drafters)
         decoder = Decoder(models["verifier"], **tuning.decoding)
-        asked = [[{"role": "user", "content": text}] if chat else text for text in texts[:needed]]
-        tokens = [decoder.encode(prompt, f"prompt {i}") for i, prompt in enumerate(asked)]
+        tokens = encode_prompts(decoder, texts[:needed], chat=chat)
         tables = tables_of_copies(models["verifier"], tuning.bigram)
         run.claim(
             {
-                "models": {name: model.fingerprint for name, model in models.items()},
+                "models": fingerprints(models),
                 "tuning": json.loads(json.dumps(dataclasses.asdict(tuning), default=os.fspath)),
-                "tokens": hashlib.sha256(b"".join(_bytes(prompt) for prompt in tokens)).hexdigest(),
+                "tokens": digest_of(tokens),
                 "environment": environment(),
             }
         )
@@ -132,34 +131,6 @@ def tune_drafts(
         results["gin_file"] = str(run.write(CHOSEN_NAME, told.encode()))
         run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
     return results
-
-
-def _load(
-    make_pair: Callable[[], Pair],
-    make_model: Callable[..., TextModel],
-    paths: Sequence[PathLike],
-) -> dict[str, TextModel]:
-    """All models by name: the verifier, then the drafters, the largest first."""
-    pair = make_pair()
-    verifier = pair.verifier
-    places = {os.path.realpath(verifier.name): "the verifier"}
-    named = {"drafter": pair.drafter.name}
-    named |= {f"drafter_{i + 2}": os.fspath(path) for i, path in enumerate(paths)}
-    for name, path in named.items():
-        place = os.path.realpath(os.path.expanduser(real_path(path)))
-        if place in places:
-            raise ValueError(f"{name}={path} is the same as {places[place]}: give each model once")
-        places[place] = name
-    found = {"drafter": pair.drafter}
-    for name, path in list(named.items())[1:]:
-        found[name] = make_model(os.path.expanduser(path), mesh=verifier.mesh)
-        Models(**{name: found[name], "verifier": verifier})  # one vocabulary
-    sizes = {
-        name: sum(int(np.size(leaf)) for leaf in jax.tree.leaves(model.params))
-        for name, model in found.items()
-    }
-    order = sorted(found, key=lambda name: -sizes[name])
-    return {"verifier": verifier, **{name: found[name] for name in order}}
 
 
 def tables_of_copies(verifier: TextModel, bigram: PathLike | None) -> dict[str, Params]:
@@ -198,52 +169,26 @@ def screening_of(
     Raises:
       ValueError: the verifier cannot decode a prompt.
     """
-    _say(f"screening: the verifier decodes {len(prompts)} prompts ...")
-    asked: list[Any] = list(prompts)
-    rows = decoder(asked, seed=tuning.seed, progress=False)
-    eos = list(models["verifier"].tokenizer.eos_ids)[:1]
-    texts = []
-    for row in rows:
-        if row.error is not None:
-            raise ValueError(f"{models['verifier'].name}: {row.error}: look at the weights")
-        texts.append(np.asarray([*row.tokens, *(eos if row.ended_by == "eos" else [])], np.int32))
-    _say("screening: all models read its texts ...")
+    tell(f"screening: the verifier decodes {len(prompts)} prompts ...")
+    texts = verifier_texts(models["verifier"], decoder, prompts, tuning.seed)
+    tell("screening: all models read its texts ...")
     each = list(models.values())
     found = compare(
         each,
-        prompts,
-        texts,
+        *texts,
         sampling=tuning.sampling,
         leniences=tuning.used_leniences,
         tables=tables,
         max_draft=tuning.max_draft,
     )
-    _say("screening: the times of passes ...")
-    usual = max(1, round(float(np.mean([len(prompt) for prompt in prompts]))))
-    widths = sorted(
-        {*(1 << i for i in range(1, tuning.max_draft.bit_length())), tuning.max_draft + 1}
-    )
-    passes = seconds_of_passes(each, tuning.batch_size, widths, prompt_length=usual)
+    tell("screening: the times of passes ...")
+    times = measure_times(each, decoder, prompts, tuning.max_draft)
     return Screening(
-        rows=tuning.batch_size,
-        alone=passes.alone,
-        passes=passes.wide,
+        **{field.name: getattr(times, field.name) for field in dataclasses.fields(times)},
         rates=found.rates,
         copies=found.copies,
-        text_lengths=np.asarray([len(text) for text in texts]),
-        call=max(_call(decoder, asked[: tuning.batch_size]) - passes.alone[0], 0.0),
-        prompts=passes.prompts,
+        text_lengths=np.asarray([len(text) for text in texts.outputs]),
     )
-
-
-def _call(decoder: Decoder, prompts: list[Any]) -> float:
-    """The least seconds of a call that emits one token of each prompt."""
-    least = math.inf
-    for _ in range(_CALLS):
-        begin = time.perf_counter()
-        decoder(prompts, max_new_tokens=1, progress=False)
-        least = min(least, time.perf_counter() - begin)
-    return least
 
 
 def shortlist(
@@ -290,7 +235,7 @@ def _tuned(
     )
     expected = {one: expect(one, screening) for one in weighed}
     ranked, taken = shortlist(expected, tuning.candidates)
-    _say(f"{len(ranked)} hierarchies were weighed; {len(taken)} are measured")
+    tell(f"{len(ranked)} hierarchies were weighed; {len(taken)} are measured")
     decoders = {
         one: one.decoder(names, list(models.values()), tuning.bigram, **tuning.decoding)
         for one in taken
@@ -301,7 +246,7 @@ def _tuned(
         rows=tuning.batch_size,
         repeats=tuning.repeats,
         seed=tuning.seed,
-        tell=_say,
+        tell=tell,
         names=names,
     )
     chosen, why = choose(measured)
@@ -367,12 +312,3 @@ def rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> fl
         return None
     found = float(spearmanr(expected, measured).statistic)
     return None if math.isnan(found) else found
-
-
-def _bytes(prompt: np.ndarray) -> bytes:
-    """Of its tokens, and its end."""
-    return (" ".join(map(str, prompt.tolist())) + "\n").encode()
-
-
-def _say(text: str) -> None:
-    print(f"specjax: {text}", file=sys.stderr, flush=True)

@@ -59,6 +59,7 @@ EVERY = [
     ["train_bigram"],
     ["train_head"],
     ["tune_drafts"],
+    ["screen"],
     ["infer"],
     *(
         ["bench", name]
@@ -69,6 +70,7 @@ EVERY = [
             "loop",
             "peers",
             "ragged",
+            "screening",
             "speedup",
             "stopping",
         )

@@ -147,7 +147,7 @@ def test_a_table_goes_on_where_nothing_is_copied(models, rows):
 
 
 def test_rows_that_are_read_apart_give_the_same(models, rows, sampled, monkeypatch):
-    monkeypatch.setattr("specjax.tuning.forcing._ENTRIES", 1)
+    monkeypatch.setattr("specjax.tuning.reading._ENTRIES", 1)
     apart = compare(
         models,
         *rows,

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "loop": "specjax.cli.bench.loop",
     "peers": "specjax.cli.bench.peers",
     "ragged": "specjax.cli.bench.ragged",
+    "screening": "specjax.cli.bench.screening",
     "speedup": "specjax.cli.bench.speedup",
     "stopping": "specjax.cli.bench.stopping",
 }
