@@ -67,7 +67,8 @@ def infer(
       `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
         null if it is minus infinity, left out where the verifier has not read them all.
       `log_prob_target`: the same under the rule's distribution.
-      `ended_by`: "eos", "length" or "nan". For "nan" the key `nan` names the model and the step.
+      `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
+        the model and the step.
       `info`: the counts of `specjax.text.RowInfo`.
       `checksum`: of the rest of the line. A line that has been changed is refused when the run is
         continued.
@@ -306,6 +307,7 @@ def _metrics(records: list[Record]) -> dict[str, Any]:
         "rows": len(records),
         "failed": len(records) - len(decoded),
         "ended": sum(record["ended_by"] == "eos" for record in decoded),
+        "ended_by_stop": sum(record["ended_by"] == "stop" for record in decoded),
         "ended_by_nan": sum(record["ended_by"] == "nan" for record in decoded),
         **totals,
         "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
