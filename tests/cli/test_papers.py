@@ -46,19 +46,22 @@ RUNS = [
 ]
 
 
+@functools.cache
+def shaped(size):
+    model = model_from_config(preset(size))
+    made = models.TextModel(model, model.abstract_params(), ByteTokenizer())
+    made.__dict__["prepared"] = made.params  # which would transpose arrays
+    return made
+
+
 @pytest.fixture
 def by_shape(monkeypatch):
     """Directories are named by sizes, and models have shapes in the place of arrays."""
     monkeypatch.setattr(sizes, "read_config", lambda path: preset(path.rsplit("/", 1)[-1]))
 
     def load_models(*, drafter, verifier, **options):
-        def one(path):
-            model = model_from_config(preset(path.rsplit("/", 1)[-1]))
-            made = models.TextModel(model, model.abstract_params(), ByteTokenizer())
-            made.__dict__["prepared"] = jax.eval_shape(model.prepare, made.params)
-            return made
-
-        return models.Models(drafter=one(drafter), verifier=one(verifier))
+        named = {"drafter": drafter, "verifier": verifier}
+        return models.Models(**{k: shaped(path.rsplit("/", 1)[-1]) for k, path in named.items()})
 
     monkeypatch.setattr(models, "load_models", load_models)
 
