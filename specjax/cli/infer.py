@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
     "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin",
+    "prompts": "prompts made of records, beside a method: --gin_file=prompts/KIND.gin",
     "papers/*/task_*.gin": "tasks of a paper's runs, beside a method and a pair: "
     "--gin_file=papers/PAPER/task_NAME.gin",
     "papers/*/pair_*.gin": "pairs of a paper's runs: --gin_file=papers/PAPER/pair_NAME.gin",

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from specjax.data.tfds_names import TASK_PREFIX
 
 try:
@@ -75,7 +77,7 @@ def task_records(name: str, split: str) -> Iterator[dict[str, Any]]:
             tokens = row.get(field)
             if f"{field}_pretokenized" in row:
                 made[field] = _text(row, field, None)
-            elif getattr(getattr(tokens, "dtype", None), "kind", "") in "iu" and tokens.ndim == 1:
+            elif isinstance(tokens, np.ndarray) and tokens.ndim == 1 and tokens.dtype.kind in "iu":
                 made[field] = _text(row, field, feature.vocabulary)
         yield _nested(made)
 

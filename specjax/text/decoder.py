@@ -256,7 +256,6 @@ class Decoder:
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
-            # Left out where there are none, as it was before there were any.
             **({"stop": list(self.stop)} if self.stop else {}),
             "mesh": None if mesh is None else dict(mesh.shape),
             "environment": environment.environment(),

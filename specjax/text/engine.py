@@ -81,7 +81,8 @@ class Engine:
       pad_id: pads prompts.
       token_log_probs: whether log-probabilities are kept token by token; NaN where the method
         writes none (see `specjax.decoding.add_log_probs`).
-      stop_table: what ends rows by their texts; see `specjax.types.StopState`.
+      stop_table: what ends rows by their texts; see `specjax.types.StopState`. A method is told of
+        it only where there is one.
 
     Raises:
       ValueError: if a size is no whole number of at least 1, a mesh does not divide the slots, or
@@ -122,7 +123,6 @@ class Engine:
         self._max_new, self._pad_id = max_new, pad_id
         self._sampling = Sampling() if sampling is None else sampling
         self._token_log_probs = token_log_probs
-        # Told only where there is one: methods may know no stop strings.
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         self._rule = getattr(params, "rule", None)
         self._max_length = method.cache_length(prompt_length, 0, max_new)
@@ -266,11 +266,6 @@ class Engine:
             lengths[row] = len(request.tokens)
             inputs[row, : lengths[row]] = request.tokens
 
-        def column(values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
-            filled = np.full(rows, rest, dtype)
-            filled[: len(requests)] = list(values)
-            return filled
-
         def setting(name: str) -> np.ndarray | None:
             own = getattr(self._sampling, name)
             if own is None:
@@ -284,12 +279,13 @@ class Engine:
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
-            ids=column((r.stream for r in requests), np.uint32),
+            ids=_column(rows, (r.stream for r in requests), np.uint32),
             # A known row keeps its place in the prefill, but makes no step.
-            limits=column((0 if w.steps else w.request.limit for w in asked), np.int32),
-            seeds=column((r.seed for r in requests), np.uint32),
+            limits=_column(rows, (0 if w.steps else w.request.limit for w in asked), np.int32),
+            seeds=_column(rows, (r.seed for r in requests), np.uint32),
             sampling=Sampling(*map(setting, SETTINGS)),  # type: ignore[arg-type]
-            draft_limits=column(
+            draft_limits=_column(
+                rows,
                 (longest if r.draft_limit is None else r.draft_limit for r in requests),
                 np.int32,
                 rest=longest,
@@ -334,6 +330,14 @@ class Engine:
                 done.append(_finished(self._method, *own, rows, now))
         self._slots.pass_steps(passed)
         return done
+
+
+def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
+    """`[rows]`, first the values, then `rest`."""
+    given = list(values)
+    filled = np.full(rows, rest, dtype)
+    filled[: len(given)] = given
+    return filled
 
 
 def _finished(method: Method, slot: Held, i: int, code: int, rows: Any, now: float) -> Finished:
