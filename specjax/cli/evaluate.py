@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Scores as the gin files say; prints tables and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax.evaluation import Bootstrap, Sandbox
+    from specjax.evaluation import AnswerAfter, AnswerPattern, Bootstrap, Sandbox
     from specjax.runs.evaluation import evaluate
 
-    gin_config.register(evaluate, Bootstrap, Sandbox)
+    gin_config.register(evaluate, AnswerAfter, AnswerPattern, Bootstrap, Sandbox)
     gin_config.configure_from(args)
 
     def record(run: "RunDirectory", *, paths: dict[str, str]) -> None:

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
-    "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin"
+    "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin",
+    "prompts": "prompts made of records, beside a method: --gin_file=prompts/KIND.gin",
+    "papers/*/task_*.gin": "tasks of a paper's runs, beside a method and a pair: "
+    "--gin_file=papers/PAPER/task_NAME.gin",
+    "papers/*/pair_*.gin": "pairs of a paper's runs: --gin_file=papers/PAPER/pair_NAME.gin",
 }
 
 
@@ -25,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Makes configurable what a decoder is made of; imports it."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import drafting, partitioning, rules, text, verification
+    from specjax import checkpoints, drafting, partitioning, rules, text, verification
+    from specjax.data import FewShot
     from specjax.runs import inference
 
     gin_config.register(
@@ -36,6 +41,8 @@ def register() -> None:
         text.load_text_model,
         partitioning.make_mesh,
         inference.infer,
+        FewShot,
+        checkpoints.sized,
         verifier_alone,
         drafter_alone,
         *rules.ALL_RULES,

@@ -21,12 +21,12 @@ class Example(NamedTuple):
       id: the example's place in its source, from 0. It does not depend on the batches, so that
         random streams can depend on it.
       inputs: the source text.
-      targets: the reference text, or None.
+      targets: the reference text, or several where a task reads them, or None.
     """
 
     id: int
     inputs: str
-    targets: str | None = None
+    targets: Any = None
 
 
 def read_examples(

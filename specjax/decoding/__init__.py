@@ -26,6 +26,7 @@ from specjax.decoding.state import (
     end_row,
     insert_rows,
     step_uniforms,
+    watch_stops,
 )
 from specjax.decoding.token_cascade import BiLDCascade, TokenCascade, check_limit
 from specjax.types import DecodeInfo, DecodeState, PromptBatch
@@ -60,4 +61,5 @@ __all__ = [
     "insert_rows",
     "step_options",
     "step_uniforms",
+    "watch_stops",
 ]

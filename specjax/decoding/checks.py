@@ -194,3 +194,10 @@ def check_stops(
         if int(value) < 1:
             raise ValueError(f"{name} must be at least 1, got {int(value)}")
     return np.int32(stop_after), np.int32(until_finished)
+
+
+def check_table(state: DecodeState, table: Any) -> None:
+    """Raises ValueError unless there is an automaton of stop strings just where a state has one."""
+    if (state.stop is None) != (table is None):
+        does, must = ("no", "left out") if state.stop is None else ("a", "given")
+        raise ValueError(f"stop_table must be {must}: the state has {does} field stop")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.decoding.checks import check_eos_ids, check_prompts, check_stops
+from specjax.decoding.checks import check_eos_ids, check_prompts, check_stops, check_table
 from specjax.decoding.compilation import jit_at, jit_steps, placement
 from specjax.decoding.state import initial_state
 from specjax.memory import nbytes
@@ -189,11 +189,13 @@ class LoopMethod(abc.ABC):
         state: DecodeState,
         stop_after: int | Array,
         until_finished: int | Array | None = None,
+        stop_table: Array | None = None,
     ) -> DecodeState:
         """See `Method`."""
         stops = check_stops(state, stop_after, until_finished)
+        check_table(state, stop_table)
         self.check_params(params, state)
-        return jitted_run(placement(state))(self, params, state, *stops)
+        return jitted_run(placement(state))(self, params, state, *stops, stop_table)
 
     def describe(self) -> dict[str, Any]:
         """See `Method`."""
@@ -279,6 +281,7 @@ def _run(
     state: DecodeState,
     stop_after: Array,
     until_finished: Array,
+    stop_table: Array | None = None,
 ) -> DecodeState:
     """Steps until `until_finished` rows are, or `stop_after` steps are done (int32 scalars)."""
 
@@ -289,9 +292,13 @@ def _run(
 
     def body(carry):
         state, steps = carry
-        return method.step(params, state), steps + 1
+        return _with_table(method.step(params, _with_table(state, stop_table)), None), steps + 1
 
     return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+
+
+def _with_table(state: DecodeState, table: Array | None) -> DecodeState:
+    return state if state.stop is None else state._replace(stop=state.stop._replace(table=table))
 
 
 jitted_run = jit_steps(_run, static_argnums=0, donate_argnums=2)

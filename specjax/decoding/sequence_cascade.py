@@ -55,7 +55,8 @@ class Response(NamedTuple):
 class SequenceCascade(PairMethod):
     """One token a step: of the drafter, and where its response is deferred, of the verifier.
 
-    Once a response of the drafter has ended, by an end-of-sequence token or the row's limit, the
+    Once a response of the drafter has ended, by an end-of-sequence token, a stop
+    string or the row's limit, the
     rule decides; if it defers, the verifier writes another one from the prompt, and the first one
     is dropped. In a batch each row does so in its own time. Its parameters: `CascadeParams` with
     `rules.SequenceChow` or `rules.SequenceChowLog`.
@@ -163,7 +164,9 @@ def _begin_anew(state: DecodeState, rows: Array) -> DecodeState:
             return None
         return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), jnp.asarray(value, x.dtype), x)
 
+    stop = state.stop
     return state._replace(
+        stop=None if stop is None else stop._replace(states=cleared(stop.states)),
         tokens=cleared(state.tokens),
         lengths=cleared(state.lengths),
         ended_by=cleared(state.ended_by, RUNNING),

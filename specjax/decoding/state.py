@@ -10,9 +10,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from specjax.decoding.compilation import jit_at, placement
-from specjax.types import EOS, LENGTH, NAN, RUNNING, Array, DecodeInfo, DecodeState, PromptBatch
+from specjax.types import (
+    EOS,
+    LENGTH,
+    NAN,
+    RUNNING,
+    STOP,
+    Array,
+    DecodeInfo,
+    DecodeState,
+    PromptBatch,
+    StopState,
+)
 
 
 def row_keys(seeds: int | Array, ids: Array) -> Array:
@@ -115,20 +127,58 @@ def append(
       eos_ids: what ends a row; it is kept.
 
     Returns:
-      The state with `tokens`, `lengths` and `ended_by` moved on, and `[B, T]` bool: which tokens
-      were appended (not those past an EOS or the row's limit).
+      The state with `tokens`, `lengths`, `ended_by` and `stop` moved on, and `[B, T]` bool: which
+      tokens were appended (not those past an EOS, a stop string or the row's limit).
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    ends = end_tokens(tokens, eos_ids)
+    eos = end_tokens(tokens, eos_ids)
+    ends, texts = eos, None
+    if state.stop is not None:
+        texts = _read_texts(state.stop, tokens)
+        ends = eos | (texts[:, 1:] == _found(state.stop))
     before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
     kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
     kept &= index < (state.limits - state.lengths)[:, None]
     out = put_tokens(state.tokens, tokens, kept, state.lengths)
     lengths = state.lengths + kept.sum(axis=1, dtype=jnp.int32)
     reason = jnp.where(lengths >= state.limits, LENGTH, RUNNING)
-    reason = jnp.where((ends & kept).any(axis=1), EOS, reason)
+    stop = state.stop
+    if stop is not None and texts is not None:
+        reason = jnp.where((ends & kept).any(axis=1), STOP, reason)
+        appended = (lengths - state.lengths)[:, None]
+        stop = stop._replace(states=jnp.take_along_axis(texts, appended, axis=1)[:, 0])
+    reason = jnp.where((eos & kept).any(axis=1), EOS, reason)
     ended_by = jnp.where(state.finished, state.ended_by, reason)
-    return state._replace(tokens=out, lengths=lengths, ended_by=ended_by), kept
+    return state._replace(tokens=out, lengths=lengths, ended_by=ended_by, stop=stop), kept
+
+
+def _found(stop: StopState) -> int:
+    """The state of a text in which a stop string is complete."""
+    assert stop.table is not None
+    return stop.table.shape[0] - 1
+
+
+def _read_texts(stop: StopState, tokens: Array) -> Array:
+    """`[B, T + 1]`, the automaton's states before each of `tokens [B, T]` and after the last."""
+
+    def read(states: Array, token: Array) -> tuple[Array, Array]:
+        assert stop.table is not None
+        after = stop.table[states, token].astype(jnp.int32)
+        return after, after
+
+    _, after = lax.scan(read, stop.states, tokens.T)
+    return jnp.concatenate([stop.states[None], after]).T
+
+
+def watch_stops(state: DecodeState) -> DecodeState:
+    """A state of `init` whose rows also end by stop strings; `run` then needs their table."""
+    states = _jitted_zeros(placement(state.lengths))(state.lengths)
+    return state._replace(stop=StopState(states))
+
+
+@functools.cache
+def _jitted_zeros(where: Any) -> Any:
+    return jit_at(jnp.zeros_like, where)
 
 
 def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:

@@ -17,7 +17,13 @@ from specjax.evaluation.acceptance import (
     roc,
     undo_weights,
 )
-from specjax.evaluation.answers import answer_number, normalized, token_f1
+from specjax.evaluation.answers import (
+    AnswerAfter,
+    AnswerPattern,
+    answer_number,
+    normalized,
+    token_f1,
+)
 from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, mean, pooled, ratio
 from specjax.evaluation.efficiency import RowCounts, divergence, efficiency, impossible_share
 from specjax.evaluation.metrics import (
@@ -35,6 +41,8 @@ from specjax.evaluation.sandbox import Outcome, Sandbox
 
 __all__ = [
     "METRICS",
+    "AnswerAfter",
+    "AnswerPattern",
     "Bootstrap",
     "Calibration",
     "ClassWeights",

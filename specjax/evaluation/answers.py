@@ -1,6 +1,7 @@
 """Answers in texts: normalised as SQuAD does, and numbers as in GSM8K."""
 
 import collections
+import dataclasses
 import decimal
 import re
 import string
@@ -15,6 +16,73 @@ _NUMBER = re.compile(
     (?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)""",
     re.VERBOSE,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerAfter:
+    """The answer of a text: what stands behind the last occurrence of a marker, to the line's end.
+
+    Attributes:
+      marker: such as "####" or "The answer is".
+      without: what a text without it answers: "all" of the text, or "nothing".
+
+    Raises:
+      ValueError: if `marker` is no text or empty, or `without` neither.
+    """
+
+    marker: str
+    without: str = "nothing"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.marker, str) or not self.marker:
+            raise ValueError(f"marker must be a text such as 'Answer:', got {self.marker!r}")
+        _check_without(self.without)
+
+    def __call__(self, text: str) -> str:
+        """The answer, without the space around it."""
+        _, found, after = text.rpartition(self.marker)
+        if not found:
+            return text.strip() if self.without == "all" else ""
+        lines = after.strip().splitlines()
+        return lines[0].strip() if lines else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerPattern:
+    """The answer of a text: the last match of a regular expression, of its first group if any.
+
+    Attributes:
+      pattern: the expression, in which `^` and `$` are the ends of lines.
+      without: what a text without a match answers: "all" of the text, or "nothing".
+
+    Raises:
+      ValueError: if `pattern` is no regular expression, or `without` neither.
+    """
+
+    pattern: str
+    without: str = "nothing"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern, re.MULTILINE)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"pattern must be a regular expression, got {self.pattern!r}: {error}"
+            ) from None
+        _check_without(self.without)
+
+    def __call__(self, text: str) -> str:
+        """The answer, without the space around it."""
+        found = list(re.finditer(self.pattern, text, re.MULTILINE))
+        if not found:
+            return text.strip() if self.without == "all" else ""
+        last = found[-1]
+        return (last[1] or "" if last.re.groups else last[0]).strip()
+
+
+def _check_without(value: str) -> None:
+    if value not in ("all", "nothing"):
+        raise ValueError(f"without must be 'all' or 'nothing', got {value!r}")
 
 
 def normalized(text: str) -> str:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,19 @@ CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
 Path = str | os.PathLike[str]
 _PLAIN = Bootstrap()
-# A metric with its references.
-Scorer = tuple[Metric, Sequence[Sequence[str]]]
+
+
+class Scorer(NamedTuple):
+    """A metric, its references, and what of an output it scores (None: all)."""
+
+    metric: Metric
+    references: Sequence[Sequence[str]]
+    answer: Callable[[str], str] | None = None
+
+    def figure(self, outputs: Sequence[str]) -> Sums:
+        """The metric of outputs."""
+        texts = outputs if self.answer is None else list(map(self.answer, outputs))
+        return figure(self.metric, texts, self.references)
 
 
 def evaluate(
@@ -47,6 +58,8 @@ def evaluate(
     metrics: Sequence[str] = ("bleu", "chrf"),
     prediction_field: str = "prediction",
     targets_field: str = "targets",
+    answer: Callable[[str], str] | None = None,
+    reference_answer: Callable[[str], str] | None = None,
     costs: Mapping[str, float] | None = None,
     bootstrap: Bootstrap = _PLAIN,
     problems: Path | None = None,
@@ -68,6 +81,9 @@ def evaluate(
       metrics: names in `METRICS`; none for figures of decoding alone.
       prediction_field: see `read_predictions`.
       targets_field: see `read_predictions`.
+      answer: what of an output the metrics score, such as `AnswerAfter("####")`; all by default.
+        Programs are taken whole.
+      reference_answer: likewise, of a reference.
       costs: see `specjax.evaluation.efficiency`.
       bootstrap: the resampling.
       problems: a file of problems (see `read_problems`), a line for each row: the outputs are run
@@ -97,6 +113,9 @@ def evaluate(
     if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
         raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
     check_metrics(metrics)
+    for name, extract in (("answer", answer), ("reference_answer", reference_answer)):
+        if extract is not None and not callable(extract):
+            raise TypeError(f"{name} must be such as AnswerAfter('####'), got {extract!r}")
     check_part("bootstrap", bootstrap, ("interval", "difference"), "Bootstrap()")
     prices = None if costs is None else check_costs(costs)
     files = named(predictions)
@@ -107,10 +126,12 @@ def evaluate(
     runs = [run for several in methods.values() for run in several]
     _check_rows(runs)
     texts = _references(runs, references, references_field, metrics, targets_field)
-    scorers: dict[str, Scorer] = {metric: (METRICS[metric], texts) for metric in metrics}
+    if reference_answer is not None:
+        texts = [tuple(map(reference_answer, several)) for several in texts]
+    scorers: dict[str, Scorer] = {m: Scorer(METRICS[m], texts, answer) for m in metrics}
     scorers |= _programs(runs, problems, sandbox)
-    for metric, wanted in scorers.values():
-        check_references(metric, wanted)
+    for scorer in scorers.values():
+        check_references(scorer.metric, scorer.references)
 
     took = {run.path: decoding_figures(run, prices) for run in runs}
 
@@ -134,6 +155,8 @@ def evaluate(
             "predictions": {name: list(map(os.fspath, paths)) for name, paths in files.items()},
             "references": None if references is None else str(references),
             "metrics": list(scorers),
+            "answer": None if answer is None else repr(answer),
+            "reference_answer": None if reference_answer is None else repr(reference_answer),
             "costs": prices,
         }
         run.claim(asked, replace=True)
@@ -214,7 +237,7 @@ def _programs(
             f"{len(runs[0])} rows: give one problem for each prediction"
         )
     sandbox.check()
-    return {"pass_at_1": (PassAt1(sandbox), found)}
+    return {"pass_at_1": Scorer(PassAt1(sandbox), found)}
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
@@ -257,7 +280,7 @@ def pooled_figures(
       By name, those that all runs have.
     """
     made = [
-        {**{k: figure(m, run.outputs, texts) for k, (m, texts) in scorers.items()}, **took}
+        {**{name: scorer.figure(run.outputs) for name, scorer in scorers.items()}, **took}
         for run, took in runs
     ]
     common = [name for name in made[0] if all(name in figures for figures in made)]

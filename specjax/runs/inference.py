@@ -24,14 +24,16 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_path
-from specjax.data import Example, read_examples
-from specjax.data.examples import SEQIO_PREFIX, guess_format
+from specjax.data import Example, FewShot
+from specjax.data.examples import SEQIO_PREFIX
 from specjax.drafting import read_costs
 from specjax.runs.compilation_cache import count_compilations
+from specjax.runs.inputs import read_inputs
 from specjax.runs.lines import FIRST_KEY, Record, about, line_of, record_of, record_of_row
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
 from specjax.text.costs import costs_file
+from specjax.text.prompts import encode, shortened
 from specjax.text.results import COUNTS
 
 CONFIG_NAME = "infer_config.json"
@@ -52,6 +54,8 @@ def infer(
     inputs_field: str | int | None = None,
     targets_field: str | int | None = None,
     split: str = "test",
+    task: FewShot | None = None,
+    truncate: str | None = None,
     chat: bool = False,
     seed: int = 0,
     allow_other_environment: bool = False,
@@ -62,12 +66,13 @@ def infer(
 
     A line of `predictions.jsonl` has these keys:
       `id`: the place of the input, from 0.
-      `inputs`, and `targets` if `targets_field` is given.
+      `inputs`, the prompt, and `targets`, the reference or a list of them, if there are any.
       `prediction`, and `tokens` (without the end-of-sequence token).
       `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
         null if it is minus infinity, left out where the verifier has not read them all.
       `log_prob_target`: the same under the rule's distribution.
-      `ended_by`: "eos", "length" or "nan". For "nan" the key `nan` names the model and the step.
+      `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
+        the model and the step.
       `info`: the counts of `specjax.text.RowInfo`.
       `checksum`: of the rest of the line. A line that has been changed is refused when the run is
         continued.
@@ -91,7 +96,10 @@ def infer(
       inputs_field: see `read_examples`.
       targets_field: see `read_examples`; a reference is copied into the predictions and not used.
       split: see `read_examples`.
-      chat: whether each input is a user's message for the model's chat template.
+      task: makes the prompts of the source's records; `inputs_field` and `targets_field` are then
+        left out, for its templates name the fields.
+      truncate: "end" or "beginning", where prompts that are too long are cut; None refuses them.
+      chat: whether each prompt is a user's message for the model's chat template.
       seed: the seed of the run.
       allow_other_environment: continue a run that was begun on another device, with other versions
         or with other flags of XLA; its remaining rows may then be rounded in another way.
@@ -116,18 +124,18 @@ def infer(
     for name, value in (("chat", chat), ("allow_other_environment", allow_other_environment)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
+    if truncate not in (None, "end", "beginning"):
+        raise ValueError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
     run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=_MADE)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
-    examples = list(read_examples(source, format=format, split=split, **fields))
-    first_line = _first_line(source, format, **fields)
-    names = [f"{source}:{first_line + example.id}" for example in examples]
+    examples, names = read_inputs(source, format=format, split=split, task=task, **fields)
     path = run.path / PREDICTIONS_NAME
     with run:
         decoder = _decoder(make_decoder, run)
-        prompts, failed = _encode(decoder, examples, names, chat)
+        prompts, failed = _encode(decoder, examples, names, chat, truncate)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         settings = {"seed": seed, "chat": chat}
@@ -230,7 +238,7 @@ def _tell_unknown(decoder: Decoder, prompts: Mapping[int, np.ndarray], names: li
 
 
 def _encode(
-    decoder: Decoder, examples: list[Example], names: list[str], chat: bool
+    decoder: Decoder, examples: list[Example], names: list[str], chat: bool, truncate: str | None
 ) -> tuple[dict[int, Any], dict[int, str]]:
     """The tokens of the inputs that can be decoded, and the errors of the others, by id."""
     prompts: dict[int, Any] = {}
@@ -240,6 +248,9 @@ def _encode(
         if chat and prompt.strip():
             prompt = [{"role": "user", "content": prompt}]
         try:
+            if truncate is not None:
+                tokens = encode(decoder.tokenizer, prompt, name)
+                prompt = shortened(decoder.tokenizer, tokens, decoder.buckets[-1], truncate)
             prompts[example.id] = decoder.encode(prompt, name)
         except ValueError as error:
             failed[example.id] = str(error)
@@ -306,6 +317,7 @@ def _metrics(records: list[Record]) -> dict[str, Any]:
         "rows": len(records),
         "failed": len(records) - len(decoded),
         "ended": sum(record["ended_by"] == "eos" for record in decoded),
+        "ended_by_stop": sum(record["ended_by"] == "stop" for record in decoded),
         "ended_by_nan": sum(record["ended_by"] == "nan" for record in decoded),
         **totals,
         "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
@@ -366,17 +378,3 @@ def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> d
 
 def _hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
-
-
-def _first_line(
-    source: str | os.PathLike[str],
-    format: str | None,
-    inputs_field: str | int | None,
-    targets_field: str | int | None,
-) -> int:
-    """The line number of the first example, for messages; 0 if the source has no lines."""
-    source = os.fspath(source)
-    if source.startswith(SEQIO_PREFIX):
-        return 0
-    named = isinstance(inputs_field, str) or isinstance(targets_field, str)
-    return 2 if named and (format or guess_format(source)) == "tsv" else 1

@@ -28,6 +28,7 @@ from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.requests import Request, settings_of
 from specjax.text.results import Result, Row, collect
 from specjax.text.rows import are_independent, checked_engines, finished_rows, to_row
+from specjax.text.stops import check_stops, stop_table
 from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
 
 
@@ -58,6 +59,8 @@ class Decoder:
       top_k: only the k most probable tokens are drawn (ties included), or None for all.
       top_p: only the nucleus of this probability is drawn, or None for all.
       max_new_tokens: N, the longest output; also the default limit of each row.
+      stop: texts such as `("Q:", "END")`; a row ends with the token that completes one of them in
+        its text, also inside a draft, and its text is cut before it.
       batch_size: rows decoded together; a finished one makes room for the next prompt. Over a
         mesh it is rounded up to a multiple of its `data`.
       buckets: increasing prompt lengths in tokens; a batch is padded to the first that holds its
@@ -65,6 +68,7 @@ class Decoder:
 
     Attributes:
       costs: those that were given or measured; None if none were needed.
+      stop: the stop strings.
 
     Raises:
       TypeError: if `models` is neither, or a value is of the wrong type.
@@ -92,6 +96,7 @@ class Decoder:
         top_k: Any = None,
         top_p: Any = None,
         max_new_tokens: int = 128,
+        stop: str | Sequence[str] = (),
         batch_size: int = 16,
         buckets: Sequence[int] = BUCKETS,
     ) -> None:
@@ -120,6 +125,8 @@ class Decoder:
         self._named, self._main, self.tokenizer = made.models, made.main, made.main.tokenizer
         self._own_params, self._stopping = made.own_params, made.stopping
         self.costs, self._most_rows = made.costs, made.most_rows
+        self.stop = check_stops(stop)
+        self._stop_table = stop_table(self.stop, self.tokenizer, self.method) if self.stop else None
         self.rule: Rule | None = getattr(made.params, "rule", None)
         _check_own_rule(self.rule)
 
@@ -249,6 +256,7 @@ class Decoder:
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
+            **({"stop": list(self.stop)} if self.stop else {}),
             "mesh": None if mesh is None else dict(mesh.shape),
             "environment": environment.environment(),
         }
@@ -302,7 +310,7 @@ class Decoder:
     def _engine(self, rule: Rule | None, sampling: Sampling, **sizes: Any) -> Engine:
         params = self._params if rule is None else self._params._replace(rule=rule)
         sizes |= {"max_new": self.max_new_tokens, "pad_id": self.tokenizer.pad_id}
-        return Engine(self.method, params, sampling=sampling, **sizes)
+        return Engine(self.method, params, sampling=sampling, stop_table=self._stop_table, **sizes)
 
     def _asked(
         self,
@@ -363,7 +371,7 @@ class Decoder:
 
         engines = checked_engines(make_engine, plans, done)
         done_rows = finished_rows(engines, requests, plans, done, progress, eager=eager)
-        return (to_row(self.tokenizer, index, finished) for index, finished in done_rows)
+        return (to_row(self.tokenizer, i, finished, self.stop) for i, finished in done_rows)
 
 
 def _checked_rule(method: Method, rule: Rule) -> Rule:

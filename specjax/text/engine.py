@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_count
-from specjax.decoding import end_row, insert_rows
+from specjax.decoding import end_row, insert_rows, watch_stops
 from specjax.memory import told_if_full
 from specjax.partitioning import local_rows
 from specjax.text.capacity import check_state_fits, in_words, resized
@@ -25,6 +25,7 @@ from specjax.types import (
     ABORTED,
     ENDED_BY,
     NAN,
+    Array,
     DecodeState,
     Method,
     Params,
@@ -47,7 +48,7 @@ class Finished:
     Attributes:
       id: what `Engine.add` returned.
       tokens: `[n]` int32, all that it emitted, an end-of-sequence token included.
-      ended_by: "eos", "length" or "nan".
+      ended_by: "eos", "stop", "length" or "nan".
       info: what it took.
       seconds: from its entering a slot until the engine returned it.
       error: for a row that ended by NaN, which model gave it and in which step; else None.
@@ -80,6 +81,8 @@ class Engine:
       pad_id: pads prompts.
       token_log_probs: whether log-probabilities are kept token by token; NaN where the method
         writes none (see `specjax.decoding.add_log_probs`).
+      stop_table: what ends rows by their texts; see `specjax.types.StopState`. A method is told of
+        it only where there is one.
 
     Raises:
       ValueError: if a size is no whole number of at least 1, a mesh does not divide the slots, or
@@ -98,6 +101,7 @@ class Engine:
         sampling: Sampling | None = None,
         pad_id: int = 0,
         token_log_probs: bool = False,
+        stop_table: Array | None = None,
     ) -> None:
         check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
@@ -119,6 +123,7 @@ class Engine:
         self._max_new, self._pad_id = max_new, pad_id
         self._sampling = Sampling() if sampling is None else sampling
         self._token_log_probs = token_log_probs
+        self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         self._rule = getattr(params, "rule", None)
         self._max_length = method.cache_length(prompt_length, 0, max_new)
         check_state_fits(
@@ -220,7 +225,8 @@ class Engine:
         # In the state the known rows are finished.
         wanted = min(wanted + len(known), self._rows)
         stop_after = min([STOP_AFTER, *known])
-        self._state = self._method.run(self._params_now(), self._state, stop_after, wanted)
+        asked = self._params_now(), self._state, stop_after, wanted
+        self._state = self._method.run(*asked, **self._stops)
         return self._drain()
 
     def _fill(self) -> None:
@@ -243,13 +249,14 @@ class Engine:
         self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
     def _init(self, asked: Sequence[Waiting], rows: int) -> DecodeState:
-        return self._method.init(
+        state = self._method.init(
             self._params,
             self._batch(asked, rows, self._length),
             max_new=self._max_new,
             max_length=self._max_length,
             token_log_probs=self._token_log_probs,
         )
+        return watch_stops(state) if self._stops else state
 
     def _batch(self, asked: Sequence[Waiting], rows: int, length: int) -> PromptBatch:
         requests = [one.request for one in asked]
@@ -258,11 +265,6 @@ class Engine:
         for row, request in enumerate(requests):
             lengths[row] = len(request.tokens)
             inputs[row, : lengths[row]] = request.tokens
-
-        def column(values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
-            filled = np.full(rows, rest, dtype)
-            filled[: len(requests)] = list(values)
-            return filled
 
         def setting(name: str) -> np.ndarray | None:
             own = getattr(self._sampling, name)
@@ -277,12 +279,13 @@ class Engine:
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
-            ids=column((r.stream for r in requests), np.uint32),
+            ids=_column(rows, (r.stream for r in requests), np.uint32),
             # A known row keeps its place in the prefill, but makes no step.
-            limits=column((0 if w.steps else w.request.limit for w in asked), np.int32),
-            seeds=column((r.seed for r in requests), np.uint32),
+            limits=_column(rows, (0 if w.steps else w.request.limit for w in asked), np.int32),
+            seeds=_column(rows, (r.seed for r in requests), np.uint32),
             sampling=Sampling(*map(setting, SETTINGS)),  # type: ignore[arg-type]
-            draft_limits=column(
+            draft_limits=_column(
+                rows,
                 (longest if r.draft_limit is None else r.draft_limit for r in requests),
                 np.int32,
                 rest=longest,
@@ -327,6 +330,14 @@ class Engine:
                 done.append(_finished(self._method, *own, rows, now))
         self._slots.pass_steps(passed)
         return done
+
+
+def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
+    """`[rows]`, first the values, then `rest`."""
+    given = list(values)
+    filled = np.full(rows, rest, dtype)
+    filled[: len(given)] = given
+    return filled
 
 
 def _finished(method: Method, slot: Held, i: int, code: int, rows: Any, now: float) -> Finished:

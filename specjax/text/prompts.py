@@ -92,6 +92,30 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, name: str) -> np.ndarray:
     return array.astype(np.int32)
 
 
+def shortened(tokenizer: Tokenizer, tokens: np.ndarray, longest: int, side: str) -> np.ndarray:
+    """The tokens of a prompt, cut where they are too many.
+
+    The token that the tokenizer puts at the other end of a prompt, and the one at this end, stay.
+
+    Args:
+      tokenizer: the tokenizer of the model.
+      tokens: `[n]` int32.
+      longest: how many may stay.
+      side: "end" cuts at the end, as seqio does, or "beginning".
+
+    Returns:
+      `[min(n, longest)]` int32.
+    """
+    if len(tokens) <= longest:
+        return tokens
+    first = int(tokenizer.add_bos and tokens[0] == tokenizer.bos_id and longest > 1)
+    last = int(tokenizer.add_eos and tokens[-1] in tokenizer.eos_ids and longest > 1 + first)
+    head, body, tail = np.split(tokens, [first, len(tokens) - last])
+    kept = longest - first - last
+    body = body[:kept] if side == "end" else body[len(body) - kept :]
+    return np.concatenate([head, body, tail])
+
+
 def _token_ids(prompt: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(prompt)

@@ -81,12 +81,12 @@ class RowInfo(NamedTuple):
 
     @property
     def accepted(self) -> np.ndarray:
-        """Drafted tokens accepted; those past an EOS or the limit count too."""
+        """Drafted tokens accepted; those past the row's end count too."""
         return _total(self.accepted_lengths)
 
     @property
     def discarded(self) -> np.ndarray:
-        """Drafted tokens that were not emitted: rejected, or accepted past an EOS or the limit."""
+        """Drafted tokens that were not emitted: rejected, or accepted past the row's end."""
         return discarded(self.drafted, self.accepted, self.rounds, self.emitted)
 
     @property
@@ -144,8 +144,10 @@ class Row:
     Attributes:
       index: the prompt's place in the input.
       text: the output.
-      tokens: `[n]` int32, the output without its end-of-sequence token.
-      ended_by: "eos"; "length": its limit; "nan": a model gave NaN, see `error`.
+      tokens: `[n]` int32, the output without its end-of-sequence token; where a stop string ended
+        it, up to the token that completed the string, though `text` is cut before it.
+      ended_by: "eos"; "stop": a stop string; "length": its limit; "nan": a model gave NaN, see
+        `error`.
       info: what it took.
       seconds: from its entering the batch until the batch was looked at.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
@@ -293,7 +295,7 @@ class Result(Sequence[Row]):
 
     @property
     def ended(self) -> np.ndarray:
-        """`[n]` bool, whether the model ended the row."""
+        """`[n]` bool, whether the model ended the row with an end-of-sequence token."""
         return np.array([row.ended for row in self.rows])
 
     @property

@@ -10,6 +10,7 @@ from specjax.text.engine import Engine, Finished
 from specjax.text.prompts import SlotPlan
 from specjax.text.requests import Request
 from specjax.text.results import Row
+from specjax.text.stops import cut
 from specjax.tokenizers import Tokenizer
 from specjax.types import Method
 
@@ -88,8 +89,8 @@ def finished_rows(
                         yield members[finished.id], finished
 
 
-def to_row(tokenizer: Tokenizer, index: int, finished: Finished) -> Row:
-    """A finished row as text; warns if it ended by NaN."""
+def to_row(tokenizer: Tokenizer, index: int, finished: Finished, stop: Sequence[str] = ()) -> Row:
+    """A finished row as text, cut before its stop string; warns if it ended by NaN."""
     if finished.error is not None:
         warnings.warn(
             f"row {index}: {finished.error}; its text ends there: look at the weights",
@@ -102,7 +103,7 @@ def to_row(tokenizer: Tokenizer, index: int, finished: Finished) -> Row:
     output = tokens[:-1] if finished.ended_by == "eos" else tokens
     return Row(
         index=index,
-        text=tokenizer.decode(output.tolist()),
+        text=cut(tokenizer.decode(output.tolist()), stop),
         tokens=output,
         ended_by=finished.ended_by,
         info=info._replace(token_log_p=None, token_log_target=None),

@@ -1,12 +1,14 @@
 """Tokenizers with a trained vocabulary: SentencePiece models and `tokenizer.json` files."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.tokenizers.pieces import pieces_of
 from specjax.tokenizers.settings import TokenizerSettings, added_tokens
-from specjax.tokenizers.tokenizer import Tokenizer, runs
+from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -86,6 +88,26 @@ class SentencePieceTokenizer(Tokenizer):
         if token_id in self._texts:
             return self._texts[token_id]
         return self._sp.IdToPiece(token_id) if token_id < self._sp.GetPieceSize() else None
+
+    def pieces(self) -> Pieces:
+        """See `Tokenizer`."""
+        later = [self._piece(i) for i in range(self.vocab_size)]
+        if not self._dummy_prefix:
+            return Pieces(later, later)
+        first = [
+            piece if i in self._texts else piece.removeprefix(b" ") for i, piece in enumerate(later)
+        ]
+        return Pieces(first, later)
+
+    def _piece(self, token_id: int) -> bytes:
+        if token_id in self._special or self.token(token_id) is None:
+            return b""
+        if token_id in self._texts:
+            return self._texts[token_id].encode()
+        piece = self._sp.IdToPiece(token_id)
+        if self._sp.IsByte(token_id):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("▁", " ").encode()
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -175,6 +197,15 @@ class HuggingFaceTokenizer(Tokenizer):
         if add_special_tokens and self._own_processor:
             return self._tokenizer.encode(text, add_special_tokens=True).ids
         return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def pieces(self) -> Pieces:
+        """See `Tokenizer`."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        texts = [
+            None if i in added and added[i].special else self.token(i)
+            for i in range(self.vocab_size)
+        ]
+        return pieces_of(json.loads(self._tokenizer.to_str())["decoder"], texts)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

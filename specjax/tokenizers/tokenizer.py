@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specjax.tokenizers.chat_template import render_chat
 
@@ -92,6 +92,20 @@ class Tokenizer(abc.ABC):
             raise ValueError(f"token id {min(whole)} is negative; cut the ids at their length")
         return self._decode([i for i in whole if i < self.vocab_size], skip_special_tokens)
 
+    def pieces(self) -> "Pieces":
+        """What each token adds to a text, where that does not depend on the others.
+
+        Returns:
+          The bytes of every id.
+
+        Raises:
+          ValueError: where a text is more than the pieces of its tokens, one after the other.
+        """
+        raise ValueError(
+            f"{type(self).__name__} does not say what each token adds to a text: give it a method "
+            "pieces()"
+        )
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the vocabulary: equal where every id means the same text.
@@ -136,6 +150,19 @@ class Tokenizer(abc.ABC):
         return self.encode(text, add_special_tokens=False)
 
 
+class Pieces(NamedTuple):
+    """What tokens add to a text, special ones left out.
+
+    Attributes:
+      first: for each id, its bytes where it begins a text: without the space that encoding has put
+        there.
+      later: for each id, its bytes elsewhere; b"" for what adds nothing.
+    """
+
+    first: list[bytes]
+    later: list[bytes]
+
+
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes by T5's convention: pad 0, eos 1, unknown 2, byte b at b + 3.
 
@@ -167,6 +194,13 @@ class ByteTokenizer(Tokenizer):
             return ("<pad>", "</s>", "<unk>")[token_id]
         byte = token_id - self.OFFSET
         return f"<0x{byte:02X}>" if byte < 256 else f"<extra_id_{byte - 256}>"
+
+    def pieces(self) -> Pieces:
+        """See `Tokenizer`; bytes that are no UTF-8 are among them, and not in a text."""
+        known = [bytes([i]) for i in range(256)]
+        rest = self.vocab_size - self.OFFSET - len(known)
+        texts = [b""] * self.OFFSET + known + [b""] * rest
+        return Pieces(texts, texts)
 
     def _encode(self, text: str) -> list[int]:
         return [byte + self.OFFSET for byte in text.encode("utf-8", errors="replace")]

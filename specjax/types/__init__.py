@@ -30,10 +30,12 @@ from specjax.types.method import (
     LENGTH,
     NAN,
     RUNNING,
+    STOP,
     DecodeInfo,
     DecodeState,
     Method,
     PromptBatch,
+    StopState,
 )
 from specjax.types.pytrees import traced_dataclass
 from specjax.types.rule import Rule
@@ -47,6 +49,7 @@ __all__ = [
     "LENGTH",
     "NAN",
     "RUNNING",
+    "STOP",
     "Acceptance",
     "Array",
     "Axes",
@@ -67,6 +70,7 @@ __all__ = [
     "PromptBatch",
     "Rule",
     "Sampling",
+    "StopState",
     "Stopping",
     "Verification",
     "Verified",

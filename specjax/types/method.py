@@ -9,8 +9,8 @@ from specjax.types.language_model import Array, Params
 from specjax.types.sampling import Sampling
 
 # Why a row ended: the codes in `DecodeState.ended_by`, and their names.
-RUNNING, EOS, LENGTH, NAN, ABORTED = range(5)
-ENDED_BY = ("running", "eos", "length", "nan", "aborted")
+RUNNING, EOS, LENGTH, NAN, ABORTED, STOP = range(6)
+ENDED_BY = ("running", "eos", "length", "nan", "aborted", "stop")
 
 
 class PromptBatch(NamedTuple):
@@ -81,6 +81,20 @@ class DecodeInfo(NamedTuple):
     token_log_target: Array | None = None  # [B, N]
 
 
+class StopState(NamedTuple):
+    """How far the rows' texts have come into a stop string.
+
+    Attributes:
+      states: `[B]` int32, states of an automaton that reads tokens; 0 before the first one.
+      table: `[S, V]` int16 or int32, the state after each token in each state; S - 1 is reached
+        where a stop string is complete. It is there while a method steps, and None between two
+        calls of `run`, which get it beside the state: it belongs to no row.
+    """
+
+    states: Array  # [B]
+    table: Array | None = None  # [S, V]
+
+
 class DecodeState(NamedTuple):
     """The rows between two calls of `run`; the leading axis of every array is the batch.
 
@@ -97,6 +111,7 @@ class DecodeState(NamedTuple):
       sampling: fields `[B]`.
       inner: what the method's step carries.
       info: what it took.
+      stop: where texts end by stop strings, how far they have come; else None.
     """
 
     tokens: Array  # [B, N]
@@ -109,6 +124,7 @@ class DecodeState(NamedTuple):
     sampling: Sampling
     inner: Any
     info: DecodeInfo
+    stop: StopState | None = None
 
     @property
     def finished(self) -> Array:
@@ -194,6 +210,7 @@ class Method(Protocol):
         state: DecodeState,
         stop_after: int | Array,
         until_finished: int | Array | None = None,
+        stop_table: Array | None = None,
     ) -> DecodeState:
         """Decodes on. The state is donated: use the result.
 
@@ -203,6 +220,8 @@ class Method(Protocol):
           stop_after: for at most so many steps.
           until_finished: return once so many rows are finished, those that were before included;
             all by default. Both are traced.
+          stop_table: see `StopState`, where the state has one (`specjax.decoding.watch_stops`). A
+            method that knows no stop strings may leave it out.
 
         Returns:
           The state; the rows are finished, or the steps are done.

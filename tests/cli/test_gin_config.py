@@ -206,6 +206,9 @@ def test_an_unknown_function_in_a_file_is_told_with_its_line(tmp_path):
 
 
 SHIPPED = [["runs/infer.gin", f"methods/{f.name}"] for f in (CONFIGS / "methods").glob("*.gin")]
+SHIPPED += [["runs/infer.gin", f"prompts/{f.name}"] for f in (CONFIGS / "prompts").glob("*.gin")]
+PAPERS = [str(f.relative_to(CONFIGS)) for f in CONFIGS.glob("papers/*/*.gin")]
+SHIPPED += [["runs/infer.gin", name] for name in PAPERS]
 SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
 SHIPPED += [["runs/sweep.gin", f"sweeps/{f.name}"] for f in (CONFIGS / "sweeps").glob("*.gin")]
@@ -226,7 +229,7 @@ def test_shipped_files_define_no_name_in_vain(shipped):
     assert names <= set(re.findall(r"%(\w+)", text))
 
 
-NAMED = [file for file in CONFIGS.glob("*/*.gin") if file.parent.name != "pairs"]
+NAMED = [file for file in CONFIGS.rglob("*.gin") if file.parent.name != "pairs"]
 
 
 @pytest.mark.parametrize("file", NAMED, ids=lambda file: file.stem)

@@ -1,7 +1,11 @@
 """Which prompts share slots, in how many shapes."""
 
+import types
+
+import numpy as np
 import pytest
 
+from specjax.text import prompts as prompts_lib
 from specjax.text.prompts import TURNS, plan
 
 
@@ -24,3 +28,17 @@ def test_every_prompt_has_its_place_once():
 def test_rows_are_a_multiple_of_what_a_mesh_needs():
     for p in plan([5] * 9, (16,), 6, 4):
         assert p.rows % 4 == 0 and p.refill % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [("end", [7, 10, 11, 12, 1]), ("beginning", [7, 13, 14, 15, 1])]
+)
+def test_a_long_prompt_is_cut_between_its_special_tokens(side, kept):
+    words = types.SimpleNamespace(add_bos=True, bos_id=7, add_eos=True, eos_ids=(1,))
+    tokens = np.asarray([7, 10, 11, 12, 13, 14, 15, 1], np.int32)
+    assert prompts_lib.shortened(words, tokens, 5, side).tolist() == kept
+    assert prompts_lib.shortened(words, tokens, 8, side) is tokens
+    assert len(prompts_lib.shortened(words, tokens, 1, side)) == 1
+    plain = types.SimpleNamespace(add_bos=False, bos_id=None, add_eos=False, eos_ids=(1,))
+    rest = prompts_lib.shortened(plain, tokens, 3, side).tolist()
+    assert rest == (tokens[:3] if side == "end" else tokens[5:]).tolist()

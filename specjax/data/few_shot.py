@@ -1,0 +1,179 @@
+"""Prompts made of a template and a few solved examples before each input."""
+
+import dataclasses
+import itertools
+import os
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from specjax.checks import whole_number
+from specjax.data.records import Record, read_records
+from specjax.data.templates import Template, look_up
+
+
+class Prompted(NamedTuple):
+    """An input with its prompt.
+
+    Attributes:
+      id: its place among those that are asked for, from 0.
+      inputs: the prompt.
+      targets: its references, or None.
+      where: its name in messages.
+    """
+
+    id: int
+    inputs: str
+    targets: tuple[str, ...] | None
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewShot:
+    r"""Makes prompts of records: an instruction, solved examples, then the input.
+
+    All inputs get the same examples, but none is its own example: the next one takes its place.
+
+    Attributes:
+      prompt: the template of an input (see `Template`), such as "Question: {question}\nAnswer:".
+      answer: the template of what an example adds to its prompt, such as " {answer}".
+      references: the field of the references, a text or a list of texts, such as "answers.text";
+        "answers.text|none" has a text for an empty list. None: there are none.
+      examples: a file, or seqio:TASK, of the examples.
+      examples_format: see `read_records`.
+      examples_split: the split of a seqio task.
+      shots: how many examples; 0 needs no file.
+      seed: the examples are drawn with it; None takes the first ones.
+      instruction: a text before all examples.
+      separator: stands between instruction, examples and input.
+      num_inputs: so many inputs are drawn from all, in their order; None takes all.
+      inputs_seed: of this draw.
+
+    Raises:
+      TypeError: if a value is of a wrong type.
+      ValueError: if a template is wrong, or examples are asked for without a file.
+    """
+
+    prompt: str
+    answer: str = ""
+    references: str | None = None
+    examples: str | os.PathLike[str] | None = None
+    examples_format: str | None = None
+    examples_split: str = "train"
+    shots: int = 0
+    seed: int | None = None
+    instruction: str = ""
+    separator: str = "\n\n"
+    num_inputs: int | None = None
+    inputs_seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._templates  # noqa: B018  its checks
+        whole_number("shots", self.shots, low=0)
+        for name, low in (("num_inputs", 1), ("seed", 0)):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), low=low)
+        whole_number("inputs_seed", self.inputs_seed, low=0)
+        for name in ("instruction", "separator"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
+        if not isinstance(self.references, str | None):
+            raise TypeError(f"references must be a field's name, got {self.references!r}")
+        if self.shots and self.examples is None:
+            raise ValueError(f"shots={self.shots} needs examples: give a file of them, or shots=0")
+        if self.shots and not self.answer:
+            raise ValueError("answer must say how an example goes on, such as ' {answer}'")
+
+    def read(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        format: str | None = None,
+        split: str = "test",
+    ) -> list[Prompted]:
+        """The inputs of a source.
+
+        Args:
+          source: see `read_records`.
+          format: see `read_records`.
+          split: see `read_records`.
+
+        Returns:
+          Their prompts, in the order of the source.
+
+        Raises:
+          FileNotFoundError: a file is missing.
+          TypeError: a path is no path.
+          ValueError: a file is unreadable or has too few lines, or a field is missing.
+        """
+        prompt, answer = self._templates
+        shown = self._examples()
+        solved = [
+            f"{prompt.fill(r.values, r.where)}{answer.fill(r.values, r.where)}" for r in shown
+        ]
+        records = list(read_records(source, format=format, split=split, header=self._header))
+        made = []
+        for place, record in enumerate(self._drawn(records, source)):
+            others = [
+                text for text, r in zip(solved, shown, strict=True) if r.values != record.values
+            ]
+            own = prompt.fill(record.values, record.where)
+            if len(others) < self.shots:
+                raise ValueError(
+                    f"{record.where} is one of the {self.shots} examples, and there is no other to "
+                    "take its place: add one, or ask for fewer shots"
+                )
+            parts = [self.instruction] if self.instruction else []
+            text = self.separator.join([*parts, *others[: self.shots], own])
+            made.append(Prompted(place, text, self._references(record), record.where))
+        return made
+
+    @property
+    def _templates(self) -> tuple[Template, Template]:
+        return Template(self.prompt), Template(self.answer)
+
+    @property
+    def _header(self) -> bool:
+        """Whether a TSV must name its columns: not where they are asked for by number."""
+        names = [name for template in self._templates for name in template.fields]
+        if self.references is not None:
+            names.append(self.references.partition("|")[0])
+        return not all(name.isdecimal() for name in names)
+
+    def _examples(self) -> list[Record]:
+        """The examples, and one more to take the place of an input that is among them."""
+        if not self.shots or self.examples is None:
+            return []
+        of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
+        rows = read_records(self.examples, header=self._header, **of)
+        # A corpus may be large, of which the first ones are asked for.
+        most = self.shots + 1 if self.seed is None else None
+        records = list(itertools.islice(rows, most))
+        if len(records) < self.shots:
+            raise ValueError(
+                f"{os.fspath(self.examples)} has {len(records)} examples, but shots={self.shots}: "
+                "add some, or ask for fewer"
+            )
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(records)
+        return records[: self.shots + 1]
+
+    def _drawn(self, records: Sequence[Record], source: Any) -> Sequence[Record]:
+        if self.num_inputs is None:
+            return records
+        if len(records) < self.num_inputs:
+            raise ValueError(
+                f"{os.fspath(source)} has {len(records)} inputs, but num_inputs={self.num_inputs}: "
+                "ask for fewer, or leave it out for all"
+            )
+        places = random.Random(self.inputs_seed).sample(range(len(records)), self.num_inputs)
+        return [records[place] for place in sorted(places)]
+
+    def _references(self, record: Record) -> tuple[str, ...] | None:
+        if self.references is None:
+            return None
+        _, bar, default = self.references.partition("|")
+        found = look_up(record.values, self.references, record.where)
+        if isinstance(found, str):
+            return (found,)
+        return found or ((default,) if bar else ("",))

@@ -1,0 +1,122 @@
+"""Texts with fields: "Question: {question}"."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A text with fields of a record.
+
+    `{question}` is the value of that key; `{answers.text.0}` goes into objects by their keys and
+    into lists by their places; `{answers.0|none}` is "none" where there is no such value, or it is
+    null. A list of texts is joined by line breaks. `{{` and `}}` are braces.
+
+    Attributes:
+      source: the text.
+
+    Raises:
+      TypeError: if it is no text.
+      ValueError: if a brace has no counterpart, or a field no name.
+    """
+
+    source: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise TypeError(
+                f"a template must be a text such as 'Question: {{question}}', got {self.source!r}"
+            )
+        for match in _PART.finditer(self.source):
+            if match[0] in ("{", "}"):
+                raise ValueError(
+                    f"the template {self.source!r} has a {match[0]!r} without its counterpart at "
+                    f"character {match.start() + 1}: write {match[0] * 2!r} for the character"
+                )
+            if match[1] is not None and not all(match[1].partition("|")[0].split(".")):
+                raise ValueError(
+                    f"the template {self.source!r} has a field without a name, {match[0]!r}: write "
+                    "{name}"
+                )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys that it reads, each once."""
+        found = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
+        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in found))
+
+    def fill(self, record: Mapping[str, Any], where: str) -> str:
+        """The text with the record's values.
+
+        Args:
+          record: the values, as JSON has them.
+          where: the record's name in messages, such as "test.jsonl:3".
+
+        Returns:
+          The text.
+
+        Raises:
+          ValueError: a field is missing, or is no text, number or list of them.
+        """
+
+        def put(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return match[0][0]
+            value = look_up(record, match[1], where)
+            return "\n".join(value) if isinstance(value, tuple) else value
+
+        return _PART.sub(put, self.source)
+
+
+def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[str, ...]:
+    """The text, or the texts of a list, that a field names; see `Template`.
+
+    Raises:
+      ValueError: it is missing, or is no text, number or list of them.
+    """
+    path, bar, default = field.partition("|")
+    value: Any = record
+    for i, name in enumerate(path.split(".")):
+        inner = _inner(value, name)
+        if inner is None:
+            if bar:
+                return default
+            outer = ".".join(path.split(".")[:i]) or "the record"
+            raise ValueError(
+                f"{where}: there is no field {path!r}: {outer} {_contents(value)}; write "
+                f"{{{path}|text}} for a text in its place"
+            )
+        value = inner
+    if isinstance(value, list | tuple):
+        return tuple(_text(one, path, where) for one in value)
+    return _text(value, path, where)
+
+
+def _inner(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if isinstance(value, list | tuple) and name.isdecimal():
+        return value[int(name)] if int(name) < len(value) else None
+    return None
+
+
+def _contents(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"has {', '.join(map(repr, value)) or 'nothing'}"
+    if isinstance(value, list | tuple):
+        return f"is a list of {len(value)}, counted from 0"
+    return f"is {value!r}"[:60]
+
+
+def _text(value: Any, path: str, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(
+        f"{where}: {path!r} must be a text, a number or a list of them, got {str(value)[:40]!r}"
+    )

@@ -1,0 +1,186 @@
+"""The shipped files of a paper's runs: parsed, and built by shape alone."""
+
+import functools
+import json
+import re
+
+import gin
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax.checkpoints import sizes
+from specjax.cli import gin_config, infer, train
+from specjax.cli.main import main
+from specjax.data import FewShot
+from specjax.data.tfds_names import TASK_PREFIX, TFDS_DATA
+from specjax.decoding import loop
+from specjax.evaluation import METRICS
+from specjax.models import PRESETS, model_from_config, preset
+from specjax.text import models
+from specjax.tokenizers import ByteTokenizer
+from specjax.types import PromptBatch
+from tests import tiny_pair
+from tests.cli.infer_command import CONFIGS
+
+FOLDER = CONFIGS / "papers/faster_cascades"
+PAIRS = {
+    "pair_t5_small_large": ("t5_v1_1_small", "t5_v1_1_large"),
+    "pair_t5_small_xl": ("t5_v1_1_small", "t5_v1_1_xl"),
+    "pair_gemma2_2b_9b": ("gemma2_2b", "gemma2_9b"),
+    "pair_gemma2_2b_27b": ("gemma2_2b", "gemma2_27b"),
+}
+# Section E.1: the longest output, and for T5 the longest input.
+LENGTHS = {
+    "t5_wmt": (80, 80), "t5_xsum": (64, 1024), "t5_cnn_dm": (128, 2048), "gemma_wmt": (80, None),
+    "gemma_cnn_dm": (128, None), "gemma_gsm8k": (320, None), "gemma_mbpp": (320, None),
+    "gemma_squad2": (5, None), "gemma_web_questions": (5, None),
+    "gemma_natural_questions": (5, None), "gemma_trivia_qa": (5, None),
+}  # fmt: skip
+RUNS = [
+    (pair, task)
+    for pair in PAIRS
+    for task in LENGTHS
+    if pair.split("_")[1].startswith(task.split("_")[0])
+]
+
+
+@functools.cache
+def shaped(size):
+    model = model_from_config(preset(size))
+    made = models.TextModel(model, model.abstract_params(), ByteTokenizer())
+    made.__dict__["prepared"] = made.params  # which would transpose arrays
+    return made
+
+
+@pytest.fixture
+def by_shape(monkeypatch):
+    """Directories are named by sizes, and models have shapes in the place of arrays."""
+    monkeypatch.setattr(sizes, "read_config", lambda path: preset(path.rsplit("/", 1)[-1]))
+
+    def load_models(*, drafter, verifier, **options):
+        named = {"drafter": drafter, "verifier": verifier}
+        return models.Models(**{k: shaped(path.rsplit("/", 1)[-1]) for k, path in named.items()})
+
+    monkeypatch.setattr(models, "load_models", load_models)
+
+
+def configure(*files, **values):
+    infer.register()
+    named = [f"{name}={value}" for name, value in values.items()]
+    gin_config.configure([str(CONFIGS / file) for file in files], named)
+
+
+def run_of(pair, task, small, large):
+    folder = "papers/faster_cascades"
+    files = ("runs/infer.gin", "methods/opt.gin", f"{folder}/{pair}.gin")
+    named = {"DRAFTER": f"/m/{small}", "VERIFIER": f"/m/{large}", "OUTPUT_DIR": "out"}
+    configure(*files, f"{folder}/task_{task}.gin", **named)
+    return gin.get_configurable(specjax.Decoder)()
+
+
+def test_every_file_is_tested():
+    found = {path.stem for path in FOLDER.glob("*.gin")}
+    assert found == {*PAIRS, *(f"task_{task}" for task in LENGTHS)}
+    assert {path.parent for path in CONFIGS.glob("papers/*/*.gin")} == {FOLDER}
+
+
+@pytest.mark.usefixtures("by_shape")
+@pytest.mark.parametrize(("pair", "task"), RUNS)
+def test_a_run_is_built_by_shape_alone(pair, task):
+    decoder = run_of(pair, task, *PAIRS[pair])
+    output, longest = LENGTHS[task]
+    assert decoder.max_new_tokens == output and decoder.method.max_draft == 5
+    assert longest is None or decoder.buckets == (longest,)
+    assert longest is not None or decoder.stop
+    task_of = gin.get_configurable(FewShot)()
+    source = gin.query_parameter("INPUT/macro.value").removeprefix("seqio:")
+    data = TFDS_DATA[source.removeprefix(TASK_PREFIX)]
+    assert gin.query_parameter("SPLIT/macro.value") in data.splits
+    # Every field of the templates is a field of the data.
+    fields = {field.partition(".")[0] for field in data.fields}
+    assert {name for t in task_of._templates for name in t.fields} <= fields
+    assert re.split(r"[.|]", task_of.references)[0] in fields
+    if task_of.shots:
+        assert task_of.examples == f"seqio:{source}" and task_of.examples_split in data.splits
+
+
+@pytest.mark.usefixtures("by_shape")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_decoding_is_traced_by_shape_alone(pair):
+    task = "t5_wmt" if "t5" in pair else "gemma_squad2"
+    decoder = run_of(pair, task, *PAIRS[pair])
+    method, params, length = decoder.method, decoder._params, decoder.buckets[0]
+    prompts = PromptBatch(
+        inputs=np.ones((1, length), np.int32),
+        input_lengths=np.ones(1, np.int32),
+        ids=np.zeros(1, np.uint32),
+        limits=np.ones(1, np.int32),
+        seeds=np.zeros(1, np.uint32),
+    )
+    total = method.cache_length(length, 0, decoder.max_new_tokens)
+    begin = functools.partial(loop._start, method, decoder.max_new_tokens, total, False)
+    state = jax.eval_shape(begin, params, prompts)
+    assert state.tokens.shape == (1, decoder.max_new_tokens)
+    caches = [x for x in jax.tree.leaves(state.inner) if total in x.shape]
+    assert len(caches) >= 2 * 8
+    one = jax.eval_shape(method.step, params, state)
+    assert jax.tree.structure(one) == jax.tree.structure(state)
+    assert [x.shape for x in jax.tree.leaves(one)] == [x.shape for x in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("models/*.gin")))
+def test_networks_of_published_sizes_are_these(name):
+    files = ("runs/train.gin", f"models/{name}.gin", "tasks/fields.gin")
+    from specjax import data, models, training
+
+    gin_config.register(
+        data.read_examples, models.T5Config, models.LlamaConfig, models.Gemma2Config,
+        *(getattr(training, n) for n in ("AdamW", "Evaluation", "InverseSqrt", "Objective")),
+        *(getattr(training, n) for n in ("OnPolicy", "Recipe", "TrainerConfig", "Acceptance")),
+        data.Batching, train=training.run_recipe,
+    )  # fmt: skip
+    named = [f"{key}=x" for key in ("TRAIN", "VALIDATION", "OUTPUT_DIR")]
+    gin_config.configure([str(CONFIGS / file) for file in files], named)
+    kind = gin.query_parameter("MODEL/macro.value").selector
+    config = gin.get_configurable(kind)()
+    assert model_from_config(config).num_params() > 1e6
+    if name in PRESETS:
+        rest = {"dropout_rate": config.dropout_rate} if name.startswith("t5") else {}
+        assert config == PRESETS[name].replace(**rest)
+    assert files[0] == train.DEFAULT_FILE
+
+
+def test_a_checkpoint_of_another_size_is_refused(tmp_path, capsys):
+    paths = tiny_pair.write_pair(tmp_path / "pair")
+    files = ["runs/infer.gin", *(f"papers/faster_cascades/{n}.gin" for n in ("task_t5_wmt", "x"))]
+    for pair, words in (
+        ("pair_t5_small_large", "is not t5_v1_1_small: it has embed_dim 16 (not 512), num_heads 2"),
+        ("pair_gemma2_2b_9b", "has a T5, not gemma2_2b: give another directory"),
+    ):
+        files[2] = f"papers/faster_cascades/{pair}.gin"
+        (tmp_path / "in.jsonl").write_text(json.dumps({"en": "ba", "de": "ki"}) + "\n")
+        named = {"INPUT": tmp_path / "in.jsonl", "OUTPUT_DIR": tmp_path / "out"}
+        named |= {name.upper(): path for name, path in paths.items()}
+        arguments = [f"--gin_file={file}" for file in files]
+        assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_seqio_a_run_on_its_data_says_so(tmp_path, capsys, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "seqio", None)
+    monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
+    files = ("runs/infer.gin", "papers/faster_cascades/task_gemma_gsm8k.gin")
+    arguments = [f"--gin_file={file}" for file in files]
+    assert main(["infer", *arguments, f"--gin.OUTPUT_DIR={tmp_path / 'out'}"]) == 2
+    assert "pip install 'specjax[seqio]'" in capsys.readouterr().err
+
+
+def test_the_metrics_that_the_files_name_are_known():
+    for path in FOLDER.glob("task_*.gin"):
+        (named,) = re.findall(r'METRICS="(\(.*?\))"', path.read_text())
+        assert set(re.findall(r"\w+", named)) <= set(METRICS)

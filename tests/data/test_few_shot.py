@@ -1,0 +1,202 @@
+"""Prompts of templates and solved examples."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from specjax.data import FewShot, Template, read_records
+
+ROWS = [{"q": f"What is {i} and {i}?", "a": [str(2 * i), f"{2 * i}.0"], "n": i} for i in range(8)]
+TASK = {"prompt": "Q: {q}\nA:", "answer": " {a.0}", "references": "a"}
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{a} and {b.c.1}", "x and 5"),
+        ("{{{a}}}", "{x}"),
+        ("{lines}", "one\ntwo"),
+        ("{absent|none}, {null|none}, {b.c.7|}", "none, none, "),
+        ("{b.c.0|none}", "y"),
+    ],
+)
+def test_a_template_goes_into_objects_and_lists(template, text):
+    record = {"a": "x", "b": {"c": ["y", 5]}, "lines": ["one", "two"], "null": None}
+    assert Template(template).fill(record, "f:1") == text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{c}", r"f:3: there is no field 'c': the record has 'a', 'b'; write \{c\|text\}"),
+        ("{b.x}", r"f:3: there is no field 'b.x': b has 'd'"),
+        ("{a.0}", r"f:3: there is no field 'a.0': a is 'x'"),
+        ("{b.d.4}", r"f:3: there is no field 'b.d.4': b.d is a list of 1, counted from 0"),
+        ("{b}", "f:3: 'b' must be a text, a number or a list of them"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_line(template, message):
+    with pytest.raises(ValueError, match=message):
+        Template(template).fill({"a": "x", "b": {"d": [True]}}, "f:3")
+
+
+@pytest.mark.parametrize("text", ["a { b", "a }", "{}", "{a..b}", "{|x}"])
+def test_a_wrong_template_is_refused(text):
+    with pytest.raises(ValueError, match="the template"):
+        Template(text)
+    with pytest.raises(TypeError, match="a template must be a text"):
+        Template(3)
+
+
+def test_examples_stand_before_each_input_and_none_is_its_own(tmp_path):
+    examples = jsonl(tmp_path / "train.jsonl", ROWS[:5])
+    source = jsonl(tmp_path / "test.jsonl", ROWS[1:7:5])
+    task = FewShot(**TASK, examples=examples, shots=2, instruction="Add.")
+    known, new = task.read(source)
+    shot = "Q: What is {0} and {0}?\nA: {1}".format
+    assert new.inputs == f"Add.\n\n{shot(0, 0)}\n\n{shot(1, 2)}\n\nQ: What is 6 and 6?\nA:"
+    assert new.targets == ("12", "12.0") and new.where == f"{source}:2" and new.id == 1
+    assert known.inputs == f"Add.\n\n{shot(0, 0)}\n\n{shot(2, 4)}\n\nQ: What is 1 and 1?\nA:"
+
+
+def test_a_seed_draws_the_same_examples_every_time(tmp_path):
+    examples = jsonl(tmp_path / "train.jsonl", ROWS)
+    source = jsonl(tmp_path / "test.jsonl", [{"q": "?", "a": []}])
+    made = [
+        FewShot(**TASK, examples=examples, shots=3, seed=seed).read(source)[0]
+        for seed in (None, 1, 1, 2)
+    ]
+    assert made[1] == made[2] and len({one.inputs for one in made}) == 3
+    assert made[0].targets == ("",)
+
+
+def test_inputs_are_drawn_in_their_order(tmp_path):
+    source = jsonl(tmp_path / "test.jsonl", ROWS)
+    places = [
+        [one.where for one in FewShot(**TASK, num_inputs=3, inputs_seed=s).read(source)]
+        for s in (0, 0, 1)
+    ]
+    assert places[0] == places[1] != places[2] and places[0] == sorted(places[0])
+    with pytest.raises(ValueError, match="has 8 inputs, but num_inputs=9"):
+        FewShot(**TASK, num_inputs=9).read(source)
+
+
+def test_a_tsv_names_its_columns_or_has_them_by_number(tmp_path):
+    source = tmp_path / "a.tsv"
+    source.write_text("en\tde\na dog\tein Hund\n")
+    task = FewShot(prompt="English: {en}", answer=" {de}", references="de")
+    (made,) = task.read(source)
+    assert (made.inputs, made.targets) == ("English: a dog", ("ein Hund",))
+    assert made.where == f"{source}:2"
+    by_number = FewShot(prompt="{0}", references="1").read(source)
+    assert [one.inputs for one in by_number] == ["en", "a dog"]
+    with pytest.raises(
+        ValueError, match=f"{source}:2: there is no field 'fr': the record has 'en'"
+    ):
+        FewShot(prompt="{fr}").read(source)
+
+
+def test_a_default_stands_for_an_empty_list(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", [{"q": "?", "a": {"text": []}}])
+    task = FewShot(prompt="{q} {a.text.0|nothing}", references="a.text|nothing")
+    (made,) = task.read(source)
+    assert made.inputs == "? nothing" and made.targets == ("nothing",)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"shots": 2}, ValueError, "shots=2 needs examples"),
+        ({"shots": 2, "examples": "x", "answer": ""}, ValueError, "answer must say"),
+        ({"shots": -1}, ValueError, "shots must be"),
+        ({"num_inputs": 0}, ValueError, "num_inputs must be"),
+        ({"separator": 3}, TypeError, "separator must be a text, got 3"),
+        ({"references": 3}, TypeError, "references must be a field's name, got 3"),
+        ({"prompt": "{"}, ValueError, "without its counterpart"),
+    ],
+)
+def test_a_wrong_task_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        FewShot(**{**TASK, **options})
+
+
+def test_too_few_examples_are_told(tmp_path):
+    examples = jsonl(tmp_path / "train.jsonl", ROWS[:2])
+    with pytest.raises(ValueError, match="has 2 examples, but shots=3"):
+        FewShot(**TASK, examples=examples, shots=3).read(examples)
+    with pytest.raises(ValueError, match="1 is one of the 2 examples, and there is no other"):
+        FewShot(**TASK, examples=examples, shots=2).read(examples)
+    with pytest.raises(ValueError, match=r"a template needs a file with fields, .jsonl or .tsv"):
+        FewShot(**TASK).read(tmp_path / "a.txt")
+
+
+class Dataset:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def map(self, change):
+        return Dataset([change(row) for row in self.rows])
+
+    def as_numpy_iterator(self):
+        return iter(self.rows)
+
+
+class Registry:
+    """What specjax uses of seqio's registry, over one made-up data set."""
+
+    tasks: dict = {}  # noqa: RUF012
+
+    @classmethod
+    def names(cls):
+        return cls.tasks.keys()
+
+    @classmethod
+    def add(cls, name, source, preprocessors, output_features):
+        def get_dataset(sequence_length, split, shuffle, num_epochs):
+            dataset = Dataset(source.rows)
+            for preprocessor in preprocessors:
+                dataset = preprocessor(dataset)
+            return dataset
+
+        cls.tasks[name] = types.SimpleNamespace(
+            splits=source.splits, output_features=output_features, get_dataset=get_dataset
+        )
+
+
+@pytest.fixture
+def seqio(monkeypatch):
+    def source(name, splits):
+        assert name == "squad/v2.0:3.0.0"
+        answers = {"text": np.array([b"gr\xc3\xbcn"], object), "answer_start": np.array([4])}
+        row = {"title": b"T", "context": b"C", "question": b"Q", "id": b"7", "answers": answers}
+        return types.SimpleNamespace(rows=[row], splits=splits)
+
+    module = types.ModuleType("seqio")
+    module.TaskRegistry, module.TfdsDataSource = Registry, source
+    module.get_mixture_or_task = lambda name: Registry.tasks[name]
+    names = ("specjax.data.seqio_tasks", "specjax.data.tfds_tasks")
+    monkeypatch.setitem(sys.modules, "seqio", module)
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_tasks_on_tensorflow_datasets_have_the_fields_of_public_files(seqio):
+    for _ in range(2):  # it is registered once
+        (record,) = read_records("seqio:specjax_squad2", split="validation")
+    assert record.values == {
+        "title": "T", "context": "C", "question": "Q", "answers": {"text": ["grün"]}
+    }  # fmt: skip
+    assert record.where == "seqio:specjax_squad2, validation, example 0"
+    with pytest.raises(ValueError, match="has no seqio task 'specjax_other'; it has specjax_wmt14"):
+        list(read_records("seqio:specjax_other"))

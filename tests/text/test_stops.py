@@ -1,0 +1,317 @@
+"""Rows that end by stop strings: the same rows, cut at the very token."""
+
+import itertools
+import random
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import rules, testing, text, verification
+from specjax.partitioning import make_mesh
+from specjax.text import stops
+from specjax.tokenizers.load import load_tokenizer
+from specjax.tokenizers.subword import HuggingFaceTokenizer
+from specjax.tokenizers.tokenizer import ByteTokenizer, Pieces, Tokenizer
+
+WORDS = ("", "", "a", "b", "c", "ab", "ba", "ca", "bc ", " a", "cc", "\n")
+STOPS = ("bab", "\n\n", "c  ac", "c bc b")
+SHAPE = {"max_new_tokens": 24, "batch_size": 14, "buckets": (8,)}
+PROMPTS = [[3, 4, 2 + i % 10] for i in range(14)]
+
+
+class Words(Tokenizer):
+    """Ids of texts that overlap; 0 pads and 1 ends."""
+
+    eos_ids, pad_id, vocab_size = (1,), 0, len(WORDS)
+
+    def token(self, token_id):
+        return f"{token_id}:{WORDS[token_id]}"
+
+    def _encode(self, text):
+        return [WORDS.index(letter) for letter in text]
+
+    def _decode(self, ids, skip_special_tokens):
+        return "".join(WORDS[i] for i in ids)
+
+    def pieces(self):
+        known = [word.encode() for word in WORDS]
+        return Pieces(known, known)
+
+
+def model(seed, mesh=None):
+    table = testing.random_table(seed, len(WORDS), 1, scale=0.7)
+    table[:, 1] -= 1.0
+    words = Words()
+    return specjax.TextModel(testing.TabularModel(len(WORDS), 1), jnp.asarray(table), words, mesh)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specjax.Pair(model(1), model(2))
+
+
+def end_of(tokens, words, strings):
+    """How many tokens a row has, one after the other, and whether a string ends it."""
+    for count in range(1, len(tokens) + 1):
+        if any(string in words.decode(tokens[:count]) for string in strings):
+            return count, True
+    return len(tokens), False
+
+
+def check_cut(row, whole, words=None, strings=STOPS):
+    """A row is the whole one up to its stop string; says whether it has one."""
+    words = words or Words()
+    eos = [words.eos_ids[0]] if whole.ended_by == "eos" else []
+    count, found = end_of(whole.tokens.tolist(), words, strings)
+    assert row.tokens.tolist() == whole.tokens[:count].tolist()
+    emitted = count + (0 if found else len(eos))
+    assert row.info.emitted == emitted
+    for ours, theirs in (
+        (row.log_probs, whole.log_probs),
+        (row.log_probs_target, whole.log_probs_target),
+    ):
+        np.testing.assert_array_equal(ours, theirs[:emitted])
+    np.testing.assert_allclose(row.info.log_p, whole.log_probs[:emitted].sum(), rtol=1e-5)
+    assert row.ended_by == ("stop" if found else whole.ended_by)
+    text = words.decode(whole.tokens[:count].tolist())
+    assert row.text == stops.cut(text, strings) and not any(s in row.text for s in strings)
+    assert found == (row.text != text)
+    return found
+
+
+METHODS = {
+    "block": {"rule": rules.Lossless(), "max_draft": 5},
+    "token, OPT": {"rule": rules.OPT(0.3), "verification": verification.Token()},
+    "greedy block": {"verification": verification.GreedyBlock(), "max_draft": 3},
+    "any length": {"stopping": specjax.drafting.Confidence(0.3), "max_draft": 4},
+    "lookup": {"drafting": text.Lookup()},
+    "alone": {},
+    "token cascade": {"method": text.TokenCascade(), "rule": rules.Chow(0.7)},
+    "oracle": {"method": text.OracleCascade(), "rule": rules.Diff(0.1)},
+    "BiLD": {
+        "method": text.BiLDCascade(),
+        "rule": rules.FallbackRollback(rules.Chow(0.7), rules.BiLD(2.0)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_are_those_without_stop_strings_up_to_them(pair, name):
+    models = pair.verifier if name == "alone" else pair
+    decoders = [specjax.Decoder(models, stop=x, **METHODS[name], **SHAPE) for x in ((), STOPS)]
+    for temperature in (0.0, 1.0):
+        asked = {"seed": [3 * i for i in range(14)], "log_probs": True, "temperature": temperature}
+        whole, stopped = (decoder(PROMPTS, **asked) for decoder in decoders)
+        found = [check_cut(*rows) for rows in zip(stopped, whole, strict=True)]
+        assert any(found) and (not temperature or not all(found))
+        # Rows that have ended cost nothing more.
+        assert stopped.info.rows.rounds.sum() < whole.info.rows.rounds.sum()
+
+
+def test_a_row_ends_inside_a_block(pair):
+    """Accepted tokens past the stop string are not emitted."""
+    options = {"max_draft": 6, "temperature": 0.0, **SHAPE}
+    same = specjax.Pair(pair.verifier, pair.verifier)  # everything is accepted
+    whole = specjax.Decoder(same, **options)(PROMPTS)
+    stopped = specjax.Decoder(same, stop=STOPS, **options)(PROMPTS)
+    inside = [row for row in stopped if row.ended_by == "stop" and row.info.emitted % 7]
+    assert inside
+    for row in inside:
+        rounds = -(-int(row.info.emitted) // 7)
+        assert row.info.rounds == rounds and row.info.accepted == 6 * rounds
+        assert len(whole[row.index].tokens) > len(row.tokens)
+
+
+def test_the_sequence_cascade_decides_about_the_cut_response(pair):
+    options = {**SHAPE, "temperature": 0.0}
+    alone = [
+        specjax.Decoder(one, stop=STOPS, **options)(PROMPTS)
+        for one in (pair.verifier, pair.drafter)
+    ]
+    for alpha, result in zip((0.0, 1.0), alone, strict=True):
+        decoder = specjax.Decoder(
+            pair, method=text.SequenceCascade(), rule=rules.SequenceChow(alpha), stop=STOPS,
+            **options,
+        )  # fmt: skip
+        cascade = decoder(PROMPTS)
+        assert cascade.texts == result.texts and cascade.ended_by == result.ended_by
+    assert "stop" in alone[0].ended_by and "stop" in alone[1].ended_by
+
+
+def test_slots_and_resuming_change_nothing(pair):
+    options = {"stop": STOPS, "rule": rules.OPT(0.3), **SHAPE}
+    whole = specjax.Decoder(pair, **options)(PROMPTS, seed=4)
+    decoder = specjax.Decoder(pair, **{**options, "batch_size": 3})
+    rounds = {row.index: int(row.info.rounds) for row in whole if row.index % 3}
+    rest = {row.index: row for row in decoder.rows(PROMPTS, seed=4, done=rounds)}
+    assert rest.keys() == set(range(14)) - rounds.keys()
+    for i, row in rest.items():
+        assert row.tokens.tolist() == whole[i].tokens.tolist()
+        assert (row.text, row.ended_by) == (whole[i].text, whole[i].ended_by)
+    assert {"stop", "eos"} <= set(whole.ended_by)
+
+
+def test_a_mesh_changes_nothing(pair):
+    options = {"stop": STOPS, **SHAPE}
+    mesh = make_mesh(data=2, model=1)
+    here, there = (specjax.Decoder(model(1, where), **options)(PROMPTS) for where in (None, mesh))
+    assert here.texts == there.texts and here.ended_by == there.ended_by
+
+
+def test_the_law_of_stopped_rows_is_the_stopped_law(pair):
+    """By enumeration: the verifier's law of texts, each cut at its stop string."""
+    strings, longest, rows = ("ab", "c"), 3, 4000
+    table = np.asarray(pair.verifier.prepared, np.float64)
+    probs = np.exp(table - np.logaddexp.reduce(table, axis=-1, keepdims=True))
+    law = {}
+    for tokens in itertools.product(range(len(WORDS)), repeat=longest):
+        chance, last = 1.0, 2
+        for token in tokens:
+            chance, last = chance * probs[last, token], token
+        whole = tokens[: tokens.index(1)] if 1 in tokens else tokens
+        count, found = end_of(list(whole), Words(), strings)
+        ended = "stop" if found else "eos" if 1 in tokens else "length"
+        key = (tuple(whole[:count]), ended)
+        law[key] = law.get(key, 0.0) + chance
+    decoder = specjax.Decoder(
+        pair, stop=strings, max_new_tokens=longest, batch_size=500, buckets=(8,), max_draft=2
+    )
+    result = decoder([[2]] * rows, seed=11)
+    seen = {}
+    for row in result:
+        key = (tuple(row.tokens.tolist()), row.ended_by)
+        seen[key] = seen.get(key, 0) + 1
+    assert seen.keys() <= law.keys()
+    likely = {key: p for key, p in law.items() if p * rows >= 8}
+    chi = sum((seen.get(key, 0) - rows * p) ** 2 / (rows * p) for key, p in likely.items())
+    assert abs(chi - len(likely)) < 5 * np.sqrt(2 * len(likely)) and len(likely) > 50
+
+
+def llama_like(directory, decoders, vocabulary):
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.decoder = decoders
+    made.add_special_tokens(["</s>", "<unk>"])
+    made.add_tokens(["<tool>"])
+    made.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return HuggingFaceTokenizer(directory / "tokenizer.json", directory)
+
+
+def kinds(directory):
+    from tokenizers import decoders
+
+    words = ["</s>", "<unk>", "▁a", "▁", "ab", "b", "\n", "▁▁", "ba", "é", "<0xC3>", "<0xA9>"]
+    spaced = {word: i for i, word in enumerate(words)}
+    levels = ["</s>", "<unk>", "Ġa", "Ġ", "ab", "b", "Ċ", "Ã", "©", "ba", "Ã©"]
+    byte_level = {word: i for i, word in enumerate(levels)}
+    fallback = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    (directory / "x").mkdir()
+    yield load_tokenizer(text.models.BUILT_IN / "verifier"), ("ein", ".", " in der", "ö")
+    yield ByteTokenizer(5), ("a", "bc", " ")
+    ends = (" a", "b\n", "é", "aba", "><")
+    for decoder, vocabulary in (
+        (decoders.Sequence(fallback), spaced),
+        (decoders.Sequence([*fallback, decoders.Strip(" ", 1, 0)]), spaced),
+        (decoders.Metaspace(), spaced),
+        (decoders.Metaspace(prepend_scheme="never"), spaced),
+        (decoders.ByteLevel(), byte_level),
+    ):
+        yield llama_like(directory / "x", decoder, vocabulary), ends
+
+
+def test_the_automaton_knows_the_text_of_every_tokenizer(tmp_path):
+    rng = random.Random(0)
+    for words, strings in kinds(tmp_path):
+        table = stops.token_table(strings, words, words.vocab_size + 3)
+        assert table.dtype == np.int16
+        hits = 0
+        drawn = range(words.vocab_size + 3)
+        if isinstance(words, ByteTokenizer):
+            # Bytes that are no UTF-8 are not in the text.
+            drawn = [i for i in drawn if not 131 <= i < 259]
+        for _ in range(1500):
+            tokens, state = [], 0
+            for _ in range(9):
+                tokens.append(rng.choice(drawn))
+                state = table[state, tokens[-1]]
+                if state < len(table) - 1 and "\N{REPLACEMENT CHARACTER}" in words.decode(tokens):
+                    continue
+                if "\N{REPLACEMENT CHARACTER}" in words.decode(tokens):
+                    break  # one byte that is no UTF-8 hides a whole run of them
+                found = any(string in words.decode(tokens) for string in strings)
+                assert (state == len(table) - 1) == found, (words, tokens, words.decode(tokens))
+                hits += found
+                if found:
+                    break
+        assert 20 < hits < 1500
+
+
+def test_a_decoder_that_looks_at_neighbours_is_refused(tmp_path):
+    from tokenizers import decoders
+
+    words = llama_like(tmp_path, decoders.WordPiece(), {"</s>": 0, "<unk>": 1, "a": 2})
+    with pytest.raises(ValueError, match="decoder \\(WordPiece\\) does not put the texts"):
+        words.pieces()
+    with pytest.raises(ValueError, match="Tokenizer does not say what each token adds"):
+        Tokenizer.pieces(ByteTokenizer())
+
+
+def test_the_first_complete_string_cuts_and_of_several_the_longest():
+    assert stops.cut("x abc y", ("abc", "b")) == "x a"
+    assert stops.cut("x abc y", ("abc", "bc", "c y")) == "x "
+    assert stops.cut("none", ("abc",)) == "none"
+    assert stops.cut("aaa", ("aa",)) == ""
+    assert not any(np.diff(stops.automaton([b"ab", b"b"])[-1]))  # once found, found
+
+
+def test_the_automaton_finds_what_find_finds():
+    rng = random.Random(3)
+    for _ in range(40):
+        strings = [bytes(rng.choices(b"ab", k=rng.randint(1, 4))) for _ in range(3)]
+        steps = stops.automaton(strings)
+        for _ in range(40):
+            read, state = b"", 0
+            for _ in range(10):
+                read += bytes([rng.choice(b"abc")])
+                state = steps[state, read[-1]]
+                assert (state == len(steps) - 1) == any(s in read for s in strings)
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "message"),
+    [
+        ((), None, ""),
+        ("Q:", None, ""),
+        (3, TypeError, "stop must be texts such as .*, got 3"),
+        (("a", 3), TypeError, r"got \('a', 3\)"),
+        (("a", ""), ValueError, "stop has an empty text"),
+        ("\N{REPLACEMENT CHARACTER}", ValueError, "stands for what is no text"),
+        ("\ud800", ValueError, "stands for what is no text"),
+    ],
+)
+def test_what_is_no_stop_string_is_refused(stop, error, message):
+    if error is None:
+        assert stops.check_stops(stop) == ((stop,) if stop else ())
+        return
+    with pytest.raises(error, match=message):
+        stops.check_stops(stop)
+
+
+def test_a_decoder_describes_its_stop_strings(pair):
+    assert "stop" not in specjax.Decoder(pair, **SHAPE).describe()
+    assert specjax.Decoder(pair, stop=("Q", "R", "Q"), **SHAPE).describe()["stop"] == ["Q", "R"]
+
+
+def test_a_state_and_its_table_belong_together(pair):
+    decoder = specjax.Decoder(pair.verifier, **SHAPE)
+    engine = decoder.engine(prompt_length=8)
+    engine._stops = {"stop_table": jnp.zeros((3, len(WORDS)), jnp.int16)}
+    state = engine._init([], 4)
+    with pytest.raises(ValueError, match="stop_table must be given: the state has a field stop"):
+        decoder.method.run(decoder._params, state, 1)
+    with pytest.raises(ValueError, match="stop_table must be left out: the state has no field"):
+        decoder.method.run(decoder._params, state._replace(stop=None), 1, **engine._stops)
