@@ -113,7 +113,7 @@ class Bench:
     @property
     def scorers(self) -> dict[str, Scorer]:
         """The metrics with their references."""
-        return {name: (METRICS[name], self.references) for name in self.measuring.metrics}
+        return {name: Scorer(METRICS[name], self.references) for name in self.measuring.metrics}
 
     def part(self, start: int, stop: int) -> "Bench":
         """The same of some of the texts."""
