@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -41,11 +43,15 @@ def data(tmp_path_factory):
     return directory
 
 
-def run(data, output, **settings):
+def arguments(data, output, **settings):
     pair = {name.upper(): data / "pair" / name for name in ("verifier", "drafter")}
     values = {**SETTINGS, **pair, "INPUT": data / "texts.tsv", "OUTPUT_DIR": output, **settings}
     given = [f"--gin.{name.replace('__', '.')}={value}" for name, value in values.items()]
-    return main(["sweep", f"--gin_search_paths={data / 'own'}", *given])
+    return ["sweep", f"--gin_search_paths={data / 'own'}", *given]
+
+
+def run(data, output, **settings):
+    return main(arguments(data, output, **settings))
 
 
 def lines(output):
@@ -97,6 +103,30 @@ def test_a_point_tells_the_command_that_decodes_like_it(data, done, tmp_path):
     with gzip.open(output / record["predictions"][1]) as file:
         swept = [json.loads(line) for line in file]
     assert [json.loads(line)["tokens"] for line in decoded] == [row["tokens"] for row in swept]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("points", [0, 3])
+def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, points):
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "specjax.cli.main", *arguments(data, output)]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in child.stderr:
+        if f"point {points + 1} of" in line:
+            break
+    child.kill()
+    child.communicate()
+    there = lines(output) if points else []
+    assert len(there) == points
+    assert run(data, output) == 1
+    found, expected = lines(output), lines(done[0])
+    assert found[:points] == there
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["point"] == theirs["point"] and ours["status"] == theirs["status"]
+        for name in ours.get("predictions", ()):
+            assert (output / name).read_bytes() == (done[0] / name).read_bytes()
+        if ours["status"] == "done":
+            assert ours["figures"]["chrf"] == theirs["figures"]["chrf"]
 
 
 WRONG = {
