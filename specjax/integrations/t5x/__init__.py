@@ -13,8 +13,8 @@ from specjax.integrations.t5x.restoring import PairCheckpointManager
 
 __all__ = [
     "T5X_VERSION",
-    "Decoding",
     "DecoderOnlyModel",
+    "Decoding",
     "EncoderDecoderModel",
     "PairCheckpointManager",
 ]

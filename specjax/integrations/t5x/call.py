@@ -57,8 +57,10 @@ class Call(NamedTuple):
         """The rule; strengths of one number per prompt become `[B * n]`."""
 
         def spread(strength: Any) -> Any:
-            return jnp.repeat(jnp.asarray(strength), self.num_decodes) if jnp.ndim(strength) else (
-                jnp.asarray(strength)
+            return (
+                jnp.repeat(jnp.asarray(strength), self.num_decodes)
+                if jnp.ndim(strength)
+                else (jnp.asarray(strength))
             )
 
         return jax.tree.map(spread, rule)

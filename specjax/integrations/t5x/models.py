@@ -198,7 +198,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         shown = {
             **{k: v for k, v in batch.items() if k == "encoder_input_tokens"},
             "decoder_input_tokens": jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
-            "decoder_target_tokens": tokens,
+            "decoder_target_tokens": jnp.maximum(tokens, 1),  # as if nothing were padding
         }
         logits = self._compute_logits(params, shown)
         return drawn_log_probs(logits, tokens, begin, aux["length"])
@@ -288,7 +288,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         place = jnp.arange(text.shape[1])[None]
         shown = {
             "decoder_input_tokens": jnp.pad(text, ((0, 0), (1, 0)))[:, :-1],
-            "decoder_target_tokens": jnp.maximum(text, 1),  # tells padding, of which there is none
+            "decoder_target_tokens": jnp.maximum(text, 1),  # likewise
             "decoder_causal_attention": (place <= before[:, None]).astype(jnp.int32),
         }
         logits = self._compute_logits(params, shown)
@@ -320,9 +320,7 @@ def drawn_log_probs(logits: Array, text: Array, begin: Any, count: Array) -> Arr
     return jnp.sum(jnp.where(drawn, log_probs, 0.0), axis=1)
 
 
-def ranked(
-    tokens: Array, aux: dict[str, Array], call: Call
-) -> tuple[Array, dict[str, Array]]:
+def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dict[str, Array]]:
     """Rows `[B * n, ...]` as T5X returns them: all by increasing score, or the best."""
     n = call.num_decodes
     rows = tokens.shape[0] // n

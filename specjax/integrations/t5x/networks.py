@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -46,9 +45,7 @@ class _InMemory(NamedTuple):
     @property
     def specs(self) -> dict[str, ArraySpec]:
         """See `specjax.checkpoints.arrays.Reader`."""
-        return {
-            name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in self.flat.items()
-        }
+        return {name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in self.flat.items()}
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """See `specjax.checkpoints.arrays.Reader`."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import core as flax_core
 from t5x import checkpoints
 
 ROLES = ("verifier", "drafter")
@@ -89,9 +90,7 @@ class PairCheckpointManager:
             for role, where, functions in zip(ROLES, paths, transformations, strict=True)
         ]
         parts = {
-            field: {
-                role: getattr(state, field) for role, state in zip(ROLES, states, strict=True)
-            }
+            field: {role: getattr(state, field) for role, state in zip(ROLES, states, strict=True)}
             for field in ("params", "flax_mutables")
         }
         whole = self._train_state.replace_step(states[0].step)
@@ -123,3 +122,56 @@ class PairCheckpointManager:
                 f"the {role}'s checkpoint {path} cannot be restored into its network ({first}): "
                 "give the gin file that it was trained with"
             ) from error
+
+
+def checkpoint_at(role: str, path: str) -> str:
+    """A checkpoint's directory, or the latest one in a model's directory.
+
+    Args:
+      role: whose it is, for the message.
+      path: what the user gave; local, or whatever T5X's file system knows (gs://).
+
+    Raises:
+      FileNotFoundError: if there is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"the {role}'s checkpoint must be one path, got {path!r}")
+    path = os.fspath(path).rstrip("/")
+    if not checkpoints.gfile.exists(path):
+        raise FileNotFoundError(f"the {role}'s checkpoint {path} is not there: check the path")
+    if checkpoints.gfile.exists(os.path.join(path, "checkpoint")) or checkpoints.gfile.exists(
+        os.path.join(path, "state")
+    ):
+        return path
+    steps = checkpoints.all_steps(path)
+    if not steps:
+        raise FileNotFoundError(
+            f"the {role}'s checkpoint {path} holds no checkpoint_<step>: give a T5X checkpoint"
+        )
+    return os.path.join(path, f"checkpoint_{steps[-1]}")
+
+
+def part_of(train_state: Any, role: str) -> Any:
+    """The part of T5X's train state that is one network's."""
+    fields = {
+        name: getattr(train_state, name)[role]
+        for name in ("params", "params_axes", "flax_mutables", "flax_mutables_axes")
+        if getattr(train_state, name)
+    }
+    return train_state.replace(**fields)
+
+
+def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
+    """The part of a state dict that is one network's; what belongs to both stays."""
+    if state is None:
+        return None
+    return {
+        name: value[role] if isinstance(value, Mapping) and role in value else value
+        for name, value in state.items()
+    }
+
+
+def _like(tree: Any, value: dict[str, Any]) -> Any:
+    """`value` frozen or not, as T5X's own tree is."""
+    value = {role: flax_core.unfreeze(part) for role, part in value.items()}
+    return flax_core.freeze(value) if isinstance(tree, flax_core.FrozenDict) else value
