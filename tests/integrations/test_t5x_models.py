@@ -229,7 +229,7 @@ def test_drawn_outputs_follow_the_rule_on_t5x_s_logits(rule):
     for row in out[0].tolist():
         drawn[tuple(row)] += 1 / DRAWS
     distance = sum(abs(drawn[pair] - law[pair]) for pair in law) / 2
-    # Of 6,000 draws of a law over 21 pairs the distance is about .02, and of other laws .1 and more.
+    # Of 6,000 draws of a law over 21 pairs the distance is about .02; of other laws .1 and more.
     assert distance < 0.045
     other = _law(params, rules.Lossless(), 0.4, batch)
     assert sum(abs(drawn[pair] - other[pair]) for pair in law) / 2 > 0.09
