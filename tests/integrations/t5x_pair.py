@@ -12,7 +12,6 @@ from pathlib import Path
 import clu.data.dataset_iterator
 import gin
 import jax
-import numpy as np
 from t5x import (
     adafactor,
     decoding,
@@ -124,7 +123,7 @@ def main():
         "verifier_scores": verifier.score([{"inputs": TEXTS[0], "targets": TEXTS[0]}] * BATCH)[0][
             1
         ],
-        "aux": jax.tree.map(float, aux, is_leaf=np.isscalar),
+        "aux": jax.tree.map(float, aux),
     }
     (out / "results.json").write_text(json.dumps(results))
 

@@ -91,7 +91,7 @@ def test_infer_on_eight_devices_in_two_partitions_decodes_as_t5x_alone(trained, 
     told = _program(
         "t5x.infer",
         *_gin("infer", trained, INFER_OUTPUT_DIR=str(tmp_path), TEMPERATURE=0.0),
-        "--gin.infer_script.infer.checkpoint_ds_iter=False",
+        "--gin.infer.checkpoint_ds_iter=False",
         "--gin.partitioning.PjitPartitioner.num_partitions=2",
         devices=8,
     )
