@@ -119,10 +119,8 @@ def main():
     results = {
         "alone": [text.decode() for _, text in alone],
         "together": [text.decode() for _, text in together],
-        "scores": pair.score([{"inputs": TEXTS[0], "targets": TEXTS[0]}] * BATCH)[0][1],
-        "verifier_scores": verifier.score([{"inputs": TEXTS[0], "targets": TEXTS[0]}] * BATCH)[0][
-            1
-        ],
+        "scores": pair.score([{"input": TEXTS[0], "target": TEXTS[0]}] * BATCH)[0][1],
+        "verifier_scores": verifier.score([{"input": TEXTS[0], "target": TEXTS[0]}] * BATCH)[0][1],
         "aux": jax.tree.map(float, aux),
     }
     (out / "results.json").write_text(json.dumps(results))
