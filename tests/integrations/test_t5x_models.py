@@ -14,6 +14,7 @@ import_t5x()
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 import seqio
+from flax import core as flax_core
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from t5x import decoding, models
@@ -84,7 +85,7 @@ def decoder(layers):
 def params_of(model, batch, seed=0):
     shapes = {name: value.shape for name, value in batch.items()}
     init = jax.jit(lambda key: model.get_initial_variables(key, shapes)["params"])
-    return init(jax.random.PRNGKey(seed))
+    return flax_core.unfreeze(init(jax.random.PRNGKey(seed)))
 
 
 def predict(model, params, batch, **options):
