@@ -74,8 +74,9 @@ def save_t5x_pair(
     with new_directory(Path(path)) as directory:
         copy_tokenizer_files(sources["verifier"], directory)
         t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)
-        if all(configs.values()):
-            (directory / PAIR_FILE).write_text(_gin_text(configs))
+        minimal = {role: config for role, config in configs.items() if config is not None}
+        if len(minimal) == len(ROLES):
+            (directory / PAIR_FILE).write_text(_gin_text(minimal))
         checkpoint = next(directory.glob("checkpoint_*"))
         write_checksums(checkpoint, lambda name: "/" in name or name == "checkpoint")
     return Path(path)

@@ -28,6 +28,7 @@ from specjax.checkpoints import save_t5x_pair
 from tests.integrations.t5x_task import LENGTHS, TEXTS, VOCABULARY
 
 BATCH = 8
+SCORED = [{"input": TEXTS[0], "target": TEXTS[0]}] * BATCH
 SIZES = {"num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "head_dim": 8}
 SHAPES = {
     "encoder_input_tokens": (BATCH, LENGTHS["inputs"]),
@@ -52,7 +53,7 @@ def t5(width):
 
 
 def train(directory, width, steps):
-    """Trains by T5X's Trainer and Adafactor, and saves as T5X saves."""
+    """Trains by T5X's Trainer and Adafactor, saves as T5X saves, and decodes greedily."""
     model = models.EncoderDecoderModel(
         t5(width),
         VOCABULARY,
@@ -91,7 +92,10 @@ def train(directory, width, steps):
     for _ in range(steps):
         trained.train_step_from_batch_iterator(rows)
     trained.save_checkpoint()
-    return trained
+    return {
+        "texts": [text.decode() for _, text in trained.predict_with_aux(TEXTS)[0]],
+        "score": trained.score(SCORED)[0][1],
+    }
 
 
 def main():
@@ -101,7 +105,6 @@ def main():
         (out / name).mkdir(parents=True)
     verifier = train(out / "verifier", 16, 40)
     train(out / "drafter", 8, 40)
-    alone, _ = verifier.predict_with_aux(TEXTS)
     save_t5x_pair(out / "pair", verifier=out / "verifier", drafter=out / "drafter")
     gin_utils.parse_gin_flags(
         [f"{specjax.__path__[0]}/gin_configs", str(Path(__file__).parent)],
@@ -117,10 +120,11 @@ def main():
     pair = gin.get_configurable(interactive_model.InteractiveModel)()
     together, aux = pair.predict_with_aux(TEXTS)
     results = {
-        "alone": [text.decode() for _, text in alone],
-        "together": [text.decode() for _, text in together],
-        "scores": pair.score([{"input": TEXTS[0], "target": TEXTS[0]}] * BATCH)[0][1],
-        "verifier_scores": verifier.score([{"input": TEXTS[0], "target": TEXTS[0]}] * BATCH)[0][1],
+        "alone": verifier,
+        "together": {
+            "texts": [text.decode() for _, text in together],
+            "score": pair.score(SCORED)[0][1],
+        },
         "aux": jax.tree.map(float, aux),
     }
     (out / "results.json").write_text(json.dumps(results))

@@ -8,7 +8,7 @@ Source: `t5x/examples/{t5,scalable_t5,decoder_only}/network.py`.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,24 +32,19 @@ _SHARED = {
 }
 
 
-class _InMemory(NamedTuple):
-    """Parameters as the checkpoint reader that `Tree` takes."""
+class _InMemory:
+    """Parameters, arrays or traced ones, as the checkpoint reader that `Tree` takes."""
 
-    flat: dict[str, Any]
-
-    @property
-    def directory(self) -> Path:
-        """What stands for a path in messages."""
-        return Path("the network's parameters")
-
-    @property
-    def specs(self) -> dict[str, ArraySpec]:
-        """See `specjax.checkpoints.arrays.Reader`."""
-        return {name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in self.flat.items()}
+    def __init__(self, flat: dict[str, Any]) -> None:
+        self._flat = flat
+        self.directory = Path("the network's parameters")  # in messages
+        self.specs = {
+            name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in flat.items()
+        }
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """See `specjax.checkpoints.arrays.Reader`."""
-        return ((name, self.flat[name]) for name in names)
+        return ((name, self._flat[name]) for name in names)
 
 
 def read_network(
@@ -71,7 +66,7 @@ def read_network(
     Raises:
       ValueError: if the network is none that specjax knows; the message says what differs.
     """
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     flat = flatten(params)
     fields = set(getattr(config, "__dataclass_fields__", ()))
     is_t5 = "num_encoder_layers" in fields
