@@ -98,7 +98,9 @@ def test_infer_on_eight_devices_in_two_partitions_decodes_as_t5x_alone(trained, 
         "t5x.infer",
         *_gin("infer", trained, INFER_OUTPUT_DIR=str(tmp_path), TEMPERATURE=0.0),
         "--gin.infer.checkpoint_ds_iter=False",
-        "--gin.partitioning.PjitPartitioner.num_partitions=2",
+        # On CPUs T5X reads no num_partitions: the submesh says two devices for each replica.
+        "--gin.partitioning.PjitPartitioner.num_partitions=None",
+        "--gin.partitioning.PjitPartitioner.model_parallel_submesh=(1, 2)",
         devices=8,
     )
     assert "specjax" in (tmp_path / "config.gin").read_text(), told
