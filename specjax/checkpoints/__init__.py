@@ -5,6 +5,7 @@ from specjax.checkpoints.heads import has_head, load_head, save_head
 from specjax.checkpoints.load import LoadedModel, load_model, read_config
 from specjax.checkpoints.save import FORMATS, save_model
 from specjax.checkpoints.sizes import sized
+from specjax.checkpoints.t5x_pair import save_t5x_pair
 from specjax.tokenizers.model_files import SpecialIds
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "save_bigram",
     "save_head",
     "save_model",
+    "save_t5x_pair",
     "sized",
 ]

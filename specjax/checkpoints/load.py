@@ -273,7 +273,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
         _no_gin(path, config)
         reader, found, ids = hf.open_hf(path, explicit)
         return _Opened(reader, found, path, "hf", ids)
-    checkpoint = _t5x_directory(path)
+    checkpoint = t5x_directory(path)
     if checkpoint is None:
         raise ValueError(
             f"{path} holds no checkpoint: no config.json with safetensors (Hugging Face), no "
@@ -291,7 +291,7 @@ def _no_gin(path: Path, config: Any) -> None:
         )
 
 
-def _t5x_directory(path: Path) -> Path | None:
+def t5x_directory(path: Path) -> Path | None:
     """`checkpoint_<step>` itself, or the latest one in a model directory."""
     if _has_t5x(path):
         return path
@@ -308,12 +308,15 @@ def _has_t5x(directory: Path) -> bool:
     return (directory / "checkpoint").is_file() or orbax.is_orbax(directory / "state")
 
 
-def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened:
-    reader: Reader
+def t5x_reader(directory: Path) -> Reader:
+    """The arrays of a `checkpoint_<step>` under T5X's own names."""
     if (directory / "checkpoint").is_file():
-        reader = t5x.T5XReader(directory)
-    else:
-        reader = orbax.OrbaxReader(directory / "state", "target")
+        return t5x.T5XReader(directory)
+    return orbax.OrbaxReader(directory / "state", "target")
+
+
+def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened:
+    reader = t5x_reader(directory)
     tree = t5x_names.Tree(reader)
     if isinstance(config, ModelConfig):
         if not isinstance(config, T5Config):

@@ -323,10 +323,18 @@ def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[
     return untied, {**params, "decoder/logits_dense/kernel": head}
 
 
+def t5x_fields(config: T5Config) -> dict[str, Any]:
+    """A configuration in the words of T5X's `T5Config`."""
+    values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+    return values | {
+        "mlp_activations": config.mlp_activations,
+        "dropout_rate": config.dropout_rate,
+    }
+
+
 def gin_text(config: T5Config) -> str:
     """A `config.gin` for T5X's minimal T5 (`t5x.examples.t5.network`)."""
-    values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
-    values |= {"mlp_activations": config.mlp_activations, "dropout_rate": config.dropout_rate}
+    values = t5x_fields(config)
     return "".join(
         [
             "from __gin__ import dynamic_registration\n",

@@ -53,7 +53,7 @@ class Tree:
             match = _SCANNED.fullmatch(source)
             axis = _scan_axis(reader, match[1]) if match else 0
             if match is None or len(spec.shape) <= axis:
-                self._add(source, source, spec.shape, np.asarray)
+                self._add(source, source, spec.shape, _whole)
                 continue
             if spec.shape[axis] > _MOST_LAYERS:
                 raise ValueError(
@@ -93,6 +93,11 @@ class Tree:
             stack, bias = name.split("/")[0], "relpos_bias/rel_embedding"
             self.pieces.setdefault(f"{stack}/{bias}", self.pieces.pop(name))
             self.specs.setdefault(f"{stack}/{bias}", self.specs.pop(name))
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    """The array itself, which may be a traced one."""
+    return array
 
 
 def _merged(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DST", type=Path, help="a new or empty directory")
     parser.add_argument("--to", required=True, choices=("hf", "t5x", "orbax"), help=TO_HELP)
     parser.add_argument(
+        "--drafter",
+        metavar="SRC2",
+        type=Path,
+        help="with --to t5x: a drafter, to be written into the same checkpoint (for "
+        "specjax.integrations.t5x; SRC is then the verifier)",
+    )
+    parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         help="of the arrays written (default: the checkpoint's own)",
@@ -49,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from specjax.writing import check_free
 
     check_free(args.destination)
+    if args.drafter is not None:
+        return _merge(args)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
     # Straight into the dtype on disk; float16 is made at the end, for no model computes in it.
     dtype = None if args.dtype == "float16" else args.dtype
@@ -90,6 +99,24 @@ def run(args: argparse.Namespace) -> int:
         f"{args.source} ({loaded.format}) -> {args.destination} ({args.to}): "
         f"{loaded.model.num_params():,} parameters, {len(written)} files, {size:.1f} MiB"
     )
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    """Writes SRC and the drafter into one checkpoint of T5X."""
+    from specjax.checkpoints import save_t5x_pair
+
+    if args.to != "t5x" or args.config is not None:
+        given = "--config" if args.to == "t5x" else f"--to {args.to}"
+        raise ValueError(f"--drafter merges two checkpoints for T5X: it goes without {given}")
+    save_t5x_pair(
+        args.destination,
+        verifier=args.source,
+        drafter=args.drafter,
+        dtype=args.dtype,
+        check_weights=args.check_weights,
+    )
+    print(f"{args.source} and {args.drafter} -> {args.destination} (t5x, verifier and drafter)")
     return 0
 
 

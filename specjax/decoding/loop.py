@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,6 +21,9 @@ from specjax.decoding.state import initial_state
 from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
 from specjax.types import Array, Axes, DecodeState, Params, PromptBatch, row_axes
+
+# More steps than any loop takes.
+_FOREVER = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,56 @@ class LoopMethod(abc.ABC):
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
         return self._jitted_init(static, params, prompts)[0](self, *static, params, prompts)
+
+    def traced(
+        self,
+        params: Params,
+        prompts: PromptBatch,
+        *,
+        max_new: int,
+        max_length: int,
+        copies: int = 1,
+        place: Callable[[DecodeState, Axes], DecodeState] | None = None,
+    ) -> DecodeState:
+        """Decodes to the end as a part of the caller's own jitted function.
+
+        Nothing is checked, for values may be traced: limits must be at most `max_new`, and
+        `max_length` what the longest prompt, its output and a block take (see `init`).
+
+        Args:
+          params: the method's parameters; strengths of a rule scalar or `[B * copies]`.
+          prompts: B prompts; a field by row may have B or B * copies rows.
+          max_new: N (static).
+          max_length: S, cache positions (static).
+          copies: how many outputs each prompt gets (static); it is read once. Those of one prompt
+            lie beside each other, and differ in their ids alone.
+          place: (first state, the logical names of its axes) -> the same state, laid out.
+
+        Returns:
+          The state of B * copies finished rows.
+        """
+        inner = self.prefill(params, prompts, max_length)
+        rows = prompts.inputs.shape[0]
+
+        def spread(leaf: Any) -> Any:
+            by_row = jnp.ndim(leaf) > 0 and leaf.shape[0] == rows
+            return jnp.repeat(leaf, copies, axis=0) if copies > 1 and by_row else leaf
+
+        inner, prompts = jax.tree.map(spread, (inner, prompts))
+        if copies > 1:
+            nth = jnp.arange(prompts.ids.size, dtype=prompts.ids.dtype) % copies
+            prompts = prompts._replace(ids=prompts.ids * copies + nth)
+        state = initial_state(
+            inner,
+            prompts,
+            max_new=max_new,
+            max_draft=self.max_draft,
+            model_names=self.model_names,
+            token_log_probs=False,
+        )
+        if place is not None:
+            state = place(state, _state_axes(self, state))
+        return _run(self, params, state, jnp.int32(_FOREVER), jnp.int32(state.limits.size))
 
     def least_memory(
         self,
@@ -265,9 +318,13 @@ def _places(
     assert method.partitioner is not None
     params, prompts = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*k) for k in kinds])
     shapes = jax.eval_shape(functools.partial(_start, method, *static), params, prompts)
-    axes = row_axes(shapes._replace(inner=()))._replace(inner=method.inner_axes(shapes.inner))
+    axes = _state_axes(method, shapes)
     leaves, where = jax.tree.flatten(method.partitioner.shardings(shapes, axes))
     return where, tuple(leaves)
+
+
+def _state_axes(method: LoopMethod, state: DecodeState) -> Axes:
+    return row_axes(state._replace(inner=()))._replace(inner=method.inner_axes(state.inner))
 
 
 @functools.cache

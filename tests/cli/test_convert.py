@@ -13,9 +13,17 @@ import pytest
 import safetensors.numpy
 
 from specjax.acceptance_head import Head, HeadConfig, init_head
-from specjax.checkpoints import has_head, load_head, load_model, read_config, save_head, save_model
+from specjax.checkpoints import (
+    has_head,
+    load_head,
+    load_model,
+    read_config,
+    save_head,
+    save_model,
+    save_t5x_pair,
+)
 from specjax.checkpoints.arrays import flatten
-from specjax.checkpoints.t5x import write_t5x
+from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
 from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
 from specjax.text.fingerprint import weights_fingerprint
@@ -277,3 +285,56 @@ def test_an_acceptance_head_goes_with_the_same_weights(tmp_path, capsys):
     assert _convert(source, tmp_path / "b", "--to", "hf", "--dtype", "float16") == 0
     assert "the acceptance head is left out" in capsys.readouterr().err
     assert not has_head(tmp_path / "b")
+
+
+def test_two_checkpoints_become_one_of_t5x(source, tmp_path, capsys):
+    drafter = T5_V1_1.replace(num_encoder_layers=1)
+    save_model(tmp_path / "hf", drafter, _params(drafter), format="hf")
+    args = (source, tmp_path / "pair", "--to", "t5x", "--drafter", tmp_path / "hf")
+    assert _convert(*args) == 0
+    assert "verifier and drafter" in capsys.readouterr().out
+    assert (tmp_path / "pair" / "spiece.model").is_file()
+    reader = T5XReader(tmp_path / "pair" / "checkpoint_30")
+    values = dict(reader.arrays(list(reader.specs)))
+    for role, directory in (("verifier", source), ("drafter", tmp_path / "hf")):
+        kept = {
+            name.removeprefix(f"{role}/"): value.tobytes()
+            for name, value in values.items()
+            if name.startswith(role)
+        }
+        assert kept == _bits(directory)
+    gin = (tmp_path / "pair" / "pair.gin").read_text()
+    assert "drafter/network.T5Config.num_encoder_layers = 1\n" in gin
+    assert "verifier/network.T5Config.num_encoder_layers = 2\n" in gin
+
+
+def test_a_pair_of_t5x_keeps_scanned_layers(tmp_path):
+    kernel = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for name in ("large", "small"):
+        (tmp_path / name).mkdir()
+        write_t5x(
+            tmp_path / name,
+            {"decoder/decoder/mlp/wi/kernel": kernel},
+            step=3,
+            dtype=np.dtype(np.float32),
+        )
+    save_t5x_pair(tmp_path / "pair", verifier=tmp_path / "large", drafter=tmp_path / "small")
+    reader = T5XReader(tmp_path / "pair" / "checkpoint_3")
+    assert {name: spec.shape for name, spec in reader.specs.items()} == {
+        "verifier/decoder/decoder/mlp/wi/kernel": (2, 3, 4),
+        "drafter/decoder/decoder/mlp/wi/kernel": (2, 3, 4),
+    }
+    assert not (tmp_path / "pair" / "pair.gin").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--to", "hf"), "--drafter merges two checkpoints for T5X: it goes without --to hf"),
+        (("--to", "t5x", "--config", "c.json"), "it goes without --config"),
+    ],
+)
+def test_a_pair_is_of_t5x(source, tmp_path, capsys, options, message):
+    assert _convert(source, tmp_path / "pair", "--drafter", source, *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "pair").exists()

@@ -1,0 +1,14 @@
+"""Whether T5X can be imported; all other modules of this package come after this one."""
+
+try:
+    import t5x.models  # all that T5X needs hangs on it
+    import t5x.version
+except ImportError as error:
+    raise ImportError(
+        f"specjax.integrations.t5x needs T5X, which cannot be imported ({error}): it is not on "
+        "PyPI, so put checkouts of github.com/google-research/t5x, github.com/google/airio and "
+        "github.com/google-research/jestimator on PYTHONPATH and run pip install 'specjax[t5x]'"
+    ) from None
+
+# The version that was found.
+T5X_VERSION: str = t5x.version.__version__

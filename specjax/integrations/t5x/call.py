@@ -1,0 +1,156 @@
+"""What one call of `predict_batch_with_aux` asks for, in T5X's words and in ours.
+
+Axes: B rows of the batch, n decodes of each, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from t5x.decoding import MIN_TEMPERATURE
+
+from specjax.types import Array, Rule, Sampling
+
+# Arguments of T5X's `temperature_sample` that mean the same here, and ours.
+THEIRS = (
+    "decode_rng",
+    "eos_id",
+    "temperature",
+    "topk",
+    "topp",
+    "max_decode_steps",
+    "max_decode_steps_hard_limit",
+    "rescale_log_probs",
+)
+OURS = ("rule", "draft_limit")
+
+
+class Call(NamedTuple):
+    """The settings of one call.
+
+    Attributes:
+      num_decodes: n (static).
+      return_all: whether all n are returned, or the most probable (static).
+      eos_id: what ends an output (static).
+      seed: uint32, of the rows' random streams.
+      sampling: fields scalar or `[B * n]`.
+      max_steps: int32 scalar or `[B]`, the most tokens after a forced beginning; None: no limit.
+      rescaled: whether scores are of the distribution that is drawn from; else of the verifier's
+        plain softmax (static).
+      rule: instead of gin's, or None.
+      draft_limit: scalar or `[B]`, the longest draft of each row, or None.
+    """
+
+    num_decodes: int
+    return_all: bool
+    eos_id: int
+    seed: Array
+    sampling: Sampling
+    max_steps: Any
+    rescaled: bool
+    rule: Rule | None
+    draft_limit: Any
+
+    def by_row(self, rule: Rule) -> Rule:
+        """The rule; strengths of one number per prompt become `[B * n]`."""
+
+        def spread(strength: Any) -> Any:
+            return (
+                jnp.repeat(jnp.asarray(strength), self.num_decodes)
+                if jnp.ndim(strength)
+                else (jnp.asarray(strength))
+            )
+
+        return jax.tree.map(spread, rule)
+
+    def draft_limits(self, rows: int, longest: int) -> Array | None:
+        """`[B]` int32 in 0 .. `longest`, or None."""
+        if self.draft_limit is None:
+            return None
+        limits = jnp.broadcast_to(jnp.asarray(self.draft_limit, jnp.int32), (rows,))
+        return jnp.clip(limits, 0, longest)
+
+
+def read_call(
+    decoder_params: Mapping[str, Any] | None,
+    rng: Array | None,
+    *,
+    defaults: Sampling,
+    vocab_size: int,
+    eos_id: int,
+    num_decodes: int,
+    return_all: bool,
+) -> Call:
+    """Reads what T5X passes.
+
+    Args:
+      decoder_params: arguments of T5X's `temperature_sample` (see `THEIRS`), and of ours `rule` and
+        `draft_limit`; values by row have B entries.
+      rng: a PRNG key, or None.
+      defaults: what gin has bound.
+      vocab_size: V.
+      eos_id: of the output vocabulary.
+      num_decodes: n.
+      return_all: whether all n are returned.
+
+    Returns:
+      The call.
+
+    Raises:
+      ValueError: for an argument that has no meaning here, or two keys.
+    """
+    asked = dict(decoder_params or {})
+    if unknown := sorted(set(asked) - {*THEIRS, *OURS}):
+        raise ValueError(
+            f"decoder_params must be of {', '.join((*THEIRS, *OURS))}, got {', '.join(unknown)}: "
+            "specjax decodes in the place of decode_fn"
+        )
+    own = asked.get("decode_rng")
+    if rng is not None and own is not None:
+        raise ValueError("rng and decoder_params['decode_rng'] were both given: give one of them")
+    steps, hard = asked.get("max_decode_steps"), asked.get("max_decode_steps_hard_limit")
+    if steps is not None and hard is not None and hard > 0:
+        steps = jnp.minimum(steps, hard)
+    return Call(
+        num_decodes=num_decodes,
+        return_all=return_all,
+        eos_id=int(asked.get("eos_id", eos_id)),
+        seed=_seed(own if rng is None else rng),
+        sampling=_sampling(asked, defaults, vocab_size, num_decodes),
+        max_steps=None if steps is None else jnp.asarray(steps, jnp.int32),
+        rescaled=bool(asked.get("rescale_log_probs", True)),
+        rule=asked.get("rule"),
+        draft_limit=asked.get("draft_limit"),
+    )
+
+
+def _seed(rng: Array | None) -> Array:
+    """A uint32 from a key of any of JAX's generators, raw or typed; T5X's default is key 0."""
+    return jax.random.bits(jax.random.PRNGKey(0) if rng is None else rng, (), jnp.uint32)
+
+
+def _sampling(
+    asked: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
+) -> Sampling:
+    temperature = jnp.asarray(asked.get("temperature", defaults.temperature), jnp.float32)
+    # T5X takes what is below for greedy.
+    temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
+    top_k = _filter(asked.get("topk", defaults.top_k), vocab_size, jnp.int32)
+    top_p = _filter(asked.get("topp", defaults.top_p), 1.0, jnp.float32)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    return Sampling(
+        **{
+            name: jnp.repeat(value, num_decodes) if value is not None and value.ndim else value
+            for name, value in settings.items()
+        }
+    )
+
+
+def _filter(value: Any, off: Any, dtype: Any) -> Any:
+    """T5X's 0 means no filter: None where that is known, else what lets all pass."""
+    if value is None or (not isinstance(value, jax.core.Tracer) and not np.any(value)):
+        return None
+    value = jnp.asarray(value, dtype)
+    return jnp.where(value > 0, value, jnp.asarray(off, dtype))

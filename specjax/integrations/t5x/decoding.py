@@ -1,0 +1,197 @@
+"""How a pair decodes in T5X: what gin binds, and the loop with it on T5X's batches.
+
+Axes: B rows of T5X's batch, n decodes of each, L longest output, P prompt length.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import whole_number
+from specjax.decoding import (
+    Autoregressive,
+    AutoregressiveParams,
+    DecodeState,
+    LoopMethod,
+    PromptBatch,
+    RoundParams,
+    Speculative,
+)
+from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams, check_policy
+from specjax.integrations.t5x.call import Call
+from specjax.integrations.t5x.sharding import constrain
+from specjax.rules import Lossless
+from specjax.types import (
+    Array,
+    Drafter,
+    LanguageModel,
+    Params,
+    Rule,
+    Sampling,
+    Stopping,
+    Verification,
+)
+from specjax.verification import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """What decodes in the place of T5X's `decode_fn`; bound in gin.
+
+    Attributes:
+      rule: the target distribution; `rules.Lossless()` by default.
+      verification: the algorithm; `verification.Block()` by default.
+      max_draft: G, tokens drafted per round.
+      min_draft: the fewest tokens drafted per round, whatever `stopping` says.
+      stopping: when a draft ends before `max_draft`; never by default.
+      drafter: a drafter that needs no network, such as `drafting.MaxGram(vocab_size, max_draft)`,
+        in the place of the drafting network; it brings its own `max_draft`.
+      drafter_params: its parameters.
+      temperature: of sampling; 0 is greedy. A call's `decoder_params` may say otherwise.
+      top_k: only the k most probable tokens are drawn, or None for all; likewise.
+      top_p: only the nucleus of this probability is drawn, or None for all; likewise.
+
+    Raises:
+      TypeError: if a part is not what it must be.
+      ValueError: if a number is out of range, or parts do not go together.
+    """
+
+    rule: Rule | None = None
+    verification: Verification | None = None
+    max_draft: int = 5
+    min_draft: int = 0
+    stopping: Stopping | None = None
+    drafter: Drafter | None = None
+    drafter_params: Params = ()
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("max_draft", self.max_draft, low=1)
+        whole_number("min_draft", self.min_draft, low=0)
+        Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # its checks
+        if self.stopping is not None:
+            check_policy(self.stopping)
+        if self.drafter is not None and (self.stopping is not None or self.min_draft):
+            raise ValueError("stopping and min_draft must be left out: the drafter has its own")
+
+
+class Network(NamedTuple):
+    """Attributes: a language model, and its parameters."""
+
+    model: LanguageModel
+    params: Params
+
+
+class Prompts(NamedTuple):
+    """What is decoded.
+
+    Attributes:
+      inputs: `[B, P]` int32, padded on the right.
+      input_lengths: `[B]` int32.
+      max_new: L (static).
+      room: `[B]` int32, how many tokens each output may still get.
+      prefix: `[B, F]` int32, forced first tokens of the output, or None.
+      prefix_lengths: `[B]` int32, or None.
+    """
+
+    inputs: Array  # [B, P]
+    input_lengths: Array  # [B]
+    max_new: int
+    room: Array  # [B]
+    prefix: Array | None = None  # [B, F]
+    prefix_lengths: Array | None = None  # [B]
+
+
+def run_loop(
+    decoding: Decoding, verifier: Network, drafter: Network | None, prompts: Prompts, call: Call
+) -> DecodeState:
+    """Decodes a batch to the end; traced.
+
+    Args:
+      decoding: what gin has bound.
+      verifier: the large network.
+      drafter: the small network; None where there is none.
+      prompts: B prompts.
+      call: what this call asks for.
+
+    Returns:
+      The state of B * n rows; those of one prompt lie beside each other.
+
+    Raises:
+      ValueError: if the parts do not go together.
+    """
+    method, params = assemble(decoding, verifier, drafter, call)
+    rows = prompts.inputs.shape[0]
+    limits = prompts.room
+    if call.max_steps is not None:
+        limits = jnp.minimum(limits, call.max_steps)
+    batch = PromptBatch(
+        inputs=prompts.inputs,
+        input_lengths=prompts.input_lengths,
+        ids=jnp.arange(rows, dtype=jnp.uint32),
+        limits=limits,
+        seeds=call.seed,
+        sampling=call.sampling,
+        draft_limits=call.draft_limits(rows, method.max_draft),
+        prefix=prompts.prefix,
+        prefix_lengths=prompts.prefix_lengths,
+    )
+    return method.traced(
+        params,
+        batch,
+        max_new=prompts.max_new,
+        # A forced beginning, or a decoder-only model's inputs, are part of the L tokens.
+        max_length=method.cache_length(1, 0, prompts.max_new),
+        copies=call.num_decodes,
+        place=constrain,
+    )
+
+
+def assemble(
+    decoding: Decoding, verifier: Network, drafter: Network | None, call: Call
+) -> tuple[LoopMethod, Any]:
+    """The method and its parameters.
+
+    Raises:
+      ValueError: if the parts do not go together.
+    """
+    eos_ids = (call.eos_id,)
+    if drafter is None and decoding.drafter is None:
+        if decoding.rule is not None or call.rule is not None:
+            raise ValueError(
+                "rule must be left out: the model decodes alone; give drafter_module, or "
+                "Decoding.drafter"
+            )
+        return Autoregressive(verifier.model, eos_ids=eos_ids), AutoregressiveParams(
+            verifier.params
+        )
+    if decoding.drafter is not None:
+        proposer, proposer_params = decoding.drafter, decoding.drafter_params
+    else:
+        assert drafter is not None
+        proposer, proposer_params = _neural(decoding, drafter, eos_ids)
+    verification = Block() if decoding.verification is None else decoding.verification
+    method = Speculative(verifier.model, proposer, verification, eos_ids=eos_ids)
+    rule = call.rule or decoding.rule or Lossless()
+    method.check_rule(rule)
+    return method, RoundParams(verifier.params, proposer_params, call.by_row(rule))
+
+
+def _neural(
+    decoding: Decoding, drafter: Network, eos_ids: tuple[int, ...]
+) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    stopping = FixedLength() if decoding.stopping is None else decoding.stopping
+    stopping, numbers = stopping.bind(None)
+    proposer = NeuralDrafter(
+        drafter.model,
+        decoding.max_draft,
+        stopping,
+        decoding.min_draft,
+        # A draft of a fixed length goes on: rows then do not depend on each other's passes.
+        eos_ids=() if stopping.is_fixed else eos_ids,
+    )
+    return proposer, NeuralDrafterParams(drafter.params, jax.tree.map(jnp.asarray, numbers))

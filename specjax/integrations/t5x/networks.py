@@ -1,0 +1,126 @@
+"""From T5X's networks to specjax's, whose caches are ragged; T5X's parameters stay T5X's.
+
+T5X's attention reads one token at a time and has one position for the whole batch. So a round
+decodes with specjax's network of the same architecture, on the parameters that T5X has restored.
+
+Source: `t5x/examples/{t5,scalable_t5,decoder_only}/network.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints.arrays import ArraySpec, compare, flatten, unflatten
+from specjax.checkpoints.t5x_config import BUCKETS, MAX_DISTANCE
+from specjax.checkpoints.t5x_names import Tree
+from specjax.integrations.t5x.decoder_only import DecoderOnlyT5, DecoderOnlyT5Config
+from specjax.models import T5, Model, T5Config
+from specjax.types import Params
+
+_KNOWN = "t5x.examples.t5, t5x.examples.scalable_t5 and t5x.examples.decoder_only"
+_SHARED = {
+    "vocab_size": "vocab_size",
+    "emb_dim": "embed_dim",
+    "num_heads": "num_heads",
+    "head_dim": "head_dim",
+    "mlp_dim": "mlp_dim",
+    "logits_via_embedding": "tie_embeddings",
+    "dtype": "dtype",
+}
+
+
+class _InMemory:
+    """Parameters, arrays or traced ones, as the checkpoint reader that `Tree` takes."""
+
+    def __init__(self, flat: dict[str, Any]) -> None:
+        self._flat = flat
+        self.directory = Path("the network's parameters")  # in messages
+        self.specs = {
+            name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in flat.items()
+        }
+
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """See `specjax.checkpoints.arrays.Reader`."""
+        return ((name, self._flat[name]) for name in names)
+
+
+def read_network(
+    role: str, module: Any, params: Params, *, bidirectional_inputs: bool = False
+) -> tuple[Model, Params]:
+    """The language model that computes what a network of T5X computes, and its parameters.
+
+    Layers that T5X scans are taken apart, which copies their arrays once per call.
+
+    Args:
+      role: "verifier" or "drafter", for messages.
+      module: the flax module that T5X's model class was given.
+      params: its parameters, arrays or tracers; nested as T5X nests them.
+      bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
+
+    Returns:
+      The model and its parameters.
+
+    Raises:
+      ValueError: if the network is none that specjax knows; the message says what differs.
+    """
+    config: Any = getattr(module, "config", None)
+    flat = flatten(params)
+    fields = set(getattr(config, "__dataclass_fields__", ()))
+    is_t5 = "num_encoder_layers" in fields
+    if not (is_t5 or "num_layers" in fields) or not set(_SHARED) <= fields:
+        raise ValueError(
+            f"the {role}'s network, {type(module).__name__}, is not one that specjax knows: it "
+            f"knows those of {_KNOWN}"
+        )
+    sizes = {ours: getattr(config, theirs) for theirs, ours in _SHARED.items()}
+    sizes |= {
+        "mlp_activations": tuple(config.mlp_activations),
+        "param_dtype": _param_dtype(flat),
+    }
+    tree = Tree(_InMemory(flat))
+    values = {name: piece.view(flat[piece.source]) for name, piece in tree.pieces.items()}
+    if is_t5:
+        per_layer = any("layers_0/relpos_bias" in name for name in values)
+        model: Model = T5(
+            T5Config(
+                **sizes,
+                num_encoder_layers=config.num_encoder_layers,
+                num_decoder_layers=config.num_decoder_layers,
+                relpos_buckets=BUCKETS,
+                relpos_max_distance=MAX_DISTANCE,
+                relpos_per_layer=per_layer,
+            )
+        )
+    else:
+        values = {_decoder_only_name(name): value for name, value in values.items()}
+        model = DecoderOnlyT5(
+            DecoderOnlyT5Config(
+                **sizes,
+                num_layers=config.num_layers,
+                bidirectional_inputs=bidirectional_inputs,
+            )
+        )
+    _check(role, module, model, values)
+    return model, unflatten(values)
+
+
+def _param_dtype(flat: dict[str, Any]) -> Any:
+    dtypes = {np.dtype(leaf.dtype) for leaf in flat.values()}
+    return dtypes.pop() if len(dtypes) == 1 else jnp.dtype(jnp.float32)
+
+
+def _decoder_only_name(name: str) -> str:
+    """T5X's decoder-only network keeps its embedding in the decoder."""
+    inside = "decoder/token_embedder/"
+    return name.removeprefix("decoder/") if name.startswith(inside) else name
+
+
+def _check(role: str, module: Any, model: Model, values: dict[str, Any]) -> None:
+    """Raises ValueError if the parameters are not the model's."""
+    shapes = {name: tuple(x.shape) for name, x in flatten(model.abstract_params()).items()}
+    found = {name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in values.items()}
+    what = Path(f"the {role}'s {type(module).__name__}")
+    compare(found, shapes).raise_if_any(what, f"specjax knows the networks of {_KNOWN}")

@@ -1,0 +1,88 @@
+"""Without T5X: one line says how to get it, and nothing else asks for it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gin import config_parser
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "gin_configs" / "t5x").rglob("*.gin"))
+
+
+def _python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_without_t5x_one_line_says_how_to_get_it():
+    code = """
+import sys
+sys.modules["t5x"] = None  # as if it were not there
+try:
+    import specjax.integrations.t5x
+except ImportError as error:
+    print(error)
+"""
+    (line,) = _python(code).stdout.splitlines()
+    assert line.startswith("specjax.integrations.t5x needs T5X, which cannot be imported (")
+    for needed in ("google-research/t5x", "google/airio", "jestimator", "'specjax[t5x]'"):
+        assert needed in line
+
+
+def test_nothing_else_imports_it():
+    code = """
+import sys
+sys.modules["t5x"] = None
+import specjax.integrations, specjax.text, specjax.cli.main
+print("fine")
+"""
+    assert _python(code).stdout == "fine\n"
+
+
+class _Names(config_parser.ParserDelegate):
+    """Reads references and macros as their names."""
+
+    def configurable_reference(self, scoped_name, evaluate):
+        return f"@{scoped_name}{'()' if evaluate else ''}"
+
+    def macro(self, scoped_name):
+        return f"%{scoped_name}"
+
+
+def _statements(path):
+    parser = config_parser.ConfigParser(path.read_text(), _Names())
+    return list(parser)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_each_gin_file_parses_and_gives_its_command(path):
+    statements = _statements(path)
+    for statement in statements:
+        if isinstance(statement, config_parser.IncludeStatement):
+            name = statement.filename
+            # T5X's own run files are found beside T5X.
+            assert (ROOT / "gin_configs" / name).is_file() or name.startswith("t5x/configs/runs/")
+    # What a file binds of a module, it imports.
+    imported = {
+        statement.bound_name()
+        for statement in statements
+        if isinstance(statement, config_parser.ImportStatement)
+    }
+    for statement in statements:
+        if isinstance(statement, config_parser.BindingStatement):
+            module = statement.selector.split("/")[-1].split(".")[0]
+            assert "." not in statement.selector or module in imported, statement.selector
+    header = re.match(r"(?:#.*\n)+", path.read_text())[0]
+    if path.parent.name == "models":
+        assert f"include 't5x/models/{path.name}'" in header
+    elif path.stem == "interactive":
+        assert "gin_utils.parse_gin_flags(" in header
+    else:
+        assert re.search(rf"python -m t5x\.(infer|eval)\b(.|\n)*t5x/{path.parent.name}/", header)
+        assert path.name in header
+
+
+def test_files_are_found():
+    assert {path.parent.name for path in FILES} == {"runs", "models", "pairs", "methods"}

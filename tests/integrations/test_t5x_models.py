@@ -1,0 +1,319 @@
+"""The model classes against T5X's own, which decode with the verifier alone."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.integrations.with_t5x import import_t5x
+
+import_t5x()
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+import seqio
+from flax import core as flax_core
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from t5x import decoding, models
+from t5x.examples.decoder_only import network as decoder_only
+from t5x.examples.scalable_t5 import network as scalable
+from t5x.examples.t5 import network
+
+from specjax import drafting, rules
+from specjax.integrations import t5x as specjax_t5x
+from specjax.integrations.t5x.sharding import partition_spec
+from specjax.verification import Token
+
+V, L = 24, 8
+SIZES = {
+    "num_heads": 2,
+    "head_dim": 4,
+    "mlp_dim": 16,
+    "mlp_activations": ("gelu", "linear"),
+    "dropout_rate": 0.0,
+}
+INPUTS = np.array([[5, 6, 7, 1, 0, 0], [9, 8, 1, 0, 0, 0], [3, 3, 3, 3, 3, 1]], np.int32)
+PROMPTS = np.array([[0, 5, 4, 3, 0, 0, 0, 0], [0, 7, 1, 0, 0, 0, 0, 0], [0] * 8], np.int32)
+BATCH = {
+    "encoder_input_tokens": INPUTS,
+    "decoder_input_tokens": PROMPTS,
+    "decoder_target_tokens": np.zeros_like(PROMPTS),
+}
+TEXTS = np.array([[5, 6, 7, 1, 8, 9, 1, 0], [9, 1, 4, 4, 1, 0, 0, 0], [3, 3, 3, 3, 1, 2, 0, 0]])
+DECODER_BATCH = {
+    "decoder_input_tokens": np.pad(TEXTS, ((0, 0), (1, 0)))[:, :-1].astype(np.int32),
+    "decoder_target_tokens": TEXTS.astype(np.int32),
+    # The start and the inputs, which end with token 1.
+    "decoder_causal_attention": np.array([[1] * 5 + [0] * 3, [1] * 3 + [0] * 5, [1] * 6 + [0] * 2]),
+}
+KEY = np.array([0, 5], np.uint32)
+
+
+@pytest.fixture(autouse=True)
+def as_t5x_runs():
+    """T5X's code mixes dtypes and ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def vocabulary(size=V):
+    return seqio.PassThroughVocabulary(size, eos_id=1)
+
+
+def t5(layers, module=network, vocab=V, **options):
+    config = module.T5Config(
+        vocab_size=vocab,
+        emb_dim=8,
+        num_encoder_layers=layers,
+        num_decoder_layers=layers,
+        **SIZES,
+        **options,
+    )
+    return module.Transformer(config=config)
+
+
+def decoder(layers):
+    config = decoder_only.TransformerConfig(
+        vocab_size=V, emb_dim=8, num_layers=layers, logits_via_embedding=True, **SIZES
+    )
+    return decoder_only.DecoderWrapper(config=config)
+
+
+def params_of(model, batch, seed=0):
+    shapes = {name: value.shape for name, value in batch.items()}
+    init = jax.jit(lambda key: model.get_initial_variables(key, shapes)["params"])
+    return flax_core.unfreeze(init(jax.random.PRNGKey(seed)))
+
+
+def predict(model, params, batch, **options):
+    """Compiled with the options; `decoder_params` are copied, for T5X adds to them."""
+
+    def run(params, batch, key):
+        own = {k: dict(v) if isinstance(v, dict) else v for k, v in options.items()}
+        return model.predict_batch_with_aux(params, batch, key, **own)
+
+    return jax.tree.map(np.asarray, jax.jit(run)(params, batch, KEY))
+
+
+GREEDY = functools.partial(decoding.temperature_sample, temperature=0.0)
+DRAFTS = specjax_t5x.Decoding(temperature=0.0, max_draft=2)
+RAW = {"decoder_params": {"rescale_log_probs": False, "max_decode_steps": 4}}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        t5,
+        functools.partial(t5, module=scalable, scan_layers=True),
+        functools.partial(t5, logits_via_embedding=True),
+    ],
+    ids=["minimal", "scanned", "tied"],
+)
+def test_greedy_outputs_and_plain_scores_are_t5x_s_own(make):
+    words = (vocabulary(), vocabulary())
+    pair = specjax_t5x.EncoderDecoderModel(make(2), *words, drafter_module=make(1), decoding=DRAFTS)
+    alone = models.EncoderDecoderModel(make(2), *words, None, decode_fn=GREEDY)
+    params = params_of(pair, BATCH)
+    options = {"prompt_with_targets": True, "num_decodes": 2, "return_all_decodes": True, **RAW}
+    out, aux = predict(pair, params, BATCH, **options)
+    expected, known = predict(alone, params["verifier"], BATCH, **options)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_allclose(aux["scores"], known["scores"], rtol=1e-4)
+    # The forced beginnings, without their end; then what was decoded.
+    assert out.shape == (3, 2, L)
+    np.testing.assert_array_equal(out[0, 0, :3], [5, 4, 3])
+    assert out[1, 0, 0] == 7
+    assert (aux["length"] <= 4).all() and (aux["accepted"] <= aux["drafted"]).all()
+    assert all(value.shape == (3, 2) for value in aux.values())
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_greedy_outputs_of_a_decoder_are_t5x_s_own(bidirectional):
+    options = {"inputs_bidirectional_attention": bidirectional}
+    pair = specjax_t5x.DecoderOnlyModel(
+        decoder(2), vocabulary(), drafter_module=decoder(1), decoding=DRAFTS, **options
+    )
+    alone = models.DecoderOnlyModel(decoder(2), vocabulary(), None, decode_fn=GREEDY, **options)
+    params = params_of(pair, DECODER_BATCH)
+    asked = {"decoder_params": {"rescale_log_probs": False}}
+    out, aux = predict(pair, params, DECODER_BATCH, **asked)
+    expected, known = predict(alone, params["verifier"], DECODER_BATCH, **asked)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_allclose(aux["scores"], known["scores"], rtol=1e-4)
+
+
+def test_losses_and_scores_are_the_verifier_s():
+    words = (vocabulary(), vocabulary())
+    pair = specjax_t5x.EncoderDecoderModel(t5(2), *words, drafter_module=t5(1))
+    alone = models.EncoderDecoderModel(t5(2), *words, None)
+    params = params_of(pair, BATCH)
+    batch = {
+        **BATCH,
+        "decoder_target_tokens": PROMPTS,
+        "decoder_loss_weights": (PROMPTS > 0).astype(np.int32),
+    }
+    found = jax.jit(pair.score_batch)(params, batch)
+    np.testing.assert_array_equal(found, jax.jit(alone.score_batch)(params["verifier"], batch))
+
+
+def test_variables_are_both_networks_with_their_axes():
+    pair = specjax_t5x.EncoderDecoderModel(t5(2), vocabulary(), vocabulary(), drafter_module=t5(1))
+    shapes = {name: value.shape for name, value in BATCH.items()}
+    variables = jax.eval_shape(lambda key: pair.get_initial_variables(key, shapes), KEY)
+    assert set(variables) == {"params", "params_axes"}
+    assert set(variables["params"]) == set(variables["params_axes"]) == {"verifier", "drafter"}
+    assert "layers_1" in variables["params"]["verifier"]["decoder"]
+    assert "layers_1" not in variables["params"]["drafter"]["decoder"]
+
+
+SMALL, SHORT, DRAWS = 5, 2, 6000
+
+
+def _small_pair(decoding):
+    make = functools.partial(t5, vocab=SMALL)
+    words = (vocabulary(SMALL), vocabulary(SMALL))
+    return specjax_t5x.EncoderDecoderModel(
+        make(1), *words, drafter_module=make(1), decoding=decoding
+    )
+
+
+def _law(params, rule, temperature, batch):
+    """The exact law of two tokens, from the logits of T5X's own networks."""
+    pairs = list(itertools.product(range(SMALL), repeat=SHORT))
+    seen = {
+        "encoder_input_tokens": np.repeat(batch["encoder_input_tokens"], SMALL, 0),
+        "decoder_input_tokens": np.array([[0, first] for first in range(SMALL)], np.int32),
+        "decoder_target_tokens": np.ones((SMALL, SHORT), np.int32),
+    }
+    laws = []
+    for name in ("drafter", "verifier"):
+        logits = models.EncoderDecoderModel(
+            t5(1, vocab=SMALL), vocabulary(SMALL), vocabulary(SMALL), None
+        )._compute_logits(params[name], seen)
+        laws.append((jax.nn.softmax(logits / temperature), jax.nn.softmax(logits)))
+    (q, q_conf), (p, p_conf) = laws
+    pi = np.asarray(jax.vmap(jax.vmap(rule))(q, p, q_conf, p_conf))
+    # After an end (token 1) comes padding.
+    law = {(first, second): pi[first, 0, first] * pi[first, 1, second] for first, second in pairs}
+    return {
+        **{pair: mass for pair, mass in law.items() if pair[0] != 1},
+        (1, 0): pi[0, 0, 1],
+    }
+
+
+@pytest.mark.parametrize("rule", [rules.Lossless(), rules.OPT(0.3)], ids=["Lossless", "OPT"])
+def test_drawn_outputs_follow_the_rule_on_t5x_s_logits(rule):
+    pair = _small_pair(specjax_t5x.Decoding(rule=rule, verification=Token(), max_draft=2))
+    batch = {
+        "encoder_input_tokens": np.array([[3, 2, 4, 1]], np.int32),
+        "decoder_input_tokens": np.zeros((1, SHORT), np.int32),
+        "decoder_target_tokens": np.zeros((1, SHORT), np.int32),
+    }
+    params = params_of(pair, batch)
+    # As it starts, a T5 is close to uniform.
+    for name in ("verifier", "drafter"):
+        kernel = params[name]["decoder"]["logits_dense"]
+        kernel["kernel"] = kernel["kernel"] * 3.0
+    out, aux = predict(
+        pair,
+        params,
+        batch,
+        num_decodes=DRAWS,
+        return_all_decodes=True,
+        decoder_params={"temperature": 0.8},
+    )
+    law = _law(params, rule, 0.8, batch)
+    drawn = dict.fromkeys(law, 0)
+    for row in out[0].tolist():
+        drawn[tuple(row)] += 1 / DRAWS
+    distance = sum(abs(drawn[pair] - law[pair]) for pair in law) / 2
+    # Of 6,000 draws of a law over 21 pairs the distance is about .02; of other laws .1 and more.
+    assert distance < 0.045
+    other = _law(params, rules.Lossless(), 0.4, batch)
+    assert sum(abs(drawn[pair] - other[pair]) for pair in law) / 2 > 0.09
+    np.testing.assert_allclose(
+        np.exp(aux["scores"][0]), [law[tuple(row)] for row in out[0].tolist()], rtol=1e-3
+    )
+    assert (np.diff(aux["scores"][0]) >= 0).all()
+
+
+def test_calls_may_ask_for_other_settings():
+    pair = _small_pair(specjax_t5x.Decoding(max_draft=2))
+    batch = {name: value[:, :4] % SMALL for name, value in BATCH.items()}
+    params = params_of(pair, batch)
+
+    @jax.jit
+    def run(temperature, topk, limit, steps):
+        asked = {
+            "temperature": temperature,
+            "topk": topk,
+            "draft_limit": limit,
+            "max_decode_steps": steps,
+            "rule": rules.TokenV3(0.0),
+        }
+        return pair.predict_batch_with_aux(params, batch, KEY, decoder_params=asked)
+
+    cold, aux = run(jnp.float32([0.0, 0.0, 0.0]), 0, jnp.array([0, 1, 2]), 4)
+    assert aux["drafted"][0] == 0 and aux["drafted"][1] > 0
+    # The most probable token alone; at a temperature below T5X's threshold, likewise.
+    for temperature, topk in (([1.0, 2.0, 0.5], 1), ([1e-5] * 3, 0)):
+        out, _ = run(jnp.float32(temperature), topk, jnp.array([2, 2, 2]), 4)
+        np.testing.assert_array_equal(out, cold)
+    short, aux = run(jnp.float32([0.0, 0.0, 0.0]), 0, jnp.array([2, 2, 2]), 2)
+    np.testing.assert_array_equal(short[:, :2], cold[:, :2])
+    assert not short[:, 2:].any() and (aux["length"] <= 2).all()
+
+
+def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
+    words = (vocabulary(), vocabulary())
+    alone = models.EncoderDecoderModel(t5(1), *words, None, decode_fn=GREEDY)
+    params = params_of(alone, BATCH)
+    expected, _ = predict(alone, params, BATCH)
+    copies = specjax_t5x.Decoding(temperature=0.0, drafter=drafting.MaxGram(V, 2))
+    for decoding_ in (copies, DRAFTS):
+        model = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding_)
+        out, aux = predict(model, params, BATCH)
+        np.testing.assert_array_equal(out, expected)
+        assert "drafter_calls" not in aux
+
+
+def test_what_has_no_meaning_is_refused_in_one_line():
+    pair = _small_pair(None)
+    call = functools.partial(pair.predict_batch_with_aux, {}, BATCH)
+    with pytest.raises(ValueError, match=r"decoder_params must be of .*, got alpha, brevity"):
+        call(decoder_params={"brevity": 1, "alpha": 0.6})
+    with pytest.raises(ValueError, match="were both given: give one of them"):
+        call(KEY, {"decode_rng": KEY})
+    with pytest.raises(TypeError, match="decoding must be a .*Decoding, got dict"):
+        _small_pair({})
+    with pytest.raises(ValueError, match=r"drafter_module must be None: Decoding\.drafter drafts"):
+        _small_pair(specjax_t5x.Decoding(drafter=drafting.MaxGram(SMALL, 2)))
+    with pytest.raises(ValueError, match="stopping and min_draft must be left out"):
+        specjax_t5x.Decoding(drafter=drafting.MaxGram(V, 2), min_draft=1)
+    with pytest.raises(ValueError, match="max_draft"):
+        specjax_t5x.Decoding(max_draft=0)
+
+
+def test_an_unknown_network_is_named():
+    pair = specjax_t5x.EncoderDecoderModel(t5(1), vocabulary(), vocabulary(), drafter_module=t5(2))
+    params = params_of(pair, BATCH)
+    del params["drafter"]["decoder"]["layers_1"]
+    with pytest.raises(ValueError, match="the drafter's Transformer: .* missing: decoder/layers_1"):
+        pair.predict_batch_with_aux(params, BATCH)
+    pair.drafter_module = object()
+    with pytest.raises(ValueError, match="the drafter's network, object, is not one that specjax"):
+        pair.predict_batch_with_aux(params, BATCH)
+
+
+def test_the_rules_decide_but_for_what_does_not_divide():
+    mesh = Mesh(np.asarray(jax.devices()).reshape(4, 2), ("data", "model"))
+    axis_rules = (("batch", "data"), ("heads", "model"), ("embed", None), ("kv", None))
+    cache = ("batch", "kv_heads", "length", "kv")
+    assert partition_spec((8, 4, 16, 8), cache, mesh, axis_rules) == P("data", "model", None, None)
+    assert partition_spec((8, 3, 16, 8), cache, mesh, axis_rules) == P("data", None, None, None)
+    assert partition_spec((6, 4), ("batch", None), mesh, axis_rules) == P(None, None)
+    both = (("batch", ("data", "model")),)
+    assert partition_spec((8, 4), ("batch", None), mesh, both) == P(("data", "model"), None)
