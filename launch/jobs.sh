@@ -21,7 +21,7 @@ copy() {
 # The command for launch/worker.sh on a worker, with the variables that it reads.
 on_worker() {
   local variables=(RUN_NAME="$RUN_NAME" COMMAND="$COMMAND") name
-  for name in BUCKET DATA EXTRAS PYTHON SYNC_SECONDS REPLICAS CHIPS_PER_HOST_BOUNDS; do
+  for name in BUCKET DATA EXTRAS PYTHON SYNC_SECONDS RETRY_SECONDS REPLICAS CHIPS_PER_HOST_BOUNDS; do
     [[ -z ${!name} ]] || variables+=("$name=${!name}")
   done
   quoted env "${variables[@]}" PROCESS_COUNT="$WORKERS" bash "$REMOTE/launch/worker.sh" "$@"
@@ -65,7 +65,7 @@ setup() {
   local unpack="mkdir -p $REMOTE && tar -xzf specjax.tar.gz -C $REMOTE"
   patiently remote all "$unpack && $(on_worker install)" | tee "$said" ||
     blame "setup" "$(silent_workers "$(<"$said")")"
-  say "installed on $WORKERS worker(s)"
+  [[ -n $DRY_RUN ]] || say "installed on $WORKERS worker(s)"
 }
 
 # --- run -----------------------------------------------------------------------------------------
@@ -97,6 +97,7 @@ replace_tpu() {
 
 restart_allowed() {
   restarts=$((restarts + 1))
+  # shellcheck disable=SC2153 # RESTARTS is a variable of launch/tpu.sh
   ((restarts <= RESTARTS)) ||
     die "$1, and RESTARTS=$RESTARTS were used: \`launch/tpu.sh logs\` may tell why; \`run\` again" \
       "goes on with what is there"
@@ -110,6 +111,8 @@ judge() {
     WORKER="$(cut -d ' ' -f 2 <<<"$bad")" logs || true
     die "worker $(cut -d ' ' -f 2 <<<"$bad") refuses its input (above): correct it and run again"
   fi
+  ! grep -qE '^specjax-worker [0-9]+ stopped' <<<"$said" ||
+    die "the run was stopped: \`run\` again goes on with what is there"
   bad="$(grep -m 1 -E '^specjax-worker [0-9]+ (failed|died|absent)' <<<"$said" || true)"
   if [[ -n $bad ]]; then
     restart_allowed "${bad#specjax-}"
@@ -187,6 +190,7 @@ stop() {
 
 logs() {
   need_ready
+  # shellcheck disable=SC2153 # WORKER is a variable of launch/tpu.sh
   remote "$WORKER" "tail -n $LINES_SHOWN $(quoted "$REMOTE/runs/$RUN_NAME.log")"
 }
 
@@ -206,5 +210,5 @@ fetch() {
         "${PLACE[@]}" --worker="$i" --recurse "${flags[@]}" || blame "fetching" "$i"
     done
   fi
-  say "the results are in $target"
+  [[ -n $DRY_RUN ]] || say "the results are in $target"
 }

@@ -79,9 +79,9 @@ runtime_version() {
   esac
 }
 
+# make VERSION: asks Google Cloud for the TPU.
 make() {
-  local version flags=() until=()
-  version="$(runtime_version)" || exit 1
+  local version="$1" flags=() until=()
   read -ra flags <<<"$CREATE_FLAGS"
   [[ -z $VALID_UNTIL_DURATION ]] || until=(--valid-until-duration="$VALID_UNTIL_DURATION")
   local node=(gcloud compute tpus tpu-vm create "$TPU_NAME" "${PLACE[@]}"
@@ -99,7 +99,6 @@ make() {
       act gcloud alpha "${request[@]}" --provisioning-model=flex-start \
         --max-run-duration="$MAX_RUN_DURATION" "${flags[@]}"
       ;;
-    *) die "MODE must be on-demand, spot, queued, queued-spot or flex-start, got $MODE" ;;
   esac
 }
 
@@ -154,10 +153,11 @@ refuse_for_good() {
   esac
 }
 
+# try_to_make ATTEMPT VERSION
 try_to_make() {
   local reason
   say "creating $ACCELERATOR_TYPE $TPU_NAME in $ZONE ($MODE), attempt $1 of $CREATE_ATTEMPTS"
-  make 2>"$ERRORS" && return
+  make "$2" 2>"$ERRORS" && return
   sed 's/^/  /' "$ERRORS" >&2
   # Another process, or an attempt whose answer was lost, has made it: `create` looks again.
   if grep -qiE 'already[_ ]exists' "$ERRORS"; then return; fi
@@ -179,10 +179,13 @@ check_kind() {
 }
 
 create() {
-  local attempts=0 found last="" began=$SECONDS
+  local attempts=0 found last="" began=$SECONDS version
+  [[ $MODE =~ ^(on-demand|spot|queued|queued-spot|flex-start)$ ]] ||
+    die "MODE must be on-demand, spot, queued, queued-spot or flex-start, got $MODE"
+  version="$(runtime_version)" || exit 1
   if [[ -n $DRY_RUN ]]; then
-    found="$(state)"
-    make
+    state >/dev/null
+    make "$version"
     return
   fi
   while true; do
@@ -197,7 +200,7 @@ create() {
         attempts=$((attempts + 1))
         ((attempts <= CREATE_ATTEMPTS)) ||
           die "TPU $TPU_NAME was lost $CREATE_ATTEMPTS times before it was ready: try another ZONE"
-        try_to_make "$attempts"
+        try_to_make "$attempts" "$version"
         began=$SECONDS
         ;;
       UNREACHABLE) explain_unreachable ;;

@@ -94,7 +94,7 @@ act() {
   if [[ -n $DRY_RUN ]]; then
     printf '%s\n' "$(quoted "$@")" >&3
   else
-    "$@"
+    "$@" 3>&-
   fi
 }
 
@@ -126,7 +126,7 @@ main() {
   for place in BUCKET DATA; do
     [[ -z ${!place} || ${!place} == gs://* ]] || die "$place must begin with gs://, got ${!place}"
   done
-  exec 3>&1
+  exec 3>&1 # what a dry run prints, also from within $(...)
   SCRATCH="$(mktemp -d)"
   ERRORS="$SCRATCH/errors"
   trap 'rm -rf "$SCRATCH"' EXIT

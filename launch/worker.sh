@@ -5,7 +5,7 @@
 #   run ARG ...    `specjax COMMAND ARG ...` in the foreground; with BUCKET, what an earlier machine
 #                  had written is read first, and what is written is copied there all the time
 #   start ARG ...  the same in the background; one that runs already is left alone
-#   status         one line: specjax-worker INDEX running|done|failed STATUS|died|absent
+#   status         one line: specjax-worker INDEX running|done|failed STATUS|stopped|died|absent
 #   stop           ends it
 set -euo pipefail
 
@@ -16,6 +16,7 @@ DATA="${DATA:-}"
 EXTRAS="${EXTRAS:-tpu}"
 PYTHON="${PYTHON:-}"
 SYNC_SECONDS="${SYNC_SECONDS:-60}"
+RETRY_SECONDS="${RETRY_SECONDS:-10}"
 REPLICAS="${REPLICAS:-}"
 CHIPS_PER_HOST_BOUNDS="${CHIPS_PER_HOST_BOUNDS:-2,2,1}"
 
@@ -85,7 +86,7 @@ patiently() {
   for attempt in 1 2; do
     "$@" && return
     say "that failed (attempt $attempt of 3): $*"
-    sleep "$attempt"
+    sleep "$RETRY_SECONDS"
   done
   "$@"
 }
@@ -124,9 +125,17 @@ push() {
   [[ -z $failed ]]
 }
 
+# Ends at TERM, after a copy that is under way.
 keep_pushing() {
-  while sleep "$SYNC_SECONDS"; do
-    push >/dev/null 2>"$OUTPUT.push" || say "copying to $PLACE failed: $(tail -n 1 "$OUTPUT.push")"
+  local nap="" ended=""
+  trap 'ended=1; kill "$nap" 2>/dev/null || true' TERM
+  while [[ -z $ended ]]; do
+    sleep "$SYNC_SECONDS" >/dev/null 2>&1 &
+    nap=$!
+    [[ -z $ended ]] || kill "$nap"
+    wait "$nap" || true
+    [[ -n $ended ]] || push >/dev/null 2>"$OUTPUT.push" ||
+      say "copying to $PLACE failed: $(tail -n 1 "$OUTPUT.push")"
   done
 }
 
@@ -165,6 +174,7 @@ run() {
   done
   if [[ -n $pusher ]]; then
     kill "$pusher" 2>/dev/null || true
+    wait "$pusher" || true
     patiently push || {
       say "the last results are not in $PLACE; they are in $OUTPUT of this machine"
       ((status != 0)) || status=1
@@ -206,7 +216,11 @@ status() {
   if running "$RUN_NAME"; then
     what=running
   elif code="$(cat "$OUTPUT.status" 2>/dev/null)"; then
-    if [[ $code == 0 ]]; then what="done"; else what="failed $code"; fi
+    case $code in
+      0) what="done" ;;
+      stopped) what=stopped ;;
+      *) what="failed $code" ;;
+    esac
   elif [[ -f $OUTPUT.pid ]]; then
     what=died
   fi
@@ -224,6 +238,7 @@ stop() {
       waited=$((waited + 1))
     done
     ! running "$RUN_NAME" || kill -KILL -- "-$pid"
+    printf 'stopped\n' >"$OUTPUT.status"
   fi
   printf 'specjax-worker %s stopped\n' "$INDEX"
 }
