@@ -22,7 +22,9 @@ def test_setup_installs_the_checkout_with_its_pinned_versions_on_all_workers(clo
 def test_setup_without_a_tpu_says_how_to_get_one(cloud):
     done = cloud.launch("setup")
     assert done.returncode == 1
-    assert "there is no TPU specjax in us-central1-a: `launch/tpu.sh create` makes it" in done.stderr
+    assert (
+        "there is no TPU specjax in us-central1-a: `launch/tpu.sh create` makes it" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -33,6 +35,11 @@ def test_a_run_ends_on_all_workers_and_is_fetched(cloud, workers):
     assert f"run runs on {workers} worker(s)" in done.stderr
     started = (cloud.path / "specjax.txt").read_text().splitlines()
     assert len(started) == workers
+    # A configuration without its files can be continued; files without it are refused.
+    sent = [c for c in cloud.calls("storage") if "worker-0" in c and "storage ls" not in c]
+    assert sent[0].startswith("storage cp")
+    assert "infer_config.json gs://bucket/run/worker-0/" in sent[0]
+    assert sent[1].startswith("storage rsync")
     assert "infer --gin_file=runs/infer.gin --gin.INPUT=a b.txt --gin.OUTPUT_DIR=/" in started[0]
     assert cloud.launch("fetch", **BUCKET).returncode == 0
     for worker in range(workers):
