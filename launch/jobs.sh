@@ -58,7 +58,10 @@ setup() {
   WORKERS="$(count_workers)"
   # What git tracks, and what it does not ignore: also gin files that are not committed yet.
   (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard |
-    while IFS= read -r -d '' file; do [[ ! -e $file && ! -L $file ]] || printf '%s\0' "$file"; done |
+    while IFS= read -r -d '' file; do
+      # A file that is deleted and not committed is listed; a link .venv is not ignored.
+      [[ $file == .venv || ! -e $file && ! -L $file ]] || printf '%s\0' "$file"
+    done |
     tar --null -czf "$archive" -T -) ||
     die "cannot pack $ROOT: setup needs a git checkout of specjax"
   patiently copy "$archive" specjax.tar.gz || blame "copying the checkout"
@@ -145,6 +148,9 @@ watch() {
             die "worker(s) $silent of TPU $TPU_NAME are dead: \`launch/tpu.sh delete\`, then create," \
               "setup and run, which goes on $(from_where)"
           fi
+          ;;
+        NONE | DELETING)
+          die "TPU $TPU_NAME was deleted: create, setup and run start it again, and it goes on $(from_where)"
           ;;
         *) replace_tpu "$found" ;;
       esac

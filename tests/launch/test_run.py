@@ -117,6 +117,17 @@ def test_pre_emptions_have_a_limit(cloud):
     assert len(cloud.calls(" create ")) == 1
 
 
+def test_a_tpu_that_was_deleted_is_not_made_again(cloud):
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    gone = {"forget": "node", "wipe": True, "stderr": "Connection refused"}
+    cloud.faults({"match": "*worker.sh status", **gone})
+    done = cloud.launch(*RUN)
+    assert done.returncode == 1
+    assert "TPU specjax was deleted: create, setup and run start it again" in done.stderr
+    assert not cloud.calls(" create ")
+
+
 def test_a_dead_worker_is_named_and_nothing_is_deleted(cloud):
     cloud.ready(3)
     (cloud.path / "waits").touch()
