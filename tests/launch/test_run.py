@@ -135,6 +135,7 @@ def test_a_dead_worker_is_named_and_nothing_is_deleted(cloud):
     done = cloud.launch(*RUN, SSH_ATTEMPTS="2", **BUCKET)
     assert done.returncode == 1
     assert "worker(s) 1 do not answer, TPU specjax is READY (1 of 2)" in done.stderr
+    assert len(cloud.calls("worker.sh status")) == 2
     assert "worker(s) 1 of TPU specjax are dead: `launch/tpu.sh delete`" in done.stderr
     assert "goes on with what is in gs://bucket/run" in done.stderr
     assert not cloud.calls(" delete ")
@@ -215,4 +216,18 @@ def test_results_that_cannot_be_stored_are_a_failure(cloud):
     done = cloud.launch(*RUN, RESTARTS="0", SYNC_SECONDS="60", **BUCKET)
     assert done.returncode == 1
     assert "worker 0 failed 1, and RESTARTS=0 were used" in done.stderr
+    assert len(cloud.calls("worker.sh start")) == 1
     assert "the last results are not in gs://bucket/run/worker-0" in cloud.launch("logs").stdout
+
+
+def test_what_fails_once_on_the_network_is_tried_again(cloud):
+    cloud.ready()
+    (cloud.path / "mine.gin").write_text("")
+    lost = {"stderr": "Connection reset"}
+    matches = ["*tpu-vm scp*", "*worker.sh start*", "storage cp*config*", "*worker.sh status"]
+    cloud.faults(*({"match": match, **lost} for match in matches))
+    done = cloud.launch("run", "mine.gin", SYNC_SECONDS="60", **BUCKET)
+    assert done.returncode == 0, done.stderr
+    assert not list((cloud.path / "faults").iterdir())
+    assert len(cloud.rows("bucket/run/worker-0")) == 6
+    assert len((cloud.path / "specjax.txt").read_text().splitlines()) == 1
