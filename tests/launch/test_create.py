@@ -1,0 +1,168 @@
+"""launch/tpu.sh create and delete, against a gcloud that fails on purpose."""
+
+import pytest
+
+QUOTA = (
+    "Quota limit 'TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI' has been exceeded. "
+    "Limit: 0 in zone us-central1-a."
+)
+CAPACITY = 'There is no more capacity in the zone "us-central1-a"; you can try in another zone'
+
+MADE = {
+    "on-demand": ("compute tpus tpu-vm create specjax", set()),
+    "spot": ("compute tpus tpu-vm create specjax", {"--spot"}),
+    "queued": ("compute tpus queued-resources create specjax", {"--node-id=specjax"}),
+    "queued-spot": ("compute tpus queued-resources create specjax", {"--spot"}),
+    "flex-start": (
+        "alpha compute tpus queued-resources create specjax",
+        {"--provisioning-model=flex-start", "--max-run-duration=4h"},
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MADE)
+def test_each_mode_makes_a_ready_tpu_and_delete_leaves_nothing(cloud, mode):
+    done = cloud.launch("create", MODE=mode, PROJECT="mine")
+    assert done.returncode == 0, done.stderr
+    assert "READY and costs money" in done.stderr
+    [call] = cloud.calls(" create ")
+    command, flags = MADE[mode]
+    assert call.startswith(command)
+    assert flags <= set(call.split())
+    assert {"--zone=us-central1-a", "--project=mine", "--accelerator-type=v5litepod-8"} <= set(
+        call.split()
+    )
+    assert "=v2-alpha-tpuv5-lite" in call
+    assert ("--spot" in call) == ("spot" in mode)
+    assert cloud.launch("delete").returncode == 0
+    assert cloud.there("node") is None
+    assert cloud.there("request") is None
+
+
+def test_a_tpu_that_is_there_is_taken_as_it_is(cloud):
+    cloud.set(node="READY")
+    assert cloud.launch("create").returncode == 0
+    assert not cloud.calls(" create ")
+    done = cloud.launch("create", ACCELERATOR_TYPE="v5litepod-16")
+    assert done.returncode == 1
+    assert "is a v5litepod-8, not a v5litepod-16" in done.stderr
+
+
+def test_quota_is_told_at_once(cloud):
+    cloud.faults({"match": "*tpu-vm create*", "stderr": QUOTA, "always": True})
+    done = cloud.launch("create")
+    assert done.returncode == 1
+    assert len(cloud.calls(" create ")) == 1
+    assert QUOTA in done.stderr
+    assert "ask for more under IAM & Admin > Quotas" in done.stderr
+
+
+def test_a_full_zone_is_tried_again_up_to_a_limit(cloud):
+    fault = {"match": "*tpu-vm create*", "stderr": CAPACITY}
+    cloud.faults(fault, fault)
+    assert cloud.launch("create").returncode == 0
+    assert len(cloud.calls(" create ")) == 3
+    assert cloud.launch("delete").returncode == 0
+    cloud.faults({**fault, "always": True})
+    done = cloud.launch("create", CREATE_ATTEMPTS="2")
+    assert done.returncode == 1
+    assert len(cloud.calls(" create ")) == 5
+    assert "no free v5litepod-8 in 2 attempts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", "have the role TPU Admin"),
+        ("INVALID_ARGUMENT: accelerator type v9-8", "accelerator-types list --zone=us-central1-a"),
+    ],
+)
+def test_what_no_attempt_can_help_is_not_repeated(cloud, refusal, remedy):
+    cloud.faults({"match": "*tpu-vm create*", "stderr": refusal, "always": True})
+    done = cloud.launch("create")
+    assert done.returncode == 1
+    assert remedy in done.stderr
+    assert len(cloud.calls(" create ")) == 1
+
+
+def test_a_half_made_tpu_is_waited_for_where_it_comes_up(cloud):
+    """The call fails, and the node is there all the same."""
+    half = {"node": ["CREATING", "CREATING", "READY"]}
+    cloud.faults({"match": "*tpu-vm create*", "stderr": "timed out", **half})
+    done = cloud.launch("create")
+    assert done.returncode == 0, done.stderr
+    assert "is CREATING: waiting" in done.stderr
+    assert len(cloud.calls(" create ")) == 1
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "UNKNOWN"])
+def test_a_tpu_that_cannot_be_used_is_deleted_and_made_again(cloud, state):
+    cloud.set(node=state)
+    done = cloud.launch("create")
+    assert done.returncode == 0, done.stderr
+    assert f"exists and is {state}: it is deleted and made again" in done.stderr
+    assert cloud.there("node") == "READY"
+    assert len(cloud.calls("tpu-vm delete")) == 1
+
+
+@pytest.mark.parametrize("request_state", ["FAILED", "SUSPENDED"])
+def test_a_request_that_has_ended_is_made_again(cloud, request_state):
+    cloud.set(request=request_state)
+    done = cloud.launch("create", MODE="queued-spot")
+    assert done.returncode == 0, done.stderr
+    assert len(cloud.calls("queued-resources delete")) == 1
+    assert cloud.there("node") == "READY"
+
+
+def test_a_half_made_tpu_without_quota_is_not_left_to_cost(cloud):
+    half = {"node": "STOPPED"}
+    cloud.faults({"match": "*tpu-vm create*", "stderr": QUOTA, **half})
+    done = cloud.launch("create")
+    assert done.returncode == 1
+    assert "half-made TPU specjax (STOPPED) was left: it is deleted" in done.stderr
+    assert cloud.there("node") is None
+
+
+def test_waiting_has_an_end_and_goes_on_later(cloud):
+    cloud.set(request="WAITING_FOR_RESOURCES")
+    done = cloud.launch("create", MODE="queued", WAIT_SECONDS="0")
+    assert done.returncode == 1
+    assert "still WAITING_FOR_RESOURCES after 0 s: `create` again waits on" in done.stderr
+    assert not cloud.calls("delete")
+    cloud.set(request=["PROVISIONING", "ACTIVE"])
+    assert cloud.launch("create", MODE="queued").returncode == 0
+    assert not cloud.calls(" create ")
+
+
+def test_a_cloud_that_does_not_answer_is_not_taken_for_an_empty_one(cloud):
+    silent = "Could not reach the server"
+    cloud.faults({"match": "*describe*", "stderr": silent, "always": True})
+    for command in (["create"], ["setup"], ["run", "runs/infer.gin"]):
+        done = cloud.launch(*command)
+        assert done.returncode == 1
+        assert silent in done.stderr
+        assert "does not tell the state of TPU specjax" in done.stderr
+    assert not [c for c in cloud.calls() if "describe" not in c]
+
+
+def test_what_cannot_be_deleted_is_told_as_a_cost(cloud):
+    cloud.set(node="READY", undeletable=True)
+    done = cloud.launch("delete")
+    assert done.returncode == 1
+    assert "could not be deleted (node READY, request NONE) AND MAY COST MONEY" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"MODE": "cheap"}, "MODE must be on-demand, spot, queued, queued-spot or flex-start"),
+        ({"ACCELERATOR_TYPE": "tpu7x-8"}, "tpu7x-8 has no known runtime: set RUNTIME_VERSION"),
+        ({"RUN_NAME": "a b"}, "RUN_NAME must have letters"),
+        ({"BUCKET": "mine"}, "BUCKET must begin with gs://, got mine"),
+    ],
+)
+def test_a_wrong_variable_is_told_before_anything_is_made(cloud, variables, told):
+    done = cloud.launch("create", **variables)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert not cloud.calls(" create ")

@@ -1,0 +1,233 @@
+"""launch/tpu.sh setup, run, logs and fetch; the workers' part runs here as it does there."""
+
+import pytest
+
+BUCKET = {"BUCKET": "gs://bucket"}
+RUN = ("run", "runs/infer.gin", "--gin.INPUT=a b.txt")
+
+
+def test_setup_installs_the_checkout_with_its_pinned_versions_on_all_workers(cloud):
+    cloud.set(node="READY", workers=2)
+    for worker in (0, 1):
+        (cloud.path / f"home-{worker}").mkdir()
+    done = cloud.launch("setup")
+    assert done.returncode == 0, done.stderr
+    assert "specjax-worker 0 installed" in done.stdout
+    assert "specjax-worker 1 installed" in done.stdout
+    installs = (cloud.path / "pip.txt").read_text().splitlines()
+    assert installs == ["install --quiet -c constraints.txt --editable .[tpu]"] * 2
+    assert (cloud.path / "home-1" / "specjax" / "launch" / "worker.sh").exists()
+
+
+def test_setup_without_a_tpu_says_how_to_get_one(cloud):
+    done = cloud.launch("setup")
+    assert done.returncode == 1
+    assert (
+        "there is no TPU specjax in us-central1-a: `launch/tpu.sh create` makes it" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_ends_on_all_workers_and_is_fetched(cloud, workers):
+    cloud.ready(workers)
+    done = cloud.launch(*RUN, **BUCKET)
+    assert done.returncode == 0, done.stderr
+    assert f"run runs on {workers} worker(s)" in done.stderr
+    started = (cloud.path / "specjax.txt").read_text().splitlines()
+    assert len(started) == workers
+    # A configuration without its files can be continued; files without it are refused.
+    sent = [c for c in cloud.calls("storage") if "worker-0" in c and "storage ls" not in c]
+    assert sent[0].startswith("storage cp")
+    assert "infer_config.json gs://bucket/run/worker-0/" in sent[0]
+    assert sent[1].startswith("storage rsync")
+    assert "infer --gin_file=runs/infer.gin --gin.INPUT=a b.txt --gin.OUTPUT_DIR=/" in started[0]
+    assert cloud.launch("fetch", **BUCKET).returncode == 0
+    for worker in range(workers):
+        assert len(cloud.rows(f"fetched/run/worker-{worker}")) == 6
+        assert (cloud.path / "fetched" / "run" / f"worker-{worker}.log").exists()
+
+
+def test_results_are_fetched_from_the_workers_where_there_is_no_bucket(cloud):
+    cloud.ready(2)
+    done = cloud.launch(*RUN)
+    assert done.returncode == 0, done.stderr
+    assert "BUCKET is not set: what a pre-empted TPU has written is lost" in done.stderr
+    assert cloud.launch("fetch", FETCH_DIR="here").returncode == 0
+    assert len(cloud.rows("here/run/worker-1")) == 6
+
+
+def test_a_gin_file_of_ones_own_is_copied_to_all_workers(cloud):
+    cloud.ready(2)
+    (cloud.path / "mine.gin").write_text("BATCH_SIZE = 8\n")
+    done = cloud.launch("run", "mine.gin", RUN_NAME="first")
+    assert done.returncode == 0, done.stderr
+    for worker in (0, 1):
+        copied = cloud.path / f"home-{worker}" / "specjax" / "runs" / "first.gin"
+        assert copied.read_text() == "BATCH_SIZE = 8\n"
+    assert "--gin_file=runs/first.gin" in (cloud.path / "specjax.txt").read_text()
+    done = cloud.launch("run", "nothing.gin")
+    assert done.returncode == 1
+    assert "there is no gin file nothing.gin, here or in gin_configs" in done.stderr
+
+
+def test_a_pre_empted_run_goes_on_with_what_is_in_the_bucket(cloud):
+    """The machine and its disk go after three rows; a new one decodes the other three."""
+    cloud.ready(2)
+    (cloud.path / "waits").touch()
+    half = [f"row.2 bucket/run/worker-{w}/predictions.jsonl" for w in (0, 1)]
+    taken = {"node": "PREEMPTED"}
+    cloud.faults(
+        {
+            "match": "*worker.sh status",
+            "once_there": half,  # a text and the file that must have it
+            **taken,
+            "wipe": True,
+            "stderr": "Connection refused",
+        },
+        # The new machine may write on.
+        {"match": "*tpu-vm create*", "forget": "waits"},
+    )
+    done = cloud.launch(*RUN, MODE="spot", **BUCKET)
+    assert done.returncode == 0, done.stderr
+    assert "TPU specjax is PREEMPTED: it is made again, and the run goes on with" in done.stderr
+    assert "gs://bucket/run" in done.stderr
+    for worker in (0, 1):
+        rows = cloud.rows(f"bucket/run/worker-{worker}")
+        assert [row.split()[1] for row in rows] == list("012345")
+        assert {row.split()[-1] for row in rows[:3]} <= {"1", "2"}
+        assert {row.split()[-1] for row in rows[3:]} <= {"3", "4"}
+
+
+def test_pre_emptions_have_a_limit(cloud):
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    taken = {"node": "PREEMPTED"}
+    cloud.faults(
+        {
+            "match": "*worker.sh status",
+            **taken,
+            "wipe": True,
+            "stderr": "Connection refused",
+            "always": True,
+        }
+    )
+    done = cloud.launch(*RUN, RESTARTS="1")
+    assert done.returncode == 1
+    assert "and RESTARTS=1 were used" in done.stderr
+    assert len(cloud.calls(" create ")) == 1
+
+
+def test_a_tpu_that_was_deleted_is_not_made_again(cloud):
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    gone = {"forget": "node", "wipe": True, "stderr": "Connection refused"}
+    cloud.faults({"match": "*worker.sh status", **gone})
+    done = cloud.launch(*RUN)
+    assert done.returncode == 1
+    assert "TPU specjax was deleted: create, setup and run start it again" in done.stderr
+    assert not cloud.calls(" create ")
+
+
+def test_a_dead_worker_is_named_and_nothing_is_deleted(cloud):
+    cloud.ready(3)
+    (cloud.path / "waits").touch()
+    cloud.faults({"match": "*worker.sh status", "dead": 1})
+    done = cloud.launch(*RUN, SSH_ATTEMPTS="2", **BUCKET)
+    assert done.returncode == 1
+    assert "worker(s) 1 do not answer, TPU specjax is READY (1 of 2)" in done.stderr
+    assert len(cloud.calls("worker.sh status")) == 2
+    assert "worker(s) 1 of TPU specjax are dead: `launch/tpu.sh delete`" in done.stderr
+    assert "goes on with what is in gs://bucket/run" in done.stderr
+    assert not cloud.calls(" delete ")
+
+
+def test_a_worker_that_is_dead_at_setup_is_named(cloud):
+    cloud.ready(2)
+    cloud.faults({"match": "*worker.sh install", "dead": 1})
+    done = cloud.launch("setup", SSH_ATTEMPTS="2")
+    assert done.returncode == 1
+    assert "setup failed on worker(s) 1 of 2" in done.stderr
+
+
+def test_bad_input_is_shown_and_not_tried_again(cloud):
+    cloud.ready()
+    (cloud.path / "ends").write_text("2")
+    done = cloud.launch(*RUN)
+    assert done.returncode == 1
+    assert "specjax infer: the input is wrong" in done.stdout
+    assert "worker 0 refuses its input (above): correct it and run again" in done.stderr
+    assert len((cloud.path / "specjax.txt").read_text().splitlines()) == 1
+
+
+def test_a_program_that_dies_is_started_again_where_it_was(cloud):
+    cloud.ready()
+    (cloud.path / "ends").write_text("137")
+    done = cloud.launch(*RUN)
+    assert done.returncode == 0, done.stderr
+    assert "worker 0 failed 137: started again (1 of 5)" in done.stderr
+    rows = cloud.rows("home-0/specjax/runs/run")
+    assert [row.split()[-1] for row in rows] == list("111222")
+
+
+def test_one_run_at_a_time_and_stop(cloud):
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    assert cloud.launch(*RUN, "--detach").returncode == 0
+    again = cloud.launch(*RUN, "--detach")
+    assert again.returncode == 0
+    assert "specjax-worker 0 runs already" in again.stdout
+    other = cloud.launch(*RUN, "--detach", RUN_NAME="other", SSH_ATTEMPTS="1")
+    assert other.returncode == 1
+    assert "run run has the TPU: RUN_NAME=run launch/tpu.sh stop ends it" in other.stderr
+    assert cloud.launch("stop").returncode == 0
+    assert cloud.launch(*RUN, "--detach", RUN_NAME="other").returncode == 0
+
+
+def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):
+    cloud.ready(2)
+    assert cloud.launch(*RUN, "--replicas").returncode == 0
+    for worker in (0, 1):
+        lines = (cloud.path / f"environment-home-{worker}").read_text().splitlines()
+        assert f"SPECJAX_PROCESS_INDEX={worker}" in lines
+        assert "SPECJAX_PROCESS_COUNT=2" in lines
+        assert "TPU_WORKER_HOSTNAMES=localhost" in lines
+        assert "TPU_CHIPS_PER_HOST_BOUNDS=2,2,1" in lines
+
+
+def test_workers_of_one_program_are_left_to_the_runtime(cloud):
+    cloud.ready(2)
+    assert cloud.launch(*RUN).returncode == 0
+    assert (cloud.path / "environment-home-1").read_text() == ""
+
+
+def test_a_bucket_that_cannot_be_read_stops_the_run(cloud):
+    """An empty directory would begin the run anew, over what is there."""
+    cloud.ready()
+    cloud.faults({"match": "storage ls*", "stderr": "HTTPError 403: forbidden", "always": True})
+    done = cloud.launch(*RUN, RESTARTS="0", **BUCKET)
+    assert done.returncode == 1
+    assert not (cloud.path / "specjax.txt").exists()
+    assert "gs://bucket/run/worker-0 cannot be read" in cloud.launch("logs").stdout
+
+
+def test_results_that_cannot_be_stored_are_a_failure(cloud):
+    cloud.ready()
+    cloud.faults({"match": "storage cp*", "stderr": "HTTPError 503", "always": True})
+    done = cloud.launch(*RUN, RESTARTS="0", SYNC_SECONDS="60", **BUCKET)
+    assert done.returncode == 1
+    assert "worker 0 failed 1, and RESTARTS=0 were used" in done.stderr
+    assert len(cloud.calls("worker.sh start")) == 1
+    assert "the last results are not in gs://bucket/run/worker-0" in cloud.launch("logs").stdout
+
+
+def test_what_fails_once_on_the_network_is_tried_again(cloud):
+    cloud.ready()
+    (cloud.path / "mine.gin").write_text("")
+    lost = {"stderr": "Connection reset"}
+    matches = ["*tpu-vm scp*", "*worker.sh start*", "storage cp*config*", "*worker.sh status"]
+    cloud.faults(*({"match": match, **lost} for match in matches))
+    done = cloud.launch("run", "mine.gin", SYNC_SECONDS="60", **BUCKET)
+    assert done.returncode == 0, done.stderr
+    assert not list((cloud.path / "faults").iterdir())
+    assert len(cloud.rows("bucket/run/worker-0")) == 6
+    assert len((cloud.path / "specjax.txt").read_text().splitlines()) == 1
