@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import jax
 import tqdm
 
 from specjax.text.engine import Engine, Finished
@@ -17,8 +16,24 @@ from specjax.types import Method
 def are_independent(method: Method, requests: list[Request]) -> bool:
     """Whether a row comes out the same without the others, if these keep their slots."""
     longest = (None, method.max_draft)
-    same = method.independent_rows and all(r.draft_limit in longest for r in requests)
-    return same and jax.process_count() == 1  # a process sees the rounds of its own rows alone
+    return method.independent_rows and all(r.draft_limit in longest for r in requests)
+
+
+def split(plans: Sequence[SlotPlan], count: int) -> list[list[int]]:
+    """Deals whole plans to `count` parts of much the same number of rows.
+
+    Args:
+      plans: which rows share slots.
+      count: the number of parts.
+
+    Returns:
+      The rows of each part, increasing.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
+    # The largest first, each to the part that has least.
+    for plan in sorted(plans, key=lambda plan: -len(plan.members)):
+        min(parts, key=len).extend(map(int, plan.members))
+    return [sorted(part) for part in parts]
 
 
 def checked_engines(

@@ -24,8 +24,8 @@ mesh = partitioning.make_mesh(model=int(model))
 pair = specjax.load_pair(drafter=drafter, verifier=verifier, mesh=mesh)
 decoder = specjax.Decoder(pair, rule=rules.OPT(0.2), max_draft=3, max_new_tokens=10,
                           batch_size=8, buckets=(16,))
-prompts = tiny_pair.sentences(8, seed=5)
-rows = decoder.rows(prompts, seed=3, rule=rules.OPT([0.0, 0.2] * 4), progress=False)
+prompts = tiny_pair.sentences(20, seed=5)
+rows = decoder.rows(prompts, seed=3, rule=rules.OPT([0.0, 0.2] * 10), progress=False)
 print(json.dumps({row.index: [row.tokens.tolist(), row.ended_by] for row in rows}))
 print(json.dumps([pair.verifier.fingerprint, jax.process_count(), len(jax.local_devices())]))
 """
@@ -65,5 +65,5 @@ def test_two_processes_agree_with_one(tmp_path, model):
     paths = tiny_pair.write_pair(tmp_path)
     one, [[fingerprint, *_]] = _decode(1, paths, model)
     two, facts = _decode(2, paths, model)
-    assert one == two and len(one) == 8
+    assert one == two and len(one) == 20
     assert facts == [[fingerprint, 2, 4]] * 2
