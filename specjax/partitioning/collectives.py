@@ -20,7 +20,7 @@ KINDS = (
 _BYTES = {"pred": 1, "bf16": 2, "f8": 1}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(
-    rf"= (\(?\w+\[.*?) ({'|'.join(KINDS)})(?:-start)?\(|= \(?.*? (while)\(", re.S
+    rf"= (\(?\w+\[.*?) ({'|'.join(KINDS)})(-start)?\(|= \(?.*? (while)\(", re.S
 )
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLED = re.compile(
@@ -86,7 +86,7 @@ def _walk(
     for line in blocks.get(name, ()):
         if found := _INSTRUCTION.search(line):
             if found[2]:
-                yield _collective(found[1], found[2], loops)
+                yield _collective(found[1], found[2], bool(found[3]), loops)
                 continue  # what it calls is the sum of two numbers
             trips = _TRIPS.search(line)
             body = _BODY.search(line)
@@ -107,11 +107,16 @@ def _condition(line: str) -> str:
     return found[1]
 
 
-def _collective(result: str, kind: str, loops: tuple[int | None, ...]) -> Collective:
+def _collective(result: str, kind: str, started: bool, loops: tuple[int | None, ...]) -> Collective:
     arrays = [
         (dtype, tuple(int(size) for size in sizes.split(",") if size))
         for dtype, sizes in _ARRAY.findall(result)
     ]
+    # One that is waited for elsewhere also returns its operands, first.
+    if started and kind == "all-gather":
+        arrays = arrays[len(arrays) // 2 :]
+    elif started and kind == "collective-permute":
+        arrays = arrays[1:2]
     nbytes = sum(_itemsize(dtype) * math.prod(shape) for dtype, shape in arrays)
     return Collective(kind, tuple(shape for _, shape in arrays), nbytes, loops)
 
