@@ -26,7 +26,14 @@ from specjax.text.plans import DraftPlan
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.requests import Request, settings_of
 from specjax.text.results import Result, Row, collect
-from specjax.text.rows import are_independent, checked_engines, finished_rows, split, to_row
+from specjax.text.rows import (
+    are_independent,
+    checked_engines,
+    finished_rows,
+    plans_of,
+    split,
+    to_row,
+)
 from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
 
 
@@ -355,11 +362,7 @@ class Decoder:
         return asked, rule, log_probs
 
     def _plans(self, requests: list[Request]) -> list[SlotPlan]:
-        lengths = [len(request.tokens) for request in requests]
-        independent = are_independent(self.method, requests)
-        turns = prompts_lib.TURNS if independent else prompts_lib.TURNS_AGAIN
-        sizes = (self.batch_size, _row_multiple(self.method), turns)
-        return list(prompts_lib.plan(lengths, self.buckets, *sizes))
+        return plans_of(self.method, requests, self.buckets, self.batch_size)
 
     def _rows(
         self,

@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import tqdm
 
+from specjax.text import prompts as prompts_lib
 from specjax.text.engine import Engine, Finished
-from specjax.text.prompts import SlotPlan
+from specjax.text.prompts import TURNS, TURNS_AGAIN, SlotPlan
 from specjax.text.requests import Request
 from specjax.text.results import Row
 from specjax.tokenizers import Tokenizer
@@ -17,6 +18,16 @@ def are_independent(method: Method, requests: list[Request]) -> bool:
     """Whether a row comes out the same without the others, if these keep their slots."""
     longest = (None, method.max_draft)
     return method.independent_rows and all(r.draft_limit in longest for r in requests)
+
+
+def plans_of(
+    method: Method, requests: list[Request], buckets: Sequence[int], batch_size: int
+) -> list[SlotPlan]:
+    """Which of a call's rows share slots; they follow from the arguments alone."""
+    lengths = [len(request.tokens) for request in requests]
+    turns = TURNS if are_independent(method, requests) else TURNS_AGAIN
+    multiple = 1 if method.partitioner is None else method.partitioner.row_multiple
+    return list(prompts_lib.plan(lengths, buckets, batch_size, multiple, turns))
 
 
 def split(plans: Sequence[SlotPlan], count: int) -> list[list[int]]:
