@@ -1,13 +1,17 @@
 """The options of several processes, and replicas of `specjax infer`."""
 
+import dataclasses
 import json
 
 import jax
 import pytest
 
+import specjax
+from specjax import drafting
 from specjax.cli import hosts
 from specjax.cli.main import main
 from specjax.runs.processes import Part
+from specjax.text import assembly
 from tests.cli.infer_command import TEXTS, arguments, write
 
 BUCKETS = {"Decoder__buckets": "(4, 16)"}
@@ -119,7 +123,11 @@ def test_meshes_that_divide_nothing_are_refused(paths, alone, tmp_path, capsys):
     assert "data=8 times model=2 needs 16 devices" in refused(MESH_DATA=8, MESH_MODEL=2)
 
 
-def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, capsys):
+def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, monkeypatch, capsys):
+    measured = drafting.Costs((1, 4), (1, 2, 4), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
+    pair = specjax.load_pair(**paths)
+    measured = dataclasses.replace(measured, pair=pair.fingerprint)
+    monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
     command = arguments(paths, alone[0], tmp_path / "out", method="adaptive_cost", **BUCKETS)
     assert main([*command, *replica(0)]) == 2
     assert "costs cannot be measured by each of several processes" in capsys.readouterr().err

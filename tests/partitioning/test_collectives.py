@@ -7,7 +7,7 @@ import pytest
 from benchmarks import collectives as bench
 from specjax.partitioning.collectives import Collective, collectives
 
-SIZES = bench.Sizes()
+SIZES = bench.Sizes(rows=32)
 VOCAB, WIDTH = bench.TINY["t5"].vocab_size, bench.TINY["t5"].embed_dim
 ALL = [(family, mesh) for family in bench.TINY for mesh in ((8, 1), (4, 2), (2, 4))]
 FAST = [("t5", (2, 4))]
@@ -74,7 +74,7 @@ def test_a_round_moves_no_vocabulary_and_no_cache(family, mesh):
     # A refill moves the new rows, and nothing of the others.
     for one in found["refill"]:
         for shape in one.shapes:
-            assert shape[:1] in ((SIZES.refill,), (SIZES.refill // data,)), shape
+            assert math.prod(shape[:1]) <= SIZES.refill, shape
             assert not of_vocabulary & set(shape), shape
 
 
