@@ -148,19 +148,21 @@ def _placed(shapes: Any, shardings: Any) -> Any:
 
 def _state(method: Any, given: Any, rows: int, sizes: Sizes, part: Partitioner) -> Any:
     """The shapes of a first state, placed."""
+    # Each row has its own, as in an engine.
+    sampling: Any = Sampling(temperature=np.ones(rows, np.float32))  # type: ignore[arg-type]
     batch = PromptBatch(
         np.ones((rows, sizes.prompt), np.int32),
         np.full(rows, sizes.prompt, np.int32),
         ids=np.zeros(rows, np.uint32),
         seeds=np.zeros(rows, np.uint32),
         limits=np.full(rows, sizes.output, np.int32),
-        sampling=Sampling(np.ones(rows, np.float32)),
+        sampling=sampling,
     )
     batch = part.place_rows(batch)
     static = (sizes.output, sizes.cache, False)
     jitted, where = method._jitted_init(static, given, batch)
     shapes, structure = jax.tree.flatten(jitted.trace(method, *static, given, batch).out_info)
-    return structure.unflatten(_placed(shapes, where))
+    return jax.tree.unflatten(structure, _placed(shapes, where))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
