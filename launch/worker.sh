@@ -107,18 +107,21 @@ pull() {
   fi
 }
 
-# Copies the results as they are now. The configuration lists the files of a run: copied after them
-# and sent before them, it never lacks one that is in the bucket.
+# Copies the results as they are now. The configuration lists the files of a run (or of a part of
+# one, in a directory of its own): copied after them and sent before them, it never lacks one that is
+# in the bucket.
 push() {
-  local copy="$OUTPUT.copy" failed=""
+  local copy="$OUTPUT.copy" failed="" config
   if [[ -d $OUTPUT ]]; then
     rm -rf "$copy"
     cp -R "$OUTPUT" "$copy" 2>/dev/null || true # a temporary file may go meanwhile
-    cp "$OUTPUT"/*_config.json "$copy/" 2>/dev/null || true
-    rm -f "$copy/.specjax.lock"
-    if compgen -G "$copy/*_config.json" >/dev/null; then
-      gcloud storage cp --quiet "$copy"/*_config.json "$PLACE/" || failed=1
-    fi
+    for config in "$OUTPUT"/*_config.json "$OUTPUT"/part-*/*_config.json; do
+      [[ ! -f $config ]] || cp "$config" "$copy${config#"$OUTPUT"}" 2>/dev/null || true
+    done
+    rm -f "$copy/.specjax.lock" "$copy"/part-*/.specjax.lock
+    for config in "$copy"/*_config.json "$copy"/part-*/*_config.json; do
+      [[ ! -f $config ]] || gcloud storage cp --quiet "$config" "$PLACE${config#"$copy"}" || failed=1
+    done
     [[ -n $failed ]] || gcloud storage rsync --quiet --recursive "$copy" "$PLACE" || failed=1
   fi
   [[ ! -f $OUTPUT.log ]] || gcloud storage cp --quiet "$OUTPUT.log" "$PLACE.log" || failed=1
@@ -162,7 +165,11 @@ run() {
   fi
   [[ -z $DATA ]] || patiently gcloud storage rsync --quiet --recursive "$DATA" data ||
     die "DATA=$DATA cannot be read: check it and the service account's rights"
-  [[ -z $REPLICAS ]] || export_replica
+  if [[ -n $REPLICAS ]]; then
+    export_replica
+  elif ((COUNT > 1)); then
+    export SPECJAX_DISTRIBUTED=1 # one program, whose processes JAX finds by itself
+  fi
   "$SPECJAX" "$COMMAND" "$@" --gin.OUTPUT_DIR="$OUTPUT" &
   child=$!
   # A machine that is taken away sends TERM first: what there is then goes to the bucket.

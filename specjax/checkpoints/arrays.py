@@ -273,7 +273,15 @@ def materialise(
     return unflatten({path: flat[path] for path in pieces})
 
 
-def _check_finite(name: str, array: np.ndarray) -> None:
+def check_shards(name: str, array: jax.Array) -> None:
+    """Raises NotFiniteError if what this process has of an array is not finite."""
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            begins = tuple(at.start or 0 for at in shard.index)
+            _check_finite(name, np.asarray(shard.data), begins)
+
+
+def _check_finite(name: str, array: np.ndarray, begins: tuple[int, ...] = ()) -> None:
     for start, block in _blocks(array):
         if block.dtype == jnp.bfloat16:
             # ml_dtypes is 20 times slower.
@@ -283,7 +291,10 @@ def _check_finite(name: str, array: np.ndarray) -> None:
         if not finite.all():
             at = np.unravel_index(int(np.argmin(finite)), block.shape)
             place = tuple(int(i + j) for i, j in zip(start, at, strict=True))
-            raise NotFiniteError(f"{name} has {array[place]} at {place}")
+            value = array[place]
+            if begins:
+                place = tuple(i + j for i, j in zip(begins, place, strict=True))
+            raise NotFiniteError(f"{name} has {value} at {place}")
 
 
 def _blocks(array: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:

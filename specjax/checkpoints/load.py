@@ -172,13 +172,12 @@ def load_model(
     placed = _shardings(model, shapes, mesh, rules, shardings)
     extent.check_params(opened.path, shapes, stored, placed)
     try:
-        params = materialise(
-            opened.reader,
-            pieces,
-            dtype=stored,
-            shardings=placed,
-            check_finite=check_weights,
-        )
+        spread = any(len(one.device_set) > 1 for one in placed.values())
+        if spread and opened.format == "orbax":
+            params = opened.reader.shards(stored, placed, check_weights)  # type: ignore[attr-defined]
+        else:
+            options: Any = {"shardings": placed, "check_finite": check_weights}
+            params = materialise(opened.reader, pieces, dtype=stored, **options)
     except NotFiniteError as error:
         raise ValueError(
             f"{opened.path}: {error}: copy the checkpoint again, or load it with "

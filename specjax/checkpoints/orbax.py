@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from specjax.checkpoints.arrays import ArraySpec, flatten, unflatten
+from specjax.checkpoints.arrays import ArraySpec, check_shards, flatten, unflatten
 from specjax.checkpoints.extent import check_arrays
 from specjax.types import Params
 
 PARAMS = "params"
+_AS_NUMPY = ocp.RestoreArgs(restore_type=np.ndarray)
 
 
 def is_orbax(directory: Path) -> bool:
@@ -67,10 +68,39 @@ class OrbaxReader:
         for name in names:
             yield name, self._read(name)
 
-    def _read(self, name: str) -> np.ndarray:
+    def shards(
+        self, dtype: np.dtype, shardings: Mapping[str, jax.sharding.Sharding], check_finite: bool
+    ) -> dict[str, Any]:
+        """Restores all arrays straight into their shards.
+
+        Each process reads what its devices get, and no more.
+
+        Args:
+          dtype: of all arrays.
+          shardings: by name.
+          check_finite: whether to search what this process has for NaN and infinity.
+
+        Returns:
+          The nested dict of arrays.
+
+        Raises:
+          NotFiniteError: an array is not finite.
+          ValueError: the directory is damaged.
+        """
+        flat = {}
+        for name, spec in self.specs.items():
+            where = ocp.ArrayRestoreArgs(
+                dtype=dtype, sharding=shardings[name], global_shape=spec.shape
+            )
+            flat[name] = self._read(name, where)
+            if check_finite:
+                check_shards(name, flat[name])
+        return unflatten(flat)
+
+    def _read(self, name: str, how: Any = _AS_NUMPY) -> Any:
         item = unflatten({f"{self._prefix}{name}": 0})
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        args = ocp.args.PyTreeRestore(item, as_numpy, partial_restore=True)
+        ways = jax.tree.map(lambda _: how, item)
+        args = ocp.args.PyTreeRestore(item, ways, partial_restore=True)
         try:
             with quiet():
                 (value,) = flatten(self._checkpointer.restore(self.directory, args)).values()

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli import gin_config
+from specjax.cli import gin_config, hosts
 from specjax.cli.bench.report import Report
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ DEFAULT_FILE = "runs/evaluate.gin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     gin_config.add_arguments(parser, DEFAULT_FILE)
+    hosts.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,6 +26,10 @@ def run(args: argparse.Namespace) -> int:
     from specjax.evaluation import AnswerAfter, AnswerPattern, Bootstrap, Sandbox
     from specjax.runs.evaluation import evaluate
 
+    if args.part is not None and args.part.index:
+        told = f"process {args.part.index} of {args.part.count} has nothing to do: process 0 scores"
+        print(f"specjax evaluate: {told}", file=sys.stderr)
+        return 0
     gin_config.register(evaluate, AnswerAfter, AnswerPattern, Bootstrap, Sandbox)
     gin_config.configure_from(args)
 

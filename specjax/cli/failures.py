@@ -10,6 +10,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from specjax.runs.processes import LostProcessError
+
 _PACKAGE = str(Path(__file__).parents[1])
 _RAISE = dis.opmap["RAISE_VARARGS"]
 BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as a shell says it
@@ -57,6 +59,9 @@ def tell(command: str, error: Exception) -> int:
         print(f"specjax {command}: {told}", file=sys.stderr)
         _give_up_stdout()
         return BAD_INPUT
+    if isinstance(error, LostProcessError):  # not this process's fault: it may be started again
+        print(f"specjax {command}: {one_line(error)}", file=sys.stderr)
+        return UNEXPECTED
     if is_refusal(error):
         print(f"specjax {command}: {one_line(error)}", file=sys.stderr)
         return BAD_INPUT

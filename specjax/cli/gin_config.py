@@ -31,6 +31,7 @@ from specjax.checks import check_path
 from specjax.cli import gin_errors
 from specjax.cli.failures import is_refusal
 from specjax.cli.gin_references import check_references
+from specjax.runs.processes import LostProcessError
 
 _PACKAGE = Path(__file__).parents[1]
 # The names that `register` has made configurable.
@@ -212,7 +213,8 @@ def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -
             ) from None
         if not is_refusal(error):
             raise
-        kind = next((k for k in (OSError, ImportError) if isinstance(error, k)), ValueError)
+        kinds = (OSError, ImportError, LostProcessError)
+        kind = next((k for k in kinds if isinstance(error, k)), ValueError)
         raise kind(gin_errors.one_line(error)) from None
 
 

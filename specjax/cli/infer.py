@@ -3,11 +3,14 @@
 import argparse
 import functools
 import json
+import sys
 from typing import TYPE_CHECKING
 
-from specjax.cli import gin_config
+from specjax.cli import gin_config, hosts
 
 if TYPE_CHECKING:
+    import jax
+
     from specjax import drafting, text
     from specjax.runs.run_directory import RunDirectory
 
@@ -24,6 +27,7 @@ GROUPS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
+    hosts.add_arguments(parser)
 
 
 def register() -> None:
@@ -40,6 +44,7 @@ def register() -> None:
         text.load_pair,
         text.load_text_model,
         partitioning.make_mesh,
+        mesh_of,
         inference.infer,
         FewShot,
         checkpoints.sized,
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     register()
     gin_config.configure_from(args)
     on_start = functools.partial(_record, command=args.command_line)
-    print(json.dumps(gin_config.call(inference.infer, on_start=on_start)))
+    print(json.dumps(gin_config.call(inference.infer, on_start=on_start, part=args.part)))
     return 0
 
 
@@ -76,6 +81,23 @@ def costs_from(file: "str | None" = None) -> "drafting.Costs | None":
     from specjax import drafting
 
     return None if file is None else drafting.read_costs(file)
+
+
+def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.sharding.Mesh | None":
+    """The mesh of a run; without sizes one device, or all devices of several processes."""
+    import jax
+
+    from specjax import partitioning
+
+    if data is None and model is None and jax.process_count() == 1:
+        if jax.default_backend() != "cpu" and jax.device_count() > 1:
+            print(
+                f"specjax: one of {jax.device_count()} devices is used; MESH_DATA="
+                f"{jax.device_count()} spreads the rows over all",
+                file=sys.stderr,
+            )
+        return None
+    return partitioning.make_mesh(data, 1 if model is None else model)
 
 
 def verifier_alone(pair: "text.Pair") -> "text.TextModel":

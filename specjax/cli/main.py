@@ -15,6 +15,7 @@ from logging import LogRecord
 import jax
 from absl import logging
 
+from specjax.cli import hosts
 from specjax.cli.entry import INTERRUPTED
 from specjax.cli.failures import tell
 from specjax.cli.help_format import HelpFormatter
@@ -43,6 +44,10 @@ COMMANDS = {
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
     ),
+    "merge": (
+        "specjax.cli.merge",
+        "make one file of predictions from the parts of several processes",
+    ),
     "screen": (
         "specjax.cli.screen",
         "tell what hundreds of settings should bring, from one pass over texts",
@@ -69,7 +74,7 @@ COMMANDS = {
     ),
 }
 # A program that is compiled once is not worth keeping.
-_WITHOUT_CACHE = ("convert", "evaluate", "train_bigram")
+_WITHOUT_CACHE = ("convert", "evaluate", "merge", "train_bigram")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,9 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except Exception as error:
-        if os.environ.get("SPECJAX_TRACEBACK"):
+        together = getattr(getattr(args, "part", None), "together", False)
+        if os.environ.get("SPECJAX_TRACEBACK") and not together:
             raise
-        return tell(args.command, error)
+        status = tell(args.command, error)
+        if together:
+            hosts.end(status)
+        return status
     except KeyboardInterrupt:
         print(f"specjax {args.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -112,6 +121,8 @@ def _raises_nothing(record: LogRecord) -> bool:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if hasattr(args, "process_count"):
+        args.part = hosts.start(args)
     check_devices()
     announcement = ""
     if args.command not in _WITHOUT_CACHE:

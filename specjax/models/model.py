@@ -24,9 +24,12 @@ class Model(LanguageModel, abc.ABC):
 
     Attributes:
       config: its sizes and options.
+      split: whether a mesh may split its parameters and its cache; else only the rows of the cache
+        are spread, and each device that computes a row has all parameters.
     """
 
     config: ModelConfig
+    split: bool = True
 
     @property
     def vocab_size(self) -> int:
@@ -84,11 +87,17 @@ class Model(LanguageModel, abc.ABC):
     def param_axes(self, params: Params) -> Axes:
         """See `specjax.types.LanguageModel`; `params` must be plain, not prepared."""
         names = unfreeze(get_axis_names(_abstract_variables(self)["params_axes"]))
-        return jax.tree.map(tuple, names, is_leaf=lambda x: isinstance(x, jax.P))
+        return self._axes(names)
 
     def cache_axes(self, cache: RaggedCache) -> Axes:
         """See `specjax.types.LanguageModel`."""
-        return cache_lib.logical_axes(cache)
+        return self._axes(cache_lib.logical_axes(cache))
+
+    def _axes(self, names: Any) -> Axes:
+        def of_one(axes: Any) -> tuple[str | None, ...]:
+            return tuple(name if self.split or name == "batch" else None for name in axes)
+
+        return jax.tree.map(of_one, names, is_leaf=_is_names)
 
     def describe(self) -> str:
         """The configuration as text."""
@@ -297,3 +306,8 @@ def _check_array(name: str, value: Array, axes: str, ndim: int) -> None:
         raise ValueError(f"{name} {kind}, got a {type(value).__name__}: use numpy.asarray")
     if value.ndim != ndim or not jnp.issubdtype(value.dtype, jnp.integer):
         raise ValueError(f"{name} {kind}, got {value.dtype}{list(value.shape)}")
+
+
+def _is_names(value: Any) -> bool:
+    plain = type(value) is tuple and all(isinstance(name, str | None) for name in value)
+    return plain or isinstance(value, jax.P)

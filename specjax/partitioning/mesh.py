@@ -33,6 +33,11 @@ STANDARD_RULES: AxisRules = (
     ("length", None),
 )
 
+# Rows are spread; each device that computes a row has all of the rest.
+WHOLE_RULES: AxisRules = tuple(
+    (name, axis if name == "batch" else None) for name, axis in STANDARD_RULES
+)
+
 
 def make_mesh(
     data: int | None = None, model: int = 1, *, devices: Sequence[jax.Device] | None = None
@@ -50,7 +55,8 @@ def make_mesh(
 
     Raises:
       TypeError: if a size is not a whole number.
-      ValueError: if the sizes do not agree with the number of devices, or there are no devices.
+      ValueError: if the sizes do not agree with the number of devices, there are no devices, or a
+        process has no device in the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = {"model": model} if data is None else {"data": data, "model": model}
@@ -69,6 +75,14 @@ def make_mesh(
         raise ValueError(
             f"data={data} times model={model} needs {data * model} devices, but there are "
             f"{len(devices)}: choose smaller sizes"
+        )
+    left_out = {d.process_index for d in devices} - {
+        d.process_index for d in devices[: data * model]
+    }
+    if left_out:
+        raise ValueError(
+            f"data={data} times model={model} leaves out the devices of process {min(left_out)}: "
+            f"spread the program over all {len(devices)} devices"
         )
     # `Mesh`, not `jax.make_mesh`: its axes are Auto, so the compiler propagates shardings.
     return Mesh(np.asarray(devices[: data * model]).reshape(data, model), ("data", "model"))

@@ -95,7 +95,7 @@ class Partitioner:
 
 
 def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of an array that this process has.
+    """The rows of an array that are this process's own: each row is that of one process.
 
     Args:
       array: `[B, ...]`, split over its leading axis or not split.
@@ -106,9 +106,11 @@ def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         whole = np.asarray(array)
         return np.arange(len(whole)), whole
-    parts: dict[int, np.ndarray] = {}
-    for shard in array.addressable_shards:
-        parts.setdefault(shard.index[0].start or 0, np.asarray(shard.data))
+    # Of the devices that have the same rows, one has replica 0.
+    owned = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    parts = {shard.index[0].start or 0: np.asarray(shard.data) for shard in owned}
+    if not parts:
+        return np.arange(0), np.zeros((0, *array.shape[1:]), array.dtype)
     starts = sorted(parts)
     places = [np.arange(start, start + len(parts[start])) for start in starts]
     return np.concatenate(places), np.concatenate([parts[start] for start in starts])

@@ -7,10 +7,12 @@ Files in the output directory:
     metrics.json        totals over all rows, written at the end
     costs.json          what passes cost, if that was measured at the start of the run
 
-The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
+The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`). Of several processes
+each has a directory with these files, `part-I-of-N`, and the rows of all become one (`runs.parts`).
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -21,28 +23,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specjax.checks import check_path
 from specjax.data import Example, FewShot
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.drafting import read_costs
+from specjax.runs import messages, processes
+from specjax.runs import parts as parts_lib
 from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.inputs import read_inputs
-from specjax.runs.lines import FIRST_KEY, Record, about, line_of, record_of, record_of_row
+from specjax.runs.lines import Record, about, line_of, record_of_row
+from specjax.runs.processes import Part
+from specjax.runs.rows_file import COSTS_NAME, METRICS_NAME, PREDICTIONS_NAME, resume, totals
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
 from specjax.text.costs import costs_file
 from specjax.text.prompts import encode, shortened
-from specjax.text.results import COUNTS
-
-CONFIG_NAME = "infer_config.json"
-PREDICTIONS_NAME = "predictions.jsonl"
-METRICS_NAME = "metrics.json"
-COSTS_NAME = "costs.json"
-_MADE = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
-
-_COUNTED = frozenset((*COUNTS, "rounds"))
 
 
 def infer(
@@ -61,6 +56,7 @@ def infer(
     allow_other_environment: bool = False,
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
+    part: Part | None = None,
 ) -> dict[str, Any]:
     """Decodes every input of a source, and continues an earlier run that was stopped.
 
@@ -87,6 +83,12 @@ def infer(
     further that lasts for one row. Else up to 4 times the batch size of rows share a plan, and one
     of which a row is missing is decoded from its start (see `Decoder.rows`).
 
+    With `part` this process decodes a part of the rows, into a directory of its own in
+    `output_dir`, and continues what it began there. The rows are those of a single process, and
+    where all parts are on one file system, the last one to end writes them as that would have.
+    Replicas decode whole plans, without knowing of each other; a program of several processes
+    (`processes.join`) decodes each plan together, and each process writes what lies on its devices.
+
     Args:
       make_decoder: is called after the input and the output directory have been checked; with
         `costs=` if an earlier start of the run has measured them, such as `Decoder` does.
@@ -106,11 +108,12 @@ def infer(
       progress: see `Decoder.__call__`.
       on_start: is called as `on_start(run, paths={"source": ...})` with the `RunDirectory` before
         decoding, after all checks and when the run has claimed its directory.
+      part: which of several processes this is; None for one alone.
 
     Returns:
-      The content of `metrics.json`: totals over all rows and, as `this_process`, the rows that this
-      call decoded, its seconds, the seconds of compilation, and the tokens per second with and
-      without compilation.
+      The content of `metrics.json`: totals over all rows (with `part` over its own) and, as
+      `this_process`, the rows that this call decoded, its seconds, the seconds of compilation, and
+      the tokens per second with and without compilation.
 
     Raises:
       FileNotFoundError: there is no such source.
@@ -129,43 +132,67 @@ def infer(
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
-    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=_MADE)
+    run = parts_lib.directory_of(output_dir, part)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples, names = read_inputs(source, format=format, split=split, task=task, **fields)
     path = run.path / PREDICTIONS_NAME
-    with run:
-        decoder = _decoder(make_decoder, run)
+    with processes.naming_lost_processes(part), run:
+        if part is not None and part.together:
+            # First of all, so that a process that refuses its input is missed soon.
+            processes.check_same("an input", _hash([(e.inputs, e.targets) for e in examples]))
+        decoder = _decoder(make_decoder, run, part)
         prompts, failed = _encode(decoder, examples, names, chat, truncate)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         settings = {"seed": seed, "chat": chat}
-        _claim(run, decoder, examples, prompts, settings, allow_other_environment)
-        done = _resume(path, examples, failed)
+        _claim(run, decoder, examples, prompts, settings, allow_other_environment, part)
+        own = parts_lib.own_ids(decoder, prompts, failed, part)
+        done = resume(path, examples, failed, own)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
             named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
             on_start(run, paths={"source": named})
-        _tell_failed(failed, len(examples), path)
-        _tell_unknown(decoder, prompts, names)
+        messages.tell_failed(failed, len(examples), path)
+        messages.tell_unknown(decoder, prompts, names)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*: look at the weights")
-            fresh = _decode(decoder, examples, prompts, failed, done, run, seed, progress)
+            errors = {i: told for i, told in failed.items() if i in own}
+            rounds = parts_lib.known_rounds(prompts, own, done, part)
+            fresh = _decode(decoder, examples, prompts, errors, done, rounds, run, seed, progress)
         records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
-        assert len(records) == len(examples)
+        assert len(records) == len(own) or (part is not None and part.together)
         run.write(PREDICTIONS_NAME, b"".join(map(line_of, records)))
-        metrics = {**_metrics(records), "this_process": fresh}
-        totals = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
-    _tell_nan(records)
+        metrics = {**totals(records), "this_process": fresh}
+        written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
+    messages.tell_nan(records)
     print(
-        f"specjax: {len(records)} predictions are in {path}, totals in {totals}",
+        f"specjax: {len(records)} predictions are in {path}, totals in {written}",
         file=sys.stderr,
     )
+    if part is not None:
+        parts_lib.finish(run, part, on_start)
     return metrics
 
 
-def _decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
+def _decoder(make: Callable[..., Decoder], run: RunDirectory, part: Part | None) -> Decoder:
     """The decoder, with the costs that an earlier start has measured: others, other drafts."""
+    made = _made_decoder(make, run)
+    if part is not None and made.measured:
+        raise ValueError(
+            "costs cannot be measured by each of several processes, which must agree on them: "
+            "measure them on one, with specjax bench cost --output FILE, and give COSTS=FILE"
+        )
+    multiple = made.method.partitioner.row_multiple if made.method.partitioner else 1
+    if made.batch_size % multiple:
+        raise ValueError(
+            f"batch_size={made.batch_size} must be a multiple of {multiple}, over which the mesh "
+            f"spreads rows: choose {made.batch_size + -made.batch_size % multiple}"
+        )
+    return made
+
+
+def _made_decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
     if run.kept and (run.path / COSTS_NAME).exists():
         # Where another decoder cannot take them, claim() says what is another.
         with contextlib.suppress(TypeError, ValueError):
@@ -180,61 +207,26 @@ def _claim(
     prompts: Mapping[int, Any],
     settings: Mapping[str, Any],
     allow_other_environment: bool,
+    part: Part | None,
 ) -> None:
     """Claims the directory for this run, or checks that it belongs to this run."""
     # The tokens and the texts: similar tokenizers may split a text differently.
     texts = [(e.inputs, e.targets) for e in examples]
     tokens = [prompt.tolist() for prompt in prompts.values()]
-    run.claim(
-        {
-            **decoder.describe(),
-            **settings,
-            "rows": len(examples),
-            "input": _hash(texts),
-            "tokens": _hash(tokens),
-        },
-        allow_other_environment=allow_other_environment,
-    )
-
-
-def _tell_failed(failed: Mapping[int, str], rows: int, path: Path) -> None:
-    if failed:
-        first = next(iter(failed.values()))
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(
-            f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; {path} "
-            "gives the reason for each",
-            file=sys.stderr,
-        )
-
-
-def _tell_nan(records: list[Record]) -> None:
-    found = [record for record in records if "nan" in record]
-    if found:
-        print(
-            f"specjax: warning: {len(found)} of {len(records)} rows were ended by NaN, the first "
-            f"is {found[0]['id']}: {found[0]['nan']}: look at the weights",
-            file=sys.stderr,
-        )
-
-
-def _tell_unknown(decoder: Decoder, prompts: Mapping[int, np.ndarray], names: list[str]) -> None:
-    """Warns of inputs of which the vocabulary knows nothing: they are perhaps another model's."""
-    words = decoder.tokenizer
-    special = (words.unk_id, words.bos_id, *words.eos_ids)
-
-    def is_unknown(ids: list[int]) -> bool:
-        # Of an unknown text, SentencePiece knows the space before it.
-        known = [i for i in ids if i not in special]
-        return words.unk_id in ids and not words.decode(known).strip()
-
-    unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
-    if unknown:
-        print(
-            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have no token that the "
-            f"vocabulary knows; the first is {names[unknown[0]]}: is it the model for this text?",
-            file=sys.stderr,
-        )
+    configuration = {
+        **decoder.describe(),
+        **settings,
+        "rows": len(examples),
+        "input": _hash(texts),
+        "tokens": _hash(tokens),
+    }
+    if part is not None:
+        parts_lib.check_whole(run, configuration)
+        if part.together:
+            told = _hash({**configuration, "environment": None})
+            processes.check_same("models or settings", told)
+        configuration[parts_lib.PART] = dataclasses.asdict(part)
+    run.claim(configuration, allow_other_environment=allow_other_environment)
 
 
 def _encode(
@@ -266,6 +258,7 @@ def _decode(
     prompts: dict[int, Any],
     failed: dict[int, str],
     done: Mapping[int, Record],
+    rounds: Mapping[int, int],
     run: RunDirectory,
     seed: int,
     progress: bool | None,
@@ -289,7 +282,7 @@ def _decode(
             list(prompts.values()),
             seed=seed,
             ids=ids,
-            done={p: done[i]["info"]["rounds"] for p, i in enumerate(ids) if i in done},
+            done=rounds,
             progress=progress,
         ):
             tokens += int(row.info.emitted)
@@ -305,26 +298,6 @@ def _decode(
     }
 
 
-def _metrics(records: list[Record]) -> dict[str, Any]:
-    """Totals over all rows; they depend only on the rows."""
-    decoded = [record for record in records if "error" not in record]
-    totals = {name: sum(record["info"][name] for record in decoded) for name in COUNTS}
-
-    def ratio(above: str, below: str) -> float | None:
-        return totals[above] / totals[below] if totals[below] else None
-
-    return {
-        "rows": len(records),
-        "failed": len(records) - len(decoded),
-        "ended": sum(record["ended_by"] == "eos" for record in decoded),
-        "ended_by_stop": sum(record["ended_by"] == "stop" for record in decoded),
-        "ended_by_nan": sum(record["ended_by"] == "nan" for record in decoded),
-        **totals,
-        "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
-        "acceptance_rate": ratio("accepted", "drafted"),
-    }
-
-
 def _write(file: Any, line: bytes, path: Path) -> None:
     """Writes one line in one piece; an incomplete write is an error."""
     try:
@@ -337,43 +310,6 @@ def _write(file: Any, line: bytes, path: Path) -> None:
         f"{path} cannot be written any further ({reason}): free some space and run the same "
         "command again; the finished rows are kept"
     )
-
-
-def _resume(path: Path, examples: list[Example], failed: Mapping[int, str]) -> dict[int, Record]:
-    """The rows that an earlier run wrote; removes an incomplete last line from the file."""
-    if not path.exists():
-        return {}
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise OSError(
-            f"{path} cannot be read ({error.strerror}): restore it, or choose another output_dir"
-        ) from None
-    whole = data[: data.rfind(b"\n") + 1]
-    torn = data[len(whole) :]
-    if torn[: len(FIRST_KEY)] != FIRST_KEY[: len(torn)]:
-        raise ValueError(
-            f"{path}: the end {torn[:40]!r} is no part of a row: delete it and run the same "
-            "command again"
-        )
-    records: dict[int, Record] = {}
-    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-        try:
-            record = record_of(line)
-            i = record["id"]
-            ours = record["inputs"] == examples[i].inputs and i not in records and i >= 0
-            ours &= "error" in record if i in failed else record["info"].keys() >= _COUNTED
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            ours = False
-        if not ours:
-            raise ValueError(
-                f"{path}:{number}: the line is not a row of this run, has been changed, or repeats "
-                f"an input: delete line {number} and run the same command again"
-            )
-        records[i] = record
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return records
 
 
 def _hash(values: Any) -> str:

@@ -10,6 +10,10 @@ from typing import IO
 _LOCK_NAME = ".specjax.lock"
 
 
+class InUseError(OSError):
+    """Another process has the lock."""
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Locks a directory, so that no second process works in it; the lock ends with the process.
@@ -18,7 +22,8 @@ def locked(directory: Path) -> Iterator[None]:
       directory: exists, and can be written.
 
     Raises:
-      OSError: another process has the lock, or a file of its name that no run made is there.
+      InUseError: another process has the lock.
+      OSError: a file of its name that no run made is there.
     """
     try:
         import fcntl
@@ -31,7 +36,7 @@ def locked(directory: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OSError(
+                raise InUseError(
                     f"output_dir={directory}: another process is at work in it: wait for it, or "
                     "choose another directory"
                 ) from None

@@ -70,7 +70,7 @@ class RunDirectory:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_made(self.path))
             stack.enter_context(locked(self.path))
-            self._stored = _read_config(self._config)
+            self._stored = read_config(self._config)
             self._refuse_foreign()
             self._stack = stack.pop_all()
         return self
@@ -89,6 +89,12 @@ class RunDirectory:
                     self._take_back()
         finally:
             self._stack.__exit__(kind, error, trace)
+
+    def peek(self) -> dict[str, Any] | None:
+        """The recorded configuration, or None; it takes no lock, and raises as opening does."""
+        self._stored = read_config(self._config)
+        self._refuse_foreign()
+        return self._stored
 
     @property
     def kept(self) -> bool:
@@ -304,7 +310,13 @@ def _make_writable(directory: Path, attempts: int = 5) -> None:
         _make_writable(directory, attempts - 1)
 
 
-def _read_config(path: Path) -> dict[str, Any] | None:
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The file of a run's configuration; None if there is none.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is damaged, or no run's.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from specjax.drafting import (
     NeuralDrafterParams,
     check_policy,
 )
-from specjax.rules import Lossless
+from specjax.rules import Lossless, check_rule
 from specjax.text.baselines import MethodPlan
 from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
@@ -315,3 +315,16 @@ def _max_draft(parts: Parts) -> int:
 def _own(params: Params, described: str = "") -> str | None:
     """A hash of parameters, and of a text; None where there is neither."""
     return digest(params, described) if described or jax.tree.leaves(params) else None
+
+
+def checked_rule(method: Method, rule: Rule) -> Rule:
+    """A rule that the method takes."""
+    method.check_rule(rule)
+    check_own_rule(rule)
+    return rule
+
+
+def check_own_rule(rule: Rule | None) -> None:
+    """Checks a rule that a user wrote; those of `specjax.rules` are known to be right."""
+    if rule is not None and not type(rule).__module__.startswith("specjax.rules"):
+        check_rule(rule)

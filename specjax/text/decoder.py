@@ -16,10 +16,9 @@ import numpy as np
 
 from specjax.checks import check_count, whole_number
 from specjax.drafting import Costs
-from specjax.rules import check_rule
 from specjax.runs import environment
 from specjax.text import prompts as prompts_lib
-from specjax.text.assembly import Parts, assemble
+from specjax.text.assembly import Parts, assemble, check_own_rule, checked_rule
 from specjax.text.baselines import MethodPlan
 from specjax.text.engine import Engine
 from specjax.text.models import Models, TextModel
@@ -27,7 +26,16 @@ from specjax.text.plans import DraftPlan
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.requests import Request, settings_of
 from specjax.text.results import Result, Row, collect
-from specjax.text.rows import are_independent, checked_engines, finished_rows, to_row
+from specjax.text.rows import (
+    are_independent,
+    check_most,
+    checked_engines,
+    finished_rows,
+    plans_of,
+    row_multiple,
+    split,
+    to_row,
+)
 from specjax.text.stops import check_stops, stop_table
 from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
 
@@ -69,6 +77,7 @@ class Decoder:
     Attributes:
       costs: those that were given or measured; None if none were needed.
       stop: the stop strings.
+      measured: whether they were measured.
 
     Raises:
       TypeError: if `models` is neither, or a value is of the wrong type.
@@ -127,8 +136,9 @@ class Decoder:
         self.costs, self._most_rows = made.costs, made.most_rows
         self.stop = check_stops(stop)
         self._stop_table = stop_table(self.stop, self.tokenizer, self.method) if self.stop else None
+        self.measured = made.costs is not None and costs is None
         self.rule: Rule | None = getattr(made.params, "rule", None)
-        _check_own_rule(self.rule)
+        check_own_rule(self.rule)
 
     def __call__(
         self, prompts: Iterable[Prompt], *, progress: bool | None = None, **options: Any
@@ -197,9 +207,9 @@ class Decoder:
           done: places of prompts that are not wanted any more; the others come out bit for bit as
             without it. In a mapping each place has its row's `info.rounds`: then only what is
             missing is decoded, if the rows beside a row change nothing in it
-            (`Method.independent_rows`: drafts of a fixed length, or none), no draft limit is given
-            and there is one process. Else a plan (prompts that share slots) of which something is
-            wanted is decoded from its start.
+            (`Method.independent_rows`: drafts of a fixed length, or none) and no draft limit is
+            given. Else a plan (prompts that share slots) of which something is wanted is decoded
+            from its start.
           progress: as in a call.
           **options: as in a call.
 
@@ -232,6 +242,22 @@ class Decoder:
         tokens = prompts_lib.encode(self.tokenizer, prompt, name)
         prompts_lib.check_tokens(tokens, name, self.method.vocab_size, self.buckets[-1])
         return tokens
+
+    def parts(self, prompts: Iterable[Prompt], count: int) -> list[list[int]]:
+        """Splits prompts among several replicas of this decoder, each with the same options.
+
+        A part is whole plans. So if each replica decodes all prompts with `done` naming the places
+        of the others, the rows come out bit for bit as those of one that decodes them all.
+
+        Args:
+          prompts: as in a call.
+          count: the number of replicas.
+
+        Returns:
+          The places of each replica's prompts, increasing; none where there are too few plans.
+        """
+        check_count("count", count, "give the number of replicas")
+        return split(self._plans(self._asked(prompts)[0]), count)
 
     def describe(self) -> dict[str, Any]:
         """What determines the outputs, as JSON values: two equal ones give equal texts.
@@ -285,7 +311,7 @@ class Decoder:
         Raises:
           ValueError: as `Engine` does, or for strengths per prompt.
         """
-        rule = self.rule if rule is None else _checked_rule(self.method, rule)
+        rule = self.rule if rule is None else checked_rule(self.method, rule)
         values = [*jax.tree.leaves(rule), *self._sampling.values()]
         if any(np.ndim(value) for value in values if value is not None):
             raise ValueError(
@@ -294,18 +320,13 @@ class Decoder:
             )
         rows = self.batch_size if rows is None else rows
         check_count("rows", rows, "give a whole number")
-        _check_most(rows, self._most_rows)
+        check_most(rows, self._most_rows)
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
-        multiple = _row_multiple(self.method)
-        return self._engine(
-            rule,
-            Sampling(**self._sampling),
-            rows=rows + -rows % multiple,
-            refill=refill + -refill % multiple,
-            prompt_length=prompt_length,
-            token_log_probs=log_probs,
-        )
+        multiple = row_multiple(self.method)
+        sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
+        sizes |= {"prompt_length": prompt_length, "token_log_probs": log_probs}
+        return self._engine(rule, Sampling(**self._sampling), **sizes)
 
     def _engine(self, rule: Rule | None, sampling: Sampling, **sizes: Any) -> Engine:
         params = self._params if rule is None else self._params._replace(rule=rule)
@@ -329,7 +350,7 @@ class Decoder:
     ) -> tuple[list[Request], Rule | None, bool]:
         """The requests of a call, its rule, and whether log-probabilities are kept by token."""
         prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
-        rule = self.rule if rule is None else _checked_rule(self.method, rule)
+        rule = self.rule if rule is None else checked_rule(self.method, rule)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         numbered = enumerate(prompts_lib.as_list(prompts))
         asked = prompts_lib.requests(
@@ -345,6 +366,9 @@ class Decoder:
         prompts_lib.check_limits(asked, self.max_new_tokens)
         return asked, rule, log_probs
 
+    def _plans(self, requests: list[Request]) -> list[SlotPlan]:
+        return plans_of(self.method, requests, self.buckets, self.batch_size)
+
     def _rows(
         self,
         asked: tuple[list[Request], Rule | None, bool],
@@ -354,12 +378,8 @@ class Decoder:
         eager: bool,
     ) -> Iterator[Row]:
         requests, rule, log_probs = asked
-        multiple = _row_multiple(self.method)
-        lengths = [len(request.tokens) for request in requests]
-        independent = are_independent(self.method, requests)
-        turns = prompts_lib.TURNS if independent else prompts_lib.TURNS_AGAIN
-        plans = list(prompts_lib.plan(lengths, self.buckets, self.batch_size, multiple, turns))
-        done = done if independent else frozenset(done)
+        plans = self._plans(requests)
+        done = done if are_independent(self.method, requests) else frozenset(done)
         # Requests carry their own strengths: here the engine needs the rule's structure alone.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], rule)
 
@@ -372,26 +392,3 @@ class Decoder:
         engines = checked_engines(make_engine, plans, done)
         done_rows = finished_rows(engines, requests, plans, done, progress, eager=eager)
         return (to_row(self.tokenizer, i, finished, self.stop) for i, finished in done_rows)
-
-
-def _checked_rule(method: Method, rule: Rule) -> Rule:
-    """A rule that the method takes."""
-    method.check_rule(rule)
-    _check_own_rule(rule)
-    return rule
-
-
-def _check_own_rule(rule: Rule | None) -> None:
-    """Checks a rule that a user wrote; those of `specjax.rules` are known to be right."""
-    if rule is not None and not type(rule).__module__.startswith("specjax.rules"):
-        check_rule(rule)
-
-
-def _check_most(rows: int, most: int | None) -> None:
-    if most is not None and rows > most:
-        told = f"rows must be at most {most}, of which the costs of CostAware were measured, got "
-        raise ValueError(f"{told}{rows}: give the Decoder batch_size={rows}")
-
-
-def _row_multiple(method: Method) -> int:
-    return 1 if method.partitioner is None else method.partitioner.row_multiple

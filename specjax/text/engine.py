@@ -151,7 +151,7 @@ class Engine:
           request: the request.
           steps: for a row whose result is known, the rounds that it took. It is not decoded and
             will not be among the finished, but has a slot for so many steps: the others are decoded
-            in the slots and at the steps at which they would be beside it. In one process alone.
+            in the slots and at the steps at which they would be beside it.
 
         Returns:
           Its id: 0, 1, 2, ... in the order of the calls.
@@ -310,24 +310,22 @@ class Engine:
     def _drain(self) -> list[Finished]:
         """Takes the finished rows out of their slots."""
         assert self._state is not None
-        ended_by, places, rows = _read(self._state)
-        local = {int(place): i for i, place in enumerate(places)}
+        ended_by, steps, places, rows = _read(self._state)
+        own = {int(place): i for i, place in enumerate(places)}
         done = []
         now = time.perf_counter()
         passed = 0
         for place, slot in enumerate(self._slots.held):
             if slot is None or slot.left is not None:
                 continue
-            if place in local:
-                steps = int(rows[2][local[place]])
-                passed = max(passed, steps - slot.steps)
-                slot.steps = steps
+            passed = max(passed, int(steps[place]) - slot.steps)
+            slot.steps = int(steps[place])
             if not ended_by[place]:
                 continue
             self._slots.held[place] = None
-            if place in local:
-                own = slot, local[place], int(ended_by[place])
-                done.append(_finished(self._method, *own, rows, now))
+            if place in own:
+                code = int(ended_by[place])
+                done.append(_finished(self._method, slot, own[place], code, rows, now))
         self._slots.pass_steps(passed)
         return done
 
@@ -353,21 +351,23 @@ def _finished(method: Method, slot: Held, i: int, code: int, rows: Any, now: flo
     return Finished(slot.id, output, ENDED_BY[code], own, now - slot.since, error)
 
 
-def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, Any]:
-    """What the host needs, in one go: all rows' `ended_by`, and the local rows with their places.
+def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """What the host needs, in one go: all rows' `ended_by` and `steps`, and its own rows.
 
-    On an accelerator each array read by itself is a round trip.
+    Each process learns how long every slot is held, so that all refill the same ones. On an
+    accelerator each array read by itself is a round trip.
     """
+    known = (state.ended_by, state.steps)
     wanted = (state.tokens, state.lengths, state.steps, state.info)
     if state.ended_by.is_fully_addressable:
-        ended_by, rows = jax.device_get((state.ended_by, wanted))
-        return ended_by, np.arange(len(ended_by)), rows
+        (ended_by, steps), rows = jax.device_get((known, wanted))
+        return ended_by, steps, np.arange(len(ended_by)), rows
     everywhere = jax.NamedSharding(state.ended_by.sharding.mesh, jax.P())  # type: ignore[attr-defined]
-    ended_by = np.asarray(_copy_to(everywhere)(state.ended_by))
+    ended_by, steps = map(np.asarray, _copy_to(everywhere)(known))
     places, _ = local_rows(state.ended_by)
-    return ended_by, places, jax.tree.map(lambda x: local_rows(x)[1], wanted)
+    return ended_by, steps, places, jax.tree.map(lambda x: local_rows(x)[1], wanted)
 
 
 @functools.cache
 def _copy_to(sharding: Any) -> Any:
-    return jax.jit(jnp.copy, out_shardings=sharding)
+    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=sharding)

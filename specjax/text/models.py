@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-import warnings
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -11,9 +11,10 @@ import numpy as np
 
 from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_path, check_static
-from specjax.partitioning import Partitioner
+from specjax.partitioning import STANDARD_RULES, WHOLE_RULES, Partitioner
 from specjax.text.built_in import DEFAULT_PAIR, built_in_pair, real_path
 from specjax.text.fingerprint import digest, weights_fingerprint
+from specjax.text.vocabularies import Words, check_vocabularies, tell_special_ids
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.types import LanguageModel, Params
 
@@ -125,7 +126,7 @@ class Models:
             )
         self.named = named
         for name, model in named.items():
-            _check_vocabularies({name: _words(model), "verifier": _words(self.verifier)})
+            check_vocabularies({name: _words(model), "verifier": _words(self.verifier)})
             if model.mesh != self.verifier.mesh:
                 raise ValueError(
                     f"{name} and verifier have different meshes: load both with one mesh="
@@ -175,6 +176,7 @@ def load_text_model(
     tokenizer: PathLike | Tokenizer | None = None,
     check_weights: bool = True,
     head: bool = True,
+    replicate: bool = False,
 ) -> TextModel:
     """Loads one model with its tokenizer.
 
@@ -186,6 +188,8 @@ def load_text_model(
       tokenizer: a tokenizer or its path; by default that of the directory.
       check_weights: see `specjax.checkpoints.load_model`.
       head: whether to load the acceptance head in the directory, if there is one.
+      replicate: whether each device of the mesh has the whole model, which then computes without
+        collectives; else the mesh's axis `model` splits it.
 
     Returns:
       The model.
@@ -193,23 +197,28 @@ def load_text_model(
     Raises:
       FileNotFoundError: a directory or file is missing.
       TypeError: `path` is not a path or `mesh` is not a mesh.
-      ValueError: the directory is unreadable, or model and tokenizer, or its head, do not agree.
+      ValueError: the directory is unreadable; model and tokenizer, or its head, do not agree; or
+        the mesh does not divide the model's heads.
     """
     # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
-    from specjax.checkpoints import has_head, load_head, load_model
+    from specjax.checkpoints import has_head, load_head, load_model, read_config
 
     path = real_path(path)
     _check_path("path", path)
     _check_mesh(mesh)
     words = _tokenizer(path, tokenizer)
-    loaded = load_model(path, dtype=dtype, mesh=mesh, check_weights=check_weights)
+    if mesh is not None and not replicate:
+        _check_heads(path, read_config(path).num_heads, mesh)
+    rules = WHOLE_RULES if replicate else STANDARD_RULES
+    loaded = load_model(path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights)
     if not 0 <= words.pad_id < loaded.config.vocab_size:
         raise ValueError(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
             "correct generation_config.json"
         )
     found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
-    return TextModel(loaded.model, loaded.params, words, mesh, os.fspath(path), found)
+    model = dataclasses.replace(loaded.model, split=not replicate)
+    return TextModel(model, loaded.params, words, mesh, os.fspath(path), found)
 
 
 def load_pair(
@@ -222,6 +231,7 @@ def load_pair(
     tokenizer: PathLike | Tokenizer | None = None,
     check_weights: bool = True,
     head: bool = True,
+    replicate_drafter: bool = False,
 ) -> Pair:
     """Loads a drafter and a verifier; by default a built-in pair.
 
@@ -235,6 +245,7 @@ def load_pair(
       tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
       check_weights: see `specjax.checkpoints.load_model`.
       head: whether to load the acceptance heads in the directories, if there are any.
+      replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
 
     Returns:
       The pair.
@@ -262,6 +273,7 @@ def load_pair(
         tokenizer=tokenizer,
         check_weights=check_weights,
         head=head,
+        replicate=("drafter",) if replicate_drafter else (),
     )
     return Pair(loaded.named["drafter"], loaded.verifier)
 
@@ -273,6 +285,7 @@ def load_models(
     tokenizer: PathLike | Tokenizer | None = None,
     check_weights: bool = True,
     head: bool = True,
+    replicate: Collection[str] = (),
     **paths: PathLike,
 ) -> Models:
     """Loads any number of models, and checks that they have one vocabulary.
@@ -283,6 +296,7 @@ def load_models(
       tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
       check_weights: see `specjax.checkpoints.load_model`.
       head: whether to load the acceptance heads in the directories, if there are any.
+      replicate: the names of models of which each device has the whole (see `load_text_model`).
       **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
 
     Returns:
@@ -310,12 +324,14 @@ def load_models(
         for name, path in paths.items()
     }
     for name, size in sizes.items():
-        _check_vocabularies({name: size, "verifier": sizes["verifier"]})
-    _tell_special_ids(words)
+        check_vocabularies({name: size, "verifier": sizes["verifier"]})
+    tell_special_ids(words)
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     return Models(
         **{
-            name: load_text_model(path, tokenizer=words[name], **options)
+            name: load_text_model(
+                path, tokenizer=words[name], replicate=name in replicate, **options
+            )
             for name, path in paths.items()
         }
     )
@@ -345,40 +361,16 @@ def _check_mesh(mesh: Any) -> None:
         raise TypeError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
 
 
-# A model's path, its tokenizer's fingerprint and its vocabulary's size.
-_Words = tuple[str, str, int]
+def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
+    ways = mesh.shape["model"]
+    if heads % ways:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(
+            f"the mesh's model={ways} does not divide the {heads} heads of {os.fspath(path)}: "
+            f"choose one of {', '.join(map(str, fitting))} (MESH_MODEL), or let each device have "
+            "all of a drafter (replicate_drafter, REPLICATE_DRAFTER)"
+        )
 
 
-def _words(model: TextModel) -> _Words:
+def _words(model: TextModel) -> Words:
     return model.name, model.tokenizer.fingerprint, model.model.vocab_size
-
-
-def _check_vocabularies(models: dict[str, _Words]) -> None:
-    """Compares the vocabularies of two models, given by name (or of one with itself)."""
-    if len({words[1:] for words in models.values()}) == 1:
-        return
-    (_, first, _), (_, second, _) = models.values()
-    described = [
-        f"{path} has {size} ids (tokenizer {mark})" for path, mark, size in models.values()
-    ]
-    what = "tokenizers" if first != second else "vocabulary sizes"
-    raise ValueError(
-        f"{' and '.join(models)} have different {what}: {' but '.join(described)}; every id "
-        "must have the same meaning in both: choose models of one family"
-    )
-
-
-def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
-    """Warns if a model ends or pads texts with other tokens than the verifier."""
-    own = words["verifier"]
-    for name, other in words.items():
-        for what, ours, theirs in (
-            ("ends texts", own.eos_ids, other.eos_ids),
-            ("pads prompts", own.pad_id, other.pad_id),
-        ):
-            if ours != theirs:
-                warnings.warn(
-                    f"the {name} {what} with {theirs}, the verifier with {ours}: the tokens of the "
-                    "verifier are used",
-                    stacklevel=4,
-                )

@@ -3,11 +3,11 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import jax
 import tqdm
 
+from specjax.text import prompts as prompts_lib
 from specjax.text.engine import Engine, Finished
-from specjax.text.prompts import SlotPlan
+from specjax.text.prompts import TURNS, TURNS_AGAIN, SlotPlan
 from specjax.text.requests import Request
 from specjax.text.results import Row
 from specjax.text.stops import cut
@@ -18,8 +18,34 @@ from specjax.types import Method
 def are_independent(method: Method, requests: list[Request]) -> bool:
     """Whether a row comes out the same without the others, if these keep their slots."""
     longest = (None, method.max_draft)
-    same = method.independent_rows and all(r.draft_limit in longest for r in requests)
-    return same and jax.process_count() == 1  # a process sees the rounds of its own rows alone
+    return method.independent_rows and all(r.draft_limit in longest for r in requests)
+
+
+def plans_of(
+    method: Method, requests: list[Request], buckets: Sequence[int], batch_size: int
+) -> list[SlotPlan]:
+    """Which of a call's rows share slots; they follow from the arguments alone."""
+    lengths = [len(request.tokens) for request in requests]
+    turns = TURNS if are_independent(method, requests) else TURNS_AGAIN
+    multiple = row_multiple(method)
+    return list(prompts_lib.plan(lengths, buckets, batch_size, multiple, turns))
+
+
+def split(plans: Sequence[SlotPlan], count: int) -> list[list[int]]:
+    """Deals whole plans to `count` parts of much the same number of rows.
+
+    Args:
+      plans: which rows share slots.
+      count: the number of parts.
+
+    Returns:
+      The rows of each part, increasing.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
+    # The largest first, each to the part that has least.
+    for plan in sorted(plans, key=lambda plan: -len(plan.members)):
+        min(parts, key=len).extend(map(int, plan.members))
+    return [sorted(part) for part in parts]
 
 
 def checked_engines(
@@ -112,3 +138,15 @@ def to_row(tokenizer: Tokenizer, index: int, finished: Finished, stop: Sequence[
         log_probs_target=log_target,
         error=finished.error,
     )
+
+
+def check_most(rows: int, most: int | None) -> None:
+    """Raises ValueError for more rows than costs were measured of."""
+    if most is not None and rows > most:
+        told = f"rows must be at most {most}, of which the costs of CostAware were measured, got "
+        raise ValueError(f"{told}{rows}: give the Decoder batch_size={rows}")
+
+
+def row_multiple(method: Method) -> int:
+    """Slots and refills are multiples of this: the rows of a mesh are on several devices."""
+    return 1 if method.partitioner is None else method.partitioner.row_multiple

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from specjax.checkpoints.arrays import (
     same_values,
     unflatten,
 )
+from specjax.checkpoints.orbax import OrbaxReader
 from specjax.models import model_from_config
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.tokenizers.model_files import SpecialIds
@@ -78,6 +80,22 @@ def test_loads_straight_into_a_sharding(name, format, tmp_path):
         lambda: load_model(tmp_path / "out", mesh=mesh, shardings=everywhere),
         "`mesh` and `shardings` were both given",
     )
+
+
+def test_shards_are_read_by_themselves(tmp_path, monkeypatch):
+    """No device's host reads a whole array of our own format, and NaN is found where it lies."""
+    config, params = CONFIGS["t5_v1_1"], random_params(CONFIGS["t5_v1_1"])
+    save_model(tmp_path / "out", config, params)
+    monkeypatch.setattr(OrbaxReader, "arrays", None)
+    mesh = make_mesh(4, 2)
+    assert_same(load_model(tmp_path / "out", mesh=mesh).params, params)
+    kernel = params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    last = tuple(size - 1 for size in kernel.shape)
+    params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"] = kernel.at[last].set(jnp.nan)
+    save_model(tmp_path / "bad", config, params)
+    place = re.escape(f"decoder/layers_0/mlp/wo/kernel has nan at {last}")
+    with pytest.raises(ValueError, match=place):
+        load_model(tmp_path / "bad", mesh=mesh)
 
 
 def test_a_mesh_and_the_standard_rules(tmp_path):

@@ -197,7 +197,8 @@ def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):
 def test_workers_of_one_program_are_left_to_the_runtime(cloud):
     cloud.ready(2)
     assert cloud.launch(*RUN).returncode == 0
-    assert (cloud.path / "environment-home-1").read_text() == ""
+    told = (cloud.path / "environment-home-1").read_text()
+    assert told == "SPECJAX_DISTRIBUTED=1\n"
 
 
 def test_a_bucket_that_cannot_be_read_stops_the_run(cloud):

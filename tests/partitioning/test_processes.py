@@ -1,69 +1,48 @@
-"""Two processes with four devices each decode a fixed batch as one process with eight does."""
+"""Two processes with four devices each, as one program, decode as one process with eight does."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
+import re
 
 import pytest
 
-from tests import tiny_pair
-
-CHILD = """
-import json, os, sys
-import jax
-process, count, port, drafter, verifier, model = sys.argv[1:]
-if int(count) > 1:
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=int(count),
-                               process_id=int(process), initialization_timeout=60)
-import specjax
-from specjax import partitioning, rules
-from tests import tiny_pair
-mesh = partitioning.make_mesh(model=int(model))
-pair = specjax.load_pair(drafter=drafter, verifier=verifier, mesh=mesh)
-decoder = specjax.Decoder(pair, rule=rules.OPT(0.2), max_draft=3, max_new_tokens=10,
-                          batch_size=8, buckets=(16,))
-prompts = tiny_pair.sentences(8, seed=5)
-rows = decoder.rows(prompts, seed=3, rule=rules.OPT([0.0, 0.2] * 4), progress=False)
-print(json.dumps({row.index: [row.tokens.tolist(), row.ended_by] for row in rows}))
-print(json.dumps([pair.verifier.fingerprint, jax.process_count(), len(jax.local_devices())]))
-"""
+from tests.cli import kill_hosts
 
 
-def _decode(count: int, paths, model: int) -> tuple[dict, list]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // count}",
-        "PYTHONPATH": os.getcwd(),
-    }
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(i), str(count), str(port), paths["drafter"],
-             paths["verifier"], str(model)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    rows: dict[str, list] = {}
-    facts = []
-    for child in children:
-        out, err = child.communicate(timeout=300)
-        assert child.returncode == 0, err[-3000:]
-        own, fact = (json.loads(line) for line in out.strip().splitlines()[-2:])
-        assert not rows.keys() & own.keys()
-        assert count == 1 or own, "each process has rows of its own"
-        rows |= own
-        facts.append(fact)
-    return rows, facts
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    return kill_hosts.Run(tmp_path_factory.mktemp("program"), "program", 24)
 
 
-@pytest.mark.parametrize("model", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_two_processes_agree_with_one(tmp_path, model):
-    paths = tiny_pair.write_pair(tmp_path)
-    one, [[fingerprint, *_]] = _decode(1, paths, model)
-    two, facts = _decode(2, paths, model)
-    assert one == two and len(one) == 8
-    assert facts == [[fingerprint, 2, 4]] * 2
+def test_two_processes_write_what_one_does(setting, tmp_path):
+    setting.alone(tmp_path / "alone")
+    for child in setting.both(tmp_path / "both"):
+        kill_hosts.finish(child)
+    kill_hosts.compare(tmp_path / "both", tmp_path / "alone")
+    parts = sorted((tmp_path / "both").glob("part-*/predictions.jsonl"))
+    rows = [path.read_bytes().splitlines() for path in parts]
+    assert len(rows) == 2 and all(len(own) > 4 for own in rows) and sum(map(len, rows)) == 24
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", kill_hosts.MESHES)
+def test_a_process_that_is_killed_is_started_again(way):
+    assert kill_hosts.run(way, 10, seed=1)["kills"] == 10
+
+
+@pytest.mark.exhaustive
+def test_a_process_with_another_input_ends_both(setting, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("ba\n" * 24)
+    for child in setting.both(tmp_path / "out", INPUT=other):
+        _, told = child.communicate(timeout=300)
+        assert child.returncode == 2, told
+        assert re.search(r"^specjax infer: process 1 has an input that differs", told, re.M)
+
+
+@pytest.mark.exhaustive
+def test_a_process_that_refuses_its_input_ends_both(setting, tmp_path):
+    first, second = setting.both(tmp_path / "out", INPUT=tmp_path / "nothing.txt")
+    _, told = second.communicate(timeout=300)
+    assert second.returncode == 2 and "nothing.txt" in told
+    _, told = first.communicate(timeout=300)
+    assert first.returncode == 1, told
+    assert re.search(r"^specjax infer: process 0 of 2 has lost another one", told, re.M)

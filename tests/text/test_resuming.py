@@ -115,7 +115,7 @@ def test_a_call_that_is_stopped_after_every_row_ends(decoder, seen):
     assert all(bits(done[place]) == bits(whole[place]) for place in whole)
 
 
-@pytest.mark.parametrize("reason", ["draft limits", "drafts of any length", "processes"])
+@pytest.mark.parametrize("reason", ["draft limits", "drafts of any length"])
 def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypatch, reason):
     stopping = policies.AfterTokenOne() if reason == "drafts of any length" else None
     decoder = specjax.Decoder(pair, **METHODS["block"], stopping=stopping, **SHAPE)
@@ -123,8 +123,6 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     turns = []
     plan = prompts_lib.plan
     monkeypatch.setattr(prompts_lib, "plan", lambda *args: turns.append(args[-1]) or plan(*args))
-    if reason == "processes":
-        monkeypatch.setattr(jax, "process_count", lambda: 2)
     whole, everything = decode(decoder, seen, {}, **options)
     rounds = {place: int(row.info.rounds) for place, row in whole.items() if place != 3}
     rest, happened = decode(decoder, seen, rounds, **options)

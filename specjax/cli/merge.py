@@ -1,0 +1,38 @@
+"""`specjax merge DIRECTORY`: one file of predictions from the parts of several processes."""
+
+import argparse
+import functools
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specjax.runs.run_directory import RunDirectory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "directory",
+        help="the directory of the run, which gets predictions.jsonl and metrics.json",
+    )
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        help="the directories of the parts, part-I-of-N, or those that have them in them (default: "
+        "what is in the run's directory, or one level below, as launch/tpu.sh fetches it)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merges, and prints the metrics as one line of JSON."""
+    from specjax.runs import parts
+
+    on_start = functools.partial(_record, command=args.command_line)
+    print(json.dumps(parts.merge(args.directory, args.parts, on_start=on_start)))
+    return 0
+
+
+def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
+    from specjax.runs import parts
+
+    run.record(command=command, config=parts.gin_text(paths), paths=paths)

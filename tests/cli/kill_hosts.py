@@ -1,0 +1,163 @@
+"""Kills one of two processes of `specjax infer` at random moments, and starts it again.
+
+    python tests/cli/kill_hosts.py replicas --kills 10
+    python tests/cli/kill_hosts.py program --kills 10
+
+Two processes of four virtual devices each decode a file with a tiny pair: as replicas, or as one
+program, whose other process must then end by itself. At the end the rows must equal, byte for byte,
+those of a single process that nobody disturbs: as a replica with a replica's devices, as a program
+with all of them.
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROWS = 500
+DEVICES = 8
+# What each way adds to the command.
+MESHES = {"replicas": {"MESH_DATA": 4}, "program": {"MESH_DATA": 4, "MESH_MODEL": 2}}
+
+
+class Run:
+    """What the children need, in one temporary directory."""
+
+    def __init__(self, directory: Path, way: str, rows: int) -> None:
+        from tests import tiny_pair
+
+        self.way, self.directory, self.rows = way, directory, rows
+        self.pair = tiny_pair.write_pair(directory / "pair")
+        self.input = directory / "input.txt"
+        self.input.write_text("".join(f"{s}\n" for s in tiny_pair.sentences(rows)))
+
+    def start(
+        self, output: Path, words: list[str], devices: int, **other: object
+    ) -> subprocess.Popen:
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
+            "--xla_backend_optimization_level=0",
+            "PYTHONPATH": str(ROOT),
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": str(self.directory / "programs"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        settings = {
+            "INPUT": self.input,
+            "OUTPUT_DIR": output,
+            "VERIFIER": self.pair["verifier"],
+            "DRAFTER": self.pair["drafter"],
+            "MAX_NEW_TOKENS": 16,
+            "MAX_DRAFT": 2,
+            "BATCH_SIZE": 8,
+            "Decoder.buckets": "(16,)",
+            **MESHES[self.way],
+            **other,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "specjax", "infer", *words]
+            + [f"--gin.{name}={value}" for name, value in settings.items()],
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def alone(self, output: Path) -> None:
+        devices = DEVICES if self.way == "program" else DEVICES // 2
+        finish(self.start(output, [], devices))
+
+    def both(self, output: Path, **others: object) -> list[subprocess.Popen]:
+        """Starts both; `others` are settings of the second one alone."""
+        words = []
+        if self.way == "program":
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                words = ["--coordinator_address", f"127.0.0.1:{free.getsockname()[1]}"]
+        return [self.one(output, i, words, **(others if i else {})) for i in range(2)]
+
+    def one(self, output: Path, index: int, words: list[str], **other: object) -> subprocess.Popen:
+        place = ["--process_count", "2", "--process_index", str(index)]
+        return self.start(output, [*place, *words], DEVICES // 2, **other)
+
+    def written(self, output: Path) -> int:
+        files = output.glob("part-*/predictions.jsonl")
+        return sum(path.read_bytes().count(b"\n") for path in files)
+
+
+def finish(child: subprocess.Popen) -> None:
+    _, told = child.communicate()
+    assert child.returncode == 0, told
+
+
+def kill_one(run: Run, output: Path, children: list[subprocess.Popen], rng: random.Random) -> int:
+    """Kills one of two when some more rows are there; returns how many there were."""
+    target = run.written(output) + rng.randint(0, run.rows // 8)
+    while run.written(output) < min(target, run.rows - 1):
+        if all(child.poll() is not None for child in children):
+            break
+        time.sleep(0.01)
+    running = [i for i, child in enumerate(children) if child.poll() is None]
+    if not running:
+        return run.written(output)
+    index = rng.choice(running)
+    children[index].kill()
+    children[index].communicate()
+    if run.way == "replicas":
+        children[index] = run.one(output, index, [])
+    else:
+        _, told = children[1 - index].communicate(timeout=300)
+        assert children[1 - index].returncode != 0, "it went on alone"
+        assert index == 0 or "has lost another one" in told, told
+        children[:] = run.both(output)
+    return run.written(output)
+
+
+def compare(output: Path, expected: Path) -> None:
+    ours, theirs = ((path / "predictions.jsonl").read_bytes() for path in (output, expected))
+    assert ours == theirs, "predictions.jsonl differs"
+    metrics = [json.loads((path / "metrics.json").read_text()) for path in (output, expected)]
+    metrics[1].pop("this_process")
+    assert metrics[0] == metrics[1]
+
+
+def run(way: str, kills: int, seed: int, rows: int = ROWS) -> dict:
+    """Returns what happened; raises AssertionError where the outcomes differ."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        setting = Run(Path(temporary), way, rows)
+        undisturbed = Path(temporary, "undisturbed")
+        setting.alone(undisturbed)
+        moments: list[int] = []
+        runs = 0
+        while not runs or len(moments) < kills:
+            output = Path(temporary, f"disturbed{runs}")
+            children = setting.both(output)
+            while len(moments) < kills and setting.written(output) < rows * 7 // 8:
+                moments.append(kill_one(setting, output, children, rng))
+            for child in children:
+                finish(child)
+            compare(output, undisturbed)
+            runs += 1
+    return {"way": way, "kills": len(moments), "runs": runs, "rows": rows, "killed_at": moments}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=MESHES)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(json.dumps(run(arguments.way, arguments.kills, arguments.seed, arguments.rows)))

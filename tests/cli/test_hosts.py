@@ -1,0 +1,139 @@
+"""The options of several processes, and replicas of `specjax infer`."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+import specjax
+from specjax import drafting
+from specjax.cli import hosts
+from specjax.cli.main import main
+from specjax.runs.processes import Part
+from specjax.text import assembly
+from tests.cli.infer_command import TEXTS, arguments, write
+
+BUCKETS = {"Decoder__buckets": "(4, 16)"}
+
+
+def replica(index, count=2):
+    return ["--process_count", str(count), "--process_index", str(index)]
+
+
+@pytest.fixture(scope="module")
+def alone(paths, tmp_path_factory):
+    """The input, and the output of one process."""
+    directory = tmp_path_factory.mktemp("alone")
+    source = write(directory, [*TEXTS, ""])
+    assert main(arguments(paths, source, directory / "out", **BUCKETS)) == 0
+    return source, directory / "out"
+
+
+def test_replicas_write_what_one_process_writes(paths, alone, tmp_path, capsys, monkeypatch):
+    source, expected = alone
+    output = tmp_path / "out"
+    command = arguments(paths, source, output, **BUCKETS)
+    monkeypatch.setenv("SPECJAX_PROCESS_COUNT", "2")
+    monkeypatch.setenv("SPECJAX_PROCESS_INDEX", "1")
+    assert main(command) == 0
+    assert "this is part 1 of 2. The last part to end writes" in capsys.readouterr().err
+    assert not (output / "predictions.jsonl").exists()
+    monkeypatch.delenv("SPECJAX_PROCESS_COUNT")
+    monkeypatch.delenv("SPECJAX_PROCESS_INDEX")
+    assert main([*command, *replica(0)]) == 0
+    assert "the 2 parts are one: 12 predictions" in capsys.readouterr().err
+    own = [(output / Part(i, 2).name / "predictions.jsonl").read_bytes() for i in range(2)]
+    assert all(len(data.splitlines()) > 2 for data in own)
+    written = (expected / "predictions.jsonl").read_bytes()
+    assert (output / "predictions.jsonl").read_bytes() == written
+    configs = [json.loads((path / "infer_config.json").read_text()) for path in (output, expected)]
+    assert configs[0]["fingerprint"] == configs[1]["fingerprint"]
+    # A part that was killed after two rows, and started again, by the same process.
+    path = output / Part(1, 2).name / "predictions.jsonl"
+    path.write_bytes(b"".join(own[1].splitlines(keepends=True)[:2]) + own[1][:7])
+    (output / "predictions.jsonl").unlink()
+    assert main([*command, *replica(1)]) == 0
+    assert json.loads(capsys.readouterr().out)["this_process"]["rows"] == own[1].count(b"\n") - 2
+    assert path.read_bytes() == own[1]
+    assert (output / "predictions.jsonl").read_bytes() == written
+    # What is merged is a run like any other.
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["this_process"]["rows"] == 0
+
+
+def test_a_part_of_another_run_is_refused_before_it_decodes(paths, alone, capsys):
+    source, output = alone
+    assert main([*arguments(paths, source, output, SEED=7, **BUCKETS), *replica(0)]) == 2
+    told = capsys.readouterr().err
+    assert "holds a run of another configuration (seed: 0 there, 7 here)" in told
+    assert not list(output.glob("part-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--process_count", "2"], "--process_count is given without --process_index"),
+        (["--process_index", "2"], "--process_index is given without --process_count"),
+        (replica(2), "process_index must be in 0 .. 1, below process_count, got 2"),
+        (replica("one"), "--process_index (or SPECJAX_PROCESS_INDEX) must be a whole number"),
+        (["--distributed", *replica(0)], "--distributed takes all from the cluster"),
+        (["--coordinator_address", "a:1"], "--coordinator_address needs --process_count"),
+        ([*replica(0), "--coordinator_address", "a"], "must be HOST:PORT, the same for all"),
+    ],
+)
+def test_options_that_contradict_are_refused(paths, alone, tmp_path, capsys, words, message):
+    assert main([*arguments(paths, alone[0], tmp_path / "out"), *words]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+
+
+def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
+    class Arguments:
+        process_count = process_index = coordinator_address = distributed = None
+
+    joined = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given: joined.append(given))
+    before = jax.config.jax_enable_preemption_service
+    try:
+        assert hosts.start(Arguments) is None and not joined
+        monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+        assert hosts.start(Arguments) is None and not joined
+        monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
+        assert hosts.start(Arguments) is None
+        assert joined == [(None, None, None)]
+        # JAX must leave SIGTERM alone.
+        assert not jax.config.jax_enable_preemption_service
+    finally:
+        jax.config.update("jax_enable_preemption_service", before)
+
+
+def test_meshes_that_divide_nothing_are_refused(paths, alone, tmp_path, capsys):
+    def refused(**settings):
+        assert main(arguments(paths, alone[0], tmp_path / "out", **settings)) == 2
+        return capsys.readouterr().err
+
+    told = refused(MESH_MODEL=4)
+    assert "the mesh's model=4 does not divide the 2 heads of" in told
+    assert "choose one of 1, 2 (MESH_MODEL)" in told and told.count("\n") == 1
+    told = refused(MESH_DATA=3, MESH_MODEL=1)
+    assert (
+        "batch_size=4 must be a multiple of 3, over which the mesh spreads rows: choose 6" in told
+    )
+    assert "data=8 times model=2 needs 16 devices" in refused(MESH_DATA=8, MESH_MODEL=2)
+
+
+def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, monkeypatch, capsys):
+    measured = drafting.Costs((1, 4), (1, 2, 4), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
+    pair = specjax.load_pair(**paths)
+    measured = dataclasses.replace(measured, pair=pair.fingerprint)
+    monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
+    command = arguments(paths, alone[0], tmp_path / "out", method="adaptive_cost", **BUCKETS)
+    assert main([*command, *replica(0)]) == 2
+    assert "costs cannot be measured by each of several processes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_process_scores(capsys):
+    assert main(["evaluate", "--gin.PREDICTIONS=nothing.jsonl", *replica(1)]) == 0
+    assert "process 1 of 2 has nothing to do: process 0 scores" in capsys.readouterr().err
