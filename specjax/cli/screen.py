@@ -11,7 +11,7 @@ _COLUMNS = (
     *("defers", "tokens_per_call", "deferral_rate", "nats_per_token", "latency", "speedup"),
 )
 _NOTES = (
-    "From one pass over the verifier's own texts: no setting was decoded. Lossless tokens per call",
+    "From one pass over the verifier's own texts: no setting was decoded. The rounds of Lossless",
     "are unbiased; other rules write other texts, whose contexts this pass has not seen.",
 )
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         partitioning.make_mesh,
         text.load_pair,
         text.load_text_model,
-        tuning.Grid,
+        tuning.ScreenGrid,
         tuning.screen_settings,
         shown,
     )

@@ -287,8 +287,8 @@ def _file(key: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value in gin's language; a text stands as it is, and may be a reference."""
-    return value if isinstance(value, str) else repr(value)
+    """A value in gin's language; a text may be a reference."""
+    return value if isinstance(value, str) and value[:1] in ("@", "%") else repr(value)
 
 
 def _is_number(text: str) -> bool:

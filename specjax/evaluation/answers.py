@@ -43,8 +43,7 @@ class AnswerAfter:
         _, found, after = text.rpartition(self.marker)
         if not found:
             return text.strip() if self.without == "all" else ""
-        lines = after.strip().splitlines()
-        return lines[0].strip() if lines else ""
+        return after.partition("\n")[0].strip()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -173,14 +173,14 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
     impossible = known & np.isneginf(p)
     finite = known & ~impossible
     nats = np.subtract(target, p, out=np.zeros_like(p), where=finite)
-    unread = np.isnan(p) & ~np.isnan(target)
-    if unread.any():
-        nats, known = np.zeros_like(p), np.zeros_like(known)
+    # In every row, so that no resample of the rows, and no other seed, tells a figure without them.
+    unread = np.full(p.shape, (np.isnan(p) & ~np.isnan(target)).any())
 
     def score(sums: np.ndarray) -> np.ndarray:
-        return np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
+        figure = np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
+        return np.where(sums[:, 3] > 0, np.nan, figure)
 
-    return Sums(np.stack([nats, count * known, impossible & known], axis=1), score)
+    return Sums(np.stack([nats, count * known, impossible & known, unread], axis=1), score)
 
 
 def impossible_share(log_p: ArrayLike) -> Sums:

@@ -259,13 +259,14 @@ def _time(
     """The times of each; they take turns at every chunk, each as often first as the other."""
     shape = (len(seeds), bench.measuring.repeats, len(chunks))
     found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
-    order = list(zip(decoders, found, strict=True))
+    both = list(zip(decoders, found, strict=True))
     for repeat in range(shape[1]):
         for i, seed in enumerate(seeds):
             for j, chunk in enumerate(chunks):
+                # A text meets both orders over its repeats and seeds.
+                order = both if (repeat + i + j) % 2 else both[::-1]
                 for decoder, times in order:
                     spent, emitted = _run(decoder, bench, chunk, seed)
                     times.seconds[i, repeat, j] = spent
                     times.tokens[i, j] = emitted
-                order.reverse()
     return found

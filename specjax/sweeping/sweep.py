@@ -22,6 +22,8 @@ import os
 import sys
 import time
 import traceback
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -45,6 +47,10 @@ _RESAMPLED = "resampled.npz"
 _MADE = (POINTS_NAME, DETAILS_NAME, RESULTS_NAME, *plots.PLOTS)
 _DONE, _FAILED = "done", "failed"
 _LONGEST = 500
+# What a line, or the file of a point's resamples, may raise where it was changed or cut.
+_UNREADABLE = (
+    ValueError, LookupError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 
 
 class Maker(Protocol):
@@ -215,7 +221,7 @@ class _Directory:
                 if record["status"] == _DONE:
                     self.scored[point] = self._scores(point, record)
                 self._records[point] = record
-            except (ValueError, LookupError, TypeError, OSError):
+            except _UNREADABLE:
                 raise ValueError(
                     f"{path}:{number}: the line is no point of this sweep, has been changed, or "
                     f"what belongs to it in {DETAILS_NAME}/ is missing: delete line {number} and "

@@ -108,12 +108,12 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> list[dict[str
     for curve, points in curves(list(scored)).items():
         verifier = scored.get(Point(method=VERIFIER, temperature=curve.temperature))
         known = [p for p in points if _has(scored[p], RELATIVE) and _has(scored[p], quality)]
-        if verifier is None or not known:
+        if verifier is None or not known or not _has(verifier, quality):
             continue
         row: dict[str, Any] = {"curve": curve.to_dict(), "points": len(known)}
         cost, cost_again = _columns(scored, known, RELATIVE)
         good, good_again = _columns(scored, known, quality)
-        wanted = verifier.figures[quality]["value"] or 0.0
+        wanted = _value(verifier, quality)
         made = {
             "latency_reduction": (
                 1.0 / least_cost(cost, good, wanted),
@@ -138,15 +138,15 @@ def _measured(
     scored: Scored, points: list[Point], verifier: Scores, quality: str, bootstrap: Bootstrap
 ) -> dict[str, Any]:
     """The fastest of the measured points that are not shown to be worse than the verifier."""
-    wanted = verifier.figures[quality]["value"] or 0.0
+    wanted = _value(verifier, quality)
 
     def kept(point: Point) -> bool:
         apart = scored[point].resampled[quality] - verifier.resampled[quality]
-        value = (scored[point].figures[quality]["value"] or 0.0) - wanted
+        value = _value(scored[point], quality) - wanted
         return bootstrap.summary(value, apart).high >= 0.0
 
     def latency(point: Point) -> float:
-        return scored[point].figures[RELATIVE]["value"] or np.inf
+        return _value(scored[point], RELATIVE)
 
     best = min(filter(kept, points), key=latency, default=None)
     return {
@@ -159,6 +159,12 @@ def _columns(scored: Scored, points: list[Point], name: str) -> tuple[np.ndarray
     """A figure of a curve's points `[m]`, and its resamples `[R, m]`."""
     values = np.asarray([scored[point].figures[name]["value"] for point in points], np.float64)
     return values, np.stack([scored[point].resampled[name] for point in points], axis=-1)
+
+
+def _value(scores: Scores, name: str) -> float:
+    value = scores.figures[name]["value"]
+    assert value is not None  # see _has
+    return value
 
 
 def _has(scores: Scores, name: str) -> bool:

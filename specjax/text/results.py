@@ -157,6 +157,7 @@ class Row:
         `log_probs=True` asked for them.
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
       error: which model gave NaN in which step, or None.
+      eos_id: the end-of-sequence token that ended it, or None.
     """
 
     index: int
@@ -168,6 +169,7 @@ class Row:
     log_probs: np.ndarray | None = dataclasses.field(default=None, repr=False)
     log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
     error: str | None = None
+    eos_id: int | None = None
 
     @property
     def ended(self) -> bool:

@@ -126,7 +126,8 @@ def to_row(tokenizer: Tokenizer, index: int, finished: Finished, stop: Sequence[
     log_p, log_target = (
         None if x is None else x[: len(tokens)] for x in (info.token_log_p, info.token_log_target)
     )
-    output = tokens[:-1] if finished.ended_by == "eos" else tokens
+    ended = finished.ended_by == "eos"
+    output = tokens[:-1] if ended else tokens
     return Row(
         index=index,
         text=cut(tokenizer.decode(output.tolist()), stop),
@@ -137,6 +138,7 @@ def to_row(tokenizer: Tokenizer, index: int, finished: Finished, stop: Sequence[
         log_probs=log_p,
         log_probs_target=log_target,
         error=finished.error,
+        eos_id=int(tokens[-1]) if ended else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from specjax.tuning.expectation import Expected, expect
 from specjax.tuning.gin_file import gin_bindings, gin_text
-from specjax.tuning.grid import DEFAULT_RULES, Grid
+from specjax.tuning.grid import DEFAULT_RULES, ScreenGrid
 from specjax.tuning.hierarchies import ALONE, Hierarchy, hierarchies
 from specjax.tuning.measurement import Measured, SpeedUp, choose, measure, speedup
 from specjax.tuning.screen import Screened, check_settings, screen
@@ -28,10 +28,10 @@ __all__ = [
     "VERIFICATIONS",
     "Copies",
     "Expected",
-    "Grid",
     "Hierarchy",
     "Law",
     "Measured",
+    "ScreenGrid",
     "Screened",
     "Screening",
     "Setting",

@@ -33,7 +33,7 @@ DEFAULT_RULES: Mapping[str, Sequence[float]] = MappingProxyType(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Grid:
+class ScreenGrid:
     """What is combined; `settings` lists the combinations.
 
     Attributes:

@@ -98,10 +98,10 @@ def screen(
     """What settings should bring, with no decoding.
 
     Each drafter and the verifier read the texts once at each temperature. For texts that the
-    verifier has drawn at a setting's own temperature, top-k and top-p, tokens per call of
-    `Lossless` are unbiased, by token and by block verification and with any stopping policy that
-    reads the draft alone. For other rules they are approximate: their texts follow pi, and here
-    contexts are the verifier's.
+    verifier has drawn at a setting's own temperature, top-k and top-p, the rounds of each text
+    under `Lossless` are unbiased, by token and by block verification and with any stopping policy
+    that reads the draft alone. For other rules they are approximate: their texts follow pi, and
+    here contexts are the verifier's.
 
     Args:
       models: by name: "verifier", and the drafters of the settings.

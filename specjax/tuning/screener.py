@@ -20,7 +20,7 @@ from specjax.data import Example
 from specjax.runs.environment import environment
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair, TextModel
-from specjax.tuning.grid import Grid
+from specjax.tuning.grid import ScreenGrid
 from specjax.tuning.screen import Screened, check_settings, screen
 from specjax.tuning.settings import Drawn, Setting
 from specjax.tuning.texts import (
@@ -51,7 +51,7 @@ def screen_settings(
     make_pair: Callable[[], Pair],
     make_model: Callable[..., TextModel],
     *,
-    grid: Grid,
+    grid: ScreenGrid,
     prompts: Iterable[Example],
     output_dir: PathLike,
     drafters: Sequence[PathLike] = (),
@@ -99,8 +99,8 @@ def screen_settings(
       ValueError: too few prompts, a setting that cannot be screened, or an `output_dir` that holds
         another run.
     """
-    if not isinstance(grid, Grid):
-        raise TypeError(f"grid must be a Grid(...), got {grid!r}")
+    if not isinstance(grid, ScreenGrid):
+        raise TypeError(f"grid must be a ScreenGrid(...), got {grid!r}")
     for name, value in (("chat", chat), ("with_times", with_times)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")

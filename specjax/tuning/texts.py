@@ -97,12 +97,12 @@ def verifier_texts(
       ValueError: the model gives NaN.
     """
     asked: list[Any] = list(prompts)
-    eos = list(verifier.tokenizer.eos_ids)[:1]
     outputs = []
     for row in decoder(asked, seed=seed, progress=False):
         if row.error is not None:
             raise ValueError(f"{verifier.name}: {row.error}: look at the weights")
-        outputs.append(np.asarray([*row.tokens, *(eos if row.ended_by == "eos" else [])], np.int32))
+        end = [] if row.eos_id is None else [row.eos_id]
+        outputs.append(np.asarray([*row.tokens, *end], np.int32))
     return Texts(prompts, outputs)
 
 

@@ -11,7 +11,7 @@ import pytest
 from specjax import rules, testing, verification
 from specjax.text import TextModel
 from specjax.tokenizers import ByteTokenizer
-from specjax.tuning import Grid, Setting, Texts, Times, screen, verifier_texts
+from specjax.tuning import ScreenGrid, Setting, Texts, Times, screen, verifier_texts
 from specjax.tuning.positions import positions
 from tests.tuning.chains import all_texts, expected_rounds
 
@@ -86,19 +86,21 @@ def test_hundreds_of_strengths_are_one_program_each_rule(models, texts):
     few = Texts(texts.prompts[:8], texts.outputs[:8])
     before = positions._cache_size()
     strengths = tuple(np.linspace(-0.5, 1.5, 150))
-    grid = Grid(rules={"OPT": strengths, "diff_log": strengths[:60]}, max_drafts=(1, 2, 3, 5))
+    grid = ScreenGrid(rules={"OPT": strengths, "diff_log": strengths[:60]}, max_drafts=(1, 2, 3, 5))
     found = screen(models, few, grid.settings())
     assert len(found) == 1 + 210 * 4 * 2
     assert positions._cache_size() - before <= 2
-    screen(models, few, Grid(rules={"OPT": (7.0,)}).settings())
+    screen(models, few, ScreenGrid(rules={"OPT": (7.0,)}).settings())
     assert positions._cache_size() - before <= 2
     # Whether it would be seen: another rule is another program.
-    screen(models, few, Grid(rules={"Chow": (0.5,)}).settings())
+    screen(models, few, ScreenGrid(rules={"Chow": (0.5,)}).settings())
     assert positions._cache_size() - before == 3
 
 
 def test_order_and_company_change_nothing(models, texts):
-    settings = Grid(rules={"lossless": (), "token_v3": (0.3, 0.8)}, max_drafts=(1, 3)).settings()
+    settings = ScreenGrid(
+        rules={"lossless": (), "token_v3": (0.3, 0.8)}, max_drafts=(1, 3)
+    ).settings()
     together = screen(models, texts, settings)
     assert [one.setting for one in together] == settings
     again = screen(models, texts, [settings[3]])

@@ -6,7 +6,7 @@ import pytest
 
 from specjax import drafting, rules
 from specjax.cli.gin_config import SHIPPED
-from specjax.tuning import RULES, Grid, Setting
+from specjax.tuning import RULES, ScreenGrid, Setting
 
 
 def test_a_setting_is_hashable_and_goes_through_json():
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_named(name):
 
 
 def test_a_grid_lists_each_combination_once():
-    grid = Grid(
+    grid = ScreenGrid(
         rules={"lossless": (), "opt": (0.1, 0.2)},
         temperatures=(0.0, 1.0),
         max_drafts=(2, 2, 5),
@@ -68,11 +68,11 @@ def test_a_grid_lists_each_combination_once():
     assert len(settings) == len(set(settings)) == 2 * (1 + 2 * 3 * 4 * 2)
     assert settings[0] == Setting(max_draft=0, temperature=0.0)
     assert {one.max_draft for one in settings if one.stopping} == {9}
-    assert Grid(**grid.to_dict()) == grid
+    assert ScreenGrid(**grid.to_dict()) == grid
 
 
 def test_the_usual_grid_has_hundreds_and_all_rules():
-    settings = Grid().settings()
+    settings = ScreenGrid().settings()
     assert len(settings) > 300 and {one.rule for one in settings} == set(RULES)
 
 
@@ -91,4 +91,4 @@ WRONG_GRIDS = {
 def test_what_is_wrong_in_a_grid_is_named(name):
     values, kind, told = WRONG_GRIDS[name]
     with pytest.raises(kind, match=told):
-        Grid(**values)
+        ScreenGrid(**values)

@@ -266,7 +266,10 @@ class _Bench:
             "kind": _kinds(one),
             "drafts": one.described(list(self.models)),
             "tokens_per_call": own.tokens_per_call,
-            "same": sum(a == b for a, b in zip(own.outputs, alone.outputs, strict=True)),
+            # Drawn texts differ by chance.
+            "same": None
+            if temperature
+            else sum(a == b for a, b in zip(own.outputs, alone.outputs, strict=True)),
         }
         for name, of_all in costs.items():
             improved = [improvement(found[x], self._named(x, of_all)) for x in singles]

@@ -14,8 +14,8 @@ from specjax.cli.bench.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.text import Decoder
 from specjax.tuning import (
-    Grid,
     Screened,
+    ScreenGrid,
     Setting,
     check_settings,
     rank_correlation,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> Report:
     positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
     pairs.check_positive(args, *positive)
     one_number("--temperature", args.temperature, low=0.0, open_high=True)
-    grid = Grid(
+    grid = ScreenGrid(
         rules={name: RULES[name] for name in args.rules},
         temperatures=(args.temperature,),
         max_drafts=tuple(args.drafts),
