@@ -173,7 +173,7 @@ run() {
   "$SPECJAX" "$COMMAND" "$@" --gin.OUTPUT_DIR="$OUTPUT" &
   child=$!
   # A machine that is taken away sends TERM first: what there is then goes to the bucket.
-  trap 'kill -TERM "$child" 2>/dev/null' TERM INT
+  trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT
   while true; do
     status=0
     wait "$child" || status=$?

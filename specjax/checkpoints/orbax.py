@@ -104,6 +104,8 @@ class OrbaxReader:
         try:
             with quiet():
                 (value,) = flatten(self._checkpointer.restore(self.directory, args)).values()
+        except jax.errors.JaxRuntimeError:
+            raise  # another process is lost, not the checkpoint
         except Exception as error:
             raise ValueError(_damaged(self.directory, error)) from None
         return value

@@ -17,7 +17,6 @@ KINDS = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-_BYTES = {"pred": 1, "bf16": 2, "f8": 1}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(
     rf"= (\(?\w+\[.*?) ({'|'.join(KINDS)})(-start)?\(|= \(?.*? (while)\(", re.S
@@ -122,7 +121,5 @@ def _collective(result: str, kind: str, started: bool, loops: tuple[int | None, 
 
 
 def _itemsize(dtype: str) -> int:
-    if dtype in _BYTES:
-        return _BYTES[dtype]
-    bits = re.sub(r"^\D+", "", dtype)
-    return max(1, int(bits or 8) // 8)
+    bits = re.match(r"[a-z]+(\d+)", dtype)  # such as f8e4m3fn; pred has none
+    return max(1, int(bits[1] if bits else 8) // 8)

@@ -47,7 +47,10 @@ class LostProcessError(RuntimeError):
 
 
 # What JAX, gloo, NCCL and gRPC say where another process is gone.
-_LOST = ("Gloo", "gloo", "NCCL", "coordination", "Coordination", "UNAVAILABLE", "ABORTED")
+_LOST = (
+    "Gloo", "gloo", "NCCL", "coordination", "Coordination", "UNAVAILABLE", "ABORTED",
+    "DEADLINE_EXCEEDED",
+)  # fmt: skip
 
 
 def join(

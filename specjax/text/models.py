@@ -359,6 +359,12 @@ def _check_path(name: str, path: Any) -> None:
 def _check_mesh(mesh: Any) -> None:
     if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
         raise TypeError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
+    if mesh is not None and "model" not in mesh.shape:
+        axes = ", ".join(mesh.axis_names)
+        raise ValueError(
+            f"mesh must have an axis called model, got {axes}: make it with "
+            "specjax.partitioning.make_mesh"
+        )
 
 
 def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
