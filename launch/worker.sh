@@ -160,8 +160,6 @@ run() {
   if [[ -n $BUCKET ]]; then
     PLACE="${BUCKET%/}/$RUN_NAME/worker-$INDEX"
     pull
-    keep_pushing &
-    pusher=$!
   fi
   [[ -z $DATA ]] || patiently gcloud storage rsync --quiet --recursive "$DATA" data ||
     die "DATA=$DATA cannot be read: check it and the service account's rights"
@@ -169,6 +167,10 @@ run() {
     export_replica
   elif ((COUNT > 1)); then
     export SPECJAX_DISTRIBUTED=1 # one program, whose processes JAX finds by itself
+  fi
+  if [[ -n $BUCKET ]]; then
+    keep_pushing & # nothing fails between it and the program, which would leave it alive
+    pusher=$!
   fi
   "$SPECJAX" "$COMMAND" "$@" --gin.OUTPUT_DIR="$OUTPUT" &
   child=$!
