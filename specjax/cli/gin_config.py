@@ -144,6 +144,8 @@ def configure(
         check_path(path, "--gin_file=")
     reading = ""  # the file or the override that gin is at
     gin.clear_config()
+    # gin has no call that forgets the folders of an earlier configuration, which would go first.
+    del gin.config._LOCATION_PREFIXES[1:]
     for folder in folders:
         gin.add_config_file_search_path(folder)
     try:

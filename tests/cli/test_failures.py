@@ -50,7 +50,7 @@ def test_anything_else_is_one_line_with_a_log_and_status_1(capsys, tmp_path, mon
 
 def test_a_command_that_breaks_says_so(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(inference, "read_examples", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(inference, "read_inputs", lambda *_, **__: 1 / 0)
     assert main(["infer", "--gin.INPUT=x", f"--gin.OUTPUT_DIR={tmp_path / 'out'}"]) == 1
     error = capsys.readouterr().err
     assert "unexpected ZeroDivisionError" in error and error.count("\n") == 1

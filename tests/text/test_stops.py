@@ -11,6 +11,7 @@ import specjax
 from specjax import rules, testing, text, verification
 from specjax.partitioning import make_mesh
 from specjax.text import stops
+from specjax.text.built_in import built_in_pair
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.subword import HuggingFaceTokenizer
 from specjax.tokenizers.tokenizer import ByteTokenizer, Pieces, Tokenizer
@@ -210,7 +211,7 @@ def kinds(directory):
     byte_level = {word: i for i, word in enumerate(levels)}
     fallback = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     (directory / "x").mkdir()
-    yield load_tokenizer(text.models.BUILT_IN / "verifier"), ("ein", ".", " in der", "ö")
+    yield load_tokenizer(built_in_pair("multi30k_ende") / "verifier"), ("ein", ".", " in der", "ö")
     yield ByteTokenizer(5), ("a", "bc", " ")
     ends = (" a", "b\n", "é", "aba", "><")
     for decoder, vocabulary in (
