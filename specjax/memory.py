@@ -1,6 +1,7 @@
 """Whether arrays fit into the machine: asked before anything is allocated."""
 
 import contextlib
+import gc
 import math
 import os
 import re
@@ -14,6 +15,36 @@ import numpy as np
 
 # What the control group of a container allows, version 2 and version 1.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+# A process's mapped pieces of memory, and how many it may have: Linux ends one that has more.
+_MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+
+
+def spare_maps(share: float = 0.4) -> bool:
+    """Forgets compiled programs where they take much of what the system lets a process map.
+
+    XLA maps several pieces of memory for each program, so a process that compiles hundreds of them
+    would be ended (segmentation fault) with most of the memory free. What is needed again is read
+    from the compilation cache, or compiled anew: call it between pieces of work, never while
+    something is timed.
+
+    Args:
+      share: of the system's limit from which programs are forgotten.
+
+    Returns:
+      Whether they were.
+    """
+    try:
+        pieces = _MAPS.read_bytes().count(b"\n")
+        most = int(_MOST_MAPS.read_text())
+    except (OSError, ValueError):  # not Linux: no such limit
+        return False
+    if pieces < share * most:
+        return False
+    jax.clear_caches()
+    gc.collect()
+    return True
 
 
 def host_bytes() -> int:

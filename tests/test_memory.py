@@ -94,3 +94,18 @@ def test_what_cannot_fit_is_refused(monkeypatch, devices, needed, message):
         return memory.check_fits("arrays", needed, "shrink them", devices)
     with pytest.raises(ValueError, match=message):
         memory.check_fits("arrays", needed, "shrink them", devices)
+
+
+def test_programs_are_forgotten_before_the_system_ends_the_process(tmp_path, monkeypatch):
+    maps, most = tmp_path / "maps", tmp_path / "most"
+    maps.write_text("a piece\n" * 40)
+    monkeypatch.setattr(memory, "_MAPS", maps)
+    monkeypatch.setattr(memory, "_MOST_MAPS", most)
+    double = jax.jit(lambda x: 2 * x)
+    double(jnp.ones(3))
+    most.write_text("101\n")
+    assert not memory.spare_maps() and double._cache_size() == 1
+    most.write_text("100\n")
+    assert memory.spare_maps() and double._cache_size() == 0
+    monkeypatch.setattr(memory, "_MAPS", tmp_path / "absent")
+    assert not memory.spare_maps()

@@ -4,6 +4,7 @@ Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -150,7 +151,7 @@ class HorizontalCascade(Drafter):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `Drafter`."""
         each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.drafters]
-        return np.maximum.reduce(each)
+        return functools.reduce(np.maximum, each)  # an encoder-decoder says one number
 
     def prefill(
         self,

@@ -31,6 +31,7 @@ import jax
 import numpy as np
 
 from specjax.data import Example
+from specjax.memory import spare_maps
 from specjax.runs.lines import Record, line_of, record_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping import plots
@@ -128,6 +129,7 @@ def sweep(
             _say(f"{len(points) - len(missing)} of {len(points)} points are there already")
         for i, point in enumerate(missing):
             _say(f"point {i + 1} of {len(missing)}: {point.described()} ...")
+            spare_maps()
             begin = time.perf_counter()
             try:
                 found = _measure(make, point, bench, directory.scored)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.data import Example
+from specjax.memory import spare_maps
 from specjax.runs.environment import environment
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Ingredients, Lookup, Pair, TextModel
@@ -183,6 +184,7 @@ def screening_of(
     )
     tell("screening: the times of passes ...")
     times = measure_times(each, decoder, prompts, tuning.max_draft)
+    spare_maps(0.1)  # of these programs few are needed again
     return Screening(
         **{field.name: getattr(times, field.name) for field in dataclasses.fields(times)},
         rates=found.rates,

@@ -99,8 +99,8 @@ def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     assert described["models"]["level_2"] == loaded.fingerprint
     first, second = described["drafter"]["drafters"]
     assert (first["name"], first["min_draft"], second["name"]) == ("drafter", 2, "level_2")
-    # Without a drafter of its own.
-    plan = text.Cascade(lengths=[[2]], models=(least,))
+    # Without a drafter of its own; a copy follows what the model alone has drafted.
+    plan = text.Cascade(lengths=[[2, 1], [0, 0]], models=(least,), last=text.Lookup())
     assert specjax.Decoder(pair.verifier, drafting=plan, **shape)(prompts).texts == alone
 
 

@@ -12,6 +12,7 @@ import specjax
 from specjax import Decoder, TextModel
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
+from specjax.memory import spare_maps
 from specjax.text import load_text_model
 from specjax.tuning import (
     ALONE,
@@ -118,6 +119,7 @@ def run(args: argparse.Namespace) -> Report:
     rows = []
     for temperature, tuning in tunings.items():
         bench = _Bench(args, models, tuning)
+        spare_maps()
         rows += bench.rows(temperature, others, asked)
     sizes = {name: _size(model) for name, model in models.items()}
     notes = [
@@ -178,6 +180,7 @@ class _Bench:
                 group, key=lambda one: improvement(tried[one], self._named(one, costs["ms"]))
             )
             chosen += dict.fromkeys((fastest, least))
+        spare_maps()
         found = self._measure([ALONE, *chosen], prompts)
         singles = [one for one in chosen if one.is_single]
         return [self._row(temperature, one, found, singles, costs) for one in [ALONE, *chosen]]
