@@ -4,12 +4,11 @@ Notation as in `specjax.rules.quantities`. The bill of a text is sum_t KL(pi_t |
 tokens; a budget of eps nats per token keeps the bill of the first n tokens at eps * n or less.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from specjax.checks import check_part, checked
-from specjax.rules.quantities import check_position
+from specjax.checks import check_part, check_scalars, checked
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
 
@@ -39,6 +38,8 @@ class Budgeted:
       ValueError: if it has no divergence to hold, or `nats_per_token` is out of range.
     """
 
+    reads_draft: ClassVar[bool] = True
+
     rule: Any
     nats_per_token: Array | float
 
@@ -51,11 +52,6 @@ class Budgeted:
             )
         budget = checked("nats_per_token", self.nats_per_token, low=0.0)
         object.__setattr__(self, "nats_per_token", budget)
-
-    @property
-    def reads_draft(self) -> bool:
-        """See `Rule`."""
-        return True
 
     @property
     def reads_draft_confidence(self) -> bool:
@@ -71,7 +67,7 @@ class Budgeted:
         self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
     ) -> Array:
         """The target at a first position, which has no credit; see `Rule`."""
-        check_position(self, q, p, q_conf, p_conf)
+        check_scalars(self)
         return self.spend(self.rule(q, p, q_conf, p_conf), p, jnp.float32(0.0))[0]
 
     def spend(self, target: Array, p: Array, credit: Array) -> tuple[Array, Array]:
