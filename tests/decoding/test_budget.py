@@ -20,9 +20,9 @@ from tests.decoding.policies import AfterTokenOne
 from tests.tables import VERIFICATIONS, p_value
 
 V, EOS, MODEL, PARAMS = plain.V, plain.EOS, plain.MODEL, plain.PARAMS
-LIMITS, RULE, COPIES = [4, 4, 4], rules.Diff(0.2), 7000
+LIMITS, RULE, COPIES = [4, 4, 4], rules.Diff(0.5), 7000
 # One for each prompt; the last one is lossless.
-BUDGETS = (0.05, 0.2, 0.0)
+BUDGETS = (0.2, 0.3, 0.0)
 
 
 def kl(pi, p):
@@ -120,7 +120,7 @@ def test_the_law_with_a_budget_of_each_row(verification, policy):
         # Every text has the log-probabilities that the definition says: nothing of them depends on
         # where rounds began and how they ended.
         places = {text: i for i, text in reversed(list(enumerate(texts))) if i % 3 == row}
-        assert len(places) > 20
+        assert len(places) > 15
         for text, place in places.items():
             got = np.asarray(state.info.token_log_target)[place, : len(text)]
             np.testing.assert_allclose(got, law[text][2], atol=2e-4)
@@ -143,7 +143,9 @@ def test_the_mean_bill_is_within_the_budget():
     # The control: the rule itself pays more.
     free = law_of(0, math.inf)
     spent = sum(chance * bill for chance, bill, _ in free.values())
-    assert spent > 2.0 * 0.05 * sum(chance * len(text) for text, (chance, _, _) in free.items())
+    assert spent > 1.2 * BUDGETS[0] * sum(
+        chance * len(text) for text, (chance, _, _) in free.items()
+    )
 
 
 def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
