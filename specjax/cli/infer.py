@@ -51,6 +51,7 @@ def register() -> None:
         verifier_alone,
         drafter_alone,
         *rules.ALL_RULES,
+        rules.Budgeted,
         *rules.SEQUENTIAL_RULES,
         *rules.ALL_AGGREGATIONS,
         *text.ALL_CASCADES,

@@ -29,7 +29,8 @@ _NOTES = (
     "quality; best_*: the method's best quality within the verifier's latency. Both by straight",
     "lines between neighbouring strengths. In brackets intervals; matched and within: in which",
     "share of the resamples there is such a place. measured_reduction: of the fastest measured",
-    "strength whose quality is not shown to be below the verifier's.",
+    "strength whose quality is not shown to be below the verifier's; its interval is of that",
+    "strength's latency.",
 )
 
 
@@ -140,7 +141,7 @@ def table(results: dict[str, Any]) -> str:
                 "matched": row["matched"],
                 f"best_{results['quality']}": _shown(row["best_quality"]),
                 "within": row["within"],
-                "measured_reduction": row["measured_reduction"],
+                "measured_reduction": _shown(row["measured_reduction"]),
             }
         )
     if not rows:

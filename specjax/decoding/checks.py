@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_part, check_static
+from specjax.rules import Budgeted
 from specjax.types import (
     Array,
     DecodeState,
@@ -132,8 +133,13 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
 
 
-def check_nests(verification: Verification) -> None:
-    """Raises ValueError if a round with this verification cannot be reviewed by another one."""
+def check_nests(verification: Verification, rule: Rule | None = None) -> None:
+    """Raises ValueError if a round with these parts cannot be reviewed by another one."""
+    if isinstance(rule, Budgeted):
+        raise ValueError(
+            f"rule must be without a budget in a round that another round reviews, got {rule!r}: "
+            "hold the budget where the verifier reviews"
+        )
     if verification.has_carry:
         raise ValueError(
             f"{type(verification).__name__} is not exact in a round that another round reviews: "

@@ -11,9 +11,9 @@ from jax import lax
 
 from specjax.decoding.history import put_column
 from specjax.decoding.pair_method import log_at
-from specjax.decoding.state import end_tokens
+from specjax.decoding.state import end_tokens, read_token
 from specjax.sampling import confidence, distribution, draw
-from specjax.types import Array, Cache, DecodeState, LanguageModel, Params
+from specjax.types import Array, Cache, DecodeState, LanguageModel, Params, StopState
 
 
 class Drafted(NamedTuple):
@@ -26,9 +26,11 @@ class Drafted(NamedTuple):
       probs: `[B, G + 1, V]` float32, what they were drawn from, or None unless asked for.
       confidences: `[B, G + 1, V]` float32, likewise.
       calls: `[B]` int32, how many passes read a token of the row.
-      ended: `[B]` bool, whether the row ends with the last of them.
+      ended: `[B]` bool, whether the row ends with the last of them: by an end-of-sequence token or
+        its limit.
+      stopped: `[B]` bool, whether the last of them completes a stop string.
       nan: `[B]` bool, whether the drafter gave NaN.
-      cache: the drafter's cache; it holds all that is drafted, unless the row has ended.
+      cache: the drafter's cache; it holds all that is drafted, unless the draft has ended a text.
     """
 
     tokens: Array  # [B, G + 1]
@@ -38,6 +40,7 @@ class Drafted(NamedTuple):
     confidences: Array | None  # [B, G + 1, V]
     calls: Array  # [B]
     ended: Array  # [B]
+    stopped: Array  # [B]
     nan: Array  # [B]
     cache: Cache
 
@@ -49,6 +52,7 @@ class _Drafting(NamedTuple):
     drafted: Drafted
     last: Array  # [B]
     going: Array  # [B]
+    stop: StopState | None  # with the drafted tokens read
 
 
 def draft_until_fallback(
@@ -62,7 +66,7 @@ def draft_until_fallback(
     keep_probs: bool,
     keep_confidences: bool,
 ) -> Drafted:
-    """Draws tokens until the fallback rule defers, the row's limit is reached, or the row ends.
+    """Draws tokens until the fallback rule defers, the row's limit is reached, or the text ends.
 
     The decision is made before the token is drawn, from the distribution at its place. A row at its
     limit still reads its last token, in a pass of one token: so the drafter never lags.
@@ -100,6 +104,10 @@ def draft_until_fallback(
         token = jax.vmap(draw)(q, uniform)
         full = state.lengths + index + 1 >= state.limits
         ended = draws & (end_tokens(token, eos_ids) | full)
+        stop, stopped = carry.stop, jnp.zeros_like(ended)
+        if stop is not None:
+            stop, complete = read_token(stop, token)
+            stopped = draws & complete
         drafted = Drafted(
             tokens=put_column(drafted.tokens, token, index),
             counts=drafted.counts + draws.astype(jnp.int32),
@@ -112,10 +120,11 @@ def draft_until_fallback(
             ),
             calls=drafted.calls + carry.going.astype(jnp.int32),
             ended=drafted.ended | ended,
+            stopped=drafted.stopped | stopped,
             nan=drafted.nan | nan,
             cache=cache,
         )
-        return _Drafting(index + 1, drafted, token, draws & ~ended)
+        return _Drafting(index + 1, drafted, token, draws & ~ended & ~stopped, stop)
 
     def unfinished(carry: _Drafting) -> Array:
         return (carry.step <= longest) & jnp.any(carry.going)
@@ -130,8 +139,9 @@ def draft_until_fallback(
         confidences=wide if keep_confidences else None,
         calls=jnp.zeros((rows,), jnp.int32),
         ended=nothing,
+        stopped=nothing,
         nan=nothing,
         cache=start.cache,
     )
-    first = _Drafting(jnp.int32(0), empty, state.inner.tokens, ~state.finished)
+    first = _Drafting(jnp.int32(0), empty, state.inner.tokens, ~state.finished, state.stop)
     return lax.while_loop(unfinished, step, first).drafted

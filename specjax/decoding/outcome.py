@@ -36,6 +36,7 @@ class RoundState(NamedTuple):
       cache: the verifier's.
       drafter: the drafter's state.
       carry: the verification's carry.
+      credit: `[B]` float32, the nats that `rules.Budgeted` has left unspent; 0 under other rules.
       history: of a nested round, what of the rows the verifier has read; else None.
     """
 
@@ -44,6 +45,7 @@ class RoundState(NamedTuple):
     cache: Cache
     drafter: Any
     carry: Any
+    credit: Array  # [B]
     history: History | None = None
 
 

@@ -27,6 +27,7 @@ from specjax.decoding.outcome import (
 )
 from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed, planned
 from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
+from specjax.decoding.targets import block_targets, next_target
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Array,
@@ -113,6 +114,8 @@ class Round:
     def check_rule(self, rule: Rule) -> None:
         """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
         check_rule(rule, self.drafter)
+        if self.nested:
+            check_nests(self.verification, rule)
 
     def prefill(
         self,
@@ -134,7 +137,9 @@ class Round:
             self.verification.init_carry(longest),
         )
         history = history_lib.begin(filled, max_length, longest) if self.nested else None
-        return RoundState(filled.tokens, filled.positions, filled.cache, drafter, carry, history)
+        credit = jnp.zeros(filled.positions.shape, jnp.float32)
+        own = (filled.tokens, filled.positions, filled.cache)
+        return RoundState(*own, drafter, carry, credit, history)
 
     def __call__(
         self,
@@ -185,15 +190,17 @@ class Round:
         )  # fmt: skip
         scored, state = _scored(read, state, block, active)
         # The bonus row of the block is not filled in yet, and not read before it is.
-        targets = jax.vmap(lambda rule, *rows: jax.vmap(rule)(*rows))(
-            rule, block.probs, scored.p, block.confidences, scored.p_conf
+        targets, credits = block_targets(
+            rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
         )
         acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
             for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
         )
-        bonus_target, drafter, bonus_calls, took_bonus, bonus_nan = self._bonus(
-            params._replace(rule=rule), sampling, state, drafter, block, scored, targets,
-            active & (accepted == block.num_drafted),
+        whole = accepted == block.num_drafted
+        before_bonus = state._replace(credit=_at(credits, block.num_drafted))
+        bonus_target, credit, drafter, bonus_calls, took_bonus, bonus_nan = self._bonus(
+            params._replace(rule=rule), sampling, before_bonus, drafter, block, scored, targets,
+            active & whole,
         )  # fmt: skip
         next_token = jax.vmap(draw_next)(
             for_next, acceptance, block.probs, block.num_drafted, accepted, bonus_target
@@ -208,7 +215,8 @@ class Round:
         info = report(block, scored.p, acceptance, outcome, bonus_nan)
         calls = {self.name: behind + 1, **block.calls}
         info = count_calls(info, calls, bonus_calls, took_bonus)
-        state = state._replace(cache=scored.cache, drafter=drafter, carry=carry)
+        credit = jnp.where(whole, credit, _at(credits, accepted + 1))
+        state = state._replace(cache=scored.cache, drafter=drafter, carry=carry, credit=credit)
         return outcome, state, info
 
     def commit(self, old: RoundState, new: RoundState, tokens: Array, counts: Array) -> RoundState:
@@ -219,8 +227,8 @@ class Round:
           new: the state that the round returned.
           tokens: `[B, T]` int32, the outcome's.
           counts: `[B]` int32, how many of them are committed; fewer than the outcome's cut a block
-            back (for verification without a carry). A nested round may be told more tokens, `[B,
-            T]`, than it emitted; no other may.
+            back (for verification without a carry and a rule without a budget). A nested round may
+            be told more tokens, `[B, T]`, than it emitted; no other may.
 
         Returns:
           The state for the next round. Caches are taken as they are: what was written past a
@@ -237,6 +245,7 @@ class Round:
             cache=new.cache,
             drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts),
             carry=_where_rows(moved, new.carry, old.carry),
+            credit=jnp.where(moved, new.credit, old.credit),
             history=history,
         )
 
@@ -275,10 +284,10 @@ class Round:
         scored: Scored,
         targets: Array,
         whole: Array,
-    ) -> tuple[Array, Any, dict[str, Array], Array, Array]:
-        """The target at the bonus position `[B, V]`, the drafter's state, and its passes.
+    ) -> tuple[Array, Array, Any, dict[str, Array], Array, Array]:
+        """The target at the bonus position `[B, V]`, the credit after it, the drafter's state.
 
-        Then, both `[B]` bool, which rows took them, and where they gave NaN.
+        Then its passes; and, both `[B]` bool, which rows took them, and where they gave NaN.
 
         The drafter runs once more only where a whole block stands (`whole`): there alone it lacks
         the last token's entries, and there alone its distribution is read.
@@ -289,9 +298,10 @@ class Round:
         names = self.drafter.model_names
         none = {name: jnp.int32(0) for name in names}
         if not reads and self.drafter.traits.catches_up:
-            return _at(targets, block.num_drafted), drafter, none, needed & False, needed & False
+            target = _at(targets, block.num_drafted)
+            return target, state.credit, drafter, none, needed & False, needed & False
 
-        def run(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
+        def run(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
             asked = rule.reads_draft_confidence
             returned = self.drafter.bonus(
                 params.drafter, drafter, state.tokens, block, sampling, with_confidence=asked
@@ -299,16 +309,18 @@ class Round:
             extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
             p = _at(scored.p, block.num_drafted)
             p_conf = None if scored.p_conf is None else _at(scored.p_conf, block.num_drafted)
-            target = jax.vmap(_call)(rule, extra.probs, p, extra.confidences, p_conf)
+            target, credit = next_target(
+                rule, state.credit, extra.probs, p, extra.confidences, p_conf
+            )
             calls = {name: extra.calls[name] for name in names}
-            return target, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
+            return target, credit, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
 
-        def skip(drafter: Any) -> tuple[Array, Any, dict[str, Array], Array]:
+        def skip(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
             target = _at(targets, block.num_drafted)
-            return target, drafter, none, needed & False
+            return target, state.credit, drafter, none, needed & False
 
-        target, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
-        return target, drafter, calls, needed, nan
+        target, credit, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
+        return target, credit, drafter, calls, needed, nan
 
 
 def _caught_up(
@@ -356,10 +368,6 @@ def _where_rows(rows: Array, new: Any, old: Any) -> Any:
         return jnp.where(rows.reshape((-1,) + (1,) * (x.ndim - 1)), x, y)
 
     return jax.tree.map(choose, new, old)
-
-
-def _call(rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None) -> Array:
-    return rule(q, p, q_conf, p_conf)
 
 
 def _at(x: Array, index: Array) -> Array:

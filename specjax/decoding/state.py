@@ -161,13 +161,19 @@ def _found(stop: StopState) -> int:
 def _read_texts(stop: StopState, tokens: Array) -> Array:
     """`[B, T + 1]`, the automaton's states before each of `tokens [B, T]` and after the last."""
 
-    def read(states: Array, token: Array) -> tuple[Array, Array]:
-        assert stop.table is not None
-        after = stop.table[states, token].astype(jnp.int32)
-        return after, after
+    def read(stop: StopState, token: Array) -> tuple[StopState, Array]:
+        stop, _ = read_token(stop, token)
+        return stop, stop.states
 
-    _, after = lax.scan(read, stop.states, tokens.T)
+    _, after = lax.scan(read, stop, tokens.T)
     return jnp.concatenate([stop.states[None], after]).T
+
+
+def read_token(stop: StopState, token: Array) -> tuple[StopState, Array]:
+    """The texts after `token [B]`, and `[B]` bool: those with a complete stop string."""
+    assert stop.table is not None
+    states = stop.table[stop.states, token].astype(jnp.int32)
+    return stop._replace(states=states), states == _found(stop)
 
 
 def watch_stops(state: DecodeState) -> DecodeState:

@@ -92,7 +92,9 @@ class _FallbackCascade(PairMethod):
             keep_probs=rollback is not None,
             keep_confidences=rollback is not None and rollback.reads_draft_confidence,
         )
-        waiting = active & ~drafted.ended & ~drafted.nan
+        # A stop string ends the draft; it ends the row unread where nothing can be cut back.
+        ended = drafted.ended | (drafted.stopped if rollback is None else False)
+        waiting = active & ~ended & ~drafted.nan
         scored = self._read(params, state, drafted, waiting, rollback)
         standing = _standing(rollback, drafted, scored, waiting)
         p = jnp.take_along_axis(scored.p, standing[:, None, None], axis=1)[:, 0]

@@ -1,8 +1,10 @@
 """Rules map the two models' distributions at one position to the target distribution.
 
 Those of `SEQUENTIAL_RULES` are no targets: cascades that decode sequentially decide by them.
+`Budgeted` holds any of `ALL_RULES` to a divergence budget while decoding.
 """
 
+from specjax.rules.budgeted import Budgeted
 from specjax.rules.checking import check_rule
 from specjax.rules.deferral import (
     OPT,
@@ -55,6 +57,7 @@ __all__ = [
     "OPT",
     "SEQUENTIAL_RULES",
     "BiLD",
+    "Budgeted",
     "Chow",
     "ChowLog",
     "Deferral",

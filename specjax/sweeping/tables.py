@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specjax.evaluation import Bootstrap
+from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import as_json
 from specjax.sweeping.points import REFERENCES, VERIFIER, Point
 from specjax.sweeping.scores import RELATIVE, Scores
@@ -92,7 +92,7 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> list[dict[str
     same on resampled texts; `matched` and `within` say in which share of these there is such a
     point; a resample without one is left out. `measured_reduction` is of the fastest point, none in
     between, whose quality is not shown to be below the verifier's: the paired interval of the
-    difference does not lie below 0.
+    difference does not lie below 0. Its interval is of that point's latency; the choice stays.
 
     Args:
       scored: the points that have figures.
@@ -149,9 +149,13 @@ def _measured(
         return _value(scored[point], RELATIVE)
 
     best = min(filter(kept, points), key=latency, default=None)
+    if best is None:
+        nothing = Interval(np.nan, np.nan, np.nan, np.nan)
+        return {"measured_reduction": as_json(nothing), "measured_strength": None}
+    again = 1.0 / scored[best].resampled[RELATIVE]
     return {
-        "measured_reduction": None if best is None else 1.0 / latency(best),
-        "measured_strength": None if best is None else best.strength,
+        "measured_reduction": as_json(bootstrap.summary(1.0 / latency(best), again)),
+        "measured_strength": best.strength,
     }
 
 

@@ -17,7 +17,7 @@ from specjax.drafting import (
     NeuralDrafterParams,
     check_policy,
 )
-from specjax.rules import Lossless, check_rule
+from specjax.rules import Budgeted, Lossless, check_rule
 from specjax.text.baselines import MethodPlan
 from specjax.text.costs import check_costs, measure_costs
 from specjax.text.fingerprint import digest
@@ -326,5 +326,7 @@ def checked_rule(method: Method, rule: Rule) -> Rule:
 
 def check_own_rule(rule: Rule | None) -> None:
     """Checks a rule that a user wrote; those of `specjax.rules` are known to be right."""
+    if isinstance(rule, Budgeted):
+        rule = rule.rule
     if rule is not None and not type(rule).__module__.startswith("specjax.rules"):
         check_rule(rule)

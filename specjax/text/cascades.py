@@ -19,6 +19,7 @@ from specjax.drafting import (
     check_lengths,
     lenience,
 )
+from specjax.rules import Budgeted
 from specjax.text.built_in import real_path
 from specjax.text.models import Models, TextModel, load_text_model
 from specjax.text.plans import DraftPlan, Ingredients, Lookup, Planned
@@ -180,6 +181,11 @@ class Cascade(DraftPlan):
                 continue
             name = f"rules[{i}]" if several else "rules"
             check_part(name, rule, _RULE, "rules.OPT(alpha=0.2)")
+            if isinstance(rule, Budgeted):
+                raise ValueError(
+                    f"{name} must be without a budget, got {rule!r}: hold it where the verifier "
+                    "reviews, with rule=rules.Budgeted(...)"
+                )
             if any(np.ndim(strength) for strength in jax.tree.leaves(rule)):
                 raise ValueError(f"{name} must have one number for each strength, got {rule!r}")
         if self.lenience != 1.0 and None not in each:

@@ -269,9 +269,8 @@ FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
 CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
 LOOKUPS = ["max_gram", "lookup_first"]
 PLANS = [*LOOKUPS, "cascade"]
-METHODS = [
-    n for n in FILES if not n.startswith("adaptive_") and n not in CASCADES and n not in PLANS
-]
+OTHERS = [*CASCADES, *PLANS, "budgeted"]
+METHODS = [n for n in FILES if not n.startswith("adaptive_") and n not in OTHERS]
 
 
 def test_every_rule_has_a_method():
@@ -418,6 +417,19 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
     assert drafter.model_names == ("drafter", "level_2")
     with pytest.raises(ValueError, match="K must be upper triangular"):
         cascading(paths, ["runs/infer.gin", "methods/cascade.gin"], "LENGTHS=((2, 2), (2, 2))")
+
+
+def test_a_rule_is_held_to_a_budget(paths):
+    files = ["runs/infer.gin", "methods/budgeted.gin"]
+    rule = cascading(paths, files, "ALPHA=0.4", "NATS_PER_TOKEN=0.03").rule
+    assert type(rule) is rules.Budgeted and type(rule.rule) is rules.OPT
+    assert [float(x) for x in (rule.rule.alpha, rule.nats_per_token)] == pytest.approx([0.4, 0.03])
+    rule = cascading(paths, files, "RULE=@Lossy()", "Lossy.alpha=0.3").rule
+    assert type(rule.rule) is rules.Lossy
+    with pytest.raises(ValueError, match="rule must have a strength to lower, got Lossless"):
+        cascading(paths, files, "RULE=@Lossless()")
+    with pytest.raises(ValueError, match=r"rules\[0\] must be without a budget, got Budgeted"):
+        cascading(paths, [*files, "methods/cascade.gin"], "RULES=(@Budgeted(),)")
 
 
 def test_killed_at_random_it_ends_alike():

@@ -85,10 +85,11 @@ def test_table_2_by_hand():
     assert opt["matched"] == opt["within"] == 1.0
     # Of the points themselves 0.0 alone is as good, and it is slower.
     assert opt["measured_strength"] == 0.0
-    assert opt["measured_reduction"] == pytest.approx(1 / 1.2)
+    assert opt["measured_reduction"]["value"] == pytest.approx(1 / 1.2)
     assert lossy["latency_reduction"]["value"] is None and lossy["matched"] == 0.0
     assert lossy["best_quality"]["value"] is None and lossy["within"] == 0.0
-    assert lossy["measured_reduction"] is None
+    assert lossy["measured_reduction"] == dict.fromkeys(("value", "low", "high", "error"))
+    assert lossy["measured_strength"] is None
 
 
 def test_intervals_are_of_the_same_on_resamples():
@@ -103,8 +104,13 @@ def test_intervals_are_of_the_same_on_resamples():
     assert row["latency_reduction"]["low"] == pytest.approx(1.0)
     assert row["latency_reduction"]["high"] == pytest.approx(1 / 0.8)
     assert row["best_quality"]["low"] == pytest.approx(27.5)
-    # 28 is not shown to be below 29.
+    # 28 is not shown to be below 29. The interval is of that point's latency.
     assert row["measured_strength"] == 0.2
+    known = scored[point(0.2)]
+    known.resampled["relative_latency"] = np.array([0.7, 0.8, 0.9])
+    (row,) = table_2(scored, "bleu", Bootstrap())
+    found = [row["measured_reduction"][name] for name in ("low", "value", "high")]
+    assert found == pytest.approx([1 / 0.9, 1 / 0.8, 1 / 0.7])
 
 
 def test_curves_are_told_apart_by_all_but_the_strength():

@@ -1,0 +1,107 @@
+"""A rule held to a divergence budget: its strength is lowered where the budget does not suffice.
+
+Notation as in `specjax.rules.quantities`. The bill of a text is sum_t KL(pi_t || p_t) over its
+tokens; a budget of eps nats per token keeps the bill of the first n tokens at eps * n or less.
+"""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from specjax.checks import check_part, check_scalars, checked
+from specjax.sampling import normalise, total
+from specjax.types import Array, traced_dataclass
+
+_FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
+
+
+@traced_dataclass
+class Budgeted:
+    """Another rule's target T, as near as a divergence budget allows: pi = s T + (1 - s) p.
+
+    s in [0, 1] is the strength that is left, 1 where T is affordable. A position earns
+    `nats_per_token` and pays KL(pi || p), which is known before its token is drawn; what is left
+    over is the credit of the next one. So at every token of every row the bill is within the
+    budget, up to float32's rounding. The credit depends on the tokens before the position alone, so
+    pi does, and verification is exact as with any rule.
+
+    Tokens that the verifier cannot draw have no finite price: under a finite budget T is first
+    restricted to the others. Where none is left (as at temperature 0, if the two models disagree)
+    pi = p.
+
+    Attributes:
+      rule: what gives T, such as `OPT(alpha=0.5)`.
+      nats_per_token: eps >= 0; 0 is lossless, infinity the rule itself.
+
+    Raises:
+      TypeError: if `rule` is no rule.
+      ValueError: if it has no divergence to hold, or `nats_per_token` is out of range.
+    """
+
+    reads_draft: ClassVar[bool] = True
+
+    rule: Any
+    nats_per_token: Array | float
+
+    def __post_init__(self) -> None:
+        check_part("rule", self.rule, _FLAGS, "rules.OPT(alpha=0.5)")
+        if isinstance(self.rule, Budgeted) or not self.rule.reads_draft:
+            raise ValueError(
+                f"rule must have a strength to lower, got {self.rule!r}: give one such as "
+                "rules.OPT(alpha=0.5)"
+            )
+        budget = checked("nats_per_token", self.nats_per_token, low=0.0)
+        object.__setattr__(self, "nats_per_token", budget)
+
+    @property
+    def reads_draft_confidence(self) -> bool:
+        """See `Rule`."""
+        return bool(self.rule.reads_draft_confidence)
+
+    @property
+    def reads_verifier_confidence(self) -> bool:
+        """See `Rule`."""
+        return bool(self.rule.reads_verifier_confidence)
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """The target at a first position, which has no credit; see `Rule`."""
+        check_scalars(self)
+        return self.spend(self.rule(q, p, q_conf, p_conf), p, jnp.float32(0.0))[0]
+
+    def spend(self, target: Array, p: Array, credit: Array) -> tuple[Array, Array]:
+        """The target that one position can afford.
+
+        Args:
+          target: `[V]` float32, T.
+          p: `[V]` float32, the verifier's distribution.
+          credit: float32 scalar, the nats that the positions before have left over.
+
+        Returns:
+          pi `[V]` float32, and the credit that it leaves.
+        """
+        earned = credit + self.nats_per_token
+        budget = jnp.maximum(earned, 0.0)  # rounding
+        cut = jnp.any((target > 0.0) & (p <= 0.0)) & jnp.isfinite(budget)
+        possible = normalise(jnp.where(p > 0.0, target, 0.0), fallback=p)
+        target = jnp.where(cut, possible, target)
+        whole = divergence(target, p)
+        # KL(pi || p) is convex in s, and at most log(1 + s^2 chi^2): so two shares are affordable.
+        square = total(jnp.where(p > 0.0, (target - p) ** 2 / jnp.where(p > 0.0, p, 1.0), 0.0))
+        affordable = whole <= budget
+        chord = budget / jnp.where(affordable, 1.0, whole)
+        curve = jnp.sqrt(jnp.expm1(budget) / jnp.where(affordable, 1.0, square))
+        left = jnp.where(affordable, 1.0, jnp.minimum(jnp.maximum(chord, curve), 1.0))
+        held = left * target + (1.0 - left) * p
+        cost = jnp.where(jnp.isinf(budget), 0.0, divergence(held, p))
+        return held, earned - cost
+
+
+def divergence(target: Array, p: Array) -> Array:
+    """KL(target || p), in nats; infinite if p = 0 < target anywhere; `[V]`, `[V]` -> scalar."""
+    both = (target > 0.0) & (p > 0.0)
+    ratio = jnp.where(both, target, 1.0) / jnp.where(both, p, 1.0)
+    # No term is negative, so that nothing cancels where the two are close.
+    terms = jnp.where(both, target * jnp.log(ratio), 0.0) - target + p
+    return jnp.where(jnp.any((target > 0.0) & (p <= 0.0)), jnp.inf, total(terms))
