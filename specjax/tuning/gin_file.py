@@ -145,7 +145,7 @@ def setting_text(
     files, values = setting_bindings(setting)
     drafter = setting.drafter if setting.max_draft else "drafter"
     models = {"VERIFIER": paths["verifier"], "DRAFTER": paths[drafter]}
-    values |= {name: portable_path(path) for name, path in models.items()} | settings
+    values |= {**{name: portable_path(path) for name, path in models.items()}, **settings}
     return _text(f"{setting.described()}: {why}", "tune", files, values, file)
 
 

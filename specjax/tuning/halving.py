@@ -17,8 +17,10 @@ from specjax.tuning.settings import Setting
 
 # A chance that is none.
 _HOPELESS = 0.01
-# A setting may be so much slower than expected.
+# What is expected to be so fast may still be faster than the verifier alone.
 _LEEWAY = 0.8
+# What has this share of the highest speed-up may be taken for another rule's sake.
+_NEAR = 0.9
 
 # The setting, the number of the round from 0 -> its figures on all texts up to that round's.
 Look = Callable[[Setting, int], Scores]
@@ -30,8 +32,8 @@ def promising(screened: Sequence[Screened], demand: Demand, count: int) -> list[
     Those that cannot be expected to meet the demand, or to be faster than the verifier alone, are
     left out, and so are those that another one of the same rule beats: faster, and nearer to the
     verifier. Where quality matters, of which screening tells nothing, the rest is cut into bands of
-    divergence, and each gives its fastest of the rules that were taken least often. Elsewhere the
-    fastest are taken. The fastest lossless one is always among them.
+    divergence, and each gives one that is about as fast as its fastest, of the rule that was taken
+    least often. Elsewhere about the fastest are taken. The fastest lossless one is always there.
 
     Args:
       screened: with times.
@@ -48,14 +50,17 @@ def promising(screened: Sequence[Screened], demand: Demand, count: int) -> list[
     taken = sorted(lossless, key=lambda one: -one.speedup)[:1]
     left = [one for one in fit if one not in taken]
     more = min(count - len(taken), len(left))
-    bands, at_once = [left] * more, 2
+    bands: list[Sequence[Screened]] = [left] * more
+    at_once = 2
     if demand.reads_quality and more > 0:
         left.sort(key=lambda one: (one.nats_per_token, one.speedup))
         bands, at_once = _parts(left, more), 1
     rules: Counter[str] = Counter()
     for band in bands:
         rest = [one for one in band if one not in taken]
-        taken.append(min(rest, key=lambda one: (rules[one.setting.rule] // at_once, -one.speedup)))
+        enough = _NEAR * max(one.speedup for one in rest)
+        near = [one for one in rest if one.speedup >= enough]
+        taken.append(min(near, key=lambda one: (rules[one.setting.rule] // at_once, -one.speedup)))
         rules[taken[-1].setting.rule] += 1
     return [one.setting for one in taken]
 
