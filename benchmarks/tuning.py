@@ -40,8 +40,8 @@ DEMANDS = (
 _COLUMNS = ("demand", "met", "missed", "cannot_be_met", "speedup", "met_naive", "speedup_naive")
 _NOTES = (
     "Each seed splits the texts in two halves. met, missed, speedup (over the verifier alone): on",
-    "the half that the choice has not seen. naive: the fastest whose figures meet the demand on the",
-    "other half, without rounds and without a margin.",
+    "the half that the choice has not seen. naive: the fastest whose figures meet the demand on",
+    "the other half, without rounds and without a margin.",
 )
 _ROUNDS = 3
 
