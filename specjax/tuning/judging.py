@@ -191,7 +191,7 @@ class Judge:
 
     def _compared(self, best: Scores, alone: Scores) -> tuple[str, bool]:
         """How a setting compares with the verifier alone, and whether it is surely better."""
-        bootstrap = Bootstrap(level=2.0 * max(self.confidence, 0.5001) - 1.0)
+        bootstrap = Bootstrap(level=2.0 * self.confidence - 1.0)
         if self.demand.wants_quality:
             apart = over(best, alone, self.quality, bootstrap)
             told = f"{apart['value']:+.3g} {self.quality} over the verifier alone"
