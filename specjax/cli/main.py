@@ -68,6 +68,11 @@ COMMANDS = {
         "specjax.cli.train_head",
         "train the acceptance head of a pair's drafter, for adaptive draft lengths (resumable)",
     ),
+    "tune": (
+        "specjax.cli.tune",
+        "find the fastest way to decode that meets a demand on quality, latency or divergence "
+        "(resumable)",
+    ),
     "tune_drafts": (
         "specjax.cli.tune_drafts",
         "choose how to draft for a verifier: a drafter, copies, a cascade, or not at all",

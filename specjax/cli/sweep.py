@@ -288,8 +288,9 @@ def _file(key: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value in gin's language; a text may be a reference."""
-    return value if isinstance(value, str) and value[:1] in ("@", "%") else repr(value)
+    from specjax.tuning.gin_file import written
+
+    return written(value)
 
 
 def _is_number(text: str) -> bool:

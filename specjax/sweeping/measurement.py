@@ -4,6 +4,7 @@ Axes: n texts, c chunks of texts that are timed, s seeds.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -115,13 +116,14 @@ class Bench:
         """The metrics with their references."""
         return {name: Scorer(METRICS[name], self.references) for name in self.measuring.metrics}
 
-    def part(self, start: int, stop: int) -> "Bench":
-        """The same of some of the texts."""
-        return dataclasses.replace(
-            self,
-            examples=self.examples[start:stop],
-            prompts=self.prompts[start:stop],
-            references=self.references[start:stop],
+    def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
+        """The same of some of the texts, of which the first `timed` ones are timed."""
+        how = self.measuring
+        return Bench(
+            self.examples[start:stop],
+            self.prompts[start:stop],
+            self.references[start:stop],
+            how if timed is None else dataclasses.replace(how, latency_texts=timed),
         )
 
 
@@ -212,6 +214,29 @@ def measure(
         verifier_times=times[1] if make_verifier is not None else None,
         compiled=counts.compiled + counts.read,
         compiled_late=late.compiled + late.read,
+    )
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """What one way to decode did on several parts of the texts, in order."""
+    others = [part.verifier_times for part in parts if part.verifier_times is not None]
+    return Measured(
+        seeds=parts[0].seeds,
+        records=[
+            list(itertools.chain(*several))
+            for several in zip(*(p.records for p in parts), strict=True)
+        ],
+        times=_joined_times([part.times for part in parts]),
+        verifier_times=_joined_times(others) if others else None,
+        compiled=sum(part.compiled for part in parts),
+        compiled_late=sum(part.compiled_late for part in parts),
+    )
+
+
+def _joined_times(parts: Sequence[Times]) -> Times:
+    return Times(
+        np.concatenate([part.seconds for part in parts], axis=-1),
+        np.concatenate([part.tokens for part in parts], axis=-1),
     )
 
 

@@ -14,9 +14,7 @@ The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 
 import dataclasses
 import gc
-import gzip
 import hashlib
-import io
 import json
 import os
 import sys
@@ -38,6 +36,7 @@ from specjax.sweeping import plots
 from specjax.sweeping.measurement import Bench, Measured, Measuring, measure
 from specjax.sweeping.points import DRAFTER, VERIFIER, Point
 from specjax.sweeping.scores import RELATIVE, Scores, over, score
+from specjax.sweeping.storage import packed_arrays, write_predictions
 from specjax.sweeping.tables import table_2
 from specjax.text import Decoder
 from specjax.writing import naming_failures, new_directory
@@ -256,12 +255,9 @@ class _Directory:
         details = self._run.own(DETAILS_NAME)
         with naming_failures(details):
             details.mkdir(exist_ok=True)
-        files = []
         with new_directory(details / point.key, replace=True) as partial:
-            for seed, records in zip(measured.seeds, measured.records, strict=True):
-                files.append(f"seed{seed}.jsonl.gz")
-                (partial / files[-1]).write_bytes(_packed(records))
-            (partial / _RESAMPLED).write_bytes(_arrays(found.resampled))
+            files = write_predictions(partial, measured.seeds, measured.records)
+            (partial / _RESAMPLED).write_bytes(packed_arrays(found.resampled))
         how = self._measuring
         self.scored[point] = found
         self._records[point] = {
@@ -356,17 +352,6 @@ def _fingerprint(decoder: Decoder) -> str:
 
 def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _packed(records: Sequence[Record]) -> bytes:
-    return gzip.compress(b"".join(map(line_of, records)), mtime=0)
-
-
-def _arrays(named: Mapping[str, np.ndarray]) -> bytes:
-    file = io.BytesIO()
-    arrays: dict[str, Any] = dict(named)
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
 
 
 def _shown(found: Scores, quality: str) -> str:

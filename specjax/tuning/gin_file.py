@@ -1,11 +1,28 @@
 """What was chosen, as a gin file for `specjax infer`."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from specjax.text.built_in import portable_path
 from specjax.tuning.hierarchies import Hierarchy
+from specjax.tuning.settings import RULES, Setting
+
+_ALONE = "methods/verifier_alone.gin"
+# The files of `methods` that are not called as their rules, but with underscores.
+_FILES = MappingProxyType(
+    {
+        "ChowLog": "chow_log",
+        "DiffLog": "diff_log",
+        "OPTLog": "opt_log",
+        "TokenV1": "token_v1",
+        "TokenV2": "token_v2",
+        "TokenV3": "token_v3",
+        "LossyTuned": "lossy_tuned",
+    }
+)
 
 
 def gin_bindings(
@@ -25,7 +42,7 @@ def gin_bindings(
     if hierarchy.models:
         values["DRAFTER"] = paths[hierarchy.models[0]]
     if not hierarchy.lengths:
-        return "methods/verifier_alone.gin", values
+        return _ALONE, values
     if hierarchy.copies:
         values["BIGRAM"] = bigram if hierarchy.copies == "bigram" else None
     if len(hierarchy.lengths) > 1:
@@ -71,16 +88,88 @@ def gin_text(
         bigram = portable_path(bigram)
     method, values = gin_bindings(chosen, places, bigram)
     values |= {"DRAFTER": places[first], **settings}
+    told = (f"{chosen.described(names)}: {why}", "tune_drafts")
+    return _text(*told, (method,), values, file)
+
+
+def setting_bindings(setting: Setting) -> tuple[list[str], dict[str, Any]]:
+    """What decodes with a setting with `specjax infer`, but its models.
+
+    Args:
+      setting: what to decode with.
+
+    Returns:
+      The files of its method and policy, and the values of their names and those of
+      `runs/infer.gin`; a text that begins with `@` is a reference.
+    """
+    values: dict[str, Any] = {
+        name.upper(): getattr(setting, name) for name in ("temperature", "top_k", "top_p")
+    }
+    if not setting.max_draft:
+        return [_ALONE], values
+    files = [f"methods/{_FILES.get(setting.rule, setting.rule.lower())}.gin"]
+    if setting.strength is not None:
+        strength, *_ = dataclasses.fields(RULES[setting.rule])  # type: ignore[arg-type]
+        values[strength.name.upper()] = setting.strength
+    if setting.stopping == "chance":  # the one policy without a file of its own
+        values["STOPPING"] = "@Survival()"
+        values["Survival.estimate"] = "@ConfidenceEstimate()"
+        values["Survival.threshold"] = setting.threshold
+    elif setting.stopping is not None:
+        files.append(f"methods/adaptive_{setting.stopping}.gin")
+        values["THRESHOLD"] = setting.threshold
+    values["MAX_DRAFT"] = setting.max_draft
+    values["VERIFICATION"] = f"@{setting.verification}()"
+    return files, values
+
+
+def setting_text(
+    setting: Setting,
+    why: str,
+    paths: Mapping[str, str],
+    settings: Mapping[str, Any],
+    file: str | os.PathLike[str],
+) -> str:
+    """A gin file that decodes with a setting.
+
+    Args:
+      setting: what was chosen.
+      why: in words, for a comment.
+      paths: name -> directory of the models.
+      settings: other names of `runs/infer.gin` and their values.
+      file: where it will be, for a comment.
+
+    Returns:
+      Its text.
+    """
+    files, values = setting_bindings(setting)
+    drafter = setting.drafter if setting.max_draft else "drafter"
+    models = {"VERIFIER": paths["verifier"], "DRAFTER": paths[drafter]}
+    values |= {**{name: portable_path(path) for name, path in models.items()}, **settings}
+    return _text(f"{setting.described()}: {why}", "tune", files, values, file)
+
+
+def written(value: Any) -> str:
+    """A value in gin's language; a text may be a reference."""
+    return value if isinstance(value, str) and value[:1] in ("@", "%") else repr(value)
+
+
+def _text(
+    told: str,
+    command: str,
+    files: Sequence[str],
+    values: Mapping[str, Any],
+    file: str | os.PathLike[str],
+) -> str:
     lines = [
-        f"# {chosen.described(names)}: {why}.",
-        "# Made by `specjax tune_drafts`; results.json has the figures.",
+        f"# {told}.",
+        f"# Made by `specjax {command}`; results.json has the figures.",
         "#",
         f"#   specjax infer --gin_file={os.fspath(file)} \\",
         "#     --gin.INPUT=FILE --gin.OUTPUT_DIR=DIRECTORY",
         "",
-        "include 'runs/infer.gin'",
-        f"include '{method}'",
+        *(f"include '{name}'" for name in ("runs/infer.gin", *files)),
         "",
-        *(f"{name} = {value!r}" for name, value in values.items()),
+        *(f"{name} = {written(value)}" for name, value in values.items()),
     ]
     return "\n".join(lines) + "\n"

@@ -151,14 +151,14 @@ def screen_settings(
         )
         if on_start is not None:
             on_start(run)
-        found = _found(models, settings, decoders, tokens, samples, seed, with_times, run)
+        found = screen_prompts(models, settings, decoders, tokens, samples, seed, with_times, run)
         rows = [one.to_dict() for one in sorted(found, key=_best_first(order, max_nats))]
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         run.write(RESULTS_NAME, lines.encode())
     return rows
 
 
-def _found(
+def screen_prompts(
     models: dict[str, TextModel],
     settings: Sequence[Setting],
     decoders: dict[Drawn, Decoder],
@@ -168,6 +168,21 @@ def _found(
     with_times: bool,
     run: RunDirectory,
 ) -> list[Screened]:
+    """Screens settings on what the verifier writes; the times of passes go to `times.json`.
+
+    Args:
+      models: by name, the verifier first.
+      settings: with the verifier alone at each temperature.
+      decoders: of the verifier alone, one for each way to draw.
+      tokens: of the prompts.
+      samples: see `screen`.
+      seed: of all draws.
+      with_times: whether passes are measured.
+      run: the directory, which may write `TIMES_NAME`.
+
+    Returns:
+      One for each setting, in order.
+    """
     texts: dict[Drawn, Texts] = {}
     for drawn, decoder in decoders.items():
         tell(f"the verifier decodes {len(tokens)} prompts, T={drawn[0]:g} ...")

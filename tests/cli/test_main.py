@@ -58,6 +58,7 @@ EVERY = [
     ["train"],
     ["train_bigram"],
     ["train_head"],
+    ["tune"],
     ["tune_drafts"],
     ["screen"],
     ["infer"],

@@ -5,10 +5,11 @@ import pytest
 from specjax import load_text_model, text
 from specjax.cli import gin_config, infer
 from specjax.text.built_in import PAIRS
-from specjax.tuning import ALONE, Hierarchy, gin_text
+from specjax.tuning import ALONE, DEFAULT_RULES, Hierarchy, Setting, gin_text, setting_text
 from tests import tiny_pair
 
 NAMES = ("verifier", "drafter", "level_2")
+DRAWN = {"temperature": 0.5, "top_k": 7}
 OPTIONS = {"temperature": 0.5, "top_k": 7, "top_p": None, "batch_size": 3, "max_new_tokens": 9}
 
 
@@ -52,6 +53,43 @@ def test_infer_takes_what_was_chosen(paths, models, tmp_path, name):
     assert found == want.describe()
     assert found["max_new_tokens"] == 9 and found["temperature"] == 0.5
     assert f"# {chosen.described(NAMES)}: it was fast." in file.read_text()
+
+
+STOPPED = {"max_draft": 7, "verification": "Token"}
+SETTINGS = [
+    Setting(max_draft=0, **DRAWN),
+    Setting(stopping="confidence", threshold=0.3, **STOPPED),
+    Setting(rule="OPT", strength=0.3, stopping="entropy", threshold=0.8, **STOPPED, **DRAWN),
+    Setting(stopping="chance", threshold=0.6, **STOPPED),
+    Setting(stopping="online", threshold=0.6, **STOPPED),
+    *(
+        Setting(rule=rule, strength=strengths[0] if strengths else None, max_draft=3)
+        for rule, strengths in DEFAULT_RULES.items()
+    ),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.described())
+def test_infer_takes_a_setting(paths, models, tmp_path, setting):
+    options = {"batch_size": 3, "max_new_tokens": 9, "buckets": (24,)}
+    told = {key: str(path) for key, path in paths.items()}
+    file = tmp_path / "tuned.gin"
+    settings = {key.upper(): value for key, value in options.items()}
+    file.write_text(setting_text(setting, "it was fast", told, settings, file))
+    infer.register()
+    gin_config.configure([str(file)], ["INPUT=captions.txt", "OUTPUT_DIR=run"])
+    found = gin_config.call(text.Decoder).describe()
+    want = setting.decoder(dict(zip(paths, models, strict=True)), **options)
+    assert found == want.describe()
+    assert f"# {setting.described()}: it was fast." in file.read_text()
+
+
+def test_a_setting_may_have_another_drafter(paths, tmp_path):
+    told = {key: str(path) for key, path in paths.items()}
+    lines = setting_text(Setting(drafter="level_2"), "why", told, {}, "f").splitlines()
+    assert f"DRAFTER = {told['level_2']!r}" in lines and "VERIFICATION = @Block()" in lines
+    alone = setting_text(Setting(max_draft=0), "why", told, {}, "f").splitlines()
+    assert f"DRAFTER = {told['drafter']!r}" in alone
 
 
 def test_a_built_in_pair_has_a_name_and_no_paths():

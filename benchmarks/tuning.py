@@ -1,0 +1,224 @@
+"""How often what `specjax tune` chooses meets its demand on texts that it has not seen."""
+
+import argparse
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import specjax
+from benchmarks import command
+from specjax.cli.bench import pairs
+from specjax.cli.bench.report import Report
+from specjax.evaluation import Bootstrap
+from specjax.sweeping import Bench, Measured, Measuring, Scores, Texts, measure, read_texts, score
+from specjax.sweeping.scores import RELATIVE
+from specjax.sweeping.storage import read_measured, write_measured
+from specjax.tuning import NOT_MET, Demand, Judge, Setting, halve, verdict
+from specjax.tuning.evidence import parts_of
+from specjax.tuning.judging import Texts as Counts
+from specjax.writing import new_directory
+
+HELP = "how often the choice of `specjax tune` meets its demand on held-out texts"
+# Each rule is a program to compile, its strengths are none.
+STRENGTHS: dict[str, Sequence[float | None]] = {
+    "Lossless": (None,),
+    "OPT": (0.0, 0.2, 0.5),
+    "TokenV3": (0.3, 0.6, 0.9),
+    "Lossy": (0.3, 0.7),
+}
+DEMANDS = (
+    "quality >= 20",
+    "as good as the verifier",
+    "latency <= 0.9 of the verifier",
+    "nats per token <= 0.1",
+)
+_COLUMNS = ("demand", "met", "missed", "cannot_be_met", "speedup", "met_naive", "speedup_naive")
+_NOTES = (
+    "Each seed splits the texts in two halves. met, missed, speedup (over the verifier alone): on",
+    "the half that the choice has not seen. naive: the fastest whose figures meet the demand on",
+    "the other half, without rounds and without a margin.",
+)
+_ROUNDS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the texts, the demands and the store."""
+    parser.add_argument("--inputs", required=True, help="the texts: a file, a text a line")
+    parser.add_argument("--references", required=True, help="their references, likewise")
+    parser.add_argument(
+        "--store", required=True, help="a directory for what was measured: it is measured once"
+    )
+    parser.add_argument("--texts", type=int, default=300, help="how many, the first ones")
+    parser.add_argument("--demands", nargs="+", default=list(DEMANDS))
+    parser.add_argument("--seeds", type=int, default=10, help="how many splits")
+    parser.add_argument("--draft", type=int, default=5, help="G")
+    parser.add_argument("--confidence", type=float, default=0.9, help="see `specjax tune`")
+    parser.add_argument("--resamples", type=int, default=400)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measures all settings on all texts once, then splits the texts again and again."""
+    pairs.check_positive(args, "texts", "seeds", "draft")
+    demands = [Demand.of(text) for text in args.demands]
+    if args.texts < 16:
+        raise ValueError(f"--texts must be at least 16, got {args.texts}")
+    bootstrap = Bootstrap(resamples=args.resamples)
+    how = Measuring(seeds=1, latency_texts=args.texts, repeats=1, bootstrap=bootstrap)
+    texts = read_texts(args.inputs, references=args.references, limit=args.texts)
+    settings = [Setting(max_draft=0)] + [
+        Setting(rule=rule, strength=strength, max_draft=args.draft)
+        for rule, strengths in STRENGTHS.items()
+        for strength in strengths
+    ]
+    pair = specjax.load_pair()
+    options: dict[str, Any] = {"max_new_tokens": 64, "buckets": (48, 96)}
+
+    def maker(setting: Setting) -> Callable[[int], specjax.Decoder]:
+        return lambda rows: setting.decoder(pair.named, batch_size=rows, **options)
+
+    bench = _bench(texts, maker(settings[0])(1), how)
+    found = {
+        setting: _measured(setting, maker, bench, Path(args.store).expanduser())
+        for setting in settings
+    }
+    outcomes: dict[Demand, list[dict[str, Any]]] = {demand: [] for demand in demands}
+    for seed in range(args.seeds):
+        split = Split(found, bench, seed)
+        for demand in demands:
+            outcomes[demand].append(split.outcome(demand, args.confidence))
+        print(f"seed {seed} ...", flush=True)
+    rows = [_row(demand.described(), told) for demand, told in outcomes.items()]
+    return Report(rows, _COLUMNS, _NOTES, summary={"texts": args.texts, "seeds": args.seeds})
+
+
+def _bench(texts: Texts, decoder: specjax.Decoder, how: Measuring) -> Bench:
+    tokens = [decoder.encode(example.inputs) for example in texts.examples]
+    return Bench(texts.examples, tokens, texts.references, how)
+
+
+def _measured(setting: Setting, maker: Any, bench: Bench, store: Path) -> Measured:
+    """What was measured of a setting, now or by an earlier call."""
+    told = repr((setting, len(bench.examples), [e.inputs for e in bench.examples]))
+    place = store / f"{setting.rule}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    if not place.exists():
+        print(f"{setting.described()} ...", flush=True)
+        store.mkdir(parents=True, exist_ok=True)
+        alone = maker(Setting(max_draft=0)) if setting.max_draft else None
+        made = measure(maker(setting), alone, bench, setting.temperature)
+        with new_directory(place, replace=True) as partial:
+            write_measured(partial, made)
+    return read_measured(place)
+
+
+class Split:
+    """Texts in two halves: those of the rounds, and the held-out ones.
+
+    Args:
+      found: what was measured of each setting, the verifier alone first; all texts are timed.
+      bench: all texts.
+      seed: of the split.
+    """
+
+    def __init__(self, found: Mapping[Setting, Measured], bench: Bench, seed: int):
+        self._found, self._bench = found, bench
+        self._settings = list(found)
+        order = np.random.default_rng(seed).permutation(len(bench.examples))
+        half = len(order) // 2
+        self._ends = parts_of(half, _ROUNDS)
+        self._seen, self._held_out = order[:half], order[half:]
+        self._scored: dict[tuple[Setting, bytes], Scores] = {}
+
+    def outcome(self, demand: Demand, confidence: float) -> dict[str, Any]:
+        """What is chosen for a demand, and whether it meets it on the held-out texts."""
+        alone, *others = self._settings
+        rounds = [Counts(end, end) for end in self._ends]
+        held_out = Counts(len(self._held_out), len(self._held_out))
+        judge = Judge(demand, "bleu", confidence, rounds[-1], held_out)
+        choice, _ = halve(others, alone, self._look, judge, rounds)
+        naive = self._naive(demand, judge)
+        told = {"answer": choice.answer, "setting": choice.setting, "naive": naive}
+        for name, setting in (("", choice.setting), ("_naive", naive)):
+            met, speedup = (None, None) if setting is None else self._on_held_out(demand, setting)
+            told |= {f"met{name}": met, f"speedup{name}": speedup}
+        return told
+
+    def _look(self, setting: Setting, number: int) -> Scores:
+        return self._scores(setting, self._seen[: self._ends[number]])
+
+    def _naive(self, demand: Demand, judge: Judge) -> Setting | None:
+        """The best whose figures meet the demand, as if they had no noise."""
+        seen = {setting: self._scores(setting, self._seen) for setting in self._settings}
+        alone = self._settings[0]
+        judged = judge.judge(seen, alone, Counts(len(self._seen), len(self._seen)))
+        fit = [setting for setting, one in judged.items() if one.slack >= 0.0]
+        return max(fit, key=lambda setting: judged[setting].gain, default=None)
+
+    def _on_held_out(self, demand: Demand, setting: Setting) -> tuple[bool, float | None]:
+        scores, alone = (self._scores(one, self._held_out) for one in (setting, self._settings[0]))
+        parts = verdict(demand, setting, scores, alone, "bleu")
+        relative = scores.figures[RELATIVE]["value"]
+        return all(part["met"] for part in parts), None if relative is None else 1.0 / relative
+
+    def _scores(self, setting: Setting, rows: np.ndarray) -> Scores:
+        key = (setting, rows.tobytes())
+        if key not in self._scored:
+            whole, bench = self._found[setting], self._bench
+            part = Bench(
+                [bench.examples[i] for i in rows],
+                [bench.prompts[i] for i in rows],
+                [bench.references[i] for i in rows],
+                dataclasses.replace(bench.measuring, latency_texts=len(rows)),
+            )
+            self._scored[key] = score(_rows_of(whole, rows), part, setting.described())
+        return self._scored[key]
+
+
+def _rows_of(whole: Measured, rows: np.ndarray) -> Measured:
+    """What was measured on some of the texts, one at a time."""
+
+    def of(times: Any) -> Any:
+        return dataclasses.replace(
+            times, seconds=times.seconds[..., rows], tokens=times.tokens[..., rows]
+        )
+
+    return dataclasses.replace(
+        whole,
+        records=[[records[i] for i in rows] for records in whole.records],
+        times=of(whole.times),
+        verifier_times=None if whole.verifier_times is None else of(whole.verifier_times),
+    )
+
+
+def _row(demand: str, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def mean(name: str) -> float | None:
+        values = [one[name] for one in told if one[name] is not None]
+        return float(np.mean(values)) if values else None
+
+    chosen = {
+        name: [None if one[key] is None else one[key].described() for one in told]
+        for name, key in (("chosen", "setting"), ("chosen_naive", "naive"))
+    }
+    return {
+        "demand": demand,
+        "met": sum(one["met"] is True for one in told),
+        "missed": sum(one["met"] is False for one in told),
+        "cannot_be_met": sum(one["answer"] == NOT_MET for one in told),
+        "speedup": mean("speedup"),
+        "met_naive": sum(one["met_naive"] is True for one in told),
+        "speedup_naive": mean("speedup_naive"),
+        **chosen,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

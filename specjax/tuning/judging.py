@@ -1,0 +1,267 @@
+"""Whether settings meet a demand on texts that were not looked at, and which of them is best.
+
+A figure of n texts differs from that of m others of the same kind by s sqrt(1 + n / m), where s is
+its standard error on the n. A setting is taken to meet the demand if it does so by z times that on
+the texts that were looked at. z is the quantile of the largest standardised error among all
+settings that might be chosen, by the bootstrap, whose resamples are the same for all: so it holds
+for the one that looks best.
+
+Axes: R resamples.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.evaluation import Bootstrap
+from specjax.runs.evaluation import as_json
+from specjax.sweeping.scores import RELATIVE, Scores, over
+from specjax.tuning.demand import Clause, Demand
+from specjax.tuning.settings import Setting
+
+Found = Mapping[Setting, Scores]
+_PLAIN = Bootstrap()
+DRAFT, DO_NOT_DRAFT, NOT_MET = "draft", "do not draft", "cannot be met"
+
+
+class Judged(NamedTuple):
+    """What a setting's figures say of the demand, of the clause that is the least sure.
+
+    Attributes:
+      clause: that clause.
+      slack: how far its figure is on the good side of its bound; infinite where it holds by law.
+      margin: how far it must be there in the last round.
+      chance: that it will be.
+      gain: how many times as fast as the verifier alone; its quality, where that is wanted.
+    """
+
+    clause: Clause
+    slack: float
+    margin: float
+    chance: float
+    gain: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is far enough."""
+        return self.slack >= self.margin
+
+    @property
+    def worth(self) -> float:
+        """What it may be expected to bring."""
+        return self.chance * self.gain
+
+
+class Choice(NamedTuple):
+    """The answer.
+
+    Attributes:
+      answer: `DRAFT`, `DO_NOT_DRAFT` or `NOT_MET`.
+      setting: to decode with; None for `NOT_MET`.
+      why: in words.
+    """
+
+    answer: str
+    setting: Setting | None
+    why: str
+
+
+class Texts(NamedTuple):
+    """How many texts there are.
+
+    Attributes:
+      rows: with their quality.
+      timed: of these with their times.
+    """
+
+    rows: int
+    timed: int
+
+
+class Judge:
+    """Judges settings, more surely from round to round.
+
+    Args:
+      demand: what is asked.
+      quality: the figure that is called quality.
+      confidence: how likely what passes meets the demand on held-out texts.
+      last: the texts of the last round.
+      held_out: the texts of the report.
+    """
+
+    def __init__(
+        self, demand: Demand, quality: str, confidence: float, last: Texts, held_out: Texts
+    ):
+        self.demand, self.quality, self.confidence = demand, quality, confidence
+        self._last, self._held_out = last, held_out
+        self._z = 0.0
+
+    def judge(self, found: Found, alone: Setting, now: Texts) -> dict[Setting, Judged]:
+        """What is to be thought of each setting.
+
+        Args:
+          found: the figures of all settings that are left, with the verifier alone.
+          alone: the verifier alone.
+          now: the texts of this round.
+
+        Returns:
+          The same settings.
+        """
+        slacks = {
+            (setting, clause): clause.slack(scores, found[alone], self.quality)
+            for setting, scores in found.items()
+            for clause in self.demand.clauses
+            if not clause.holds_by_law(setting)
+        }
+        errors = [
+            (slack.resampled - slack.value) / slack.error
+            for slack in slacks.values()
+            if 0.0 < slack.error < math.inf and math.isfinite(slack.value)
+        ]
+        if errors:
+            # Settings that have left the race were in it: z does not fall with their number.
+            most = np.max(errors, axis=0)
+            self._z = max(self._z, float(np.quantile(most, self.confidence)))
+        judged = {}
+        for setting, scores in found.items():
+            gain = self._gain(scores)
+            parts = []
+            for clause in self.demand.clauses:
+                if (slack := slacks.get((setting, clause))) is None:
+                    parts.append(Judged(clause, math.inf, 0.0, 1.0, gain))
+                else:
+                    parts.append(self._judged(clause, slack.value, slack.error, now, gain))
+            judged[setting] = min(parts, key=lambda one: (one.chance, one.slack - one.margin))
+        return judged
+
+    def _judged(
+        self, clause: Clause, value: float, error: float, now: Texts, gain: float
+    ) -> Judged:
+        which = int(clause.is_timed)
+        seen, last, held_out = now[which], self._last[which], self._held_out[which]
+        if not math.isfinite(value) or error == math.inf:
+            return Judged(clause, -math.inf, 0.0, 0.0, gain)
+        share = min(seen / last, 1.0)
+        margin = self._z * error * math.sqrt(share * (1.0 + last / held_out))
+        spread = error * math.sqrt(1.0 - share)  # of the last round's figure, seen from here
+        apart = value - margin
+        chance = _normal(apart / spread) if spread else float(apart >= 0.0)
+        return Judged(clause, value, margin, chance, gain)
+
+    def _gain(self, scores: Scores) -> float:
+        name = self.quality if self.demand.wants_quality else RELATIVE
+        value = scores.figures[name]["value"]
+        if value is None:
+            return 0.0
+        return value if self.demand.wants_quality else 1.0 / value
+
+    def choose(self, found: Found, alone: Setting) -> Choice:
+        """The best setting that passes in the last round.
+
+        The fastest; the one of the best quality where the demand bounds the latency alone. The
+        verifier alone, where it passes too and the other may be no faster (or no better).
+
+        Args:
+          found: the figures of all settings that are left, with the verifier alone.
+          alone: the verifier alone.
+
+        Returns:
+          The answer.
+        """
+        judged = self.judge(found, alone, self._last)
+        passing = [setting for setting, one in judged.items() if one.passes]
+        if not passing:
+            return Choice(NOT_MET, None, self._why_not(judged))
+        best = max(passing, key=lambda setting: judged[setting].gain)
+        if best == alone:
+            others = [setting for setting in passing if setting != alone]
+            reason = "is better" if self.demand.wants_quality else "is faster"
+            told = f"nothing else that meets the demand {reason}"
+            if not others:
+                told = "it meets the demand, and nothing else that was measured surely does"
+            return Choice(DO_NOT_DRAFT, alone, told)
+        told, surely = self._compared(found[best], found[alone])
+        if alone in passing and not surely:
+            return Choice(
+                DO_NOT_DRAFT, alone, f"the best other, {best.described()}, is {told}: maybe chance"
+            )
+        return Choice(DRAFT, best, f"it is {told}")
+
+    def _compared(self, best: Scores, alone: Scores) -> tuple[str, bool]:
+        """How a setting compares with the verifier alone, and whether it is surely better."""
+        bootstrap = Bootstrap(level=2.0 * self.confidence - 1.0)
+        if self.demand.wants_quality:
+            apart = over(best, alone, self.quality, bootstrap)
+            told = f"{apart['value']:+.3g} {self.quality} over the verifier alone"
+            return f"{told} ({apart['low']:+.3g} to {apart['high']:+.3g})", apart["low"] > 0.0
+        ratio = bootstrap.summary(_of(best), best.resampled[RELATIVE])
+        told = f"{1.0 / ratio.value:.3g} times as fast as the verifier alone"
+        return f"{told} ({1.0 / ratio.high:.3g} to {1.0 / ratio.low:.3g})", ratio.high < 1.0
+
+    def _why_not(self, judged: Mapping[Setting, Judged]) -> str:
+        finite = {setting: one for setting, one in judged.items() if math.isfinite(one.slack)}
+        if not finite:
+            return "no setting has the figures that the demand asks for"
+        nearest = max(finite, key=lambda setting: finite[setting].slack - finite[setting].margin)
+        one = finite[nearest]
+        told = f"{nearest.described()} comes nearest to {one.clause.described()!r}: it "
+        if one.slack < 0.0:
+            return told + f"misses it by {-one.slack:.3g}"
+        return (
+            told + f"meets it by {one.slack:.3g} on the {self._last.rows} texts of the choice, but "
+            f"{one.margin:.3g} are needed for it to hold on others: ask for less, or add texts"
+        )
+
+
+def _of(scores: Scores) -> float:
+    value = scores.figures[RELATIVE]["value"]
+    assert value is not None
+    return value
+
+
+def _normal(x: float) -> float:
+    """The normal distribution."""
+    return 0.5 * (1.0 + math.erf(x / math.sqrt(2.0)))
+
+
+def verdict(
+    demand: Demand,
+    setting: Setting,
+    scores: Scores,
+    verifier: Scores,
+    quality: str,
+    bootstrap: Bootstrap = _PLAIN,
+) -> list[dict[str, Any]]:
+    """What texts that were not looked at say of each clause.
+
+    Args:
+      demand: what was asked.
+      setting: what was chosen.
+      scores: its figures there.
+      verifier: those of the verifier alone.
+      quality: the figure that is called quality.
+      bootstrap: the resampling of the figures.
+
+    Returns:
+      Of each clause `demand`; `slack` with `low` and `high`, how far its figure is on the good side
+      of the bound; `by_law`, whether it holds because the texts follow the verifier's distribution;
+      `met`, whether it holds by law or the slack is not below 0.
+    """
+    told = []
+    for clause in demand.clauses:
+        slack = clause.slack(scores, verifier, quality)
+        found = as_json(bootstrap.summary(slack.value, slack.resampled))
+        by_law = clause.holds_by_law(setting)
+        told.append(
+            {
+                "demand": clause.described(),
+                "slack": found["value"],
+                "low": found["low"],
+                "high": found["high"],
+                "by_law": by_law,
+                "met": by_law or slack.value >= 0.0,
+            }
+        )
+    return told

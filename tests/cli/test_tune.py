@@ -1,0 +1,151 @@
+"""`specjax tune` from gin files to an answer, a report and a file for `specjax infer`."""
+
+import json
+import shutil
+
+import pytest
+
+from specjax import load_models, text
+from specjax.cli import gin_config, infer
+from specjax.cli.main import main
+from specjax.tuning import Setting
+from tests import tiny_pair
+
+SETTINGS = {
+    "DEMAND": "as good as the verifier within 90 and nats per token <= 9",
+    "TARGETS_FIELD": 1,
+    "METRICS": "('chrf',)",
+    "RULES": "{'lossless': (), 'opt': (0.4,), 'lossy': (0.9,)}",
+    "MAX_DRAFTS": "(2,)",
+    "CANDIDATES": 3,
+    "ROUNDS": 2,
+    "SCREENED": 4,
+    "SEEDS": 2,
+    "BATCH_SIZE": 4,
+    "LATENCY_BATCH_SIZE": 4,
+    "LATENCY_TEXTS": 8,
+    "RESAMPLES": 100,
+    "MAX_NEW_TOKENS": 6,
+    "BUCKETS": "(24,)",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    tiny_pair.write_pair(directory / "pair")
+    rows = zip(*(tiny_pair.sentences(32, seed=seed) for seed in (1, 2)), strict=True)
+    (directory / "texts.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+    return directory
+
+
+def run(data, output, **settings):
+    pair = {name.upper(): data / "pair" / name for name in ("verifier", "drafter")}
+    values = {**SETTINGS, **pair, "INPUT": data / "texts.tsv", "OUTPUT_DIR": output, **settings}
+    return main(["tune", *(f"--gin.{name}={value}" for name, value in values.items())])
+
+
+def results_of(output):
+    return json.loads((output / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def done(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("tune") / "out"
+    assert run(data, output) == 0
+    return output
+
+
+def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done):
+    results = results_of(done)
+    sizes = [(one["texts"], len(one["settings"])) for one in results["rounds"]]
+    assert sizes == [(8, 4), (16, 3)]  # with the verifier alone
+    assert results["answer"] in ("draft", "do not draft")  # two tiny networks are as fast
+    held_out = results["held_out"]
+    assert held_out["texts"] == 16 and held_out["timed"] == 8 and held_out["met"]
+    assert {"chrf", "latency", "relative_latency", "nats_per_token"} <= set(held_out["figures"])
+    assert [part["met"] for part in held_out["demands"]] == [True, True]
+    assert held_out["verifier"]["relative_latency"]["value"] == 1.0
+    made = {path.name for path in done.iterdir()}
+    assert made >= {"config.gin", "runs.jsonl", "screen.jsonl", "times.json", "tuned.gin"}
+    # Screening saw none of the held-out texts, and each text is in one part.
+    parts = [path.name for path in (done / "measured").iterdir()]
+    assert sum(name.startswith("alone") for name in parts) == 3
+
+
+def test_infer_takes_what_was_chosen(data, done):
+    infer.register()
+    gin_config.configure([str(done / "tuned.gin")], ["INPUT=captions.txt", "OUTPUT_DIR=run"])
+    found = gin_config.call(text.Decoder)
+    paths = {name: data / "pair" / name for name in ("drafter", "verifier")}
+    setting = Setting(**results_of(done)["setting"])
+    options = {"max_new_tokens": 6, "buckets": (24,), "batch_size": 4}
+    assert found.describe() == setting.decoder(load_models(**paths), **options).describe()
+
+
+def test_a_stopped_run_measures_what_is_missing_alone(data, done, tmp_path, capsys):
+    output = tmp_path / "out"
+    shutil.copytree(done, output)
+    lost = sorted((output / "measured").iterdir())[0]
+    kept = {path: path.stat().st_mtime_ns for path in (output / "measured").iterdir()}
+    texts = {path.name: path.read_bytes() for path in lost.glob("*.jsonl.gz")}
+    shutil.rmtree(lost)
+    for name in ("results.json", "tuned.gin"):
+        (output / name).unlink()
+    assert run(data, output) == 0
+    # Whatever times say now, what was measured stays, and texts are the same ones.
+    assert {path: path.stat().st_mtime_ns for path in kept if path != lost}.items() <= kept.items()
+    assert {path.name: path.read_bytes() for path in lost.glob("*.jsonl.gz")} == texts
+    out = capsys.readouterr().out
+    assert json.loads(out.splitlines()[-1]) == results_of(output)
+    assert "demand: as good as the verifier within 90 and nats per token <= 9" in out
+
+
+def test_a_demand_that_cannot_be_met_gets_no_file(data, tmp_path, capsys):
+    output = tmp_path / "out"
+    few = {"RULES": "{'lossless': ()}", "ROUNDS": 1, "SEEDS": 1}
+    assert run(data, output, DEMAND="quality >= 101", **few) == 0
+    results = results_of(output)
+    assert results["answer"] == "cannot be met" and results["gin_file"] is None
+    assert results["held_out"] is None and not (output / "tuned.gin").exists()
+    out = capsys.readouterr().out
+    assert "answer: cannot be met\n" in out and "comes nearest to 'quality >= 101'" in out
+
+
+WRONG = {
+    "demand": ({"DEMAND": "fast"}, "demand must be such as 'quality >= 35'"),
+    "no demand": ({"DEMAND": "%gin.REQUIRED"}, "required but not given: DEMAND"),
+    "bound": ({"DEMAND": "latency <= 0"}, "out of range"),
+    "metric": ({"METRICS": "('blue',)"}, "`metrics` must be among"),
+    "rule": ({"RULES": "{'best': (1,)}"}, "rules must be one of Lossless"),
+    "texts": ({"TEXTS": 5}, "there are 5 texts"),
+    "few": ({"ROUNDS": 4}, "there are 32 texts, of which 16 are held out: too few for 8"),
+    "screened": ({"SCREENED": 17}, "17 screened; add texts, or lower"),
+    "timed": ({"LATENCY_TEXTS": 33}, "there are 32 texts, but latency_texts=33 are timed"),
+    "share": ({"HELD_OUT": 1.0}, "held_out must lie in (0, 1), got 1.0"),
+    "confidence": ({"CONFIDENCE": 0.4}, "confidence must lie in (0.5, 1), got 0.4"),
+    "rounds": ({"ROUNDS": 0}, "rounds must be a whole number of at least 1, got 0"),
+    "temperature": ({"TEMPERATURE": -1}, "temperature must be"),
+    "references": ({"TARGETS_FIELD": None}, "give the references once"),
+    "input": ({"INPUT": "nowhere.tsv"}, "nowhere.tsv: no such file"),
+    "model": ({"VERIFIER": "nowhere"}, "nowhere"),
+    "carry": ({"VERIFICATIONS": "('GreedyBlock',)"}, "screen Token or Block"),
+    "head": ({"STOPPING": "{'head': (0.5,)}"}, "the drafter has no acceptance head"),
+    "buckets": ({"BUCKETS": "(0,)"}, "buckets"),
+    "name": ({"DEMANDS": "3"}, "--gin.DEMANDS: no such name; did you mean DEMAND?"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_one_line_before_any_work(data, tmp_path, capsys, name):
+    values, told = WRONG[name]
+    assert run(data, tmp_path / "out", **values) == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if "warning" not in x]
+    assert len(lines) == 1 and told in lines[0], lines
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_demand_wants_another_directory(data, done, capsys):
+    assert run(data, done, DEMAND="quality >= 1") == 2
+    error = capsys.readouterr().err
+    assert "holds a run of another configuration (search.demand:" in error

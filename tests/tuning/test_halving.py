@@ -1,0 +1,206 @@
+"""Which settings are measured, and which is chosen, where the truth is known."""
+
+import itertools
+import math
+
+import pytest
+
+from specjax.tuning import (
+    DO_NOT_DRAFT,
+    DRAFT,
+    NOT_MET,
+    Demand,
+    Judge,
+    Screened,
+    Setting,
+    halve,
+    promising,
+    verdict,
+)
+from tests.tuning.synthetic import ALONE, LOSSLESS, SETTINGS, TRUTH, World, world_of
+
+SEEDS = 30
+DEMANDS = (
+    "quality >= 47",
+    "as good as the verifier within 3",
+    "latency <= 0.55 of the verifier",
+    "nats per token <= 0.1",
+)
+
+
+def searched(demand, seed=0, confidence=0.9, settings=SETTINGS, world=None, **others):
+    world = world or World(seed, **others)
+    judge = Judge(Demand.of(demand), "bleu", confidence, world.texts[-1], world.held)
+    choice, rounds = halve(settings, ALONE, world.look, judge, world.texts)
+    return world, choice, rounds
+
+
+def held_out(world, demand, setting):
+    scores = [world.held_out(one) for one in (setting, ALONE)]
+    return all(part["met"] for part in verdict(Demand.of(demand), setting, *scores, "bleu"))
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_what_is_chosen_meets_the_demand_on_texts_it_has_not_seen(demand):
+    met, gains = [], []
+    for seed in range(SEEDS):
+        world, choice, _ = searched(demand, world=world_of(seed))
+        if choice.answer == NOT_MET:
+            continue
+        met.append(held_out(world, demand, choice.setting))
+        gains.append(1.0 / TRUTH[choice.setting][1])
+    assert len(met) >= 0.8 * SEEDS and sum(met) >= 0.9 * len(met)
+    assert sum(gains) / len(gains) > 1.3  # and it is no timid choice
+
+
+def test_without_a_margin_demands_are_missed():
+    """The negative control: the same search that believes every figure."""
+    missed = 0
+    for seed in range(SEEDS):
+        world = World(seed)
+        judge = Judge(Demand.of("quality >= 47"), "bleu", 0.9, world.texts[-1], world.held)
+        found = {setting: world.look(setting, 2) for setting in TRUTH}
+        good = [
+            s for s, one in judge.judge(found, ALONE, world.texts[-1]).items() if one.slack >= 0
+        ]
+        fastest = min(good, key=lambda setting: found[setting].figures["relative_latency"]["value"])
+        missed += not held_out(world, "quality >= 47", fastest)
+    assert missed > 0.25 * SEEDS
+
+
+def test_more_texts_allow_a_faster_choice():
+    speeds = []
+    for rows in ((10, 20, 40, 40), (1000, 2000, 4000, 4000)):
+        _, choice, _ = searched("quality >= 46", 1, rows=rows)
+        speeds.append(0.0 if choice.setting is None else 1.0 / TRUTH[choice.setting][1])
+    assert speeds[0] < speeds[1]
+    assert speeds[1] == pytest.approx(1.0 / TRUTH[Setting(rule="OPT", strength=0.2)][1])
+
+
+def test_rounds_halve_the_settings_and_look_at_more_texts():
+    world, choice, rounds = searched("nats per token <= 0.1")
+    assert choice.answer == DRAFT
+    sizes = [len(one.found) - 1 for one in rounds]
+    assert sizes[0] == 9 and all(b <= math.ceil(a / 2) for a, b in itertools.pairwise(sizes))
+    assert [one.texts.rows for one in rounds] == [50, 100, 200]
+    assert all(ALONE in one.found for one in rounds)
+    # What cannot meet the demand does not go on; what is refuted by far is hopeless at once.
+    gone = Setting(rule="OPT", strength=0.8)
+    assert rounds[0].judged[gone].chance < 0.01 and gone not in rounds[1].found
+    assert len(world.looked) == sum(len(one.found) for one in rounds)
+
+
+def test_by_law_a_lossless_setting_is_as_good():
+    _, choice, rounds = searched("as good as the verifier")
+    assert choice.answer == DRAFT and choice.setting == LOSSLESS
+    assert all(one.judged[LOSSLESS].chance == 1.0 for one in rounds)
+    _, choice, _ = searched("nats per token <= 0")
+    assert choice.setting == LOSSLESS
+
+
+def test_do_not_draft_where_nothing_is_faster():
+    class Slow(World):
+        def _of(self, setting, rows):
+            scores = super()._of(setting, rows)
+            if setting != ALONE:
+                scores.figures["relative_latency"]["value"] *= 2.0
+                scores.resampled["relative_latency"] *= 2.0
+            return scores
+
+    _, choice, _ = searched("as good as the verifier", world=Slow(0), settings=[LOSSLESS])
+    assert choice.answer == DO_NOT_DRAFT and choice.setting == ALONE
+    assert "nothing else that meets the demand is faster" in choice.why
+    _, choice, _ = searched("as good as the verifier", world=World(0), settings=[])
+    assert choice.answer == DO_NOT_DRAFT and "surely does" in choice.why
+
+
+def test_what_may_be_faster_by_chance_is_not_chosen():
+    class Even(World):
+        def _of(self, setting, rows):
+            scores = super()._of(setting, rows)
+            if setting != ALONE:
+                found = scores.figures["relative_latency"]
+                scores.resampled["relative_latency"] *= 0.99 / found["value"]
+                found["value"] = 0.99
+            return scores
+
+    _, choice, _ = searched(
+        "as good as the verifier", world=Even(1, rows=(8, 16, 16)), settings=[LOSSLESS]
+    )
+    assert choice.answer == DO_NOT_DRAFT and "maybe chance" in choice.why
+
+
+@pytest.mark.parametrize(
+    "demand, why",
+    [
+        ("quality >= 70", "misses it by"),
+        ("quality >= 49.9", "are needed for it to hold on others: ask for less, or add texts"),
+        ("latency <= 0.1 of the verifier", "misses it by"),
+    ],
+)
+def test_it_says_that_a_demand_cannot_be_met(demand, why):
+    _, choice, _ = searched(demand, 3)
+    assert choice.answer == NOT_MET and choice.setting is None and why in choice.why
+
+
+def test_where_only_the_latency_is_bounded_the_best_is_chosen():
+    _, choice, _ = searched("latency <= 0.9 of the verifier", rows=(4000, 8000, 8000))
+    best = max(TRUTH[setting][0] for setting in SETTINGS)
+    assert choice.answer == DRAFT and TRUTH[choice.setting][0] == best
+
+
+def test_a_setting_that_fails_ends_alone():
+    class Broken(World):
+        def look(self, setting, number):
+            if setting == LOSSLESS:
+                raise MemoryError("no\nmemory")
+            return super().look(setting, number)
+
+    _, choice, rounds = searched("nats per token <= 0.1", world=Broken(0))
+    assert choice.answer == DRAFT and choice.setting != LOSSLESS
+    assert rounds[-1].failed == {LOSSLESS: "MemoryError: no memory"}
+
+
+def expected(rule, strength, speedup, nats, max_draft=5):
+    return Screened(
+        setting=Setting(rule=rule, strength=strength, max_draft=max_draft),
+        acceptance=0.5,
+        defers=0.5,
+        tokens_per_call=2.0,
+        error=0.1,
+        drafted_per_call=4.0,
+        nats_per_token=nats,
+        latency=1.0 / speedup,
+        speedup=speedup,
+    )
+
+
+def screened():
+    found = [expected("Lossless", None, 1.0 + 0.1 * g, 0.0, g) for g in (2, 4, 6)]
+    for i in range(1, 10):
+        found.append(expected("OPT", i / 10, 1.6 + 0.1 * i, 0.02 * i))
+        found.append(expected("TokenV3", i / 10, 1.55 + 0.1 * i, 0.02 * i))
+    return [*found, expected("Lossy", 0.1, 1.59, 0.3), expected("Chow", 0.5, 0.5, 0.5)]
+
+
+def test_promising_settings_are_spread_where_quality_matters():
+    taken = promising(screened(), Demand.of("quality >= 30"), 7)
+    assert len(taken) == 7 and taken[0] == Setting(max_draft=6)
+    strengths = [setting.strength for setting in taken[1:]]
+    assert strengths == sorted(strengths) and strengths[-1] == 0.9
+    rules = [setting.rule for setting in taken]
+    assert {rules.count("OPT"), rules.count("TokenV3")} == {3}
+    assert "Chow" not in rules  # slower than the verifier alone
+    assert "Lossy" not in rules  # much slower than others as far from the verifier
+
+
+def test_promising_settings_meet_what_screening_knows():
+    taken = promising(screened(), Demand.of("nats per token <= 0.05"), 6)
+    assert taken[0] == Setting(max_draft=6)
+    nats = {one.setting: one.nats_per_token for one in screened()}
+    assert all(nats[setting] <= 0.075 for setting in taken) and len(taken) == 6
+    assert taken[1] == Setting(rule="OPT", strength=0.3)
+    assert promising(screened(), Demand.of("nats per token <= 0"), 6) == taken[:1]
+    fast = promising(screened(), Demand.of("latency <= 0.32 of the verifier"), 6)
+    assert {setting.strength for setting in fast} == {0.9}
+    assert promising(screened(), Demand.of("quality >= 30"), 1) == taken[:1]
