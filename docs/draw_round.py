@@ -49,7 +49,9 @@ def main():
                 if not (i == 5 and top < 3):
                     axis.add_patch(FancyArrowPatch((x, top), (x, bottom), **style))
     end = LEFT + 3 * STEP + WIDTH + 0.1
-    axis.text(end, 0.35, "committed: four tokens\nfor one pass of the verifier", fontsize=10, va="center")
+    axis.text(
+        end, 0.35, "committed: four tokens\nfor one pass of the verifier", fontsize=10, va="center"
+    )
     axis.set(xlim=(-0.1, LEFT + 6 * STEP), ylim=(-0.2, 6.1))
     axis.axis("off")
     figure.savefig(
