@@ -26,9 +26,10 @@ types: $(VENV)/.test
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-# The site in build/site; a warning, such as a link that leads nowhere, is an error.
+# The site in build/site; a warning, such as a link that leads nowhere, is an error (not with --quiet,
+# under which mkdocs counts none).
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 GREY, DARK, WHITE = "0.88", "0.55", "white"
-LEFT, STEP, WIDTH = 4.6, 1.25, 1.05
+LEFT, STEP, WIDTH = 4.9, 1.25, 1.05
 
 
 def boxes(axis, row, labels, colors, hatches=None):
@@ -18,7 +18,8 @@ def boxes(axis, row, labels, colors, hatches=None):
         x = LEFT + i * STEP
         hatch = hatches[i] if hatches else None
         axis.add_patch(Rectangle((x, row), WIDTH, 0.7, fc=color, ec="black", lw=1.2, hatch=hatch))
-        axis.text(x + WIDTH / 2, row + 0.35, label, ha="center", va="center", fontsize=12)
+        style = {"bbox": {"fc": "white", "ec": "none", "pad": 1.5}} if hatch else {}
+        axis.text(x + WIDTH / 2, row + 0.35, label, ha="center", va="center", fontsize=12, **style)
 
 
 def main():
