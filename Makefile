@@ -5,15 +5,15 @@ BIN := $(VENV)/bin
 # One process per core: XLA compiles on one core most of the time.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint types unit format clean
+.PHONY: demo test test-all lint types unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
 
-test: lint types unit
+test: lint types docs unit
 
 # With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
-test-all: lint types
+test-all: lint types docs
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m ''
 
 lint: $(VENV)/.test
@@ -26,6 +26,11 @@ types: $(VENV)/.test
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
+# The site in build/site; a warning, such as a link that leads nowhere, is an error (not with --quiet,
+# under which mkdocs counts none).
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -36,9 +41,13 @@ $(VENV)/.eval: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[eval]'
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.eval
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[docs]'
+	touch $@
+
 $(VENV)/.test: $(VENV)/.eval
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) build/site .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
