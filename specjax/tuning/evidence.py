@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax.memory import spare_maps
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping.measurement import Bench, Measured, joined, measure
 from specjax.sweeping.scores import Scores, score
@@ -75,6 +76,7 @@ class Evidence:
         place = self._place(setting, part)
         if place.exists():
             return read_measured(place)
+        spare_maps()
         bench = self._bench.part(*self._parts[part])
         alone = None if not setting.max_draft else _alone_of(setting)
         found = measure(
