@@ -13,7 +13,7 @@ from specjax import Decoder, TextModel
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.memory import spare_maps
-from specjax.text import load_text_model
+from specjax.text import BUCKETS, load_text_model
 from specjax.tuning import (
     ALONE,
     Hierarchy,
@@ -37,6 +37,7 @@ _COLUMNS = (
     "pw", "pw_gain", "wall", "wall_low", "wall_high", "wall_gain", "gain_low", "gain_high", "same",
 )  # fmt: skip
 _SINGLE = "one drafter"
+_BUCKETS_HELP = "lengths that prompts are padded to; each one used is compiled for each decoder"
 
 
 def _kinds(one: Hierarchy) -> str:
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pairs.add_temperatures(parser)
     parser.add_argument("--max-draft", type=int, default=10, help="most tokens of one drafter")
     parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
+    parser.add_argument("--buckets", type=int, nargs="+", default=list(BUCKETS), help=_BUCKETS_HELP)
     parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
     parser.add_argument("--leniences", type=float, nargs="+", default=[1.0, 2.0, 4.0])
     parser.add_argument("--seed", type=int, default=0, help="of drawn outputs")
@@ -161,9 +163,13 @@ class _Bench:
     models: Mapping[str, TextModel]
     tuning: Tuning
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {**self.tuning.decoding, "buckets": tuple(self.args.buckets)}
+
     def rows(self, temperature: float, others: list[str], asked: list[str]) -> list[dict[str, Any]]:
         """The lines of the table."""
-        alone = Decoder(self.models["verifier"], **self.tuning.decoding)
+        alone = Decoder(self.models["verifier"], **self._options)
         other = [alone.encode(text, f"prompt {i}") for i, text in enumerate(others)]
         prompts = [alone.encode(text, f"prompt {i}") for i, text in enumerate(asked)]
         tables = tables_of_copies(self.models["verifier"], self.tuning.bigram)
@@ -234,8 +240,7 @@ class _Bench:
     ) -> dict[Hierarchy, Measured]:
         names, models = list(self.models), list(self.models.values())
         decoders = {
-            one: one.decoder(names, models, self.tuning.bigram, **self.tuning.decoding)
-            for one in wanted
+            one: one.decoder(names, models, self.tuning.bigram, **self._options) for one in wanted
         }
         return measure(
             decoders,
