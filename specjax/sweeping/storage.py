@@ -66,7 +66,7 @@ def read_measured(directory: Path) -> Measured:
         records = []
         for seed in seeds:
             lines = gzip.decompress((directory / f"seed{seed}.jsonl.gz").read_bytes())
-            records.append([record_of(line) for line in lines.splitlines(keepends=True)])
+            records.append([record_of(line) for line in lines.splitlines()])
         times = [
             Times(arrays[f"{name}_seconds"], arrays[f"{name}_tokens"])
             if f"{name}_seconds" in arrays
