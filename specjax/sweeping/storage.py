@@ -60,7 +60,8 @@ def read_measured(directory: Path) -> Measured:
       ValueError: it was changed, or cut.
     """
     try:
-        with np.load(directory / _TIMES) as file:
+        # From memory: NumPy leaves a damaged file open.
+        with np.load(io.BytesIO((directory / _TIMES).read_bytes())) as file:
             arrays = dict(file)
         seeds = [int(seed) for seed in arrays["seeds"]]
         records = []
