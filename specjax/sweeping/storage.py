@@ -60,13 +60,14 @@ def read_measured(directory: Path) -> Measured:
       ValueError: it was changed, or cut.
     """
     try:
-        with np.load(directory / _TIMES) as file:
+        # From memory: NumPy leaves a damaged file open.
+        with np.load(io.BytesIO((directory / _TIMES).read_bytes())) as file:
             arrays = dict(file)
         seeds = [int(seed) for seed in arrays["seeds"]]
         records = []
         for seed in seeds:
             lines = gzip.decompress((directory / f"seed{seed}.jsonl.gz").read_bytes())
-            records.append([record_of(line) for line in lines.splitlines(keepends=True)])
+            records.append([record_of(line) for line in lines.splitlines()])
         times = [
             Times(arrays[f"{name}_seconds"], arrays[f"{name}_tokens"])
             if f"{name}_seconds" in arrays
