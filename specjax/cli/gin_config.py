@@ -240,6 +240,17 @@ def binding_of(parameter: str) -> str:
         return "None"
 
 
+def value_of(parameter: str, default: Any = None) -> Any:
+    """What is bound to a parameter, a name by its value; `default` for nothing."""
+    try:
+        found = gin.query_parameter(parameter)
+    except ValueError:
+        return default
+    if isinstance(found, gin.config.ConfigurableReference) and found.evaluate:
+        return found.scoped_configurable_fn()
+    return found
+
+
 def _raised_in(error: Exception) -> str:
     return traceback.extract_tb(error.__traceback__)[-1].filename
 

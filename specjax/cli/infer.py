@@ -68,9 +68,23 @@ def run(args: argparse.Namespace) -> int:
 
     register()
     gin_config.configure_from(args)
+    check_values()
     on_start = functools.partial(_record, command=args.command_line)
     print(json.dumps(gin_config.call(inference.infer, on_start=on_start, part=args.part)))
     return 0
+
+
+def check_values() -> None:
+    """Refuses values of a decoder before its models are read, which may take minutes."""
+    from specjax.text.prompts import BUCKETS, check_buckets
+    from specjax.text.stops import check_stops
+    from specjax.types import Sampling
+
+    check_stops(gin_config.value_of("Decoder.stop"))
+    check_buckets(gin_config.value_of("Decoder.buckets", BUCKETS))
+    names = ("temperature", "top_k", "top_p")
+    given = {name: gin_config.value_of(f"Decoder.{name}") for name in names}
+    Sampling(**{name: value for name, value in given.items() if value is not None})
 
 
 def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:

@@ -26,10 +26,12 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `specjax --help` stays quick.
     from specjax import data, partitioning, text, tuning
     from specjax.cli.bench.report import Report
+    from specjax.runs.inputs import read_prompts
     from specjax.runs.run_directory import RunDirectory
 
     gin_config.register(
-        data.read_examples,
+        data.FewShot,
+        read_prompts,
         partitioning.make_mesh,
         text.load_pair,
         text.load_text_model,

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import dataclasses
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from specjax.cli import gin_config, infer
 from specjax.cli.failures import UNEXPECTED
 
 if TYPE_CHECKING:
+    from specjax.data import FewShot
     from specjax.runs.run_directory import RunDirectory
     from specjax.sweeping import Grid, Measuring, Point, Texts
     from specjax.text import Decoder, Pair
@@ -45,6 +47,8 @@ class Plan(NamedTuple):
       models: names of `runs/infer.gin` and their values, for all points.
       infer: further ones.
       chat: whether each text is a user's message.
+      truncate: where texts that are too long are cut.
+      task: what makes the texts of records, or None.
       allow_other_environment: whether a sweep may be continued elsewhere.
     """
 
@@ -55,6 +59,8 @@ class Plan(NamedTuple):
     models: dict[str, Any]
     infer: dict[str, Any]
     chat: bool = False
+    truncate: str | None = None
+    task: "FewShot | None" = None
     allow_other_environment: bool = False
 
 
@@ -70,7 +76,14 @@ def run(args: argparse.Namespace) -> int:
 
     infer.register()
     gin_config.register(
-        evaluation.Bootstrap, sweeping.Grid, sweeping.Measuring, sweeping.read_texts, sweep_plan
+        evaluation.AnswerAfter,
+        evaluation.AnswerPattern,
+        evaluation.Bootstrap,
+        evaluation.Sandbox,
+        sweeping.Grid,
+        sweeping.Measuring,
+        sweeping.read_texts,
+        sweep_plan,
     )
     gin_config.configure_from(args)
     plan: Plan = gin_config.call(sweep_plan)
@@ -79,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     def record(run: "RunDirectory") -> None:
         run.record(command=args.command_line, config=config)
 
-    files = PointFiles({**plan.models, **plan.infer}, args.gin_search_paths)
+    names = {**plan.models, **plan.infer}
+    files = PointFiles(names, args.gin_search_paths, asked=asked_by(plan))
     points = plan.grid.points(files)
     files.check(points)
     results = sweeping.sweep(
@@ -87,9 +101,11 @@ def run(args: argparse.Namespace) -> int:
         points,
         examples=plan.texts.examples,
         references=plan.texts.references,
+        problems=plan.texts.problems,
         measuring=plan.measuring,
         output_dir=plan.output_dir,
         chat=plan.chat,
+        truncate=plan.truncate,
         allow_other_environment=plan.allow_other_environment,
         on_start=record,
     )
@@ -117,12 +133,36 @@ def sweep_plan(
     **others: Any,
 ) -> Plan:
     """What the gin files say of a sweep."""
+    from specjax.runs.inputs import check_truncate
+    from specjax.text.prompts import BUCKETS, check_buckets
+    from specjax.text.stops import check_stops
+
     if not isinstance(infer, Mapping) or not all(isinstance(name, str) for name in infer):
         raise TypeError(
             "infer must be a dict of names of `specjax infer` and their values, such as "
             f"{{'Decoder.buckets': (64,)}}, got {infer!r}"
         )
+    measuring.check_texts(texts.references, texts.problems)
+    check_truncate(others.get("truncate"))
+    check_stops(models.get("STOP"))
+    check_buckets(models.get("BUCKETS", BUCKETS))
     return Plan(grid, measuring, texts, output_dir, models, dict(infer), **others)
+
+
+def asked_by(plan: Plan) -> dict[str, Any]:
+    """Names of `specjax infer` by which it makes the sweep's prompts of the same records."""
+    from specjax.data import FewShot
+
+    names: dict[str, Any] = {"CHAT": True} if plan.chat else {}
+    if plan.truncate is not None:
+        names["TRUNCATE"] = plan.truncate
+    if isinstance(plan.task, FewShot):
+        names["TASK"] = "@FewShot()"
+        for field in dataclasses.fields(plan.task):
+            value = getattr(plan.task, field.name)
+            if value != field.default:
+                names[f"FewShot.{field.name}"] = value
+    return names
 
 
 def table(results: dict[str, Any]) -> str:
@@ -162,10 +202,18 @@ class PointFiles:
     Args:
       names: names of `runs/infer.gin`, or parameters, and their values, for all points.
       search_paths: folders in which gin files are looked up.
+      asked: further names, of how the prompts are made, which no decoder reads.
     """
 
-    def __init__(self, names: Mapping[str, Any], search_paths: Sequence[str]):
+    def __init__(
+        self,
+        names: Mapping[str, Any],
+        search_paths: Sequence[str],
+        *,
+        asked: Mapping[str, Any] | None = None,
+    ):
         self._names, self._search_paths = dict(names), list(search_paths)
+        self._asked = dict(asked or {})
         self._pairs: dict[str | None, Pair] = {}
 
     def main_name(self, kind: str, key: str) -> str | None:
@@ -214,7 +262,8 @@ class PointFiles:
 
     def command(self, point: "Point") -> list[str]:
         """See `specjax.sweeping.Maker`."""
-        values = {name: x for name, x in self._names.items() if x is not None} | self._values(point)
+        values = {name: x for name, x in self._names.items() if x is not None} | self._asked
+        values |= self._values(point)
         return [
             *(f"--gin_file={file}" for file in (_INFER, *map(_file, self._keys(point)))),
             *(f"--gin.{name}={_written(value)}" for name, value in values.items()),

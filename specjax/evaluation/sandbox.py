@@ -2,9 +2,10 @@
 
 On Linux a program runs in namespaces of its own (user, mount, process, network, ipc): no network,
 all files read-only but for an empty directory in memory, no process but its own, no rights; with
-limits of time, memory per process, processes and files. What it may still do is read the files that
-the user may read, and use the processor and the memory within its limits. A hole in the kernel is a
-hole in the sandbox. A program that looks for it may find out how to claim that it has passed.
+limits of time, memory per process, processes and files, and without the system calls that get
+memory or rights past them. What it may still do is read the files that the user may read (and tell
+nobody), and use the processor and the memory within its limits. A hole in the kernel is a hole in
+the sandbox. A program that looks for it may find out how to claim that it has passed.
 """
 
 import contextlib
@@ -129,7 +130,7 @@ class Sandbox:
         if told == token and in_time:
             return Outcome(True, "")
         late = f"not at its end after {self.seconds:g} seconds"
-        return Outcome(False, (told or "ended before its end") if in_time else late)
+        return Outcome(False, (told[:200] or "ended before its end") if in_time else late)
 
 
 @functools.cache

@@ -9,11 +9,13 @@ all die with it; the third has the limits, no rights, and runs the program. Only
 library may be imported here, and nothing of specjax: it starts without site-packages.
 """
 
+import contextlib
 import ctypes
 import json
 import os
 import resource
 import signal
+import struct
 import sys
 
 _NAMESPACES = {
@@ -28,10 +30,30 @@ _PRIVATE = 0x4000 | 1 << 18  # MS_REC | MS_PRIVATE
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _ATTRIBUTES = 1 | 2 | 4  # read-only, no set-user-id, no devices
-_PDEATHSIG, _KEEPCAPS, _DROP_BOUND, _NO_NEW_PRIVILEGES = 1, 8, 24, 38
+_PDEATHSIG, _KEEPCAPS, _SECCOMP, _DROP_BOUND, _NO_NEW_PRIVILEGES = 1, 8, 22, 24, 38
 _CAP_DAC_READ_SEARCH = 1 << 2
 _CAP_VERSION = 0x20080522
 _NOBODY = 65534
+_FILES = 4096
+_NEW_USER = _NAMESPACES["user"]
+# Numbers of system calls that are refused: memory that no limit counts (shmget, msgget, semget,
+# mq_open, memfd_create, memfd_secret), further namespaces, in which a program would have rights
+# (unshare, setns, mount), and what ordinary programs do not need (ptrace, bpf, perf_event_open,
+# add_key, request_key, keyctl, userfaultfd, io_uring_setup); then those of clone and clone3.
+_CALLS = {
+    "x86_64": (
+        0xC000003E,
+        (29, 68, 64, 240, 319, 447, 272, 308, 165, 101, 321, 298, 248, 249, 250, 323, 425),
+        56,
+        435,
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (194, 186, 190, 180, 279, 447, 97, 268, 40, 117, 280, 241, 217, 218, 219, 282, 425),
+        220,
+        435,
+    ),
+}
 # What others may listen or write at. The program sees empty ones.
 _COVERED = ("/run", "/tmp", "/var/tmp", "/dev/shm")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -120,7 +142,7 @@ def _end_in_time(job: dict) -> None:
 
 def _mount_all(work: str, disk: int) -> None:
     """Everything read-only, but for an empty `work` that is in memory."""
-    size = f"size={disk},mode=0777".encode()
+    size = f"size={disk},nr_inodes={_FILES},mode=0777".encode()
     _check(_libc.mount(b"none", b"/", None, _PRIVATE, None), "mounts")
     _set_read_only("/", _AT_RECURSIVE)
     needed = [os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix)]
@@ -184,6 +206,35 @@ def _confine(job: dict, processes: int | None) -> None:
         rights = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
         _check(_libc.capset(ctypes.byref(header), ctypes.byref(rights)), "capabilities")
     _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+    if job["contained"]:
+        _refuse_calls(os.uname().machine)
+
+
+def _refuse_calls(machine: str) -> None:
+    """A filter of system calls (seccomp); refused ones give EPERM."""
+    if machine not in _CALLS:
+        raise OSError(f"its system calls are not known on {machine}")
+    architecture, refused, clone, clone3 = _CALLS[machine]
+    load, equal, at_least, has_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    number, kind, flags = 0, 4, 16  # places in what the kernel shows of a call
+    allow, no, unknown = 0x7FFF0000, 0x00050001, 0x00050026  # EPERM, ENOSYS
+    steps = [(load, 0, 0, kind), (equal, 1, 0, architecture), (give, 0, 0, no)]
+    # Above are the numbers of x32.
+    steps += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (give, 0, 0, no)]
+    for call in refused:
+        steps += [(equal, 0, 1, call), (give, 0, 0, no)]
+    # Its flags cannot be seen; without it the library takes clone.
+    steps += [(equal, 0, 1, clone3), (give, 0, 0, unknown)]
+    steps += [(equal, 1, 0, clone), (give, 0, 0, allow)]
+    steps += [(load, 0, 0, flags), (has_bit, 0, 1, _NEW_USER), (give, 0, 0, no)]
+    steps += [(give, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
+
+    made = Program(len(steps), ctypes.addressof(code))
+    _check(_libc.prctl(_SECCOMP, 2, ctypes.byref(made), 0, 0), "a filter of system calls")
 
 
 def _execute(job: dict) -> None:
@@ -200,7 +251,10 @@ def _execute(job: dict) -> None:
 
 
 def _tell(job: dict, text: str) -> None:
-    os.write(job["status"], text.encode(errors="backslashreplace"))
+    # A program may have filled the pipe: then it has failed, and nobody waits.
+    os.set_blocking(job["status"], False)
+    with contextlib.suppress(BlockingIOError):
+        os.write(job["status"], text.encode(errors="backslashreplace"))
 
 
 def _write(path: str, text: str) -> None:

@@ -33,6 +33,8 @@ from specjax.runs.run_directory import RunDirectory
 
 CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
+# The figure of programs; it is no name in `METRICS`, for it runs what it scores.
+PASS_AT_1 = "pass_at_1"
 Path = str | os.PathLike[str]
 _PLAIN = Bootstrap()
 
@@ -48,6 +50,46 @@ class Scorer(NamedTuple):
         """The metric of outputs."""
         texts = outputs if self.answer is None else list(map(self.answer, outputs))
         return figure(self.metric, texts, self.references)
+
+
+def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
+    """The names of what texts are scored with.
+
+    Args:
+      metrics: names in `METRICS`, or "pass_at_1" where there is a sandbox.
+      sandbox: where programs are run, or None.
+
+    Returns:
+      The names; of programs also "pass_at_1", the last one unless it is among them.
+
+    Raises:
+      ImportError: a metric's library is not installed.
+      OSError: programs cannot be contained here.
+      TypeError: `metrics` is no tuple of names, or `sandbox` none.
+      ValueError: a name is unknown, or there is no sandbox for "pass_at_1".
+    """
+    if isinstance(metrics, str):
+        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}; write ({metrics!r},)")
+    if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
+        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
+    check_metrics(name for name in metrics if name != PASS_AT_1)
+    if sandbox is None:
+        if PASS_AT_1 in metrics:
+            raise ValueError(
+                "metrics has 'pass_at_1', which runs the outputs as programs: give problems, and a "
+                "sandbox, such as SANDBOX=@Sandbox(), to run them"
+            )
+        return tuple(metrics)
+    check_part("sandbox", sandbox, ("run", "check"), "Sandbox()")
+    sandbox.check()
+    return tuple(dict.fromkeys((*metrics, PASS_AT_1)))
+
+
+def check_answers(answer: Any, reference_answer: Any) -> None:
+    """Raises TypeError unless both take answers out of texts, or are None."""
+    for name, extract in (("answer", answer), ("reference_answer", reference_answer)):
+        if extract is not None and not callable(extract):
+            raise TypeError(f"{name} must be such as AnswerAfter('####'), got {extract!r}")
 
 
 def evaluate(
@@ -78,7 +120,8 @@ def evaluate(
         one method. All must have the same inputs.
       references: files of references (see `read_references`); None takes those in the predictions.
       references_field: see `read_references`.
-      metrics: names in `METRICS`; none for figures of decoding alone.
+      metrics: names in `METRICS`; none for figures of decoding alone. "pass_at_1" comes of
+        `problems`, and may be among them.
       prediction_field: see `read_predictions`.
       targets_field: see `read_predictions`.
       answer: what of an output the metrics score, such as `AnswerAfter("####")`; all by default.
@@ -108,14 +151,14 @@ def evaluate(
       ValueError: a metric is unknown, a file is unreadable, the files have not the same rows, or
         there are no references.
     """
-    if isinstance(metrics, str):
-        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}; write ({metrics!r},)")
-    if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
-        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
-    check_metrics(metrics)
-    for name, extract in (("answer", answer), ("reference_answer", reference_answer)):
-        if extract is not None and not callable(extract):
-            raise TypeError(f"{name} must be such as AnswerAfter('####'), got {extract!r}")
+    if problems is not None and sandbox is None:
+        raise ValueError(
+            f"problems={os.fspath(problems)} would run the predictions as programs: give a "
+            "sandbox, such as SANDBOX=@Sandbox(), to run them"
+        )
+    names = figures_of(metrics, None if problems is None else sandbox)
+    metrics = [name for name in names if name != PASS_AT_1]
+    check_answers(answer, reference_answer)
     check_part("bootstrap", bootstrap, ("interval", "difference"), "Bootstrap()")
     prices = None if costs is None else check_costs(costs)
     files = named(predictions)
@@ -129,7 +172,8 @@ def evaluate(
     if reference_answer is not None:
         texts = [tuple(map(reference_answer, several)) for several in texts]
     scorers: dict[str, Scorer] = {m: Scorer(METRICS[m], texts, answer) for m in metrics}
-    scorers |= _programs(runs, problems, sandbox)
+    if problems is not None and sandbox is not None:
+        scorers[PASS_AT_1] = _programs(runs, problems, sandbox)
     for scorer in scorers.values():
         check_references(scorer.metric, scorer.references)
 
@@ -218,26 +262,23 @@ def _references(
     )
 
 
-def _programs(
-    runs: Sequence[Predictions], path: Path | None, sandbox: Sandbox | None
-) -> dict[str, Scorer]:
-    """pass@1, if it is asked for and programs can be contained."""
-    if path is None:
-        return {}
-    if sandbox is None:
-        raise ValueError(
-            f"problems={os.fspath(path)} would run the predictions as programs: give a sandbox, "
-            "such as SANDBOX=@Sandbox(), to run them"
-        )
-    check_part("sandbox", sandbox, ("run", "check"), "Sandbox()")
+def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scorer:
+    """pass@1 of the problems of a file."""
     found = read_problems(path)
     if len(found) != len(runs[0]):
         raise ValueError(
             f"{os.fspath(path)} has {len(found)} problems, but {runs[0].path} has "
             f"{len(runs[0])} rows: give one problem for each prediction"
         )
-    sandbox.check()
-    return {"pass_at_1": Scorer(PassAt1(sandbox), found)}
+    for run in runs:
+        for i, (problem, asked) in enumerate(zip(found, run.inputs, strict=True)):
+            if asked is not None and problem.entry_point not in asked:
+                raise ValueError(
+                    f"{os.fspath(path)} tests {problem.entry_point!r} in problem {i}, which the "
+                    f"input of row {i} of {run.path} does not have: give the problems of these "
+                    "predictions, in their order"
+                )
+    return Scorer(PassAt1(sandbox), found)
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:

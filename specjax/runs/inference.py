@@ -30,14 +30,13 @@ from specjax.drafting import read_costs
 from specjax.runs import messages, processes
 from specjax.runs import parts as parts_lib
 from specjax.runs.compilation_cache import count_compilations
-from specjax.runs.inputs import read_inputs
+from specjax.runs.inputs import check_truncate, read_inputs, tokens_of
 from specjax.runs.lines import Record, about, line_of, record_of_row
 from specjax.runs.processes import Part
 from specjax.runs.rows_file import COSTS_NAME, METRICS_NAME, PREDICTIONS_NAME, resume, totals
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
 from specjax.text.costs import costs_file
-from specjax.text.prompts import encode, shortened
 
 
 def infer(
@@ -127,8 +126,7 @@ def infer(
     for name, value in (("chat", chat), ("allow_other_environment", allow_other_environment)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
-    if truncate not in (None, "end", "beginning"):
-        raise ValueError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
+    check_truncate(truncate)
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
@@ -236,14 +234,10 @@ def _encode(
     prompts: dict[int, Any] = {}
     failed: dict[int, str] = {}
     for name, example in zip(names, examples, strict=True):
-        prompt: Any = example.inputs
-        if chat and prompt.strip():
-            prompt = [{"role": "user", "content": prompt}]
         try:
-            if truncate is not None:
-                tokens = encode(decoder.tokenizer, prompt, name)
-                prompt = shortened(decoder.tokenizer, tokens, decoder.buckets[-1], truncate)
-            prompts[example.id] = decoder.encode(prompt, name)
+            prompts[example.id] = tokens_of(
+                decoder, example.inputs, name, chat=chat, truncate=truncate
+            )
         except ValueError as error:
             failed[example.id] = str(error)
     if not prompts:

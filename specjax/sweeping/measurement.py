@@ -13,9 +13,9 @@ import numpy as np
 
 from specjax.checks import check_part, whole_number
 from specjax.data import Example
-from specjax.evaluation import METRICS, Bootstrap, check_metrics, check_references
+from specjax.evaluation import METRICS, Bootstrap, PassAt1, Problem, Sandbox, check_references
 from specjax.runs.compilation_cache import count_compilations
-from specjax.runs.evaluation import Scorer
+from specjax.runs.evaluation import PASS_AT_1, Scorer, check_answers, figures_of
 from specjax.runs.lines import Record, record_of_row
 from specjax.text import Decoder
 
@@ -28,7 +28,8 @@ class Measuring:
     """How each point is measured.
 
     Attributes:
-      metrics: names in `specjax.evaluation.METRICS`; the first one is called quality.
+      metrics: names in `specjax.evaluation.METRICS`, or "pass_at_1"; the first one is called
+        quality.
       seeds: how many seeds, from `seed` on, at a temperature above 0; at 0 there is one.
       seed: the first one.
       batch_size: the texts decoded together for their quality.
@@ -36,9 +37,14 @@ class Measuring:
       latency_texts: how many texts are timed, the first ones of all.
       repeats: how often each of them is timed.
       bootstrap: the resampling.
+      answer: what of an output the metrics score, such as `AnswerAfter("####")`; all by default.
+      reference_answer: likewise, of a reference.
+      sandbox: where outputs are run as programs, which adds the metric "pass_at_1"; without one
+        nothing is run.
 
     Raises:
       ImportError: a metric's library is not installed.
+      OSError: programs cannot be contained here.
       TypeError: for a value of the wrong type.
       ValueError: for one out of range, an unknown metric, or too few texts for an interval.
     """
@@ -51,15 +57,16 @@ class Measuring:
     latency_texts: int = 64
     repeats: int = 3
     bootstrap: Bootstrap = dataclasses.field(default_factory=Bootstrap)
+    answer: Callable[[str], str] | None = None
+    reference_answer: Callable[[str], str] | None = None
+    sandbox: Sandbox | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        if isinstance(self.metrics, str) or not isinstance(self.metrics, Sequence):
-            raise TypeError(f"metrics must be a tuple of names, got {self.metrics!r}")
+        put(self, "metrics", figures_of(self.metrics, self.sandbox))
+        check_answers(self.answer, self.reference_answer)
         if not self.metrics:
             raise ValueError("metrics is empty: give at least one, the first is called quality")
-        check_metrics(self.metrics)
-        put(self, "metrics", tuple(self.metrics))
         names = ("seeds", "batch_size", "latency_batch_size", "latency_texts", "repeats")
         for name in names:
             put(self, name, whole_number(name, getattr(self, name), low=1))
@@ -71,6 +78,62 @@ class Measuring:
                 f"{self.latency_batch_size}, so that there is an interval, got "
                 f"{self.latency_texts}"
             )
+
+    def check_texts(
+        self, references: Sequence[Sequence[str]], problems: Sequence[Problem] | None
+    ) -> None:
+        """Makes sure, before long work, that texts can be scored.
+
+        Args:
+          references: of each text.
+          problems: of each text, or None.
+
+        Raises:
+          ValueError: a metric cannot use them, there are fewer than are timed, or problems and a
+            sandbox are not together.
+        """
+        if (problems is None) != (self.sandbox is None):
+            raise ValueError(
+                "pass_at_1 needs problems, such as PROBLEMS=HumanEval.jsonl, and a sandbox, such "
+                "as SANDBOX=@Sandbox(): give both, or neither to run no programs"
+            )
+        if len(references) < self.latency_texts:
+            raise ValueError(
+                f"there are {len(references)} texts, but latency_texts={self.latency_texts} are "
+                "timed: add texts, or time fewer"
+            )
+        texts = [name for name in self.metrics if name != PASS_AT_1]
+        if texts and not all(references):
+            raise ValueError(
+                f"{texts[0]} needs references, and there are none: name their field (REFERENCES of "
+                "a task, TARGETS_FIELD without one)"
+            )
+        for scorer in self.scorers(references, problems).values():
+            check_references(scorer.metric, scorer.references)
+
+    def scorers(
+        self, references: Sequence[Sequence[str]], problems: Sequence[Problem] | None
+    ) -> dict[str, Scorer]:
+        """The metrics with the references, or the problems, of all texts."""
+        own = self.reference_answer
+        wanted = references if own is None else [tuple(map(own, texts)) for texts in references]
+        found = {}
+        for name in self.metrics:
+            if name != PASS_AT_1:
+                found[name] = Scorer(METRICS[name], wanted, self.answer)
+            elif self.sandbox is not None and problems is not None:
+                found[name] = Scorer(PassAt1(self.sandbox), problems)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """All of it as JSON values, but for what is left out."""
+        made = dataclasses.asdict(dataclasses.replace(self, answer=None, reference_answer=None))
+        for name in ("answer", "reference_answer"):
+            made[name] = repr(getattr(self, name))
+        for name in ("answer", "reference_answer", "sandbox"):
+            if getattr(self, name) is None:
+                del made[name]
+        return made
 
     def seeds_at(self, temperature: float) -> list[int]:
         """The seeds at a temperature: greedy texts need one."""
@@ -86,6 +149,7 @@ class Bench:
       prompts: n, the tokens of their inputs.
       references: for each text one or several.
       measuring: how.
+      problems: for each text what a program that goes on with it must do, or None.
 
     Raises:
       ValueError: there are not as many references as examples, a metric cannot use them, or there
@@ -96,6 +160,7 @@ class Bench:
     prompts: Sequence[np.ndarray]
     references: Sequence[Sequence[str]]
     measuring: Measuring
+    problems: Sequence[Problem] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.examples) == len(self.prompts) == len(self.references):
@@ -103,27 +168,23 @@ class Bench:
                 f"there are {len(self.examples)} texts, but {len(self.references)} references: "
                 "give one line of references for each text"
             )
-        if len(self.examples) < self.measuring.latency_texts:
-            raise ValueError(
-                f"there are {len(self.examples)} texts, but latency_texts="
-                f"{self.measuring.latency_texts} are timed: add texts, or time fewer"
-            )
-        for metric in self.measuring.metrics:
-            check_references(METRICS[metric], self.references)
+        self.measuring.check_texts(self.references, self.problems)
 
     @property
     def scorers(self) -> dict[str, Scorer]:
         """The metrics with their references."""
-        return {name: Scorer(METRICS[name], self.references) for name in self.measuring.metrics}
+        return self.measuring.scorers(self.references, self.problems)
 
     def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
         """The same of some of the texts, of which the first `timed` ones are timed."""
         how = self.measuring
-        return Bench(
-            self.examples[start:stop],
-            self.prompts[start:stop],
-            self.references[start:stop],
-            how if timed is None else dataclasses.replace(how, latency_texts=timed),
+        return dataclasses.replace(
+            self,
+            examples=self.examples[start:stop],
+            prompts=self.prompts[start:stop],
+            references=self.references[start:stop],
+            problems=None if self.problems is None else self.problems[start:stop],
+            measuring=how if timed is None else dataclasses.replace(how, latency_texts=timed),
         )
 
 

@@ -12,7 +12,6 @@ Files in the output directory:
 The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 """
 
-import dataclasses
 import gc
 import hashlib
 import json
@@ -29,7 +28,9 @@ import jax
 import numpy as np
 
 from specjax.data import Example
+from specjax.evaluation import Problem
 from specjax.memory import spare_maps
+from specjax.runs.inputs import check_truncate, tokens_of
 from specjax.runs.lines import Record, line_of, record_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping import plots
@@ -71,7 +72,9 @@ def sweep(
     references: Sequence[Sequence[str]],
     measuring: Measuring,
     output_dir: str | os.PathLike[str],
+    problems: Sequence[Problem] | None = None,
     chat: bool = False,
+    truncate: str | None = None,
     allow_other_environment: bool = False,
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
@@ -89,7 +92,10 @@ def sweep(
       references: for each text one or several.
       measuring: how.
       output_dir: a new directory, or that of a sweep over the same texts, measured in the same way.
+      problems: for each text what a program that goes on with it must do; with
+        `measuring.sandbox`.
       chat: whether each text is a user's message for the model's chat template.
+      truncate: "end" or "beginning", where texts that are too long are cut; None refuses them.
       allow_other_environment: continue a sweep that was begun on another device or with other
         versions.
       on_start: is called with the `RunDirectory` before the long work, after all checks.
@@ -108,13 +114,19 @@ def sweep(
     plots.check()
     if not isinstance(chat, bool):
         raise TypeError(f"chat must be True or False, got {chat!r}")
+    check_truncate(truncate)
+    measuring.check_texts(references, problems)
     if jax.process_count() > 1:
         raise ValueError("a sweep takes one process: others would take other times")
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=_MADE) as run:
         verifier = make(
             Point(method=VERIFIER, temperature=points[0].temperature), measuring.batch_size
         )
-        bench = Bench(examples, _tokens(verifier, examples, chat), references, measuring)
+        tokens = [
+            tokens_of(verifier, e.inputs, f"text {e.id}", chat=chat, truncate=truncate)
+            for e in examples
+        ]
+        bench = Bench(examples, tokens, references, measuring, problems)
         run.claim(
             _configuration(verifier, bench, chat), allow_other_environment=allow_other_environment
         )
@@ -140,15 +152,6 @@ def sweep(
         return directory.finish()
 
 
-def _tokens(decoder: Decoder, examples: Sequence[Example], chat: bool) -> list[np.ndarray]:
-    asked: list[Any] = [
-        [{"role": "user", "content": e.inputs}] if chat else e.inputs for e in examples
-    ]
-    return [
-        decoder.encode(prompt, f"text {e.id}") for e, prompt in zip(examples, asked, strict=True)
-    ]
-
-
 def _configuration(verifier: Decoder, bench: Bench, chat: bool) -> dict[str, Any]:
     texts = [
         (e.id, e.inputs, *refs) for e, refs in zip(bench.examples, bench.references, strict=True)
@@ -157,11 +160,12 @@ def _configuration(verifier: Decoder, bench: Bench, chat: bool) -> dict[str, Any
     kept = ("models", "top_k", "top_p", "max_new_tokens", "buckets", "mesh", "environment")
     return {
         **{name: described[name] for name in kept},
-        "measuring": dataclasses.asdict(bench.measuring),
+        "measuring": bench.measuring.describe(),
         "texts": _digest(texts),
         "tokens": _digest([prompt.tolist() for prompt in bench.prompts]),
         "rows": len(texts),
         "chat": chat,
+        **({} if bench.problems is None else {"problems": _digest(bench.problems)}),
     }
 
 

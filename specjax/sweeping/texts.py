@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specjax.checks import check_path, whole_number
-from specjax.data import Example, read_examples
+from specjax.data import Example, FewShot
+from specjax.evaluation import Problem, read_problems
+from specjax.runs.inputs import read_inputs
 from specjax.runs.predictions import read_references
 
 PathLike = str | os.PathLike[str]
@@ -16,11 +18,13 @@ class Texts(NamedTuple):
 
     Attributes:
       examples: their ids are their places in the file.
-      references: for each text one or several.
+      references: for each text one or several; none where only programs are run.
+      problems: what a program must do that goes on with each text, or None.
     """
 
     examples: list[Example]
     references: list[tuple[str, ...]]
+    problems: list[Problem] | None = None
 
 
 def read_texts(
@@ -33,19 +37,24 @@ def read_texts(
     targets_field: str | int | None = None,
     split: str = "validation",
     limit: int | None = None,
+    task: FewShot | None = None,
+    problems: PathLike | None = None,
 ) -> Texts:
     """Reads texts and references.
 
     Args:
       source: see `specjax.data.read_examples`.
       references: files of references (see `specjax.runs.predictions.read_references`); None takes
-        those of `targets_field`.
+        those of `targets_field`, or of the task.
       references_field: see `read_references`.
       format: see `read_examples`.
       inputs_field: likewise.
       targets_field: likewise.
       split: likewise.
       limit: how many texts are taken, the first ones; None for all.
+      task: makes the prompts of the source's records, and has their references: `references` is
+        then left out, or the name of the same field.
+      problems: a file of problems (see `specjax.evaluation.read_problems`), a line for each text.
 
     Returns:
       The texts.
@@ -57,27 +66,49 @@ def read_texts(
     """
     check_path(source, "source=")
     most = None if limit is None else whole_number("limit", limit, low=1)
-    if (references is None) == (targets_field is None):
+    fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
+    own = references is None
+    if task is not None:
+        own = own or references == getattr(task, "references", None)
+        if not own or references_field is not None:
+            raise ValueError(
+                "references= must be left out: the task names the field of its references"
+            )
+    elif (references is None) == (targets_field is None) and (problems is None or not own):
         raise ValueError(
             "give the references once: a file of them (references) or the field of the texts' own "
             "file (targets_field)"
         )
-    fields = {"inputs_field": inputs_field, "targets_field": targets_field}
-    found = list(
-        read_examples(os.path.expanduser(source), format=format, split=split, **fields)  # type: ignore[arg-type]
-    )
-    if references is not None:
-        wanted = read_references(references, field=references_field)
-        if len(wanted) != len(found):
-            raise ValueError(
-                f"{os.fspath(source)} has {len(found)} texts, but there are {len(wanted)} "
-                "references: give one line of references for each text"
-            )
+    place = os.path.expanduser(source)
+    found, _ = read_inputs(place, format=format, split=split, task=task, **fields)
+    name = os.fspath(source)
+    if own or references is None:
+        wanted = [_targets(example) for example in found]
     else:
-        wanted = [(example.targets or "",) for example in found]
-    # A text with one reference keeps it, so that its predictions can be scored by themselves.
+        wanted = read_references(references, field=references_field)
+        _check_count(name, found, wanted, "references: give one line of references")
+    asked = None
+    if problems is not None:
+        asked = read_problems(problems)[:most]
+        _check_count(name, found[:most], asked, f"problems in {os.fspath(problems)}: give one line")
+    # A text keeps its references, so that its predictions can be scored by themselves.
     examples = [
-        example._replace(targets=texts[0] if len(texts) == 1 else None)
+        example._replace(targets=texts[0] if len(texts) == 1 else texts or None)
         for example, texts in zip(found, wanted, strict=True)
     ]
-    return Texts(examples[:most], wanted[:most])
+    return Texts(examples[:most], wanted[:most], asked)
+
+
+def _targets(example: Example) -> tuple[str, ...]:
+    """The references that an example has of its own."""
+    targets = example.targets
+    if isinstance(targets, str):
+        return (targets,)
+    return () if targets is None else tuple(targets)
+
+
+def _check_count(name: str, texts: Sequence[Any], others: Sequence[Any], what: str) -> None:
+    if len(others) != len(texts):
+        raise ValueError(
+            f"{name} has {len(texts)} texts, but there are {len(others)} {what} for each text"
+        )

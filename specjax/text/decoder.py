@@ -135,7 +135,7 @@ class Decoder:
         self._own_params, self._stopping = made.own_params, made.stopping
         self.costs, self._most_rows = made.costs, made.most_rows
         self.stop = check_stops(stop)
-        self._stop_table = stop_table(self.stop, self.tokenizer, self.method) if self.stop else None
+        self._stop_table = stop_table(self.stop, self._main, self.method) if self.stop else None
         self.measured = made.costs is not None and costs is None
         self.rule: Rule | None = getattr(made.params, "rule", None)
         check_own_rule(self.rule)
@@ -391,4 +391,7 @@ class Decoder:
 
         engines = checked_engines(make_engine, plans, done)
         done_rows = finished_rows(engines, requests, plans, done, progress, eager=eager)
-        return (to_row(self.tokenizer, i, finished, self.stop) for i, finished in done_rows)
+        goes_on = self._main.continues_prompts
+        prompts = [request.tokens.tolist() if goes_on else () for request in requests]
+        words = self.tokenizer
+        return (to_row(words, i, row, prompt=prompts[i], stop=self.stop) for i, row in done_rows)

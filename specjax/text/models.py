@@ -73,6 +73,12 @@ class TextModel:
         return self.model.prepare(self.params)
 
     @functools.cached_property
+    def continues_prompts(self) -> bool:
+        """Whether outputs go on with their prompt's text; those of an encoder-decoder do not."""
+        short, long = (self.model.prompt_positions(n, 0) for n in (1, 2))
+        return bool(short != long)
+
+    @functools.cached_property
     def width(self) -> int:
         """D, the width of its last hidden states."""
         one: Any = np.ones((1, 1), np.int32)

@@ -143,7 +143,7 @@ class Row:
 
     Attributes:
       index: the prompt's place in the input.
-      text: the output.
+      text: the output; of a decoder-only network what it adds to the text of its prompt.
       tokens: `[n]` int32, the output without its end-of-sequence token; where a stop string ended
         it, up to the token that completed the string, though `text` is cut before it.
       ended_by: "eos"; "stop": a stop string; "length": its limit; "nan": a model gave NaN, see

@@ -11,7 +11,7 @@ from specjax.text.prompts import TURNS, TURNS_AGAIN, SlotPlan
 from specjax.text.requests import Request
 from specjax.text.results import Row
 from specjax.text.stops import cut
-from specjax.tokenizers import Tokenizer
+from specjax.tokenizers import Tokenizer, added_text
 from specjax.types import Method
 
 
@@ -115,8 +115,26 @@ def finished_rows(
                         yield members[finished.id], finished
 
 
-def to_row(tokenizer: Tokenizer, index: int, finished: Finished, stop: Sequence[str] = ()) -> Row:
-    """A finished row as text, cut before its stop string; warns if it ended by NaN."""
+def to_row(
+    tokenizer: Tokenizer,
+    index: int,
+    finished: Finished,
+    *,
+    prompt: Sequence[int] = (),
+    stop: Sequence[str] = (),
+) -> Row:
+    """A finished row as text; warns if it ended by NaN.
+
+    Args:
+      tokenizer: of the model.
+      index: the prompt's place.
+      finished: the row.
+      prompt: the tokens that its text goes on with; none for an encoder-decoder.
+      stop: its text is cut before these.
+
+    Returns:
+      The row.
+    """
     if finished.error is not None:
         warnings.warn(
             f"row {index}: {finished.error}; its text ends there: look at the weights",
@@ -130,7 +148,7 @@ def to_row(tokenizer: Tokenizer, index: int, finished: Finished, stop: Sequence[
     output = tokens[:-1] if ended else tokens
     return Row(
         index=index,
-        text=cut(tokenizer.decode(output.tolist()), stop),
+        text=cut(added_text(tokenizer, prompt, output.tolist()), stop),
         tokens=output,
         ended_by=finished.ended_by,
         info=info._replace(token_log_p=None, token_log_target=None),

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.text.models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.tokenizers.tokenizer import Pieces
 from specjax.types import Array, Method
@@ -60,7 +61,9 @@ def cut(text: str, strings: Sequence[str]) -> str:
     return text[: min(ends)[1]] if ends else text
 
 
-def token_table(strings: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
+def token_table(
+    strings: Sequence[str], tokenizer: Tokenizer, vocab_size: int, *, goes_on: bool = False
+) -> np.ndarray:
     """The automaton's state after each token in each state.
 
     State 0 is that of a text without a token, and S - 1 is kept once a stop string is complete.
@@ -69,6 +72,7 @@ def token_table(strings: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -
       strings: the stop strings, at least one.
       tokenizer: whose tokens the texts have.
       vocab_size: V; ids that the tokenizer does not know add no text.
+      goes_on: whether the texts go on with that of a prompt.
 
     Returns:
       `[S, V]` int16, or int32 where there are that many states.
@@ -79,19 +83,23 @@ def token_table(strings: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -
     pieces = tokenizer.pieces()
     steps = automaton([string.encode() for string in strings])
     found = len(steps) - 1
+    size = np.int16 if found + 1 < 2**15 else np.int32
     later = _over_tokens(steps, pieces.later, vocab_size)
+    if goes_on:
+        return later.astype(size)
     # A token without text leaves a text as empty as it was.
     empty = np.ones(vocab_size, bool)
     known = [not piece for piece in pieces.later[:vocab_size]]
     empty[: len(known)] = known
     first = np.where(empty, 0, _first(steps, pieces, vocab_size))
     table = np.concatenate([first[None], later + 1])
-    return table.astype(np.int16 if found + 1 < 2**15 else np.int32)
+    return table.astype(size)
 
 
-def stop_table(strings: Sequence[str], tokenizer: Tokenizer, method: Method) -> Array:
-    """`token_table` where the method computes."""
-    table = token_table(strings, tokenizer, method.vocab_size)
+def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:
+    """`token_table` of a model's outputs, where the method computes."""
+    goes_on = model.continues_prompts
+    table = token_table(strings, model.tokenizer, method.vocab_size, goes_on=goes_on)
     where = method.partitioner
     return jax.device_put(table) if where is None else where.replicate(table)
 

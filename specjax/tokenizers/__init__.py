@@ -1,5 +1,6 @@
 """Tokenizers of model directories, without TensorFlow."""
 
 from specjax.tokenizers.load import ByteTokenizer, Tokenizer, load_tokenizer
+from specjax.tokenizers.tokenizer import added_text
 
-__all__ = ["ByteTokenizer", "Tokenizer", "load_tokenizer"]
+__all__ = ["ByteTokenizer", "Tokenizer", "added_text", "load_tokenizer"]

@@ -3,6 +3,7 @@
 import abc
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -213,6 +214,27 @@ class ByteTokenizer(Tokenizer):
             elif not skip_special_tokens:
                 parts += [self.token(i) for i in run]
         return "".join(parts)
+
+
+def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """What ids add to the text of the prompt that they go on with.
+
+    It is not always what they decode to by themselves: SentencePiece leaves the space before the
+    first word of a text out, also one that indents a line of a program.
+
+    Args:
+      tokenizer: a `Tokenizer`, or whatever has its `decode`.
+      prompt: the ids of the prompt.
+      ids: those that follow.
+
+    Returns:
+      The text without that of the prompt.
+    """
+    before, after = list(prompt), list(ids)
+    text, whole = tokenizer.decode(before), tokenizer.decode(before + after)
+    # A character may have its first bytes in the prompt.
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, whole, strict=False))
+    return whole[len(list(same)) :]
 
 
 def runs(ids: Sequence[int], kind: Callable[[int], bool]) -> Iterator[tuple[bool, list[int]]]:

@@ -18,8 +18,11 @@ import numpy as np
 from specjax.checks import one_number, whole_number
 from specjax.data import Example
 from specjax.runs.environment import environment
+from specjax.runs.inputs import check_truncate
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair, TextModel
+from specjax.text.prompts import BUCKETS, check_buckets
+from specjax.text.stops import check_stops
 from specjax.tuning.grid import ScreenGrid
 from specjax.tuning.screen import Screened, check_settings, screen
 from specjax.tuning.settings import Drawn, Setting
@@ -58,6 +61,9 @@ def screen_settings(
     screened: int = 64,
     batch_size: int = 1,
     max_new_tokens: int = 128,
+    stop: str | Sequence[str] = (),
+    buckets: Sequence[int] = BUCKETS,
+    truncate: str | None = None,
     with_times: bool = True,
     order: str | None = None,
     max_nats: float | None = None,
@@ -81,6 +87,9 @@ def screen_settings(
       screened: how many prompts the verifier decodes.
       batch_size: B, of the times.
       max_new_tokens: the longest text.
+      stop: texts that end a text; see `Decoder`.
+      buckets: the lengths that prompts are padded to; see `Decoder`.
+      truncate: "end" or "beginning", where prompts that are too long are cut; None refuses them.
       with_times: whether passes are measured, for latencies.
       order: what the best have most or least of, a name of `ORDERS`; by default `speedup`, without
         times `tokens_per_call`.
@@ -109,6 +118,8 @@ def screen_settings(
     samples, seed = whole_number("samples", samples, low=1), whole_number("seed", seed, low=0)
     batch_size = whole_number("batch_size", batch_size, low=1)
     order = _checked_order(order, with_times)
+    stop, buckets = check_stops(stop), check_buckets(buckets)
+    check_truncate(truncate)
     if max_nats is not None:
         max_nats = one_number("max_nats", max_nats, low=0.0, dtype=float)
     if jax.process_count() > 1:
@@ -131,12 +142,15 @@ def screen_settings(
                 temperature=one.temperature,
                 top_k=one.top_k,
                 top_p=one.top_p,
+                stop=stop,
+                buckets=buckets,
                 **size,
             )
             for one in settings
             if not one.max_draft
         }
-        tokens = encode_prompts(next(iter(decoders.values())), asked, chat=chat)
+        first = next(iter(decoders.values()))
+        tokens = encode_prompts(first, asked, chat=chat, truncate=truncate)
         run.claim(
             {
                 "models": fingerprints(models),
@@ -146,6 +160,7 @@ def screen_settings(
                 "with_times": with_times,
                 **size,
                 "tokens": digest_of(tokens),
+                **({"stop": stop} if stop else {}),
                 "environment": environment(),
             }
         )

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from specjax.checks import check_path
+from specjax.runs.inputs import tokens_of
 from specjax.text import Decoder, Models, Pair, TextModel
 from specjax.text.built_in import real_path
 
@@ -73,10 +74,14 @@ def load_drafters(
     return {"verifier": verifier, **{name: found[name] for name in order}}
 
 
-def encode_prompts(decoder: Decoder, prompts: Sequence[Any], *, chat: bool) -> list[np.ndarray]:
-    """The tokens of each prompt; with `chat` it is a user's message."""
-    asked = [[{"role": "user", "content": text}] if chat else text for text in prompts]
-    return [decoder.encode(prompt, f"prompt {i}") for i, prompt in enumerate(asked)]
+def encode_prompts(
+    decoder: Decoder, prompts: Sequence[str], *, chat: bool, truncate: str | None = None
+) -> list[np.ndarray]:
+    """The tokens of each prompt; see `specjax.runs.inputs.tokens_of`."""
+    return [
+        tokens_of(decoder, text, f"prompt {i}", chat=chat, truncate=truncate)
+        for i, text in enumerate(prompts)
+    ]
 
 
 def verifier_texts(

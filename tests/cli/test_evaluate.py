@@ -161,6 +161,14 @@ def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
     assert status == 0 and found["value"] == pytest.approx(200 / 3)
     write(tmp_path / "problems.jsonl", problems[:2])
     assert "has 2 problems, but" in refused(capsys, **settings)
+    other = {"prompt": "def two():\n", "entry_point": "two", "test": "def check(f): pass\n"}
+    write(tmp_path / "problems.jsonl", [other])
+    asked = [{"prediction": "    return 1", "inputs": "def one():\n"}]
+    settings["PREDICTIONS"] = write(tmp_path / "q.jsonl", asked)
+    told = refused(capsys, **settings)
+    assert "tests 'two' in problem 0, which the input of row 0" in told and "q.jsonl" in told
+    settings |= {"PROBLEMS": None, "METRICS": "('pass_at_1',)"}
+    assert "'pass_at_1', which runs the outputs as programs" in refused(capsys, **settings)
 
 
 GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", "targets": "b"}]

@@ -1,5 +1,6 @@
 """Few-shot tasks from end to end: records, prompts, a random Llama, and scores."""
 
+import gzip
 import json
 import string
 
@@ -9,6 +10,7 @@ from specjax.checkpoints import save_model
 from specjax.cli.main import main
 from specjax.evaluation import sandbox
 from specjax.models import LlamaConfig, model_from_config
+from specjax.text.built_in import built_in_pair
 from tests.cli.infer_command import CONFIGS, rows
 from tests.models.tiny import random_params
 
@@ -74,6 +76,17 @@ def infer(paths, tmp_path, file, **settings):
     arguments = [f"--gin_file={CONFIGS / name}" for name in files]
     assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 0
     return rows(tmp_path / "out")
+
+
+QUICK = {"RESAMPLES": 100, "SEEDS": 1, "BATCH_SIZE": 1, "LATENCY_TEXTS": 2, "REPEATS": 1}
+
+
+def command(name, paths, tmp_path, file, **settings):
+    """The words of a command on the random Llamas."""
+    named = {"VERIFIER": paths["verifier"], "DRAFTER": paths["drafter"]}
+    named |= {"OUTPUT_DIR": tmp_path / "out", "MAX_NEW_TOKENS": 12, "BUCKETS": "(512,)"}
+    files = [f"--gin_file={CONFIGS / one}" for one in (f"runs/{name}.gin", file)]
+    return [name, *files, *(f"--gin.{k}={v}" for k, v in {**named, **settings}.items())]
 
 
 def evaluate(capsys, **settings):
@@ -156,6 +169,110 @@ def test_sums_stop_at_a_text_and_answer_a_number(paths, tmp_path, capsys):
     assert both["exact_match"]["value"] == 75.0
 
 
+@needs_sandbox
+def test_a_sweep_scores_answers_and_programs(paths, tmp_path, capsys):
+    """Few-shot prompts, stop strings, extracted answers and pass@1, as the commands alone do."""
+    source = jsonl(tmp_path / "test.jsonl", PROGRAMS[2:])
+    examples = jsonl(tmp_path / "prompt.jsonl", PROGRAMS[:2])
+    names = ("pass_at_1", "exact_match", "answer_f1", "numeric_accuracy")
+    asked = {"INPUT": source, "EXAMPLES": examples, "SHOTS": 2, "SHOTS_SEED": None} | QUICK
+    asked |= {"METHODS": "{'opt': 0.2}", "METRICS": names, "STOP": LETTERS}
+    asked |= {"OUTPUT_ANSWER": "@AnswerAfter()", "AnswerAfter.marker": "' '", "MAX_NEW_TOKENS": 24}
+    asked |= {"PROBLEMS": source, "SANDBOX": "@Sandbox()", "Sandbox.seconds": 60.0}
+    file = "papers/faster_cascades/task_gemma_mbpp.gin"
+    assert main(command("sweep", paths, tmp_path, file, **asked)) == 0
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert results["quality"] == "pass_at_1" and results["done"] == 3
+    record = json.loads((tmp_path / "out/points.jsonl").read_text().splitlines()[-1])
+    assert record["method"] == "opt" and set(record["over_verifier"]) == set(names)
+    predictions = tmp_path / "out" / record["predictions"][0]
+    with gzip.open(predictions) as lines:
+        swept = [json.loads(line) for line in lines]
+    assert all(row["inputs"].count("Task: ") == 3 for row in swept)
+    assert "stop" in [row["ended_by"] for row in swept]
+    # The command that it names decodes the same prompts to the same texts.
+    named = {"INPUT": source, "OUTPUT_DIR": tmp_path / "again", "BATCH_SIZE": 1}
+    words = [*record["infer"], *(f"--gin.{k}={v}" for k, v in named.items())]
+    assert main(["infer", *words]) == 0
+    assert [(r["inputs"], r["tokens"]) for r in rows(tmp_path / "again")] == [
+        (r["inputs"], r["tokens"]) for r in swept
+    ]
+    alone = {"PREDICTIONS": predictions, "METRICS": names, "PROBLEMS": source}
+    alone |= {"ANSWER": "@AnswerAfter()", "AnswerAfter.marker": "' '"}
+    alone |= {"SANDBOX": "@Sandbox()", "Sandbox.seconds": 60.0, "RESAMPLES": 100}
+    (figures,) = evaluate(capsys, **alone).values()
+    for name in names:
+        assert figures[name] == record["figures"][name]
+
+
+def test_screening_takes_few_shot_prompts(paths, tmp_path, capsys):
+    source = jsonl(tmp_path / "test.jsonl", SUMS)
+    asked = {"INPUT": source, "EXAMPLES": source, "SHOTS": 2, "NUM_INPUTS": 4, "BUCKETS": "(64,)"}
+    asked |= {"RULES": "{'lossless': ()}", "MAX_DRAFTS": "(2,)", "VERIFICATIONS": "('Block',)"}
+    asked |= {"SCREENED": 2, "WITH_TIMES": False, "STOP": str(LETTERS)}
+    file = "papers/faster_cascades/task_gemma_gsm8k.gin"
+    assert main(command("screen", paths, tmp_path, file, **asked)) == 0
+    rows_found = (tmp_path / "out/screen.jsonl").read_text().splitlines()
+    assert len(rows_found) == 2
+    assert json.loads((tmp_path / "out/screen_config.json").read_text())["stop"] == list(LETTERS)
+    refused = command("screen", paths, tmp_path, file, **{**asked, "TRUNCATE": None})
+    assert main([*refused, f"--gin.OUTPUT_DIR={tmp_path / 'other'}"]) == 2
+    assert "tokens, but the longest bucket holds 64" in capsys.readouterr().err
+
+
+WRONG = {
+    "field": ({"PROMPT": "{task}"}, "there is no field 'task': the record has 'question'"),
+    "template": ({"PROMPT": "{question"}, "has a '{' without its counterpart at character 1"),
+    "template's kind": ({"PROMPT": "3"}, "a template must be a text such as"),
+    "task": ({"TASK": "@FewShots()"}, "FewShots"),
+    "no task": ({"TASK": "GSM8K", "REFERENCES": None}, "task must"),
+    "stop": ({"STOP": "('',)"}, "stop has an empty text, which every text contains"),
+    "references": ({"REFERENCES": "targets"}, "there is no field 'targets'"),
+    "no references": ({"REFERENCES": None}, "exact_match needs references"),
+    "metric": ({"METRICS": "('accuracy',)"}, "`metrics` must be among"),
+    "pass_at_1": ({"METRICS": "('pass_at_1',)"}, "give problems, and a sandbox"),
+    "problems": ({"PROBLEMS": "{source}"}, "the line has neither the keys of HumanEval"),
+    "sandbox": ({"SANDBOX": "@Sandbox()"}, "needs problems, such as PROBLEMS="),
+    "answer": ({"OUTPUT_ANSWER": "3"}, "answer must be such as AnswerAfter('####'), got 3"),
+    "truncate": ({"TRUNCATE": "left"}, "truncate must be None, 'end' or 'beginning', got 'left'"),
+    "inputs": ({"INPUTS_FIELD": "question"}, "inputs_field= must be left out: the task names"),
+    "shots": ({"EXAMPLES": None}, "shots=2 needs examples"),
+    "texts": ({"TEXTS": 3}, "there are 3 texts, but latency_texts=10 are timed"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_sweep_refuses_a_bad_task_at_once(tmp_path, capsys, name):
+    if name == "sandbox" and sandbox.missing() is not None:
+        pytest.skip("no sandbox here")
+    source = jsonl(tmp_path / "test.jsonl", SUMS * 2)
+    values, told = WRONG[name]
+    asked = {"INPUT": source, "EXAMPLES": source, "NUM_INPUTS": None, "METRICS": "('exact_match',)"}
+    asked |= {"SHOTS": 2, "LATENCY_TEXTS": 10}
+    asked |= {k: str(v).replace("{source}", str(source)) for k, v in values.items()}
+    file = "papers/faster_cascades/task_gemma_gsm8k.gin"
+    # No model is read: its directory is none.
+    words = command("sweep", {"verifier": "none", "drafter": "none"}, tmp_path, file, **asked)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1, error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_built_in_pair_of_llamas_answers_questions(tmp_path, capsys):
+    source = built_in_pair("gsm8k") / "samples.jsonl"
+    asked = {"INPUT": source, "PROMPT": "{question}", "SHOTS": 0, "REFERENCES": "answer"}
+    asked |= {"TEMPERATURE": 0.0, "NUM_INPUTS": 2, "MAX_DRAFT": 3, "BUCKETS": "(64,)"}
+    named = {name: f"built-in:gsm8k/{name}" for name in SIZES}
+    found = infer(named, tmp_path, "prompts/few_shot.gin", **asked)
+    assert all(row["prediction"].startswith(" ") for row in found)
+    scores = evaluate(
+        capsys, PREDICTIONS=tmp_path / "out", METRICS="('numeric_accuracy',)",
+        ANSWER="@AnswerAfter()", **{"AnswerAfter.marker": "####"},
+    )  # fmt: skip
+    assert scores["out"]["numeric_accuracy"]["value"] == 0.0  # cut before they answer
+
+
 def decoded(tokens):
     return bytes(i - 3 for i in tokens if i >= 3).decode(errors="ignore")
 
@@ -179,3 +296,28 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
     named["INPUTS_FIELD"] = "text"
     assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 2
     assert "inputs_field= must be left out: the task names the fields" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("STOP", "('',)", "stop has an empty text, which every text contains: leave it out"),
+        ("STOP", "3", "stop must be texts such as"),
+        ("BUCKETS", "(64, 32)", "buckets must be lengths that increase"),
+        ("TEMPERATURE", "-1", "temperature must be"),
+        ("TOP_P", "2.0", "top_p must"),
+        ("TASK", "@FewShots()", "FewShots"),
+        ("PROMPT", "{question", "has a '{' without its counterpart"),
+        ("ANSWER", "''", "answer must say how an example goes on"),
+    ],
+)
+def test_values_are_refused_before_a_model_is_read(tmp_path, capsys, name, value, told):
+    source = jsonl(tmp_path / "a.jsonl", SUMS)
+    files = [f"--gin_file={CONFIGS / f}" for f in ("runs/infer.gin", "prompts/few_shot.gin")]
+    named = {"INPUT": source, "EXAMPLES": source, "SHOTS": 1, "OUTPUT_DIR": tmp_path / "out"}
+    named |= {"PROMPT": "{question}", "ANSWER": " {answer}", "VERIFIER": "none", "DRAFTER": "none"}
+    words = [f"--gin.{k}={v}" for k, v in {**named, name: value}.items()]
+    assert main(["infer", *files, *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1, error
+    assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -18,6 +19,12 @@ HUMAN_EVAL = Problem(
     "import math\n\ndef half(x):\n    '''Half of x.'''\n",
     "half",
     "def check(f):\n    assert f(3) == 1.5\n    assert math.pi\n\ncheck(half)\n",
+)
+# Raises with what a call gave, -1 if it was refused.
+CALL = (
+    "import ctypes, os\nl = ctypes.CDLL(None)\n"
+    "CLONE = {'x86_64': 56}.get(os.uname().machine, 220)\n"
+    "def given(x): raise OSError(f'told {x}')\n"
 )
 MBPP = Problem("", "", "assert double(2) == 4\nassert double(0) == 0\n")
 
@@ -54,6 +61,15 @@ assert len(bytearray(1 << 26))
         ("i = 0\nwhile True: open(str(i), 'wb').write(bytes(1 << 20)); i += 1", "No space left"),
         ("import os, signal; os.kill(1, signal.SIGKILL)", "PermissionError"),
         ("import numpy", "ModuleNotFoundError"),
+        ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "PermissionError"),
+        ("import os, signal; os.kill(0, signal.SIGKILL)", "ended before its end"),
+        ("i = 0\nwhile True: open(str(i), 'w').close(); i += 1", "No space left"),
+        # Memory that is no process's, and namespaces in which it would have rights.
+        ("import os; os.memfd_create('x')", "PermissionError"),
+        (f"{CALL}given(l.shmget(0, 1 << 20, 0o600))", "told -1"),
+        (f"{CALL}given(l.msgget(0, 0o600))", "told -1"),
+        (f"{CALL}given(l.unshare(1 << 28))", "told -1"),
+        (f"{CALL}given(l.syscall(CLONE, (1 << 28) | 17, 0, 0, 0, 0))", "told -1"),
         (
             "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/', None, 32 | 4096, None):"
             "\n  raise OSError('no rights')",
@@ -71,6 +87,41 @@ def test_what_goes_wrong_is_a_failure(source, reason):
 def test_an_endless_program_ends(busy):
     outcome = Sandbox(seconds=0.5).run(f"import os\nif os.fork() == 0: os.setsid()\n{busy}")
     assert outcome == (False, "not at its end after 0.5 seconds")
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("busy", "reason"),
+    [
+        ("while True: os.write(1, bytes(1 << 20))", "not at its end after 0.5 seconds"),
+        # Into the pipe that tells how it ended: nobody waits for that.
+        ("for i in range(3, 64):\n  try:\n    while True: os.write(i, b'x')\n  except OSError: 0",
+         "x" * 200),
+    ],
+)  # fmt: skip
+def test_a_program_that_writes_without_end_ends(busy, reason):
+    assert Sandbox(seconds=0.5).run(f"import os\n{busy}") == (False, reason)
+
+
+@needs_namespaces
+def test_the_environment_is_not_seen(monkeypatch):
+    monkeypatch.setenv("SPECJAX_SECRET", "mark-of-a-secret")
+    look = (
+        "import os\n"
+        "for p in filter(str.isdigit, os.listdir('/proc')):\n"
+        "  try: found = open(f'/proc/{p}/environ', 'rb').read()\n"
+        "  except OSError: continue\n"
+        "  assert b'mark-of-a-secret' not in found\n"
+        "assert 'SPECJAX_SECRET' not in os.environ"
+    )
+    other = subprocess.Popen(["sleep", "100"])  # has it from its start
+    try:
+        assert QUICK.run(look) == (True, "")
+        # The control: without a sandbox it is there to be read.
+        assert Sandbox()._run(look, contained=False).reason.startswith("AssertionError")
+    finally:
+        other.kill()
+        other.wait()
 
 
 @needs_namespaces

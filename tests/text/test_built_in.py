@@ -43,7 +43,12 @@ def test_the_pair_of_llamas_decodes():
     lines = (built_in_pair("gsm8k") / "samples.jsonl").read_text().splitlines()
     prompt = json.loads(lines[0])["question"]
     shape = {"max_new_tokens": 48, "buckets": (64,), "temperature": 0.0, "batch_size": 1}
-    [expected] = specjax.Decoder(pair.verifier, **shape)([prompt]).texts
+    alone = specjax.Decoder(pair.verifier, **shape)
+    [row] = alone([prompt])
+    expected, words = row.text, alone.tokenizer
+    assert expected[0] == " " != words.decode(row.tokens.tolist())[0]
+    assert words.decode([*words.encode(prompt), *row.tokens.tolist()]) == prompt + expected
+    assert pair.verifier.continues_prompts and not specjax.load_pair().verifier.continues_prompts
     plan = text.Cascade(
         lengths=((2, 1, 1), (0, 2, 0), (0, 0, 3)),
         models=("drafter", "built-in:gsm8k/drafter_small"),

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import sentencepiece as spm
 
+from specjax.text.built_in import built_in_pair
+from specjax.tokenizers import added_text
 from specjax.tokenizers.load import ByteTokenizer, load_tokenizer
 
 SENTENCES = [
@@ -462,3 +464,30 @@ def test_bad_input_is_told_in_one_line(t5_dir, tmp_path):
     assert "not readable as JSON" in message(tmp_path)
     (tmp_path / "generation_config.json").write_text("[]")
     assert "JSON object" in message(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["built-in", "llama_dir", "gemma_dir", "bytes"])
+def test_what_is_added_to_a_prompt_keeps_its_first_space(kind, request):
+    if kind == "bytes":
+        words = ByteTokenizer()
+    else:
+        own = kind == "built-in"
+        words = load_tokenizer(
+            built_in_pair("gsm8k") / "verifier" if own else request.getfixturevalue(kind)
+        )
+    prompt, rest = "def same(x):\n", "    return x\n    # twelve"
+    before, whole = (words.encode(text) for text in (prompt, prompt + rest))
+    while before[-1] in words.eos_ids:
+        before.pop()
+    after = whole[len(before) :]
+    assert whole[: len(before)] == before
+    assert added_text(words, before, after) == rest
+    # By themselves they lose it where encoding puts a space before a text.
+    assert (words.decode(after) == rest) == (kind in ("gemma_dir", "bytes"))
+    assert added_text(words, [], after) == words.decode(after)
+
+
+def test_a_character_may_begin_in_the_prompt():
+    words = ByteTokenizer()
+    ids = words.encode("a☃b")
+    assert [added_text(words, ids[:i], ids[i:-1]) for i in (1, 2, 4)] == ["☃b", "☃b", "b"]

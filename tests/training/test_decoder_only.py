@@ -112,4 +112,5 @@ def test_a_trained_network_answers_and_ends(tmp_path):
     examples = copies(9, seed=3, longest=1)
     decoded = decoder([example.inputs for example in examples], progress=False)
     assert decoded.ended.all()
-    assert decoded.texts == [example.targets for example in examples]
+    # The answer goes on with the prompt, behind a space.
+    assert decoded.texts == [f" {example.targets}" for example in examples]

@@ -1,0 +1,116 @@
+"""The texts of a sweep: prompts of records, references, problems; and what they are scored with."""
+
+import json
+
+import numpy as np
+import pytest
+
+from specjax.data import FewShot
+from specjax.evaluation import AnswerAfter, Sandbox, sandbox
+from specjax.sweeping import Bench, Measured, Measuring, Times, read_texts, score
+from tests.sweeping import world
+
+ROWS = [
+    {"ask": f"What is {i}?", "known": [f"#### {i}", f"It is {i}. #### {i}.0"], "one": str(i),
+     "test_list": [f"assert x == {i}"]}
+    for i in range(4)
+]  # fmt: skip
+TASK = FewShot(prompt="Q: {ask}\nA:", references="known")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_a_task_makes_texts_and_references(source):
+    found = read_texts(source, task=TASK, limit=3)
+    assert [e.inputs for e in found.examples] == [f"Q: What is {i}?\nA:" for i in range(3)]
+    assert found.references[2] == ("#### 2", "It is 2. #### 2.0") and len(found.references) == 3
+    assert found.examples[2].targets == found.references[2] and found.problems is None
+    # A gin file gives both names the same value.
+    assert read_texts(source, task=TASK, references="known", limit=3) == found
+    one = read_texts(source, task=FewShot(prompt="{ask}", references="one"))
+    assert one.examples[3].targets == "3" and one.references[3] == ("3",)
+    nothing = read_texts(source, task=FewShot(prompt="{ask}"), problems=source)
+    assert nothing.references == [()] * 4 and nothing.problems[3].tests.strip() == "assert x == 3"
+
+
+def test_what_does_not_go_together_is_refused(source, tmp_path):
+    with pytest.raises(ValueError, match="references= must be left out: the task names the field"):
+        read_texts(source, task=TASK, references=source)
+    with pytest.raises(ValueError, match="targets_field= must be left out"):
+        read_texts(source, task=TASK, targets_field="one")
+    with pytest.raises(ValueError, match="give the references once"):
+        read_texts(source, inputs_field="ask")
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps(ROWS[0]) + "\n")
+    with pytest.raises(ValueError, match="has 4 texts, but there are 1 problems in .*few.jsonl"):
+        read_texts(source, task=TASK, problems=few)
+    with pytest.raises(ValueError, match="has 4 texts, but there are 1 references"):
+        read_texts(source, inputs_field="ask", references=few, references_field="one")
+
+
+class Stub(Sandbox):
+    """Says that a program passes where it says so itself."""
+
+    def check(self):
+        return None
+
+    def run(self, source):
+        return sandbox.Outcome("right" in source, "")
+
+
+def test_answers_and_programs_are_scored(source):
+    """The figures of known outputs, by hand."""
+    outputs = ["#### 0", "1 right", "so #### 2.", "#### 9 right"]
+    texts = read_texts(source, task=TASK, problems=source)
+    how = Measuring(
+        metrics=("exact_match", "numeric_accuracy", "answer_f1"), seeds=1, latency_texts=2,
+        bootstrap=world.measuring().bootstrap, answer=AnswerAfter("####"),
+        reference_answer=AnswerAfter("####"), sandbox=Stub(),
+    )  # fmt: skip
+    assert how.metrics[-1] == "pass_at_1" and "AnswerAfter" in how.describe()["answer"]
+    bench = Bench(texts.examples, [np.ones(1, np.int32)] * 4, texts.references, how, texts.problems)
+    ones = np.ones((1, 1, 2))
+    times = Times(ones, ones[0])
+    info = {"deferrals": 1, "emitted": 1}
+    records = [
+        {"prediction": output, "info": info, "inputs": e.inputs}
+        for e, output in zip(texts.examples, outputs, strict=True)
+    ]
+    figures = score(Measured([0], [records], times, None, 0, 0), bench, "x").figures
+    # Answers "0", "", "2.", "9" for "0", "1", "2", "3".
+    expected = {"exact_match": 25.0, "numeric_accuracy": 50.0, "answer_f1": 50.0, "pass_at_1": 50.0}
+    assert {name: figures[name]["value"] for name in expected} == expected
+    part = bench.part(1, 3)
+    assert part.problems == texts.problems[1:3] and len(part.scorers) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"metrics": ("pass_at_1",)}, "'pass_at_1', which runs the outputs as programs"),
+        ({"metrics": ()}, "metrics is empty"),
+        ({"metrics": "bleu"}, r"metrics must be a tuple of names, got 'bleu'; write \('bleu',\)"),
+        ({"answer": 3}, "answer must be such as AnswerAfter"),
+        ({"sandbox": 3}, "sandbox must"),
+    ],
+)
+def test_bad_measures_are_refused(settings, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        Measuring(**settings)
+
+
+def test_problems_and_a_sandbox_belong_together(source):
+    problems = read_texts(source, task=TASK, problems=source).problems
+    plain = Measuring(metrics=("chrf",), latency_texts=4)
+    running = Measuring(metrics=(), sandbox=Stub(), latency_texts=4)
+    for how, given in ((plain, problems), (running, None)):
+        with pytest.raises(ValueError, match="pass_at_1 needs problems, such as PROBLEMS="):
+            how.check_texts([("x",)] * 4, given)
+    with pytest.raises(ValueError, match="chrf needs references, and there are none"):
+        plain.check_texts([()] * 4, None)
+    running.check_texts([()] * 4, problems)
