@@ -15,7 +15,7 @@ SETTINGS = {
     "DEMAND": "as good as the verifier within 90 and nats per token <= 9",
     "TARGETS_FIELD": 1,
     "METRICS": "('chrf',)",
-    "RULES": "{'lossless': (), 'opt': (0.4,), 'lossy': (0.9,)}",
+    "RULES": "{'lossless': (), 'opt': (0.2, 0.4)}",
     "MAX_DRAFTS": "(2,)",
     "CANDIDATES": 3,
     "ROUNDS": 2,
@@ -28,6 +28,14 @@ SETTINGS = {
     "MAX_NEW_TOKENS": 6,
     "BUCKETS": "(24,)",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_are_promising():
+    """Drafts for a tiny verifier are expected to be slow, and left out, or not: by the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specjax.tuning.halving._LEEWAY", 0.0)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,7 @@ def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done):
     results = results_of(done)
     sizes = [(one["texts"], len(one["settings"])) for one in results["rounds"]]
     assert sizes == [(8, 4), (16, 3)]  # with the verifier alone
-    assert results["answer"] in ("draft", "do not draft")  # two tiny networks are as fast
+    assert results["answer"] in ("draft", "do not draft")  # likewise
     held_out = results["held_out"]
     assert held_out["texts"] == 16 and held_out["timed"] == 8 and held_out["met"]
     assert {"chrf", "latency", "relative_latency", "nats_per_token"} <= set(held_out["figures"])
