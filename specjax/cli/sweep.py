@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import dataclasses
 import json
 import os
 import sys
@@ -73,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures as the gin files say; prints table 2 and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import evaluation, sweeping
+    from specjax.tuning.gin_file import prompt_names
 
     infer.register()
     gin_config.register(
@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         run.record(command=args.command_line, config=config)
 
     names = {**plan.models, **plan.infer}
-    files = PointFiles(names, args.gin_search_paths, asked=asked_by(plan))
+    asked = prompt_names(plan.chat, plan.truncate, plan.task)
+    files = PointFiles(names, args.gin_search_paths, asked=asked)
     points = plan.grid.points(files)
     files.check(points)
     results = sweeping.sweep(
@@ -147,22 +148,6 @@ def sweep_plan(
     check_stops(models.get("STOP"))
     check_buckets(models.get("BUCKETS", BUCKETS))
     return Plan(grid, measuring, texts, output_dir, models, dict(infer), **others)
-
-
-def asked_by(plan: Plan) -> dict[str, Any]:
-    """Names of `specjax infer` by which it makes the sweep's prompts of the same records."""
-    from specjax.data import FewShot
-
-    names: dict[str, Any] = {"CHAT": True} if plan.chat else {}
-    if plan.truncate is not None:
-        names["TRUNCATE"] = plan.truncate
-    if isinstance(plan.task, FewShot):
-        names["TASK"] = "@FewShot()"
-        for field in dataclasses.fields(plan.task):
-            value = getattr(plan.task, field.name)
-            if value != field.default:
-                names[f"FewShot.{field.name}"] = value
-    return names
 
 
 def table(results: dict[str, Any]) -> str:

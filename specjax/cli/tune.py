@@ -21,11 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tunes as the gin files say; prints the rounds, the answer and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import evaluation, partitioning, sweeping, text, tuning
+    from specjax import data, evaluation, partitioning, sweeping, text, tuning
     from specjax.runs.run_directory import RunDirectory
 
     gin_config.register(
+        data.FewShot,
+        evaluation.AnswerAfter,
+        evaluation.AnswerPattern,
         evaluation.Bootstrap,
+        evaluation.Sandbox,
         partitioning.make_mesh,
         sweeping.Measuring,
         sweeping.read_texts,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from specjax.data import FewShot
 from specjax.text.built_in import portable_path
 from specjax.tuning.hierarchies import Hierarchy
 from specjax.tuning.settings import RULES, Setting
@@ -147,6 +148,26 @@ def setting_text(
     models = {"VERIFIER": paths["verifier"], "DRAFTER": paths[drafter]}
     values |= {**{name: portable_path(path) for name, path in models.items()}, **settings}
     return _text(f"{setting.described()}: {why}", "tune", files, values, file)
+
+
+def prompt_names(chat: bool, truncate: str | None, task: FewShot | None) -> dict[str, Any]:
+    """Names of `runs/infer.gin` and their values by which it makes the same prompts of records.
+
+    Args:
+      chat: whether each text is a user's message for the model's chat template.
+      truncate: where texts that are too long are cut, or None.
+      task: what makes the texts of records, or None.
+    """
+    names: dict[str, Any] = {"CHAT": True} if chat else {}
+    if truncate is not None:
+        names["TRUNCATE"] = truncate
+    if isinstance(task, FewShot):
+        names["TASK"] = "@FewShot()"
+        for field in dataclasses.fields(task):
+            value = getattr(task, field.name)
+            if value != field.default:
+                names[f"FewShot.{field.name}"] = value
+    return names
 
 
 def written(value: Any) -> str:

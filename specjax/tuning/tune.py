@@ -21,7 +21,9 @@ import jax
 import numpy as np
 
 from specjax.checks import check_part, one_number, whole_number
+from specjax.data import FewShot
 from specjax.runs.environment import environment
+from specjax.runs.inputs import check_truncate
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping.measurement import Bench, Measuring
 from specjax.sweeping.scores import RELATIVE, Scores, over
@@ -30,7 +32,7 @@ from specjax.text import Decoder, Pair, TextModel
 from specjax.tuning import evidence
 from specjax.tuning.demand import DIFFERENCE, LATENCY, NATS, Demand
 from specjax.tuning.evidence import Evidence, parts_of, timed_of
-from specjax.tuning.gin_file import setting_text
+from specjax.tuning.gin_file import prompt_names, setting_text
 from specjax.tuning.grid import ScreenGrid
 from specjax.tuning.halving import Round, halve, promising
 from specjax.tuning.judging import Choice, Judge, verdict
@@ -133,6 +135,8 @@ def tune(
     decoding: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     chat: bool = False,
+    truncate: str | None = None,
+    task: FewShot | None = None,
     allow_other_environment: bool = False,
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
@@ -156,6 +160,8 @@ def tune(
       decoding: further options of all decoders, such as `max_new_tokens`.
       settings: other names of `runs/infer.gin` and their values, for the gin file.
       chat: whether each text is a user's message for the model's chat template.
+      truncate: where texts that are too long are cut: "end" or "beginning"; None refuses them.
+      task: what has made the texts of records, for the gin file.
       allow_other_environment: continue a run that was begun on another device or with other
         versions.
       on_start: is called with the `RunDirectory` before the long work, after all checks.
@@ -177,23 +183,24 @@ def tune(
         raise ValueError(f"grid must have one temperature, got {grid.temperatures}")
     if not isinstance(chat, bool):
         raise TypeError(f"chat must be True or False, got {chat!r}")
+    check_truncate(truncate)
     check_drafters(drafters)
     if jax.process_count() > 1:
         raise ValueError("tune takes one process: others would take other times")
     ends = search.ends(len(texts.examples), measuring)
-    Bench(texts.examples, [np.zeros(0)] * len(texts.examples), texts.references, measuring)
+    measuring.check_texts(texts.references, texts.problems)
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=_MAKES) as run:
         models = load_drafters(make_pair, make_model, drafters)
         options = dict(decoding or {})
         everything = grid.settings(list(models)[1:])
         check_settings(everything, models)
-        bench = _bench(models, everything[0], options, texts, measuring, search, chat)
+        bench = _bench(models, everything[0], options, texts, measuring, search, chat, truncate)
         run.claim(
             {
                 "models": fingerprints(models),
                 "search": search.to_dict(),
                 "grid": grid.to_dict(),
-                "measuring": dataclasses.asdict(measuring),
+                "measuring": measuring.describe(),
                 "decoding": options,
                 "tokens": digest_of(bench.prompts),
                 "references": hashlib.sha256(json.dumps(bench.references).encode()).hexdigest(),
@@ -213,7 +220,7 @@ def tune(
             given = {name.upper(): value for name, value in options.items()} | {
                 "BATCH_SIZE": measuring.latency_batch_size,
                 **(settings or {}),
-                "CHAT": chat,
+                **prompt_names(chat, truncate, task),
             }
             file = run.path / CHOSEN_NAME
             told = setting_text(choice.setting, choice.why, paths, given, file)
@@ -231,13 +238,16 @@ def _bench(
     measuring: Measuring,
     search: Search,
     chat: bool,
+    truncate: str | None,
 ) -> Bench:
     """All texts in the order of the run: those of the rounds, then the held-out ones."""
     order = np.random.default_rng(search.seed).permutation(len(texts.examples))
     examples = [texts.examples[i] for i in order]
     decoder = alone.decoder(models, batch_size=measuring.latency_batch_size, **options)
-    tokens = encode_prompts(decoder, [example.inputs for example in examples], chat=chat)
-    return Bench(examples, tokens, [texts.references[i] for i in order], measuring)
+    inputs = [example.inputs for example in examples]
+    tokens = encode_prompts(decoder, inputs, chat=chat, truncate=truncate)
+    problems = None if texts.problems is None else [texts.problems[i] for i in order]
+    return Bench(examples, tokens, [texts.references[i] for i in order], measuring, problems)
 
 
 def _candidates(
