@@ -172,7 +172,8 @@ def merge_if_complete(
     """
     whole = part.path.parent
     found = [whole / Part(i, count).name for i in range(count)]
-    if not all((path / CONFIG_NAME).is_file() for path in found):
+    # One that fails at this moment takes its configuration back.
+    if any(read_config(path / CONFIG_NAME) is None for path in found):
         return False
     configuration = _common(found)
     if len({i for path in found for i in _rows(path)}) < configuration["rows"]:
