@@ -155,9 +155,9 @@ def test_the_job_set_asks_for_all_chips_of_its_hosts_and_does_not_repeat_bad_inp
     }
     assert spec["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
     # Kubernetes takes texts alone.
-    [container] = job_set(RUN_NAME="7")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
-        "spec"
-    ]["containers"]
+    [container] = job_set(RUN_NAME="7")["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]["spec"]["containers"]
     assert all(isinstance(item["value"], str) for item in container["env"])
     assert spec["failurePolicy"]["maxRestarts"] > 0
 
