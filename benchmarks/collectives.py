@@ -118,6 +118,14 @@ def of_pair(
     Returns:
       "round" and "refill" -> what their programs have.
     """
+    programs = compiled_pair(config, data, ways, sizes, whole=whole)
+    return {name: collectives(program.as_text()) for name, program in programs.items()}
+
+
+def compiled_pair(
+    config: ModelConfig, data: int, ways: int, sizes: Sizes, *, whole: bool = False
+) -> dict[str, Any]:
+    """The compiled programs of `of_pair`, "round" and "refill"."""
     mesh = make_mesh(data, ways)
     part = Partitioner(mesh)
     model = model_from_config(config)
@@ -135,7 +143,7 @@ def of_pair(
     places = jax.ShapeDtypeStruct((sizes.refill,), jnp.int32)
     refill = _jitted_insert(placement(state)).lower(state, places, new)
     programs = {"round": round_, "refill": refill}
-    return {name: collectives(lowered.compile().as_text()) for name, lowered in programs.items()}
+    return {name: lowered.compile() for name, lowered in programs.items()}
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:

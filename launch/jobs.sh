@@ -68,6 +68,9 @@ setup() {
   local unpack="mkdir -p $REMOTE && tar -xzf specjax.tar.gz -C $REMOTE"
   patiently remote all "$unpack && $(on_worker install)" | tee "$said" ||
     blame "setup" "$(silent_workers "$(<"$said")")"
+  # gcloud's status is that of one of the workers.
+  [[ -n $DRY_RUN || -z $(silent_workers "$(<"$said")") ]] ||
+    blame "setup" "$(silent_workers "$(<"$said")")"
   [[ -n $DRY_RUN ]] || say "installed on $WORKERS worker(s)"
 }
 
@@ -129,25 +132,35 @@ judge() {
 }
 
 watch() {
-  local said silent found failures=0 restarts=0
+  local said silent found failures=0 restarts=0 answered=$SECONDS
   while true; do
     said="$(remote all "$(on_worker status)" 2>"$SCRATCH/ssh" || true)"
     silent="$(silent_workers "$said")"
     if [[ -z $silent ]]; then
-      failures=0
+      failures=0 answered=$SECONDS
       if judge "$said"; then return; fi
     else
       found="$(state)"
       case $found in
-        READY | UNREACHABLE | REPAIRING | RESTARTING)
+        # The network here, or Google's maintenance: the run goes on, or is started again after it.
+        UNREACHABLE | REPAIRING | RESTARTING | STARTING)
+          say "worker(s) $silent do not answer, TPU $TPU_NAME is $found: waiting"
+          if ((SECONDS - answered >= WAIT_SECONDS)); then
+            [[ $found != UNREACHABLE ]] || explain_unreachable
+            die "TPU $TPU_NAME is still $found after $WAIT_SECONDS s: \`run\` again watches it on"
+          fi
+          ;;
+        READY)
           failures=$((failures + 1))
           say "worker(s) $silent do not answer, TPU $TPU_NAME is $found ($failures of $SSH_ATTEMPTS)"
           if ((failures >= SSH_ATTEMPTS)); then
             sed 's/^/  /' "$SCRATCH/ssh" >&2
-            [[ $found != UNREACHABLE ]] || explain_unreachable
             die "worker(s) $silent of TPU $TPU_NAME are dead: \`launch/tpu.sh delete\`, then create," \
               "setup and run, which goes on $(from_where)"
           fi
+          ;;
+        STOPPED | STOPPING)
+          die "TPU $TPU_NAME is being stopped, by somebody: start it, and \`run\` again"
           ;;
         NONE | DELETING)
           die "TPU $TPU_NAME was deleted: create, setup and run start it again, and it goes on $(from_where)"

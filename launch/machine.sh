@@ -212,6 +212,10 @@ create() {
             "\`delete\` gives it up"
         sleep "$POLL_SECONDS"
         ;;
+      STOPPED)
+        die "TPU $TPU_NAME was stopped, and keeps its disk: \`gcloud compute tpus tpu-vm start $TPU_NAME" \
+          "--zone=$ZONE\` starts it, \`launch/tpu.sh delete\` deletes it with its disk"
+        ;;
       *)
         say "TPU $TPU_NAME exists and is $found: it is deleted and made again"
         remove

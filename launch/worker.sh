@@ -35,6 +35,8 @@ die() {
 host_index() {
   local index="${PROCESS_INDEX:-${TPU_WORKER_ID:-${SKYPILOT_NODE_RANK:-}}}"
   [[ -n $index || ! ${HOSTNAME:-} =~ -w-([0-9]+)$ ]] || index="${BASH_REMATCH[1]}"
+  # One number for several hosts would have them write over each other.
+  [[ -n $index || $COUNT == 1 ]] || return 1
   printf '%s' "${index:-0}"
 }
 
@@ -206,6 +208,8 @@ start() {
   [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
   mkdir -p runs
   if running "$RUN_NAME"; then
+    [[ "$*" == "$(cat "$OUTPUT.arguments" 2>/dev/null)" ]] ||
+      die "run $RUN_NAME is at work with other arguments ($(<"$OUTPUT.arguments")): stop it first"
     printf 'specjax-worker %s runs already\n' "$INDEX"
     return
   fi
@@ -214,6 +218,7 @@ start() {
     ! running "$other" || die "run $other has the TPU: RUN_NAME=$other launch/tpu.sh stop ends it"
   done
   rm -f "$OUTPUT.status"
+  printf '%s\n' "$*" >"$OUTPUT.arguments"
   setsid nohup bash "$ROOT/launch/worker.sh" run "$@" >>"$OUTPUT.log" 2>&1 </dev/null &
   pid=$!
   printf '%s\n' "$pid" >"$OUTPUT.pid"
@@ -252,8 +257,10 @@ stop() {
   printf 'specjax-worker %s stopped\n' "$INDEX"
 }
 
-INDEX="$(host_index)"
+INDEX="?"
 COUNT="$(host_count)"
+INDEX="$(host_index)" ||
+  die "neither PROCESS_INDEX, TPU_WORKER_ID nor the name ${HOSTNAME:-?} says which of $COUNT workers this is: set one"
 ((INDEX < COUNT)) || die "this is worker $INDEX of $COUNT: set PROCESS_INDEX and PROCESS_COUNT"
 case ${1:-} in
   install | run | start | status | stop) "$@" ;;

@@ -17,7 +17,7 @@ DEFAULT_FILE = "runs/evaluate.gin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     gin_config.add_arguments(parser, DEFAULT_FILE)
-    hosts.add_arguments(parser)
+    hosts.add_arguments(parser, joins=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,13 +17,20 @@ if TYPE_CHECKING:
 _JOINED = "--coordinator_address or --distributed"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options, named as in T5X."""
+def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> None:
+    """Adds the options, named as in T5X.
+
+    Args:
+      parser: of a command.
+      joins: whether its processes may be one program. Else they only learn which of several they
+        are: one that waited for the others would end with them.
+    """
+    parser.set_defaults(joins=joins)
     parser.add_argument(
         "--process_count",
         metavar="N",
-        help="how many processes share the run. Without a coordinator they are replicas: each "
-        "decodes its part of the input; `specjax merge` makes one of their results",
+        help="how many processes share the run. Without a coordinator they are replicas, each with "
+        "its part of the work; `specjax merge` makes one of their results",
     )
     parser.add_argument(
         "--process_index", metavar="I", help="which of these processes this is, from 0"
@@ -70,8 +77,13 @@ def start(args: argparse.Namespace) -> "Part | None":
         raise ValueError(f"--process_{given} is given without --process_{absent}: give both")
     if address and count is None:
         raise ValueError("--coordinator_address needs --process_count and --process_index")
+    if not args.joins and (detected or address):
+        raise ValueError(
+            f"the processes of specjax {args.command} are no program: leave out {_JOINED} (in the "
+            "environment, too), and give --process_count and --process_index alone"
+        )
     if count is None or index is None:
-        several = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+        several = args.joins and "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
         return processes.join() if detected or several else None
     part = processes.Part(index, count)
     if count == 1:

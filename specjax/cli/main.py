@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "merge": (
         "specjax.cli.merge",
-        "make one file of predictions from the parts of several processes",
+        "make one run of infer or sweep from the parts of several processes",
     ),
     "screen": (
         "specjax.cli.screen",

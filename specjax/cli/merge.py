@@ -1,4 +1,4 @@
-"""`specjax merge DIRECTORY`: one file of predictions from the parts of several processes."""
+"""`specjax merge DIRECTORY`: one run of `infer` or `sweep` from the parts of several processes."""
 
 import argparse
 import functools
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "directory",
-        help="the directory of the run, which gets predictions.jsonl and metrics.json",
+        help="the directory of the run, which gets what a single process would have left there",
     )
     parser.add_argument(
         "parts",
@@ -24,11 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merges, and prints the metrics as one line of JSON."""
+    """Merges, and prints the metrics, or the table of a sweep, as one line of JSON."""
     from specjax.runs import parts
+    from specjax.sweeping import parts as sweeps
 
     on_start = functools.partial(_record, command=args.command_line)
-    print(json.dumps(parts.merge(args.directory, args.parts, on_start=on_start)))
+    merge = sweeps.merge if sweeps.is_sweep(args.parts or [args.directory]) else parts.merge
+    print(json.dumps(merge(args.directory, args.parts, on_start=on_start)))
     return 0
 
 

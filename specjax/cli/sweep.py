@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specjax.cli import gin_config, infer
+from specjax.cli import gin_config, hosts, infer
 from specjax.cli.failures import UNEXPECTED
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Plan(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
+    hosts.add_arguments(parser, joins=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     plan: Plan = gin_config.call(sweep_plan)
     config = gin_config.operative_config()
 
-    def record(run: "RunDirectory") -> None:
-        run.record(command=args.command_line, config=config)
+    def record(run: "RunDirectory", paths: dict[str, str] | None = None) -> None:
+        run.record(command=args.command_line, config=config, paths=paths)
 
     names = {**plan.models, **plan.infer}
     asked = prompt_names(plan.chat, plan.truncate, plan.task)
@@ -109,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         truncate=plan.truncate,
         allow_other_environment=plan.allow_other_environment,
         on_start=record,
+        part=args.part,
     )
     print(table(results))
     print(json.dumps(results))

@@ -28,7 +28,7 @@ from specjax.text import Decoder
 
 PART = "part"
 # What is a part's own in its configuration, and not the run's.
-_OWN = (PART, "fingerprint", "files", "kept")
+OWN = (PART, "fingerprint", "files", "kept")
 _ENVIRONMENT = "environment"
 
 
@@ -111,11 +111,16 @@ def known_rounds(
 
 def check_whole(part: RunDirectory, configuration: Mapping[str, Any]) -> None:
     """Raises ValueError if the directory around a part holds another run."""
-    theirs = directory_of(part.path.parent, None).peek()
+    check_same(directory_of(part.path.parent, None), configuration)
+
+
+def check_same(whole: RunDirectory, configuration: Mapping[str, Any]) -> None:
+    """Raises ValueError if a directory, which is not open, holds another run."""
+    theirs = whole.peek()
     ours = json.loads(json.dumps(configuration))
     if theirs is not None and theirs["kept"] and (told := _differ(theirs, ours)):
         raise ValueError(
-            f"output_dir={part.path.parent} holds a run of another configuration ({told}): choose "
+            f"output_dir={whole.path} holds a run of another configuration ({told}): choose "
             "another output_dir, or use the same configuration"
         )
 
@@ -172,7 +177,8 @@ def merge_if_complete(
     """
     whole = part.path.parent
     found = [whole / Part(i, count).name for i in range(count)]
-    if not all((path / CONFIG_NAME).is_file() for path in found):
+    # One that fails at this moment takes its configuration back.
+    if any(read_config(path / CONFIG_NAME) is None for path in found):
         return False
     configuration = _common(found)
     if len({i for path in found for i in _rows(path)}) < configuration["rows"]:
@@ -201,11 +207,19 @@ def finish(run: RunDirectory, part: Part, on_start: Callable[..., None] | None) 
         )
 
 
-def find(roots: Sequence[Path]) -> list[Path]:
+def places(root: Path, config_name: str) -> list[Path]:
+    """The parts that a directory is, or has in it, or one level below."""
+    if _place(root) and (root / config_name).is_file():
+        return [root]
+    return sorted(root.glob("part-*-of-*")) or sorted(root.glob("*/part-*-of-*"))
+
+
+def find(roots: Sequence[Path], config_name: str = CONFIG_NAME) -> list[Path]:
     """All parts of one run.
 
     Args:
       roots: parts, or directories that have them in them or one level below.
+      config_name: the file by which a part is known.
 
     Returns:
       Their directories, in order.
@@ -214,10 +228,7 @@ def find(roots: Sequence[Path]) -> list[Path]:
       FileNotFoundError: there are none, or not all.
       ValueError: there are those of two divisions, or one twice.
     """
-    found: list[Path] = []
-    for root in roots:
-        inner = sorted(root.glob("part-*-of-*")) or sorted(root.glob("*/part-*-of-*"))
-        found += [root] if (root / CONFIG_NAME).is_file() and _place(root) else inner
+    found = [path for root in roots for path in places(root, config_name)]
     shown = ", ".join(map(str, roots))
     places = {path: _place(path) for path in found}
     counts = {place[1] for place in places.values() if place is not None}
@@ -254,7 +265,7 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 def _differ(theirs: Mapping[str, Any], ours: Mapping[str, Any], *ignored: str) -> str:
     one, other = (
-        {key: value for key, value in each.items() if key not in (*_OWN, *ignored)}
+        {key: value for key, value in each.items() if key not in (*OWN, *ignored)}
         for each in (theirs, ours)
     )
     return difference(one, other)
@@ -277,7 +288,7 @@ def _common(found: Sequence[Path]) -> dict[str, Any]:
             )
         if told := _differ(first, other):
             print(f"specjax: warning: {path} was decoded elsewhere ({told})", file=sys.stderr)
-    return {key: value for key, value in first.items() if key not in _OWN}
+    return {key: value for key, value in first.items() if key not in OWN}
 
 
 def _rows(path: Path) -> Iterator[int]:

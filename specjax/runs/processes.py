@@ -68,6 +68,7 @@ def join(
       The part of this process; None in a program of one.
 
     Raises:
+      LostProcessError: another one did not come in time; a later start may join it.
       ValueError: JAX cannot join them.
     """
     # It would take SIGTERM for itself, by which launchers end a run.
@@ -77,6 +78,11 @@ def join(
     except (ValueError, TypeError, RuntimeError) as error:
         told = " ".join(str(error).split())[:200]
         where = "the cluster's environment" if address is None else address
+        if any(word in told for word in _LOST):
+            raise LostProcessError(
+                f"the processes cannot be joined by {where} ({told}): look at the other processes, "
+                "and start all of them again"
+            ) from None
         raise ValueError(
             f"the processes cannot be joined by {where} ({told}): give --coordinator_address="
             "HOST:PORT of process 0, --process_count and --process_index"

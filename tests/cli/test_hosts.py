@@ -10,7 +10,8 @@ import specjax
 from specjax import drafting
 from specjax.cli import hosts
 from specjax.cli.main import main
-from specjax.runs.processes import Part
+from specjax.runs import processes
+from specjax.runs.processes import LostProcessError, Part
 from specjax.text import assembly
 from tests.cli.infer_command import TEXTS, arguments, write
 
@@ -91,6 +92,10 @@ def test_options_that_contradict_are_refused(paths, alone, tmp_path, capsys, wor
 def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
     class Arguments:
         process_count = process_index = coordinator_address = distributed = None
+        joins = True
+
+    class Apart(Arguments):  # a sweep or an evaluation, which would wait for the other hosts
+        joins = False
 
     joined = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given: joined.append(given))
@@ -102,8 +107,26 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         assert hosts.start(Arguments) is None
         assert joined == [(None, None, None)]
+        assert hosts.start(Apart) is None and len(joined) == 1
         # JAX must leave SIGTERM alone.
         assert not jax.config.jax_enable_preemption_service
+    finally:
+        jax.config.update("jax_enable_preemption_service", before)
+
+
+def test_a_process_that_is_not_there_in_time_is_no_bad_input(monkeypatch):
+    """Status 2 would have launchers give up."""
+    told = {"DEADLINE_EXCEEDED: Barrier timed out": LostProcessError, "is needed": ValueError}
+    before = jax.config.jax_enable_preemption_service
+    try:
+        for message, kind in told.items():
+
+            def failing(*_, message=message):
+                raise RuntimeError(message)
+
+            monkeypatch.setattr(jax.distributed, "initialize", failing)
+            with pytest.raises(kind, match=message):
+                processes.join("a:1", 2, 0)
     finally:
         jax.config.update("jax_enable_preemption_service", before)
 

@@ -3,7 +3,7 @@
 # for it is called some hundred times.
 #
 # The directory, $STAND_IN, holds `calls`, what exists (`node` and `request`: one state a line, of
-# which each look takes one; `workers`, `kind`, `dead`), `faults` (a directory for each thing that
+# which each look takes one; `workers`, `kind`, `dead`, `mute`), `faults` (a directory for each thing that
 # goes wrong), each worker's home directory (`home-N`) and `bucket` (gs://bucket). Commands over ssh
 # run here, in the worker's home. Flags that the real commands do not have are refused.
 set -euo pipefail
@@ -48,7 +48,7 @@ fault() {
         grep -q "$text" "$there" 2>/dev/null || continue 2
       done <"$path/once_there"
     fi
-    for there in node request dead; do
+    for there in node request dead mute; do
       [[ ! -f $path/$there ]] || cp "$path/$there" "$there"
     done
     [[ ! -f $path/forget ]] || rm -f "$(<"$path/forget")"
@@ -108,6 +108,7 @@ ssh_to() {
       failed=255
       continue
     fi
+    ! grep -qx "$worker" mute 2>/dev/null || continue # nothing is run, and nothing told
     (cd "home-$worker" && HOME="$PWD" HOSTNAME="t1v-n-0123abcd-w-$worker" bash -c "${flags[command]}") &
     pids+=($!)
   done

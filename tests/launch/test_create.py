@@ -105,6 +105,14 @@ def test_a_tpu_that_cannot_be_used_is_deleted_and_made_again(cloud, state):
     assert len(cloud.calls("tpu-vm delete")) == 1
 
 
+def test_a_tpu_that_somebody_stopped_keeps_its_disk(cloud):
+    cloud.set(node="STOPPED")
+    done = cloud.launch("create")
+    assert done.returncode == 1
+    assert "was stopped, and keeps its disk: `gcloud compute tpus tpu-vm start" in done.stderr
+    assert not cloud.calls(" delete ")
+
+
 @pytest.mark.parametrize("request_state", ["FAILED", "SUSPENDED"])
 def test_a_request_that_has_ended_is_made_again(cloud, request_state):
     cloud.set(request=request_state)

@@ -103,10 +103,12 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     settings = {**said["envs"], "BUCKET": "gs://bucket", "SKYPILOT_NODE_RANK": "1"}
     settings["SKYPILOT_NODE_IPS"] = "10.0.0.1\n10.0.0.2"
     on_host(cloud, said["setup"], **settings)
-    on_host(cloud, said["run"], **settings)
+    quoted = "--gin_file=runs/infer.gin --gin.INPUT='a  b*.txt' --gin.B=(1,2)"
+    on_host(cloud, said["run"], **{**settings, "ARGUMENTS": quoted})
     assert (cloud.path / "pip.txt").read_text().endswith("--editable .[tpu]\n")
     assert len(cloud.rows("bucket/run/worker-1")) == 6
-    assert "infer --gin_file=runs/infer.gin --gin.OUTPUT_DIR=" in cloud.there("specjax.txt")
+    words = "infer --gin_file=runs/infer.gin --gin.INPUT=a  b*.txt --gin.B=(1,2) --gin.OUTPUT_DIR="
+    assert words in cloud.there("specjax.txt")
 
 
 def test_the_skypilot_task_asks_for_the_same_tpu():
@@ -152,6 +154,11 @@ def test_the_job_set_asks_for_all_chips_of_its_hosts_and_does_not_repeat_bad_inp
         "values": [2],
     }
     assert spec["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+    # Kubernetes takes texts alone.
+    [container] = job_set(RUN_NAME="7")["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]["spec"]["containers"]
+    assert all(isinstance(item["value"], str) for item in container["env"])
     assert spec["failurePolicy"]["maxRestarts"] > 0
 
 

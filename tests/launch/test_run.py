@@ -1,5 +1,7 @@
 """launch/tpu.sh setup, run, logs and fetch; the workers' part runs here as it does there."""
 
+import subprocess
+
 import pytest
 
 BUCKET = {"BUCKET": "gs://bucket"}
@@ -149,6 +151,53 @@ def test_a_worker_that_is_dead_at_setup_is_named(cloud):
     assert "setup failed on worker(s) 1 of 2" in done.stderr
 
 
+def test_a_worker_that_says_nothing_is_not_set_up(cloud):
+    """Whatever gcloud's status, which is that of one worker."""
+    cloud.ready(2)
+    cloud.faults({"match": "*worker.sh install", "mute": 1})
+    done = cloud.launch("setup")
+    assert done.returncode == 1
+    assert "setup failed on worker(s) 1 of 2" in done.stderr
+
+
+def test_a_machine_under_repair_is_waited_for(cloud):
+    """Longer than SSH_ATTEMPTS looks, for maintenance takes minutes."""
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    repaired = {"node": [*["REPAIRING"] * 5, "READY"], "forget": "waits"}
+    cloud.faults({"match": "*worker.sh status", "stderr": "Connection refused", **repaired})
+    done = cloud.launch(*RUN, SSH_ATTEMPTS="2")
+    assert done.returncode == 0, done.stderr
+    assert "worker(s) 0 do not answer, TPU specjax is REPAIRING: waiting" in done.stderr
+    assert len(cloud.calls("worker.sh start")) == 1
+    (cloud.path / "waits").touch()
+    stopped = {"node": "STOPPED", "stderr": "Connection refused"}
+    cloud.faults({"match": "*worker.sh status", **stopped})
+    done = cloud.launch(*RUN, "--gin.A=b")
+    assert done.returncode == 1
+    assert "TPU specjax is being stopped, by somebody" in done.stderr
+    assert not cloud.calls(" delete ")
+
+
+def test_a_worker_that_does_not_know_which_it_is_starts_nothing(cloud):
+    """Two workers of one number would write over each other."""
+    cloud.ready(2)
+    environment = {**cloud.env, "HOSTNAME": "machine", "PROCESS_COUNT": "2"}
+    home = cloud.path / "home-0" / "specjax"
+
+    def status(**variables):
+        command = ["bash", home / "launch" / "worker.sh", "status"]
+        return subprocess.run(
+            command, env={**environment, **variables}, capture_output=True, text=True
+        )
+
+    done = status()
+    assert done.returncode == 1
+    assert "which of 2 workers this is: set one" in done.stderr
+    assert status(PROCESS_INDEX="1").stdout == "specjax-worker 1 absent\n"
+    assert status(PROCESS_COUNT="1").stdout == "specjax-worker 0 absent\n"
+
+
 def test_bad_input_is_shown_and_not_tried_again(cloud):
     cloud.ready()
     (cloud.path / "ends").write_text("2")
@@ -176,6 +225,9 @@ def test_one_run_at_a_time_and_stop(cloud):
     again = cloud.launch(*RUN, "--detach")
     assert again.returncode == 0
     assert "specjax-worker 0 runs already" in again.stdout
+    changed = cloud.launch(*RUN, "--gin.SEED=1", "--detach", SSH_ATTEMPTS="1")
+    assert changed.returncode == 1
+    assert "run run is at work with other arguments (--gin_file=" in changed.stderr
     other = cloud.launch(*RUN, "--detach", RUN_NAME="other", SSH_ATTEMPTS="1")
     assert other.returncode == 1
     assert "run run has the TPU: RUN_NAME=run launch/tpu.sh stop ends it" in other.stderr

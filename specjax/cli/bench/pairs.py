@@ -24,11 +24,11 @@ GROWN_HELP = "grow the verifier to T5 base's size, or a Llama to 200 M parameter
 REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
 
 
-def add_pair(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments for the pair and its prompts."""
+def add_pair(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Adds the arguments for the pair and its prompts, which may be left out unless required."""
     parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
     parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
-    parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+    parser.add_argument("--inputs", required=required, help="a text file, one prompt per line")
 
 
 def add_temperatures(parser: argparse.ArgumentParser) -> None:

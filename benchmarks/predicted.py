@@ -1,0 +1,284 @@
+"""Tokens per second that bytes, operations and collectives allow, for large pairs on accelerators.
+
+The model is written down in docs/scaling.md. Nothing is allocated, compiled or measured.
+
+Axes: B rows, T tokens of a pass, S cache positions, P prompt tokens, E width, V vocabulary.
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from flax.traverse_util import flatten_dict
+
+from benchmarks import command
+from specjax.cli.bench.report import Report
+from specjax.models import PRESETS, T5Config, model_from_config, preset
+from specjax.models.config import Gemma2Config, LlamaConfig, ModelConfig
+
+HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What the maker says of an accelerator.
+
+    Attributes:
+      flops: bfloat16 operations a second, dense.
+      bandwidth: bytes a second of its memory.
+      memory: bytes.
+      link: bytes a second to other chips, in one direction.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: float
+    link: float
+
+
+CHIPS = {
+    # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 819 GBps, 16 GB, 400 GBps in both directions.
+    "v5e": Chip(197e12, 819e9, 16e9, 200e9),
+    # nvidia.com/en-us/data-center/h100, SXM: 1,979 TFLOPS with sparsity, which is twice that
+    # without, 3.35 TB/s, 80 GB, NVLink of 900 GB/s in both directions.
+    "h100": Chip(989.5e12, 3.35e12, 80e9, 450e9),
+}
+PAIRS = {
+    "t5_v1_1_xxl": "t5_v1_1_small",
+    "gemma2_27b": "gemma2_2b",
+    "llama2_70b": "llama2_7b",
+}
+# Of parameters, activations and caches (bfloat16), and of logits (float32).
+_BYTES, _LOGIT_BYTES = 2, 4
+# Logits are written once and read by the softmax, the verification and the draw.
+_LOGIT_TRIPS = 4
+# Room for programs and for what they compute meanwhile.
+_FILLED = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What a decoding pass needs of a network, whole.
+
+    Attributes:
+      stored: the parameters that memory holds.
+      read: the parameters that a pass reads.
+      layers: of the decoder.
+      sums: the blocks of a layer whose results are summed over devices.
+      heads: query heads, each of `head_dim`.
+      kv_heads: those of keys and values.
+      head_dim: D.
+      width: E.
+      vocab: V.
+      cross: whether there are also caches of the prompt (an encoder-decoder's).
+    """
+
+    stored: int
+    read: int
+    layers: int
+    sums: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    vocab: int
+    cross: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Network":
+        """The numbers of a configuration."""
+        leaves = flatten_dict(model_from_config(config).abstract_params(), sep="/")
+        cross = isinstance(config, T5Config)
+        assert isinstance(config, T5Config | LlamaConfig | Gemma2Config)
+        return cls(
+            stored=sum(leaf.size for leaf in leaves.values()),
+            read=sum(leaf.size for name, leaf in leaves.items() if _is_read(name, config)),
+            layers=config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers,
+            sums=3 if cross else 2,
+            heads=config.num_heads,
+            kv_heads=config.num_heads if isinstance(config, T5Config) else config.num_kv_heads,
+            head_dim=config.head_dim,
+            width=config.embed_dim,
+            vocab=config.vocab_size,
+            cross=cross,
+        )
+
+    def cache_bytes(self, rows: int, cached: int, prompt: int, ways: int) -> float:
+        """On one of `ways` devices; heads that these do not divide are on all of them."""
+        split = ways if self.kv_heads % ways == 0 else 1
+        places = cached + prompt * self.cross
+        return 2 * rows * places * self.layers * self.kv_heads * self.head_dim * _BYTES / split
+
+
+def _is_read(name: str, config: ModelConfig) -> bool:
+    """Whether a decoding pass reads the whole of an array."""
+    if name == "token_embedder/embedding":
+        return config.tie_embeddings  # else a few rows of it
+    # The encoder, and the keys and values of cross-attention, run once for each prompt.
+    once = "encoder_decoder_attention/key" in name or "encoder_decoder_attention/value" in name
+    return name.startswith("decoder/") and not once
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Where the time of a pass goes: memory, operations and collectives, in seconds."""
+
+    memory: float
+    compute: float
+    collectives: float
+
+    @property
+    def total(self) -> float:
+        """Memory and operations overlap; what follows a collective waits for it."""
+        return max(self.memory, self.compute) + self.collectives
+
+
+def pass_seconds(
+    network: Network,
+    chip: Chip,
+    *,
+    rows: int,
+    tokens: int,
+    cached: int,
+    prompt: int,
+    ways: int,
+    latency: float,
+) -> Seconds:
+    """The least time of one pass, each layer split over `ways` chips.
+
+    Args:
+      network: the network.
+      chip: the accelerator.
+      rows: B.
+      tokens: T.
+      cached: S, the positions that attention reads.
+      prompt: P, those of the encoder's output, where there is one.
+      ways: the number of chips.
+      latency: seconds of an all-reduce of nothing.
+    """
+    logits = _LOGIT_TRIPS * rows * tokens * network.vocab * _LOGIT_BYTES
+    memory = (network.read * _BYTES + logits) / ways
+    memory += network.cache_bytes(rows, cached, prompt, ways)
+    places = cached + prompt * network.cross
+    attention = 4 * rows * tokens * places * network.layers * network.heads * network.head_dim
+    flops = (2 * rows * tokens * network.read + attention) / ways
+    reduces = (network.sums * network.layers + 1) if ways > 1 else 0
+    moved = 2 * (ways - 1) / ways * rows * tokens * network.width * _BYTES
+    return Seconds(
+        memory / chip.bandwidth, flops / chip.flops, reduces * (latency + moved / chip.link)
+    )
+
+
+def tokens_per_round(acceptance: float, draft: int) -> float:
+    """E[tokens] of a round whose tokens are accepted independently (arXiv 2211.17192, eq. 1)."""
+    return sum(acceptance**i for i in range(draft + 1))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the pairs, the chips and the workload."""
+    parser.add_argument("--verifiers", nargs="+", default=list(PAIRS), choices=list(PRESETS))
+    parser.add_argument("--drafter", choices=list(PRESETS), help="for all of them; else their own")
+    parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=list(CHIPS))
+    parser.add_argument("--ways", type=int, help="chips; the fewest that hold all if left out")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="B")
+    parser.add_argument("--draft", type=int, default=5, help="G")
+    parser.add_argument("--acceptance", type=float, default=0.7, help="of a drafted token")
+    parser.add_argument("--cached", type=int, default=1024, help="S, or of a T5 the output so far")
+    parser.add_argument("--prompt", type=int, default=512, help="P, of a T5")
+    parser.add_argument(
+        "--latency-us", type=float, default=5.0, help="of an all-reduce, an assumption"
+    )
+    parser.add_argument("--replicate-drafter", action="store_true", help="whole on each chip")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Predicts for each pair, chip and number of rows."""
+    for name in ("draft", "cached", "prompt", "rows", "ways"):
+        value = getattr(args, name)
+        if value is not None and min(value if isinstance(value, list) else [value]) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if not 0.0 <= args.acceptance <= 1.0:
+        raise ValueError(f"--acceptance must lie in [0, 1], got {args.acceptance}")
+    if not 0.0 <= args.latency_us < math.inf:
+        raise ValueError(f"--latency-us must be at least 0, got {args.latency_us}")
+    rows = [
+        _row(verifier, args.drafter or PAIRS.get(verifier), chip, batch, args)
+        for verifier in args.verifiers
+        for chip in args.chips
+        for batch in args.rows
+    ]
+    notes = (
+        f"Upper limits, for {args.draft} drafted tokens of which {args.acceptance:g} are accepted, "
+        f"{args.latency_us:g} us an all-reduce. ways: chips; bound: what a round waits for most.",
+    )
+    return Report(rows, list(rows[0]), notes)
+
+
+def _row(
+    verifier: str, drafter: str | None, chip_name: str, batch: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    if drafter is None:
+        raise ValueError(f"--drafter is needed: nothing is known to draft for {verifier}")
+    chip = CHIPS[chip_name]
+    large, small = Network.of(preset(verifier)), Network.of(preset(drafter))
+    sizes = {"rows": batch, "cached": args.cached, "prompt": args.prompt}
+
+    def drafter_ways(ways: int) -> int:
+        # A network is not split where the chips do not divide its heads (REPLICATE_DRAFTER).
+        return 1 if args.replicate_drafter or small.heads % ways else ways
+
+    def held(ways: int) -> float:
+        own = drafter_ways(ways)
+        weights = (large.stored / ways + small.stored / own) * _BYTES
+        caches = (large.cache_bytes(*sizes.values(), ways), small.cache_bytes(*sizes.values(), own))
+        return weights + sum(caches)
+
+    ways = args.ways or next((w for w in (2**i for i in range(10)) if _fits(held(w), chip)), 0)
+    if not ways or large.heads % ways:
+        raise ValueError(
+            f"{batch} rows of {verifier} have no place on {ways or 512} {chip_name}, whose number "
+            f"must divide {large.heads} heads: give fewer --rows, less --cached, or other --ways"
+        )
+    own = drafter_ways(ways)
+    common = {**sizes, "latency": args.latency_us * 1e-6}
+    alone = pass_seconds(large, chip, tokens=1, ways=ways, **common)
+    block = pass_seconds(large, chip, tokens=args.draft + 1, ways=ways, **common)
+    draft = pass_seconds(small, chip, tokens=1, ways=own, **common)
+    parts = {
+        name: getattr(block, name) + args.draft * getattr(draft, name)
+        for name in ("memory", "compute", "collectives")
+    }
+    whole = block.total + args.draft * draft.total
+    emitted = tokens_per_round(args.acceptance, args.draft)
+    return {
+        "verifier": verifier,
+        "drafter": drafter,
+        "chip": chip_name,
+        "ways": ways,
+        "drafter_ways": own,
+        "rows": batch,
+        "GB_per_chip": held(ways) / 1e9,
+        "fits": _fits(held(ways), chip),
+        "alone_tokens_per_s": batch / alone.total,
+        "tokens_per_s": batch * emitted / whole,
+        "speedup": emitted * alone.total / whole,
+        "c": draft.total / alone.total,
+        "r": block.total / alone.total,
+        "bound": max(parts, key=lambda name: parts[name]),
+    }
+
+
+def _fits(needed: float, chip: Chip) -> bool:
+    return needed <= _FILLED * chip.memory
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The benchmark of what scales: rows on devices, and the axes of a pair that decodes."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import scaling
+from specjax.cli.bench import pairs
+from tests import tiny_pair
+
+
+def test_devices_share_the_work_of_a_round(capsys):
+    words = ["--devices", "1", "2", "--rows", "4", "--base", "1", "2", "8", "--max-new", "8"]
+    assert scaling.main(words) == 0
+    one, two = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert (one["rows_per_device"], two["rows_per_device"]) == (4, 2)
+    # All but a few numbers by device is work on rows.
+    assert two["MFLOP"] == pytest.approx(one["MFLOP"] / 2, rel=0.02)
+    assert one["bytes_between_devices"] == 0 < two["bytes_between_devices"] < 100
+
+
+def test_each_axis_is_measured_from_the_base(tmp_path, monkeypatch, capsys):
+    paths = tiny_pair.write_pair(tmp_path / "pair")
+    inputs = tmp_path / "inputs.txt"
+    inputs.write_text("".join(f"{text}\n" for text in tiny_pair.sentences(2, seed=0)))
+    asked = []
+
+    def measured(setup, **sizes):
+        assert isinstance(setup, pairs.Setup)
+        asked.append(sizes)
+        return {**sizes, "tokens_per_s": 1.0}
+
+    monkeypatch.setattr(scaling, "_measured", measured)
+    words = [f"--{name}={path}" for name, path in paths.items()]
+    words += [f"--inputs={inputs}", "--rows", "1", "3", "--drafts", "2", "--contexts", "4", "5"]
+    assert scaling.main([*words, "--base", "1", "2", "4", "--repeats", "1"]) == 0
+    assert [tuple(sizes.values()) for sizes in asked] == [
+        (1, 2, 4, 1),
+        (1, 2, 5, 1),
+        (3, 2, 4, 1),
+    ]
+    monkeypatch.undo()
+    setup, _ = pairs.load(
+        argparse.Namespace(
+            **paths, inputs=str(inputs), prompts=1, rows=[1], max_new=4, repeats=1, grown=False
+        )
+    )
+    row = scaling._measured(setup, rows=3, max_draft=2, context=5, repeats=1)
+    assert row["tokens_per_s"] > 0 and 1 <= row["rounds"] <= 4
+    assert row["parameters_MB"] == pytest.approx(sum(x.nbytes for x in _leaves(setup.params)) / 1e6)
+    assert row["state_MB"] > 0
+
+
+def _leaves(tree):
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def test_what_is_missing_is_told(capsys):
+    assert scaling.main([]) == 2
+    assert "--inputs is needed" in capsys.readouterr().err
+    assert scaling.main(["--devices", "1", "--model", "huge"]) == 2
+    assert "--model must be one of t5, llama, gemma2" in capsys.readouterr().err
