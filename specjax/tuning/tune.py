@@ -217,6 +217,8 @@ def tune(
         results |= {"screened": len(everything), "gin_file": None}
         if choice.setting is not None:
             paths = {name: model.name for name, model in models.items()}
+            if isinstance(task, FewShot):  # the file is for all inputs
+                task = dataclasses.replace(task, num_inputs=None)
             given = {name.upper(): value for name, value in options.items()} | {
                 "BATCH_SIZE": measuring.latency_batch_size,
                 **(settings or {}),

@@ -1,11 +1,14 @@
 """What was chosen, read back by `specjax infer`: it builds the very decoder that was measured."""
 
+import gin
 import pytest
 
 from specjax import load_text_model, text
 from specjax.cli import gin_config, infer
+from specjax.data import FewShot
 from specjax.text.built_in import PAIRS
 from specjax.tuning import ALONE, DEFAULT_RULES, Hierarchy, Setting, gin_text, setting_text
+from specjax.tuning.gin_file import prompt_names
 from tests import tiny_pair
 
 NAMES = ("verifier", "drafter", "level_2")
@@ -90,6 +93,21 @@ def test_a_setting_may_have_another_drafter(paths, tmp_path):
     assert f"DRAFTER = {told['level_2']!r}" in lines and "VERIFICATION = @Block()" in lines
     alone = setting_text(Setting(max_draft=0), "why", told, {}, "f").splitlines()
     assert f"DRAFTER = {told['drafter']!r}" in alone
+
+
+def test_the_prompts_of_a_task_are_made_again(tmp_path):
+    task = FewShot(
+        prompt="Q: {q}\nA:", answer=" {a}", examples="solved.jsonl", shots=2, separator="\n"
+    )
+    file = tmp_path / "tuned.gin"
+    names = prompt_names(False, "beginning", task)
+    assert "CHAT" not in names and prompt_names(True, None, None) == {"CHAT": True}
+    paths = {"verifier": "built-in:gsm8k/verifier", "drafter": "built-in:gsm8k/drafter"}
+    file.write_text(setting_text(Setting(max_draft=0), "why", paths, names, file))
+    infer.register()
+    gin_config.configure([str(file)], ["INPUT=questions.jsonl", "OUTPUT_DIR=run"])
+    assert gin_config.call(FewShot) == task
+    assert gin.query_parameter("TRUNCATE/macro.value") == "beginning"
 
 
 def test_a_built_in_pair_has_a_name_and_no_paths():
