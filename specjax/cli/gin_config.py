@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
+from gin import resource_reader
 
 from specjax.checks import check_path
 from specjax.cli import gin_errors
@@ -49,6 +50,17 @@ _REFERENCE = re.compile(r"%([A-Za-z_]\w*)(?![\w.])")
 _MISSING = re.compile(
     r"missing \d+ required [^\n]*arguments?: ([^\n]*).*?In call to configurable '([\w.]+)'", re.S
 )
+
+
+def _is_in_a_package(path: str) -> bool:
+    """Whether gin finds a file in an importable package; a folder `runs` here is none."""
+    try:
+        return resource_reader.system_path_file_exists(path)
+    except TypeError:  # gin's, of a folder without __init__.py
+        return False
+
+
+gin.config._FILE_READERS[1:] = [(resource_reader.system_path_reader, _is_in_a_package)]
 
 
 def add_arguments(

@@ -290,6 +290,17 @@ def test_the_packages_recipes_are_found_anywhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh_search_paths")
+def test_a_folder_of_the_same_name_hides_no_recipe(tmp_path, monkeypatch):
+    """gin takes `runs` for a Python package where the working directory is searched for modules."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    infer.register()
+    gin_config.configure(["runs/infer.gin"], ["INPUT=a", "OUTPUT_DIR=b"])
+    assert gin.query_parameter("INPUT/macro.value") == "a"
+
+
+@pytest.mark.usefixtures("fresh_search_paths")
 def test_a_method_without_the_run_it_belongs_to_is_told():
     infer.register()
     with pytest.raises(ValueError, match=r"use %MAX_DRAFT, but none defines it; add") as error:
