@@ -55,7 +55,7 @@ def site_link(link, source, place, repository):
         raise PluginError(f"{source}: the link to {link} leads to {meant}, which is not there")
     if meant in PAGES:
         found = PAGES[meant]
-    elif meant.startswith("docs/"):
+    elif meant.startswith("docs/") and not meant.endswith(".py"):
         found = meant.removeprefix("docs/")
     else:
         kind = "tree" if (ROOT / meant).is_dir() else "blob"
