@@ -232,41 +232,6 @@ def test_what_the_axes_name_makes_decoders(data):
     assert "--gin_file=methods/lookup_first.gin" in words and "--gin.MIN_MATCH=2" in words
 
 
-def test_replicas_measure_each_point_once_and_merge(data, done, tmp_path, capsys):
-    expected, _ = done
-    output = tmp_path / "out"
-    command = [*arguments(data, output), "--process_count=2"]
-    assert main([*command, "--process_index=1"]) == 0
-    assert "this is part 1 of 2. The last part to end merges" in capsys.readouterr().err
-    assert not (output / "points.jsonl").exists()
-    assert main([*command, "--process_index=0"]) == 1  # a point failed
-    assert "the 2 parts are one: 6 points" in capsys.readouterr().err
-    texts = ("method", "strength", "max_draft", "status", "fingerprint", "seeds", "texts")
-    made, known = ([[r.get(k) for k in texts] for r in lines(path)] for path in (output, expected))
-    assert made == known  # as one process has them, in its order
-    parts = [lines(output / f"part-0000{i}-of-00002") for i in range(2)]
-    methods = [[record["method"] for record in own] for own in parts]
-    assert methods == [
-        ["verifier_alone", "drafter_alone", "opt", "lossy"],
-        ["verifier_alone", "opt", "lossy"],
-    ]
-    # Quality is that of the same texts; time is measured beside one's own verifier.
-    for ours, theirs in zip(lines(output), lines(expected), strict=True):
-        if ours["status"] == "done":
-            assert ours["figures"]["chrf"] == theirs["figures"]["chrf"]
-            assert ours["over_verifier"] == theirs["over_verifier"]
-    results = json.loads((output / "results.json").read_text())
-    assert (results["done"], results["failed"]) == (5, 1)
-    # What is merged is a sweep like any other, and can be merged again from elsewhere.
-    assert main(["merge", str(tmp_path / "elsewhere"), str(output)]) == 0
-    assert lines(tmp_path / "elsewhere") == lines(output)
-    # A part that has a point less has not ended.
-    (output / "part-00001-of-00002" / "results.json").unlink()
-    assert main(["merge", str(output)]) == 2
-    told = capsys.readouterr().err
-    assert "part-00001-of-00002 has not been measured to its end: start that process" in told
-
-
 def test_replicas_of_a_sweep_that_cannot_be_are_refused(data, tmp_path, capsys):
     command = arguments(data, tmp_path / "out")
     assert main([*command, "--process_count=9", "--process_index=0"]) == 2
