@@ -51,7 +51,8 @@ class FewShot:
 
     Raises:
       TypeError: if a value is of a wrong type.
-      ValueError: if a template is wrong, or examples are asked for without a file.
+      ValueError: if a template is wrong or names no field of the input, or examples are asked for
+        without a file.
     """
 
     prompt: str
@@ -68,7 +69,11 @@ class FewShot:
     inputs_seed: int = 0
 
     def __post_init__(self) -> None:
-        self._templates  # noqa: B018  its checks
+        if not self._templates[0].fields:
+            raise ValueError(
+                f"prompt={self.prompt!r} names no field, so that all inputs would read the same: "
+                "write one, such as '{question}'"
+            )
         whole_number("shots", self.shots, low=0)
         for name, low in (("num_inputs", 1), ("seed", 0)):
             if getattr(self, name) is not None:

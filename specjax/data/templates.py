@@ -1,6 +1,7 @@
 """Texts with fields: "Question: {question}"."""
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -86,9 +87,11 @@ def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[st
             if bar:
                 return default
             outer = ".".join(path.split(".")[:i]) or "the record"
+            keys = value if isinstance(value, Mapping) else ()
+            near = difflib.get_close_matches(name, keys, n=1)
             raise ValueError(
-                f"{where}: there is no field {path!r}: {outer} {_contents(value)}; write "
-                f"{{{path}|text}} for a text in its place"
+                f"{where}: there is no field {path!r}: {outer} {_contents(value)}; "
+                + (f"did you mean {near[0]}?" if near else f"write {path}|text for one without it")
             )
         value = inner
     if isinstance(value, list | tuple):

@@ -308,6 +308,12 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
         ("TOP_P", "2.0", "top_p must"),
         ("TASK", "@FewShots()", "FewShots"),
         ("PROMPT", "{question", "has a '{' without its counterpart"),
+        ("PROMPT", "solve it", "prompt='solve it' names no field, so that all inputs would read"),
+        (
+            "PROMPT",
+            "{questoin}",
+            "the record has 'question', 'answer'; did you mean question?",
+        ),
         ("ANSWER", "''", "answer must say how an example goes on"),
     ],
 )
