@@ -233,8 +233,8 @@ def _row(
     def held(ways: int) -> float:
         own = drafter_ways(ways)
         weights = (large.stored / ways + small.stored / own) * _BYTES
-        caches = (large.cache_bytes(*sizes.values(), ways), small.cache_bytes(*sizes.values(), own))
-        return weights + sum(caches)
+        caches = large.cache_bytes(batch, args.cached, args.prompt, ways)
+        return weights + caches + small.cache_bytes(batch, args.cached, args.prompt, own)
 
     ways = args.ways or next((w for w in (2**i for i in range(10)) if _fits(held(w), chip)), 0)
     if not ways or large.heads % ways:

@@ -103,6 +103,7 @@ pull() {
     patiently gcloud storage rsync --quiet --recursive "$PLACE" "$OUTPUT.partial" ||
       die "$PLACE cannot be read: nothing was run"
     mv "$OUTPUT.partial" "$OUTPUT"
+    gcloud storage cat "$PLACE.log" 2>/dev/null || true # this log takes the other's place
     say "goes on with what is in $PLACE"
   elif ! grep -q 'matched no objects' <<<"$errors"; then
     die "$PLACE cannot be read ($errors): check BUCKET and the service account's rights"
@@ -113,10 +114,15 @@ pull() {
 # one, in a directory of its own): copied after them and sent before them, it never lacks one that is
 # in the bucket.
 push() {
-  local copy="$OUTPUT.copy" failed="" config
+  local copy="$OUTPUT.copy" failed="" config errors
   if [[ -d $OUTPUT ]]; then
     rm -rf "$copy"
-    cp -R "$OUTPUT" "$copy" 2>/dev/null || true # a temporary file may go meanwhile
+    errors="$(LC_ALL=C cp -R "$OUTPUT" "$copy" 2>&1)" || true # a temporary file may go meanwhile
+    if [[ $errors == *"No space left"* ]]; then
+      rm -rf "$copy" # half a file must not replace what is in the bucket
+      printf '%s\n' "$errors" >&2
+      return 1
+    fi
     for config in "$OUTPUT"/*_config.json "$OUTPUT"/part-*/*_config.json; do
       [[ ! -f $config ]] || cp "$config" "$copy${config#"$OUTPUT"}" 2>/dev/null || true
     done
@@ -207,6 +213,8 @@ start() {
   cd "$ROOT"
   [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
   mkdir -p runs
+  exec 9>runs/.start.lock # two at once would both start it
+  flock 9
   if running "$RUN_NAME"; then
     [[ "$*" == "$(cat "$OUTPUT.arguments" 2>/dev/null)" ]] ||
       die "run $RUN_NAME is at work with other arguments ($(<"$OUTPUT.arguments")): stop it first"
@@ -219,7 +227,7 @@ start() {
   done
   rm -f "$OUTPUT.status"
   printf '%s\n' "$*" >"$OUTPUT.arguments"
-  setsid nohup bash "$ROOT/launch/worker.sh" run "$@" >>"$OUTPUT.log" 2>&1 </dev/null &
+  setsid nohup bash "$ROOT/launch/worker.sh" run "$@" >>"$OUTPUT.log" 2>&1 </dev/null 9>&- &
   pid=$!
   printf '%s\n' "$pid" >"$OUTPUT.pid"
   printf 'specjax-worker %s started\n' "$INDEX"

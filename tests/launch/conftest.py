@@ -25,6 +25,7 @@ chmod +x .venv/bin/*
 SPECJAX = """#!/usr/bin/env bash
 [[ $1 != --version ]] || { echo specjax 0; exit; }
 echo "$@" >>"$STAND_IN/specjax.txt"
+echo "specjax infer: begun"
 env | grep -E '^(SPECJAX|TPU)_' >"$STAND_IN/environment-$(basename "$HOME")" || true
 for word in "$@"; do [[ $word != --gin.OUTPUT_DIR=* ]] || out=${word#*=}; done
 mkdir -p "$out"

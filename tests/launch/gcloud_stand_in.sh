@@ -30,7 +30,7 @@ known_flags() {
       printf '%s provisioning-model max-run-duration' "$request"
       ;;
     "compute tpus queued-resources delete") printf 'zone quiet project force' ;;
-    "storage ls" | "storage cp") printf 'quiet' ;;
+    "storage ls" | "storage cp" | "storage cat") printf 'quiet' ;;
     "storage rsync") printf 'quiet recursive' ;;
     *) fail "Invalid choice: $1" 2 ;;
   esac
@@ -151,6 +151,11 @@ storage() {
   done
   if [[ $1 == "storage ls" ]]; then
     [[ -e ${paths[0]} ]] || fail "One or more URLs matched no objects."
+    return
+  fi
+  if [[ $1 == "storage cat" ]]; then
+    [[ -e ${paths[0]} ]] || fail "The following URLs matched no objects or files."
+    cat "${paths[0]}"
     return
   fi
   target="${paths[-1]}"

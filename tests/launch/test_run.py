@@ -77,6 +77,7 @@ def test_a_pre_empted_run_goes_on_with_what_is_in_the_bucket(cloud):
     cloud.ready(2)
     (cloud.path / "waits").touch()
     half = [f"row.2 bucket/run/worker-{w}/predictions.jsonl" for w in (0, 1)]
+    half += [f"begun bucket/run/worker-{w}.log" for w in (0, 1)]
     taken = {"node": "PREEMPTED"}
     cloud.faults(
         {
@@ -98,6 +99,9 @@ def test_a_pre_empted_run_goes_on_with_what_is_in_the_bucket(cloud):
         assert [row.split()[1] for row in rows] == list("012345")
         assert {row.split()[-1] for row in rows[:3]} <= {"1", "2"}
         assert {row.split()[-1] for row in rows[3:]} <= {"3", "4"}
+        # The log of the machine that is gone stays, before the other's.
+        log = (cloud.path / "bucket" / "run" / f"worker-{worker}.log").read_text()
+        assert log.count("specjax infer: begun") == 2
 
 
 def test_pre_emptions_have_a_limit(cloud):
@@ -270,6 +274,24 @@ def test_results_that_cannot_be_stored_are_a_failure(cloud):
     assert done.returncode == 1
     assert "worker 0 failed 1, and RESTARTS=0 were used" in done.stderr
     assert len(cloud.calls("worker.sh start")) == 1
+    assert "the last results are not in gs://bucket/run/worker-0" in cloud.launch("logs").stdout
+
+
+def test_a_full_disk_does_not_cut_what_is_in_the_bucket(cloud):
+    cloud.ready()
+    (cloud.path / "bin" / "cp").write_text(
+        """#!/usr/bin/env bash
+[[ ${!#} == *.copy ]] || exec /bin/cp "$@"
+mkdir -p "${!#}"
+head -c 3 "$2/predictions.jsonl" >"${!#}/predictions.jsonl"
+echo "cp: error writing '${!#}/predictions.jsonl': No space left on device" >&2
+exit 1
+"""
+    )
+    (cloud.path / "bin" / "cp").chmod(0o755)
+    done = cloud.launch(*RUN, RESTARTS="0", SYNC_SECONDS="60", **BUCKET)
+    assert done.returncode == 1
+    assert not (cloud.path / "bucket" / "run" / "worker-0").exists()
     assert "the last results are not in gs://bucket/run/worker-0" in cloud.launch("logs").stdout
 
 
