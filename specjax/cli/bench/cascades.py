@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,10 @@ def run(args: argparse.Namespace) -> Report:
     for temperature, tuning in tunings.items():
         bench = _Bench(args, models, tuning)
         spare_maps()
-        rows += bench.rows(temperature, others, asked)
+        found = bench.rows(temperature, others, asked)
+        for row in found:  # each is an hour's work, of which a stop should lose none
+            print(json.dumps(row), flush=True)
+        rows += found
     sizes = {name: _size(model) for name, model in models.items()}
     notes = [
         "kind: of each, the fastest and, if another, the one with the highest ms, chosen on other "
