@@ -141,7 +141,7 @@ class Split:
         judge = Judge(demand, "bleu", confidence, rounds[-1], held_out)
         choice, _ = halve(others, alone, self._look, judge, rounds)
         naive = self._naive(demand, judge)
-        told = {"answer": choice.answer, "setting": choice.setting, "naive": naive}
+        told: dict[str, Any] = {"answer": choice.answer, "setting": choice.setting, "naive": naive}
         for name, setting in (("", choice.setting), ("_naive", naive)):
             met, speedup = (None, None) if setting is None else self._on_held_out(demand, setting)
             told |= {f"met{name}": met, f"speedup{name}": speedup}
