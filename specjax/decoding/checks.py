@@ -133,13 +133,8 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
 
 
-def check_nests(verification: Verification, rule: Rule | None = None) -> None:
-    """Raises ValueError if a round with these parts cannot be reviewed by another one."""
-    if isinstance(rule, Budgeted):
-        raise ValueError(
-            f"rule must be without a budget in a round that another round reviews, got {rule!r}: "
-            "hold the budget where the verifier reviews"
-        )
+def check_nests(verification: Verification) -> None:
+    """Raises ValueError if a round with this verification cannot be reviewed by another one."""
     if verification.has_carry:
         raise ValueError(
             f"{type(verification).__name__} is not exact in a round that another round reviews: "
@@ -147,8 +142,16 @@ def check_nests(verification: Verification, rule: Rule | None = None) -> None:
         )
 
 
-def check_rule(rule: Rule, drafter: Drafter) -> None:
-    """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
+def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
+    """Raises if `rule` is no rule, or reads a confidence that the drafter does not have.
+
+    With `nested` also if it has a budget, which is held where the verifier reviews.
+    """
+    if nested and isinstance(rule, Budgeted):
+        raise ValueError(
+            f"rule must be without a budget in a round that another round reviews, got {rule!r}: "
+            "hold the budget where the verifier reviews"
+        )
     check_part(
         "rule",
         rule,

@@ -104,10 +104,8 @@ def draft_until_fallback(
         token = jax.vmap(draw)(q, uniform)
         full = state.lengths + index + 1 >= state.limits
         ended = draws & (end_tokens(token, eos_ids) | full)
-        stop, stopped = carry.stop, jnp.zeros_like(ended)
-        if stop is not None:
-            stop, complete = read_token(stop, token)
-            stopped = draws & complete
+        stop, complete = read_token(carry.stop, token)
+        stopped = draws & complete
         drafted = Drafted(
             tokens=put_column(drafted.tokens, token, index),
             counts=drafted.counts + draws.astype(jnp.int32),

@@ -113,9 +113,7 @@ class Round:
 
     def check_rule(self, rule: Rule) -> None:
         """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
-        check_rule(rule, self.drafter)
-        if self.nested:
-            check_nests(self.verification, rule)
+        check_rule(rule, self.drafter, nested=self.nested)
 
     def prefill(
         self,
@@ -202,12 +200,10 @@ class Round:
             params._replace(rule=rule), sampling, before_bonus, drafter, block, scored, targets,
             active & whole,
         )  # fmt: skip
-        next_token = jax.vmap(draw_next)(
-            for_next, acceptance, block.probs, block.num_drafted, accepted, bonus_target
-        )
-        carry = jax.vmap(self.verification.next_carry)(
-            acceptance, block.probs, block.num_drafted, state.carry, accepted, next_token
-        )
+        judged = acceptance, block.probs, block.num_drafted
+        next_token = jax.vmap(draw_next)(for_next, *judged, accepted, bonus_target)
+        next_carry = jax.vmap(self.verification.next_carry)
+        carry = next_carry(*judged, state.carry, accepted, next_token)
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         tokens = emitted(block.tokens, accepted, next_token)
@@ -215,8 +211,8 @@ class Round:
         info = report(block, scored.p, acceptance, outcome, bonus_nan)
         calls = {self.name: behind + 1, **block.calls}
         info = count_calls(info, calls, bonus_calls, took_bonus)
-        credit = jnp.where(whole, credit, _at(credits, accepted + 1))
-        state = state._replace(cache=scored.cache, drafter=drafter, carry=carry, credit=credit)
+        left = jnp.where(whole, credit, _at(credits, accepted + 1))
+        state = state._replace(cache=scored.cache, drafter=drafter, carry=carry, credit=left)
         return outcome, state, info
 
     def commit(self, old: RoundState, new: RoundState, tokens: Array, counts: Array) -> RoundState:
@@ -309,15 +305,13 @@ class Round:
             extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
             p = _at(scored.p, block.num_drafted)
             p_conf = None if scored.p_conf is None else _at(scored.p_conf, block.num_drafted)
-            target, credit = next_target(
-                rule, state.credit, extra.probs, p, extra.confidences, p_conf
-            )
+            read = extra.probs, p, extra.confidences, p_conf
+            target, credit = next_target(rule, state.credit, *read)
             calls = {name: extra.calls[name] for name in names}
             return target, credit, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
 
         def skip(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
-            target = _at(targets, block.num_drafted)
-            return target, state.credit, drafter, none, needed & False
+            return _at(targets, block.num_drafted), state.credit, drafter, none, needed & False
 
         target, credit, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
         return target, credit, drafter, calls, needed, nan

@@ -161,19 +161,25 @@ def _found(stop: StopState) -> int:
 def _read_texts(stop: StopState, tokens: Array) -> Array:
     """`[B, T + 1]`, the automaton's states before each of `tokens [B, T]` and after the last."""
 
-    def read(stop: StopState, token: Array) -> tuple[StopState, Array]:
-        stop, _ = read_token(stop, token)
-        return stop, stop.states
+    def read(states: Array, token: Array) -> tuple[Array, Array]:
+        after = _after(stop, states, token)
+        return after, after
 
-    _, after = lax.scan(read, stop, tokens.T)
+    _, after = lax.scan(read, stop.states, tokens.T)
     return jnp.concatenate([stop.states[None], after]).T
 
 
-def read_token(stop: StopState, token: Array) -> tuple[StopState, Array]:
+def read_token(stop: StopState | None, token: Array) -> tuple[StopState | None, Array]:
     """The texts after `token [B]`, and `[B]` bool: those with a complete stop string."""
-    assert stop.table is not None
-    states = stop.table[stop.states, token].astype(jnp.int32)
+    if stop is None:
+        return None, jnp.zeros(token.shape, bool)
+    states = _after(stop, stop.states, token)
     return stop._replace(states=states), states == _found(stop)
+
+
+def _after(stop: StopState, states: Array, token: Array) -> Array:
+    assert stop.table is not None
+    return stop.table[states, token].astype(jnp.int32)
 
 
 def watch_stops(state: DecodeState) -> DecodeState:
