@@ -66,7 +66,9 @@ def _decoded(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     args.rows = [1]
     loaded, _ = pairs.load(args)
     for point in sorted({tuple(point.items()) for point in points}, key=points_order(base)):
-        yield _measured(loaded, **dict(point), repeats=args.repeats)
+        row = _measured(loaded, **dict(point), repeats=args.repeats)
+        print(f"benchmarks.scaling: {row}", file=sys.stderr, flush=True)  # the others may take long
+        yield row
 
 
 def points_order(base: dict[str, int]) -> Any:
