@@ -283,7 +283,7 @@ def _candidates(
     )
     lines = "".join(json.dumps(one.to_dict(), allow_nan=False) + "\n" for one in screened)
     run.write(SCREENED_NAME, lines.encode())
-    taken = promising(screened, search.asked, search.candidates)
+    taken = promising(screened, search.asked, search.candidates, bench.measuring.latency_batch_size)
     run.write(CANDIDATES_NAME, json.dumps([one.to_dict() for one in taken], indent=1).encode())
     run.keep()
     return taken

@@ -97,8 +97,9 @@ def test_a_setting_may_have_another_drafter(paths, tmp_path):
 
 def test_the_prompts_of_a_task_are_made_again(tmp_path):
     task = FewShot(
-        prompt="Q: {q}\nA:", answer=" {a}", examples="solved.jsonl", shots=2, separator="\n"
-    )
+        prompt="@{user}: {q}\nA:", answer=" {a}", examples="@solved.jsonl", shots=2,
+        separator="%\n", instruction="%INPUT",
+    )  # fmt: skip
     file = tmp_path / "tuned.gin"
     names = prompt_names(False, "beginning", task)
     assert "CHAT" not in names and prompt_names(True, None, None) == {"CHAT": True}
