@@ -15,7 +15,7 @@ from specjax.sweeping.measurement import Bench, Measured, joined, measure
 from specjax.sweeping.scores import Scores, score
 from specjax.sweeping.storage import read_measured, write_measured
 from specjax.text import Decoder, TextModel
-from specjax.tuning.halving import Failed
+from specjax.tuning.halving import MeasuringError
 from specjax.tuning.judging import Texts
 from specjax.tuning.settings import Setting
 from specjax.writing import naming_failures, new_directory
@@ -58,7 +58,7 @@ class Evidence:
         """Its figures on the held-out texts; raises what measuring raises."""
         try:
             return self._scores(setting, [len(self._parts) - 1])
-        except Failed as error:
+        except MeasuringError as error:
             raise error.__cause__ or error from None
 
     def texts(self) -> list[Texts]:
@@ -93,7 +93,7 @@ class Evidence:
         except Exception as error:
             if alone is None:
                 raise
-            raise Failed(error) from error
+            raise MeasuringError(error) from error
         with naming_failures(place):
             place.parent.mkdir(exist_ok=True)
         with new_directory(place, replace=True) as partial:

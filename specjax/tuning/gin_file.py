@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specjax.data import FewShot
+from specjax.data.examples import SEQIO_PREFIX
 from specjax.text.built_in import portable_path
 from specjax.tuning.hierarchies import Hierarchy
 from specjax.tuning.settings import RULES, Setting
@@ -174,13 +175,30 @@ def prompt_names(chat: bool, truncate: str | None, task: FewShot | None) -> dict
     return names
 
 
+def task_of_all(task: FewShot | None) -> FewShot | None:
+    """The task for a gin file that is for all inputs, also without answers, from any directory."""
+    if not isinstance(task, FewShot):
+        return task
+    examples = task.examples
+    if examples is not None and not os.fspath(examples).startswith(SEQIO_PREFIX):
+        examples = portable_path(examples)
+    return dataclasses.replace(task, num_inputs=None, references=None, examples=examples)
+
+
+def portable_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values of `runs/infer.gin`, for use from any directory."""
+    given = settings.get("TOKENIZER")
+    is_path = isinstance(given, str | os.PathLike)
+    return {**settings, **({"TOKENIZER": portable_path(given)} if is_path else {})}
+
+
 def written(value: Any) -> str:
     """A value in gin's language; a text that begins with `@` is one, unless it is a `Reference`."""
     return str(value) if isinstance(value, Reference) else repr(value)
 
 
 def referring(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as a gin file's author has quoted them: there `'@Mean()'` and `'%X'` are references."""
+    """Values as a gin file's author quotes them: `'@Mean()'` and `'%X'` are references."""
     return {
         name: Reference(value) if isinstance(value, str) and value[:1] in ("@", "%") else value
         for name, value in values.items()

@@ -23,7 +23,7 @@ _LEEWAY = 0.8
 _NEAR = 0.9
 
 
-class Failed(Exception):
+class MeasuringError(Exception):
     """A setting could not be measured, as where the memory is full or a model gives NaN.
 
     Args:
@@ -139,7 +139,7 @@ def halve(
     Args:
       settings: what is measured.
       alone: the verifier alone.
-      look: measures; a `Failed` of another setting than `alone` ends that setting alone.
+      look: measures; a `MeasuringError` of another setting than `alone` ends that setting alone.
       judge: says what the figures are worth.
       texts: how many texts each round looks at, those of the rounds before among them.
       tell: is told how far it is.
@@ -157,7 +157,7 @@ def halve(
             tell(f"  {setting.described()} ...")
             try:
                 found[setting] = look(setting, number)
-            except Failed as error:  # the others go on
+            except MeasuringError as error:  # the others go on
                 failed[setting] = str(error)
                 tell(f"  failed: {failed[setting]}")
         judged = judge.judge(found, alone, here)

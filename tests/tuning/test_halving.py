@@ -11,8 +11,8 @@ from specjax.tuning import (
     DRAFT,
     NOT_MET,
     Demand,
-    Failed,
     Judge,
+    MeasuringError,
     Screened,
     Setting,
     halve,
@@ -180,7 +180,7 @@ def test_a_setting_that_fails_ends_alone():
     class Broken(World):
         def look(self, setting, number):
             if setting == LOSSLESS:
-                raise Failed(MemoryError("no\nmemory"))
+                raise MeasuringError(MemoryError("no\nmemory"))
             return super().look(setting, number)
 
     _, choice, rounds = searched("nats per token <= 0.1", world=Broken(0))
