@@ -138,6 +138,10 @@ def test_the_fastest_of_many_equal_settings_is_not_surely_faster():
     drafts = 0
     for seed in range(SEEDS):
         world = World(seed, rows=(16, 32, 64, 64), truth=truth)
+        for setting in many:  # errors that settings do not share, the hardest case
+            good, slow, far = world.figures[setting]
+            alone = world.draws.normal(size=len(slow))
+            world.figures[setting] = (good, 1.0 + 0.2 * alone, far)
         drafts += searched("quality >= 0", settings=many, world=world)[1].answer == DRAFT
     assert drafts <= 0.25 * SEEDS
 
