@@ -1,6 +1,7 @@
 """`specjax tune` from gin files to an answer, a report and a file for `specjax infer`."""
 
 import gzip
+import importlib
 import itertools
 import json
 import shutil
@@ -12,6 +13,8 @@ from specjax.cli import gin_config, infer
 from specjax.cli.main import main
 from specjax.tuning import Setting
 from tests import tiny_pair
+
+tune = importlib.import_module("specjax.tuning.tune")  # the package has a function of that name
 
 SETTINGS = {
     "DEMAND": "as good as the verifier within 90 and nats per token <= 9",
@@ -60,13 +63,34 @@ def results_of(output):
 
 
 @pytest.fixture(scope="module")
-def done(data, tmp_path_factory):
+def screened():
+    """The places of the texts that screening was given, once `done` has run."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def done(data, tmp_path_factory, screened):
     output = tmp_path_factory.mktemp("tune") / "out"
-    assert run(data, output) == 0
+    named, screen, encode = {}, tune.screen_prompts, tune.tokens_of
+
+    def encoded(decoder, inputs, name, **how):
+        tokens = encode(decoder, inputs, name, **how)
+        named[tokens.tobytes()] = int(name.removeprefix("text "))
+        return tokens
+
+    def watched(models, settings, decoders, prompts, *others):
+        screened.extend(named[tokens.tobytes()] for tokens in prompts)
+        return screen(models, settings, decoders, prompts, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "tokens_of", encoded)
+        patch.setattr(tune, "screen_prompts", watched)
+        assert run(data, output) == 0
+    assert len(named) == 32
     return output
 
 
-def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done):
+def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done, screened):
     results = results_of(done)
     sizes = [(one["texts"], len(one["settings"])) for one in results["rounds"]]
     assert sizes == [(8, 4), (16, 3)]  # with the verifier alone
@@ -78,13 +102,14 @@ def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done):
     assert held_out["verifier"]["relative_latency"]["value"] == 1.0
     made = {path.name for path in done.iterdir()}
     assert made >= {"config.gin", "runs.jsonl", "screen.jsonl", "times.json", "tuned.gin"}
-    # Each text is in one part, the last of them held out.
+    # Each text is in one part, the last of them held out: screening saw none of its texts.
     parts = []
     for path in sorted((done / "measured").glob("alone-*")):
         with gzip.open(path / "seed0.jsonl.gz") as lines:
             parts.append([json.loads(line)["id"] for line in lines])
     assert [len(ids) for ids in parts] == [8, 8, 16]
     assert sorted(itertools.chain(*parts)) == list(range(32))
+    assert len(screened) == 4 and not set(screened) & set(parts[-1])
 
 
 def test_infer_takes_what_was_chosen(data, done):
