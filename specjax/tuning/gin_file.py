@@ -188,8 +188,9 @@ def task_of_all(task: FewShot | None) -> FewShot | None:
 def portable_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same values of `runs/infer.gin`, for use from any directory."""
     given = settings.get("TOKENIZER")
-    is_path = isinstance(given, str | os.PathLike)
-    return {**settings, **({"TOKENIZER": portable_path(given)} if is_path else {})}
+    if not isinstance(given, str | os.PathLike):
+        return dict(settings)
+    return {**settings, "TOKENIZER": portable_path(given)}
 
 
 def written(value: Any) -> str:
