@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,10 @@ def _bench(texts: Texts, decoder: specjax.Decoder, how: Measuring) -> Bench:
 
 def _measured(setting: Setting, maker: Any, bench: Bench, store: Path) -> Measured:
     """What was measured of a setting, now or by an earlier call."""
-    told = repr((setting, len(bench.examples), [e.inputs for e in bench.examples]))
+    inputs = [example.inputs for example in bench.examples]
+    # The decoder tells of its models and the machine too.
+    about = maker(setting)(1).describe(), bench.measuring.describe()
+    told = json.dumps((setting.to_dict(), inputs, *about), sort_keys=True, default=repr)
     place = store / f"{setting.rule}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     if not place.exists():
         print(f"{setting.described()} ...", flush=True)

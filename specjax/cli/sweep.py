@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures as the gin files say; prints table 2 and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import evaluation, sweeping
-    from specjax.tuning.gin_file import prompt_names
+    from specjax.tuning.gin_file import prompt_names, referring
 
     infer.register()
     gin_config.register(
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     def record(run: "RunDirectory", paths: dict[str, str] | None = None) -> None:
         run.record(command=args.command_line, config=config, paths=paths)
 
-    names = {**plan.models, **plan.infer}
+    names = {**plan.models, **referring(plan.infer)}
     asked = prompt_names(plan.chat, plan.truncate, plan.task)
     files = PointFiles(names, args.gin_search_paths, asked=asked)
     points = plan.grid.points(files)
@@ -270,11 +270,13 @@ class PointFiles:
 
     def _values(self, point: "Point") -> dict[str, Any]:
         """The names that a point gives values."""
+        from specjax.tuning.gin_file import Reference, referring
+
         values: dict[str, Any] = {"TEMPERATURE": point.temperature}
         if point.max_draft is not None:
             values["MAX_DRAFT"] = point.max_draft
         if point.verification is not None:
-            values["VERIFICATION"] = f"@{point.verification}()"
+            values["VERIFICATION"] = Reference(f"@{point.verification}()")
         if point.drafter is not None and not self.is_plan(point.drafter):
             values["DRAFTER"] = point.drafter
         for kind, key, number in (
@@ -285,7 +287,7 @@ class PointFiles:
                 name = self.main_name(kind, key)
                 assert name is not None
                 values[name] = number
-        return values | dict(point.names)
+        return values | referring(dict(point.names))
 
     def _configure(self, keys: Sequence[str], values: Mapping[str, Any]) -> None:
         # A decoder reads nothing and writes nothing.

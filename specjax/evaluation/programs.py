@@ -45,6 +45,25 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
     return [_problem(f"{name}:{number}", row) for number, _, row in read_objects(name)]
 
 
+def check_problems(
+    problems: Sequence[Problem], inputs: Sequence[str | None], path: Any, source: Any
+) -> None:
+    """Raises ValueError unless each input has the name of the function that its problem tests.
+
+    Args:
+      problems: one for each input.
+      inputs: the texts; None where one is not known.
+      path: the problems' file, for the message.
+      source: the inputs' file, likewise.
+    """
+    for i, (problem, text) in enumerate(zip(problems, inputs, strict=True)):
+        if text is not None and problem.entry_point not in text:
+            raise ValueError(
+                f"{path} tests {problem.entry_point!r} in problem {i}, which the input of row {i} "
+                f"of {source} does not have: give the problems of these inputs, in their order"
+            )
+
+
 def _problem(where: str, row: dict[str, Any]) -> Problem:
     if all(isinstance(row.get(key), str) for key in ("prompt", "entry_point", "test")):
         tests = f"{row['test']}\ncheck({row['entry_point']})\n"

@@ -91,7 +91,8 @@ class Budgeted:
         square = total(jnp.where(p > 0.0, (target - p) ** 2 / jnp.where(p > 0.0, p, 1.0), 0.0))
         affordable = whole <= budget
         chord = budget / jnp.where(affordable, 1.0, whole)
-        curve = jnp.sqrt(jnp.expm1(budget) / jnp.where(affordable, 1.0, square))
+        # A smaller budget is affordable too, and infinity over infinity is none.
+        curve = jnp.sqrt(jnp.expm1(jnp.minimum(budget, 80.0)) / jnp.where(affordable, 1.0, square))
         left = jnp.where(affordable, 1.0, jnp.minimum(jnp.maximum(chord, curve), 1.0))
         held = left * target + (1.0 - left) * p
         cost = jnp.where(jnp.isinf(budget), 0.0, divergence(held, p))

@@ -26,7 +26,7 @@ from specjax.evaluation.efficiency import (
     impossible_share,
 )
 from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
-from specjax.evaluation.programs import PassAt1, read_problems
+from specjax.evaluation.programs import PassAt1, check_problems, read_problems
 from specjax.evaluation.sandbox import Sandbox
 from specjax.runs.predictions import Predictions, named, read_predictions, read_references
 from specjax.runs.run_directory import RunDirectory
@@ -201,6 +201,8 @@ def evaluate(
             "metrics": list(scorers),
             "answer": None if answer is None else repr(answer),
             "reference_answer": None if reference_answer is None else repr(reference_answer),
+            "problems": None if problems is None else os.fspath(problems),
+            "sandbox": None if problems is None else repr(sandbox),
             "costs": prices,
         }
         run.claim(asked, replace=True)
@@ -271,13 +273,7 @@ def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scor
             f"{len(runs[0])} rows: give one problem for each prediction"
         )
     for run in runs:
-        for i, (problem, asked) in enumerate(zip(found, run.inputs, strict=True)):
-            if asked is not None and problem.entry_point not in asked:
-                raise ValueError(
-                    f"{os.fspath(path)} tests {problem.entry_point!r} in problem {i}, which the "
-                    f"input of row {i} of {run.path} does not have: give the problems of these "
-                    "predictions, in their order"
-                )
+        check_problems(found, run.inputs, os.fspath(path), run.path)
     return Scorer(PassAt1(sandbox), found)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from specjax.checks import check_path, whole_number
 from specjax.data import Example, FewShot
 from specjax.evaluation import Problem, read_problems
+from specjax.evaluation.programs import check_problems
 from specjax.runs.inputs import read_inputs
 from specjax.runs.predictions import read_references
 
@@ -62,7 +63,8 @@ def read_texts(
     Raises:
       FileNotFoundError: a file is missing.
       TypeError: a path is not a path.
-      ValueError: a file is unreadable, or there are no references, or not one for each text.
+      ValueError: a file is unreadable, or there are no references, or not one for each text, or
+        the problems are those of other texts.
     """
     check_path(source, "source=")
     most = None if limit is None else whole_number("limit", limit, low=1)
@@ -89,8 +91,11 @@ def read_texts(
         _check_count(name, found, wanted, "references: give one line of references")
     asked = None
     if problems is not None:
-        asked = read_problems(problems)[:most]
-        _check_count(name, found[:most], asked, f"problems in {os.fspath(problems)}: give one line")
+        path = os.fspath(problems)
+        asked = read_problems(problems)
+        _check_count(name, found, asked, f"problems in {path}: give one line")
+        check_problems(asked, [example.inputs for example in found], path, name)
+        asked = asked[:most]
     # A text keeps its references, so that its predictions can be scored by themselves.
     examples = [
         example._replace(targets=texts[0] if len(texts) == 1 else texts or None)

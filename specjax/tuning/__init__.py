@@ -5,7 +5,7 @@ from specjax.tuning.evidence import Evidence
 from specjax.tuning.expectation import Expected, expect
 from specjax.tuning.gin_file import gin_bindings, gin_text, setting_bindings, setting_text
 from specjax.tuning.grid import DEFAULT_RULES, ScreenGrid
-from specjax.tuning.halving import Round, halve, promising
+from specjax.tuning.halving import MeasuringError, Round, halve, promising
 from specjax.tuning.hierarchies import ALONE, Hierarchy, hierarchies
 from specjax.tuning.judging import DO_NOT_DRAFT, DRAFT, NOT_MET, Choice, Judge, Judged, verdict
 from specjax.tuning.measurement import Measured, SpeedUp, choose, measure, speedup
@@ -45,6 +45,7 @@ __all__ = [
     "Judged",
     "Law",
     "Measured",
+    "MeasuringError",
     "Round",
     "ScreenGrid",
     "Screened",

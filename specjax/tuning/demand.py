@@ -103,10 +103,10 @@ class Clause(NamedTuple):
         apart = values - self.bound if self.at_least else self.bound - values
         return Slack(float(apart[0]), apart[1:])
 
-    def may_hold(self, screened: Screened) -> bool:
-        """Whether what screening expects leaves it possible, with some leeway."""
+    def may_hold(self, screened: Screened, rows: int = 1) -> bool:
+        """Whether what screening expects of `rows` texts at once leaves it possible."""
         expected = {
-            LATENCY: screened.latency,
+            LATENCY: screened.latency / rows,
             RELATIVE: 1.0 / screened.speedup,
             NATS: screened.nats_per_token,
         }.get(self.figure)

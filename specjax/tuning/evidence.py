@@ -15,6 +15,7 @@ from specjax.sweeping.measurement import Bench, Measured, joined, measure
 from specjax.sweeping.scores import Scores, score
 from specjax.sweeping.storage import read_measured, write_measured
 from specjax.text import Decoder, TextModel
+from specjax.tuning.halving import MeasuringError
 from specjax.tuning.judging import Texts
 from specjax.tuning.settings import Setting
 from specjax.writing import naming_failures, new_directory
@@ -54,8 +55,11 @@ class Evidence:
         return self._scores(setting, parts)
 
     def held_out(self, setting: Setting) -> Scores:
-        """Its figures on the held-out texts."""
-        return self._scores(setting, [len(self._parts) - 1])
+        """Its figures on the held-out texts; raises what measuring raises."""
+        try:
+            return self._scores(setting, [len(self._parts) - 1])
+        except MeasuringError as error:
+            raise error.__cause__ or error from None
 
     def texts(self) -> list[Texts]:
         """How many texts each round looks at, and last the held-out ones."""
@@ -79,12 +83,17 @@ class Evidence:
         spare_maps()
         bench = self._bench.part(*self._parts[part])
         alone = None if not setting.max_draft else _alone_of(setting)
-        found = measure(
-            lambda rows: self._decoder(setting, rows),
-            None if alone is None else lambda rows: self._decoder(alone, rows),
-            bench,
-            setting.temperature,
-        )
+        try:
+            found = measure(
+                lambda rows: self._decoder(setting, rows),
+                None if alone is None else lambda rows: self._decoder(alone, rows),
+                bench,
+                setting.temperature,
+            )
+        except Exception as error:
+            if alone is None:
+                raise
+            raise MeasuringError(error) from error
         with naming_failures(place):
             place.parent.mkdir(exist_ok=True)
         with new_directory(place, replace=True) as partial:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specjax.data import FewShot
+from specjax.data.examples import SEQIO_PREFIX
 from specjax.text.built_in import portable_path
 from specjax.tuning.hierarchies import Hierarchy
 from specjax.tuning.settings import RULES, Setting
@@ -24,6 +25,10 @@ _FILES = MappingProxyType(
         "LossyTuned": "lossy_tuned",
     }
 )
+
+
+class Reference(str):
+    """A reference in gin's language, such as `@Block()`, and no text."""
 
 
 def gin_bindings(
@@ -101,7 +106,7 @@ def setting_bindings(setting: Setting) -> tuple[list[str], dict[str, Any]]:
 
     Returns:
       The files of its method and policy, and the values of their names and those of
-      `runs/infer.gin`; a text that begins with `@` is a reference.
+      `runs/infer.gin`; some are a `Reference`.
     """
     values: dict[str, Any] = {
         name.upper(): getattr(setting, name) for name in ("temperature", "top_k", "top_p")
@@ -113,14 +118,14 @@ def setting_bindings(setting: Setting) -> tuple[list[str], dict[str, Any]]:
         strength, *_ = dataclasses.fields(RULES[setting.rule])  # type: ignore[arg-type]
         values[strength.name.upper()] = setting.strength
     if setting.stopping == "chance":  # the one policy without a file of its own
-        values["STOPPING"] = "@Survival()"
-        values["Survival.estimate"] = "@ConfidenceEstimate()"
+        values["STOPPING"] = Reference("@Survival()")
+        values["Survival.estimate"] = Reference("@ConfidenceEstimate()")
         values["Survival.threshold"] = setting.threshold
     elif setting.stopping is not None:
         files.append(f"methods/adaptive_{setting.stopping}.gin")
         values["THRESHOLD"] = setting.threshold
     values["MAX_DRAFT"] = setting.max_draft
-    values["VERIFICATION"] = f"@{setting.verification}()"
+    values["VERIFICATION"] = Reference(f"@{setting.verification}()")
     return files, values
 
 
@@ -162,7 +167,7 @@ def prompt_names(chat: bool, truncate: str | None, task: FewShot | None) -> dict
     if truncate is not None:
         names["TRUNCATE"] = truncate
     if isinstance(task, FewShot):
-        names["TASK"] = "@FewShot()"
+        names["TASK"] = Reference("@FewShot()")
         for field in dataclasses.fields(task):
             value = getattr(task, field.name)
             if value != field.default:
@@ -170,9 +175,35 @@ def prompt_names(chat: bool, truncate: str | None, task: FewShot | None) -> dict
     return names
 
 
+def task_of_all(task: FewShot | None) -> FewShot | None:
+    """The task for a gin file that is for all inputs, also without answers, from any directory."""
+    if not isinstance(task, FewShot):
+        return task
+    examples = task.examples
+    if examples is not None and not os.fspath(examples).startswith(SEQIO_PREFIX):
+        examples = portable_path(examples)
+    return dataclasses.replace(task, num_inputs=None, references=None, examples=examples)
+
+
+def portable_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values of `runs/infer.gin`, for use from any directory."""
+    given = settings.get("TOKENIZER")
+    if not isinstance(given, str | os.PathLike):
+        return dict(settings)
+    return {**settings, "TOKENIZER": portable_path(given)}
+
+
 def written(value: Any) -> str:
-    """A value in gin's language; a text may be a reference."""
-    return value if isinstance(value, str) and value[:1] in ("@", "%") else repr(value)
+    """A value in gin's language; a text that begins with `@` is one, unless it is a `Reference`."""
+    return str(value) if isinstance(value, Reference) else repr(value)
+
+
+def referring(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a gin file's author quotes them: `'@Mean()'` and `'%X'` are references."""
+    return {
+        name: Reference(value) if isinstance(value, str) and value[:1] in ("@", "%") else value
+        for name, value in values.items()
+    }
 
 
 def _text(

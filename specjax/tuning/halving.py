@@ -11,7 +11,7 @@ import numpy as np
 from specjax.sweeping.scores import Scores
 from specjax.sweeping.tables import pareto
 from specjax.tuning.demand import Demand
-from specjax.tuning.judging import Choice, Judge, Judged, Texts
+from specjax.tuning.judging import Choice, Judge, Judged, Texts, relative
 from specjax.tuning.screen import Screened
 from specjax.tuning.settings import Setting
 
@@ -22,29 +22,45 @@ _LEEWAY = 0.8
 # What has this share of the highest speed-up may be taken for another rule's sake.
 _NEAR = 0.9
 
+
+class MeasuringError(Exception):
+    """A setting could not be measured, as where the memory is full or a model gives NaN.
+
+    Args:
+      error: what was raised.
+    """
+
+    def __init__(self, error: Exception):
+        super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
 # The setting, the number of the round from 0 -> its figures on all texts up to that round's.
 Look = Callable[[Setting, int], Scores]
 
 
-def promising(screened: Sequence[Screened], demand: Demand, count: int) -> list[Setting]:
+def promising(
+    screened: Sequence[Screened], demand: Demand, count: int, rows: int = 1
+) -> list[Setting]:
     """The settings that are worth measuring.
 
     Those that cannot be expected to meet the demand, or to be faster than the verifier alone, are
     left out, and so are those that another one of the same rule beats: faster, and nearer to the
     verifier. Where quality matters, of which screening tells nothing, the rest is cut into bands of
-    divergence, and each gives one that is about as fast as its fastest, of the rule that was taken
-    least often. Elsewhere about the fastest are taken. The fastest lossless one is always there.
+    divergence (of speed, where that is endless), and each gives one that is about as fast as its
+    fastest, of the rule that was taken least often. Elsewhere about the fastest are taken. Of the
+    lossless ones that are left, the fastest is always there.
 
     Args:
       screened: with times.
       demand: what is asked.
       count: the most that are taken.
+      rows: how many texts were screened at once; a demand is of the seconds of one.
 
     Returns:
       The settings, lossless first.
     """
     drafting = [one for one in screened if one.setting.max_draft and one.speedup > _LEEWAY]
-    fit = [one for one in drafting if all(clause.may_hold(one) for clause in demand.clauses)]
+    fit = [one for one in drafting if all(clause.may_hold(one, rows) for clause in demand.clauses)]
     fit = [one for rule in _by_rule(fit).values() for one in _front(rule)]
     lossless = [one for one in fit if one.setting.rule == "Lossless"]
     taken = sorted(lossless, key=lambda one: -one.speedup)[:1]
@@ -76,7 +92,12 @@ def _front(screened: Sequence[Screened]) -> list[Screened]:
     kept = pareto(
         [1.0 / one.speedup for one in screened], [-one.nats_per_token for one in screened]
     )
-    return [one for one, stays in zip(screened, kept, strict=True) if stays]
+    # Endless divergences, as those of lossy rules at temperature 0, order nothing.
+    return [
+        one
+        for one, stays in zip(screened, kept, strict=True)
+        if stays or math.isinf(one.nats_per_token)
+    ]
 
 
 def _parts(screened: Sequence[Screened], count: int) -> list[Sequence[Screened]]:
@@ -112,12 +133,13 @@ def halve(
     """Successive halving: each round looks at more texts and at half of the settings.
 
     Those go on that may be expected to bring most: the chance that they meet the demand in the last
-    round times how much faster (or better) they are. The verifier alone is in every round.
+    round times how much faster (or better) they are. The fastest lossless one that may meet it goes
+    on too: its texts are the verifier's by law. The verifier alone is in every round.
 
     Args:
       settings: what is measured.
       alone: the verifier alone.
-      look: measures; what it raises of another setting than `alone` ends that setting alone.
+      look: measures; a `MeasuringError` of another setting than `alone` ends that setting alone.
       judge: says what the figures are worth.
       texts: how many texts each round looks at, those of the rounds before among them.
       tell: is told how far it is.
@@ -135,16 +157,23 @@ def halve(
             tell(f"  {setting.described()} ...")
             try:
                 found[setting] = look(setting, number)
-            except Exception as error:  # such as full memory: the others go on
-                failed[setting] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            except MeasuringError as error:  # the others go on
+                failed[setting] = str(error)
                 tell(f"  failed: {failed[setting]}")
         judged = judge.judge(found, alone, here)
         rounds.append(Round(here, found, judged, dict(failed)))
-        left = _kept(judged, [setting for setting in left if setting in found])
+        left = _kept(found, judged, [setting for setting in left if setting in found])
     return judge.choose(rounds[-1].found, alone), rounds
 
 
-def _kept(judged: Mapping[Setting, Judged], settings: Sequence[Setting]) -> list[Setting]:
+def _kept(
+    found: Mapping[Setting, Scores], judged: Mapping[Setting, Judged], settings: Sequence[Setting]
+) -> list[Setting]:
     hopeful = [setting for setting in settings if judged[setting].chance >= _HOPELESS]
     ranked = sorted(hopeful, key=lambda setting: -judged[setting].worth)
-    return ranked[: math.ceil(len(settings) / 2)]
+    count = math.ceil(len(settings) / 2)
+    lossless = [setting for setting in hopeful if setting.rule == "Lossless"]
+    safe = sorted(lossless, key=lambda setting: relative(found[setting]))[:1]
+    if not safe or safe[0] in ranked[:count]:
+        return ranked[:count]
+    return [*ranked[: max(count - 1, 1)], *safe]

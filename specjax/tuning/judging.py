@@ -4,25 +4,28 @@ A figure of n texts differs from that of m others of the same kind by s sqrt(1 +
 its standard error on the n. A setting is taken to meet the demand if it does so by z times that on
 the texts that were looked at. z is the quantile of the largest standardised error among all
 settings that might be chosen, by the bootstrap, whose resamples are the same for all: so it holds
-for the one that looks best.
+for the one that looks best. Likewise the best one is surely faster than the verifier alone (or
+better) if it is so by another such z times its standard error.
 
 Axes: R resamples.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specjax.evaluation import Bootstrap
 from specjax.runs.evaluation import as_json
-from specjax.sweeping.scores import RELATIVE, Scores, over
-from specjax.tuning.demand import Clause, Demand
+from specjax.sweeping.scores import RELATIVE, Scores
+from specjax.tuning.demand import DIFFERENCE, Clause, Demand, Slack
 from specjax.tuning.settings import Setting
 
 Found = Mapping[Setting, Scores]
 _PLAIN = Bootstrap()
+# How far a setting leads the verifier alone.
+_FASTER, _BETTER = Clause(RELATIVE, 1.0), Clause(DIFFERENCE, 0.0)
 DRAFT, DO_NOT_DRAFT, NOT_MET = "draft", "do not draft", "cannot be met"
 
 
@@ -97,6 +100,9 @@ class Judge:
         self.demand, self.quality, self.confidence = demand, quality, confidence
         self._last, self._held_out = last, held_out
         self._z = 0.0
+        # Of the lead over the verifier alone in speed and in quality.
+        leads = (_FASTER, _BETTER) if demand.wants_quality else (_FASTER,)
+        self._z_of_lead = dict.fromkeys(leads, 0.0)
 
     def judge(self, found: Found, alone: Setting, now: Texts) -> dict[Setting, Judged]:
         """What is to be thought of each setting.
@@ -115,15 +121,15 @@ class Judge:
             for clause in self.demand.clauses
             if not clause.holds_by_law(setting)
         }
-        errors = [
-            (slack.resampled - slack.value) / slack.error
-            for slack in slacks.values()
-            if 0.0 < slack.error < math.inf and math.isfinite(slack.value)
-        ]
-        if errors:
-            # Settings that have left the race were in it: z does not fall with their number.
-            most = np.max(errors, axis=0)
-            self._z = max(self._z, float(np.quantile(most, self.confidence)))
+        # Settings that have left the race were in it: z does not fall with their number.
+        self._z = max(self._z, self._quantile(slacks.values()))
+        for lead, z in self._z_of_lead.items():
+            leads = [
+                lead.slack(scores, found[alone], self.quality)
+                for setting, scores in found.items()
+                if setting != alone
+            ]
+            self._z_of_lead[lead] = max(z, self._quantile(leads))
         judged = {}
         for setting, scores in found.items():
             gain = self._gain(scores)
@@ -135,6 +141,15 @@ class Judge:
                     parts.append(self._judged(clause, slack.value, slack.error, now, gain))
             judged[setting] = min(parts, key=lambda one: (one.chance, one.slack - one.margin))
         return judged
+
+    def _quantile(self, slacks: Iterable[Slack]) -> float:
+        """Of the largest standardised error; 0 where there is none."""
+        errors = [
+            (slack.resampled - slack.value) / slack.error
+            for slack in slacks
+            if 0.0 < slack.error < math.inf and math.isfinite(slack.value)
+        ]
+        return float(np.quantile(np.max(errors, axis=0), self.confidence)) if errors else 0.0
 
     def _judged(
         self, clause: Clause, value: float, error: float, now: Texts, gain: float
@@ -160,8 +175,9 @@ class Judge:
     def choose(self, found: Found, alone: Setting) -> Choice:
         """The best setting that passes in the last round.
 
-        The fastest; the one of the best quality where the demand bounds the latency alone. The
-        verifier alone, where it passes too and the other may be no faster (or no better).
+        The fastest; the one of the best quality where the demand bounds the latency alone. Where
+        the verifier alone passes too, and that one may be no faster (or no better): the verifier
+        alone, or a lossless setting that is surely faster.
 
         Args:
           found: the figures of all settings that are left, with the verifier alone.
@@ -175,6 +191,16 @@ class Judge:
         if not passing:
             return Choice(NOT_MET, None, self._why_not(judged))
         best = max(passing, key=lambda setting: judged[setting].gain)
+        lead = _BETTER if self.demand.wants_quality else _FASTER
+        told, surely = self._compared(lead, found[best], found[alone])
+        if best != alone and (surely or alone not in passing):
+            return Choice(DRAFT, best, f"it is {told}")
+        lossless = [setting for setting in passing if setting.rule == "Lossless"]
+        safe = min(lossless, key=lambda setting: relative(found[setting]))
+        if self.demand.wants_quality and safe != alone:
+            free, surely = self._compared(_FASTER, found[safe], found[alone])
+            if surely:
+                return Choice(DRAFT, safe, f"it is {free}, whose quality it has by law")
         if best == alone:
             others = [setting for setting in passing if setting != alone]
             reason = "is better" if self.demand.wants_quality else "is faster"
@@ -182,23 +208,18 @@ class Judge:
             if not others:
                 told = "it meets the demand, and nothing else that was measured surely does"
             return Choice(DO_NOT_DRAFT, alone, told)
-        told, surely = self._compared(found[best], found[alone])
-        if alone in passing and not surely:
-            return Choice(
-                DO_NOT_DRAFT, alone, f"the best other, {best.described()}, is {told}: maybe chance"
-            )
-        return Choice(DRAFT, best, f"it is {told}")
+        told = f"the best other, {best.described()}, is {told}: maybe chance"
+        return Choice(DO_NOT_DRAFT, alone, told)
 
-    def _compared(self, best: Scores, alone: Scores) -> tuple[str, bool]:
-        """How a setting compares with the verifier alone, and whether it is surely better."""
-        bootstrap = Bootstrap(level=2.0 * self.confidence - 1.0)
-        if self.demand.wants_quality:
-            apart = over(best, alone, self.quality, bootstrap)
-            told = f"{apart['value']:+.3g} {self.quality} over the verifier alone"
-            return f"{told} ({apart['low']:+.3g} to {apart['high']:+.3g})", apart["low"] > 0.0
-        ratio = bootstrap.summary(_of(best), best.resampled[RELATIVE])
-        told = f"{1.0 / ratio.value:.3g} times as fast as the verifier alone"
-        return f"{told} ({1.0 / ratio.high:.3g} to {1.0 / ratio.low:.3g})", ratio.high < 1.0
+    def _compared(self, lead: Clause, best: Scores, alone: Scores) -> tuple[str, bool]:
+        """How a setting compares with the verifier alone, and whether it surely leads."""
+        found = lead.slack(best, alone, self.quality)
+        least = found.value - self._z_of_lead[lead] * found.error
+        if lead == _BETTER:
+            told = f"{found.value:+.3g} {self.quality} over the verifier alone"
+            return f"{told} (at least {least:+.3g})", least > 0.0
+        told = f"{1.0 / (1.0 - found.value):.3g} times as fast as the verifier alone"
+        return f"{told} (at least {1.0 / (1.0 - least):.3g})", least > 0.0
 
     def _why_not(self, judged: Mapping[Setting, Judged]) -> str:
         finite = {setting: one for setting, one in judged.items() if math.isfinite(one.slack)}
@@ -215,10 +236,10 @@ class Judge:
         )
 
 
-def _of(scores: Scores) -> float:
+def relative(scores: Scores) -> float:
+    """The latency over the verifier's; infinite where there is none."""
     value = scores.figures[RELATIVE]["value"]
-    assert value is not None
-    return value
+    return math.inf if value is None else value
 
 
 def _normal(x: float) -> float:

@@ -23,16 +23,18 @@ import numpy as np
 from specjax.checks import check_part, one_number, whole_number
 from specjax.data import FewShot
 from specjax.runs.environment import environment
-from specjax.runs.inputs import check_truncate
+from specjax.runs.inputs import check_truncate, tokens_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping.measurement import Bench, Measuring
 from specjax.sweeping.scores import RELATIVE, Scores, over
 from specjax.sweeping.texts import Texts as References
 from specjax.text import Decoder, Pair, TextModel
+from specjax.text.prompts import BUCKETS, check_buckets
+from specjax.text.stops import check_stops
 from specjax.tuning import evidence
 from specjax.tuning.demand import DIFFERENCE, LATENCY, NATS, Demand
 from specjax.tuning.evidence import Evidence, parts_of, timed_of
-from specjax.tuning.gin_file import prompt_names, setting_text
+from specjax.tuning.gin_file import portable_names, prompt_names, setting_text, task_of_all
 from specjax.tuning.grid import ScreenGrid
 from specjax.tuning.halving import Round, halve, promising
 from specjax.tuning.judging import Choice, Judge, verdict
@@ -43,7 +45,6 @@ from specjax.tuning.texts import (
     PathLike,
     check_drafters,
     digest_of,
-    encode_prompts,
     fingerprints,
     load_drafters,
     tell,
@@ -184,6 +185,10 @@ def tune(
     if not isinstance(chat, bool):
         raise TypeError(f"chat must be True or False, got {chat!r}")
     check_truncate(truncate)
+    options = dict(decoding or {})
+    check_stops(options.get("stop"))
+    check_buckets(options.get("buckets", BUCKETS))
+    whole_number("max_new_tokens", options.get("max_new_tokens", 1), low=1)
     check_drafters(drafters)
     if jax.process_count() > 1:
         raise ValueError("tune takes one process: others would take other times")
@@ -191,7 +196,6 @@ def tune(
     measuring.check_texts(texts.references, texts.problems)
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=_MAKES) as run:
         models = load_drafters(make_pair, make_model, drafters)
-        options = dict(decoding or {})
         everything = grid.settings(list(models)[1:])
         check_settings(everything, models)
         bench = _bench(models, everything[0], options, texts, measuring, search, chat, truncate)
@@ -203,7 +207,8 @@ def tune(
                 "measuring": measuring.describe(),
                 "decoding": options,
                 "tokens": digest_of(bench.prompts),
-                "references": hashlib.sha256(json.dumps(bench.references).encode()).hexdigest(),
+                "references": _digest(bench.references),
+                **({} if bench.problems is None else {"problems": _digest(bench.problems)}),
                 "environment": environment(),
             },
             allow_other_environment=allow_other_environment,
@@ -217,12 +222,10 @@ def tune(
         results |= {"screened": len(everything), "gin_file": None}
         if choice.setting is not None:
             paths = {name: model.name for name, model in models.items()}
-            if isinstance(task, FewShot):  # the file is for all inputs
-                task = dataclasses.replace(task, num_inputs=None)
             given = {name.upper(): value for name, value in options.items()} | {
                 "BATCH_SIZE": measuring.latency_batch_size,
-                **(settings or {}),
-                **prompt_names(chat, truncate, task),
+                **portable_names(settings or {}),
+                **prompt_names(chat, truncate, task_of_all(task)),
             }
             file = run.path / CHOSEN_NAME
             told = setting_text(choice.setting, choice.why, paths, given, file)
@@ -230,6 +233,10 @@ def tune(
         text = json.dumps(results, indent=1, allow_nan=False) + "\n"
         run.write(RESULTS_NAME, text.encode())
     return results
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _bench(
@@ -246,8 +253,9 @@ def _bench(
     order = np.random.default_rng(search.seed).permutation(len(texts.examples))
     examples = [texts.examples[i] for i in order]
     decoder = alone.decoder(models, batch_size=measuring.latency_batch_size, **options)
-    inputs = [example.inputs for example in examples]
-    tokens = encode_prompts(decoder, inputs, chat=chat, truncate=truncate)
+    tokens = [
+        tokens_of(decoder, e.inputs, f"text {e.id}", chat=chat, truncate=truncate) for e in examples
+    ]
     problems = None if texts.problems is None else [texts.problems[i] for i in order]
     return Bench(examples, tokens, [texts.references[i] for i in order], measuring, problems)
 
@@ -283,7 +291,7 @@ def _candidates(
     )
     lines = "".join(json.dumps(one.to_dict(), allow_nan=False) + "\n" for one in screened)
     run.write(SCREENED_NAME, lines.encode())
-    taken = promising(screened, search.asked, search.candidates)
+    taken = promising(screened, search.asked, search.candidates, bench.measuring.latency_batch_size)
     run.write(CANDIDATES_NAME, json.dumps([one.to_dict() for one in taken], indent=1).encode())
     run.keep()
     return taken

@@ -1,5 +1,8 @@
 """`specjax tune` from gin files to an answer, a report and a file for `specjax infer`."""
 
+import gzip
+import importlib
+import itertools
 import json
 import shutil
 
@@ -10,6 +13,8 @@ from specjax.cli import gin_config, infer
 from specjax.cli.main import main
 from specjax.tuning import Setting
 from tests import tiny_pair
+
+tune = importlib.import_module("specjax.tuning.tune")  # the package has a function of that name
 
 SETTINGS = {
     "DEMAND": "as good as the verifier within 90 and nats per token <= 9",
@@ -58,13 +63,34 @@ def results_of(output):
 
 
 @pytest.fixture(scope="module")
-def done(data, tmp_path_factory):
+def screened():
+    """The places of the texts that screening was given, once `done` has run."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def done(data, tmp_path_factory, screened):
     output = tmp_path_factory.mktemp("tune") / "out"
-    assert run(data, output) == 0
+    named, screen, encode = {}, tune.screen_prompts, tune.tokens_of
+
+    def encoded(decoder, inputs, name, **how):
+        tokens = encode(decoder, inputs, name, **how)
+        named[tokens.tobytes()] = int(name.removeprefix("text "))
+        return tokens
+
+    def watched(models, settings, decoders, prompts, *others):
+        screened.extend(named[tokens.tobytes()] for tokens in prompts)
+        return screen(models, settings, decoders, prompts, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "tokens_of", encoded)
+        patch.setattr(tune, "screen_prompts", watched)
+        assert run(data, output) == 0
+    assert len(named) == 32
     return output
 
 
-def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done):
+def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done, screened):
     results = results_of(done)
     sizes = [(one["texts"], len(one["settings"])) for one in results["rounds"]]
     assert sizes == [(8, 4), (16, 3)]  # with the verifier alone
@@ -76,9 +102,14 @@ def test_the_rounds_the_answer_and_the_held_out_figures_are_told(data, done):
     assert held_out["verifier"]["relative_latency"]["value"] == 1.0
     made = {path.name for path in done.iterdir()}
     assert made >= {"config.gin", "runs.jsonl", "screen.jsonl", "times.json", "tuned.gin"}
-    # Screening saw none of the held-out texts, and each text is in one part.
-    parts = [path.name for path in (done / "measured").iterdir()]
-    assert sum(name.startswith("alone") for name in parts) == 3
+    # Each text is in one part, the last of them held out: screening saw none of its texts.
+    parts = []
+    for path in sorted((done / "measured").glob("alone-*")):
+        with gzip.open(path / "seed0.jsonl.gz") as lines:
+            parts.append([json.loads(line)["id"] for line in lines])
+    assert [len(ids) for ids in parts] == [8, 8, 16]
+    assert sorted(itertools.chain(*parts)) == list(range(32))
+    assert len(screened) == 4 and not set(screened) & set(parts[-1])
 
 
 def test_infer_takes_what_was_chosen(data, done):
@@ -120,6 +151,7 @@ def test_a_demand_that_cannot_be_met_gets_no_file(data, tmp_path, capsys):
     assert "answer: cannot be met\n" in out and "comes nearest to 'quality >= 101'" in out
 
 
+NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
     "demand": ({"DEMAND": "fast"}, "demand must be such as 'quality >= 35'"),
     "no demand": ({"DEMAND": "%gin.REQUIRED"}, "required but not given: DEMAND"),
@@ -139,7 +171,9 @@ WRONG = {
     "model": ({"VERIFIER": "nowhere"}, "nowhere"),
     "carry": ({"VERIFICATIONS": "('GreedyBlock',)"}, "screen Token or Block"),
     "head": ({"STOPPING": "{'head': (0.5,)}"}, "the drafter has no acceptance head"),
-    "buckets": ({"BUCKETS": "(0,)"}, "buckets"),
+    "buckets": ({"BUCKETS": "(0,)", **NO_MODELS}, "buckets"),
+    "stop": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
+    "length": ({"MAX_NEW_TOKENS": 0, **NO_MODELS}, "max_new_tokens must be"),
     "name": ({"DEMANDS": "3"}, "--gin.DEMANDS: no such name; did you mean DEMAND?"),
 }
 
@@ -151,6 +185,15 @@ def test_bad_input_is_one_line_before_any_work(data, tmp_path, capsys, name):
     lines = [x for x in capsys.readouterr().err.splitlines() if "warning" not in x]
     assert len(lines) == 1 and told in lines[0], lines
     assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_is_too_long_is_named_by_its_place(data, tmp_path, capsys):
+    lines = (data / "texts.tsv").read_text().splitlines()
+    lines[5] = 99 * "a man " + lines[5]
+    (tmp_path / "long.tsv").write_text("\n".join(lines) + "\n")
+    assert run(data, tmp_path / "out", INPUT=tmp_path / "long.tsv", SEED=3) == 2
+    error = capsys.readouterr().err
+    assert "text 5: " in error and "the longest bucket holds 24" in error, error
 
 
 def test_another_demand_wants_another_directory(data, done, capsys):

@@ -1,5 +1,6 @@
 """The texts of a sweep: prompts of records, references, problems; and what they are scored with."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -51,6 +52,30 @@ def test_what_does_not_go_together_is_refused(source, tmp_path):
         read_texts(source, task=TASK, problems=few)
     with pytest.raises(ValueError, match="has 4 texts, but there are 1 references"):
         read_texts(source, inputs_field="ask", references=few, references_field="one")
+
+
+def test_the_problems_of_other_texts_are_refused(tmp_path):
+    rows = [
+        {"prompt": f"def fn{i}(x):\n", "entry_point": f"fn{i}", "test": "def check(f): pass\n"}
+        for i in range(8)
+    ]
+
+    def written(name, some):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in some))
+        return path
+
+    source, turned = written("a.jsonl", rows), written("b.jsonl", rows[::-1])
+    task = FewShot(prompt="{prompt}")
+    found = read_texts(source, task=task, problems=source, limit=3)
+    assert [problem.entry_point for problem in found.problems] == ["fn0", "fn1", "fn2"]
+    # Three of the eight, drawn: the problems of the first three are others.
+    drawn = dataclasses.replace(task, num_inputs=3)
+    with pytest.raises(ValueError, match="has 3 texts, but there are 8 problems"):
+        read_texts(source, task=drawn, problems=source, limit=3)
+    told = "tests 'fn7' in problem 0, which the input of row 0 of .*a.jsonl does not have"
+    with pytest.raises(ValueError, match=told):
+        read_texts(source, task=task, problems=turned)
 
 
 class Stub(Sandbox):

@@ -32,18 +32,19 @@ class World:
       seed: of the noise.
       rows: how many texts each round has looked at, the held-out ones last.
       spread: the standard deviation of a text's quality.
+      truth: what is true of each setting.
     """
 
-    def __init__(self, seed, rows=(50, 100, 200, 200), spread=10.0):
+    def __init__(self, seed, rows=(50, 100, 200, 200), spread=10.0, truth=TRUTH):
         self.draws = np.random.default_rng(seed)
         *rounds, held_out = rows
         self.texts = [Texts(n, n) for n in rounds]
         self.held = Texts(held_out, held_out)
         total = rounds[-1] + held_out
         shared = self.draws.normal(size=(total, 1)) * 0.8
-        noise = shared + 0.6 * self.draws.normal(size=(total, 3 * len(TRUTH)))
+        noise = shared + 0.6 * self.draws.normal(size=(total, 3 * len(truth)))
         self.figures = {}
-        for i, (setting, (quality, relative, nats)) in enumerate(TRUTH.items()):
+        for i, (setting, (quality, relative, nats)) in enumerate(truth.items()):
             good, slow, far = noise[:, 3 * i : 3 * i + 3].T
             self.figures[setting] = (
                 quality + spread * good,

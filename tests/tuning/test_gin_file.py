@@ -1,5 +1,7 @@
 """What was chosen, read back by `specjax infer`: it builds the very decoder that was measured."""
 
+import dataclasses
+
 import gin
 import pytest
 
@@ -8,7 +10,7 @@ from specjax.cli import gin_config, infer
 from specjax.data import FewShot
 from specjax.text.built_in import PAIRS
 from specjax.tuning import ALONE, DEFAULT_RULES, Hierarchy, Setting, gin_text, setting_text
-from specjax.tuning.gin_file import prompt_names
+from specjax.tuning.gin_file import portable_names, prompt_names, task_of_all
 from tests import tiny_pair
 
 NAMES = ("verifier", "drafter", "level_2")
@@ -97,8 +99,9 @@ def test_a_setting_may_have_another_drafter(paths, tmp_path):
 
 def test_the_prompts_of_a_task_are_made_again(tmp_path):
     task = FewShot(
-        prompt="Q: {q}\nA:", answer=" {a}", examples="solved.jsonl", shots=2, separator="\n"
-    )
+        prompt="@{user}: {q}\nA:", answer=" {a}", examples="@solved.jsonl", shots=2,
+        separator="%\n", instruction="%INPUT",
+    )  # fmt: skip
     file = tmp_path / "tuned.gin"
     names = prompt_names(False, "beginning", task)
     assert "CHAT" not in names and prompt_names(True, None, None) == {"CHAT": True}
@@ -108,6 +111,19 @@ def test_the_prompts_of_a_task_are_made_again(tmp_path):
     gin_config.configure([str(file)], ["INPUT=questions.jsonl", "OUTPUT_DIR=run"])
     assert gin_config.call(FewShot) == task
     assert gin.query_parameter("TRUNCATE/macro.value") == "beginning"
+
+
+def test_the_file_is_for_inputs_without_answers_and_for_any_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    task = FewShot(
+        prompt="{q}", answer="{a}", shots=1, references="a", examples="x.jsonl", num_inputs=3
+    )
+    found = task_of_all(task)
+    assert found == FewShot(prompt="{q}", answer="{a}", shots=1, examples=str(tmp_path / "x.jsonl"))
+    kept = dataclasses.replace(task, examples="seqio:sums")
+    assert task_of_all(kept).examples == "seqio:sums" and task_of_all(None) is None
+    named = {"TOKENIZER": "tok", "DTYPE": None}
+    assert portable_names(named) == {"TOKENIZER": str(tmp_path / "tok"), "DTYPE": None}
 
 
 def test_a_built_in_pair_has_a_name_and_no_paths():

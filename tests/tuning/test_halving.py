@@ -1,5 +1,6 @@
 """Which settings are measured, and which is chosen, where the truth is known."""
 
+import dataclasses
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from specjax.tuning import (
     NOT_MET,
     Demand,
     Judge,
+    MeasuringError,
     Screened,
     Setting,
     halve,
@@ -130,6 +132,20 @@ def test_what_may_be_faster_by_chance_is_not_chosen():
     assert choice.answer == DO_NOT_DRAFT and "maybe chance" in choice.why
 
 
+def test_the_fastest_of_many_equal_settings_is_not_surely_faster():
+    many = [Setting(rule="OPT", strength=i / 100) for i in range(1, 13)]
+    truth = dict.fromkeys([ALONE, *many], (50.0, 1.0, 0.0))
+    drafts = 0
+    for seed in range(SEEDS):
+        world = World(seed, rows=(16, 32, 64, 64), truth=truth)
+        for setting in many:  # errors that settings do not share, the hardest case
+            good, slow, far = world.figures[setting]
+            alone = world.draws.normal(size=len(slow))
+            world.figures[setting] = (good, 1.0 + 0.2 * alone, far)
+        drafts += searched("quality >= 0", settings=many, world=world)[1].answer == DRAFT
+    assert drafts <= 0.25 * SEEDS
+
+
 @pytest.mark.parametrize(
     "demand, why",
     [
@@ -149,16 +165,40 @@ def test_where_only_the_latency_is_bounded_the_best_is_chosen():
     assert choice.answer == DRAFT and TRUTH[choice.setting][0] == best
 
 
+def test_a_lossless_draft_is_better_than_none_where_only_the_latency_is_bounded():
+    for seed in range(3):
+        _, choice, _ = searched("latency <= 0.3 seconds", seed)
+        assert choice.answer == DRAFT and choice.setting == LOSSLESS
+        assert "whose quality it has by law" in choice.why
+    lossy = [setting for setting in SETTINGS if setting != LOSSLESS]
+    assert searched("latency <= 0.3 seconds", settings=lossy)[1].answer == DO_NOT_DRAFT
+
+
+def test_the_fastest_lossless_setting_is_in_the_last_round():
+    for seed in range(10):
+        rounds = searched("nats per token <= 0.03", seed, rows=(16, 32, 64, 64))[2]
+        assert all(LOSSLESS in one.found for one in rounds)
+
+
 def test_a_setting_that_fails_ends_alone():
     class Broken(World):
         def look(self, setting, number):
             if setting == LOSSLESS:
-                raise MemoryError("no\nmemory")
+                raise MeasuringError(MemoryError("no\nmemory"))
             return super().look(setting, number)
 
     _, choice, rounds = searched("nats per token <= 0.1", world=Broken(0))
     assert choice.answer == DRAFT and choice.setting != LOSSLESS
     assert rounds[-1].failed == {LOSSLESS: "MemoryError: no memory"}
+
+    class Full(World):
+        def look(self, setting, number):
+            if setting == LOSSLESS:
+                raise OSError("the disk is full")
+            return super().look(setting, number)
+
+    with pytest.raises(OSError, match="the disk is full"):
+        searched("nats per token <= 0.1", world=Full(0), settings=[LOSSLESS])
 
 
 def expected(rule, strength, speedup, nats, max_draft=5):
@@ -204,3 +244,25 @@ def test_promising_settings_meet_what_screening_knows():
     fast = promising(screened(), Demand.of("latency <= 0.32 of the verifier"), 6)
     assert {setting.strength for setting in fast} == {0.9}
     assert promising(screened(), Demand.of("quality >= 30"), 1) == taken[:1]
+
+
+def test_endless_divergences_leave_several_strengths():
+    """As at temperature 0, where all lossy settings have them."""
+    endless = [
+        one if one.setting.rule == "Lossless" else dataclasses.replace(one, nats_per_token=math.inf)
+        for one in screened()
+    ]
+    taken = promising(endless, Demand.of("quality >= 30"), 12)
+    assert len(taken) == 12 and taken[0] == Setting(max_draft=6)
+    for rule in ("OPT", "TokenV3"):
+        strengths = [setting.strength for setting in taken if setting.rule == rule]
+        assert len(strengths) > 3 and min(strengths) < 0.4
+    # Those that are infinitely far meet no bound.
+    assert promising(endless, Demand.of("nats per token <= 9"), 12) == taken[:1]
+
+
+def test_a_bound_on_seconds_is_of_one_text():
+    # A batch takes 0.4 to 0.83 s.
+    demand = Demand.of("latency <= 0.1 seconds")
+    assert promising(screened(), demand, 12) == []
+    assert len(promising(screened(), demand, 12, rows=8)) == 12
