@@ -65,11 +65,7 @@ def test_points_that_no_part_has_and_too_many_parts_are_refused():
 
 
 ASKED = world.points(("opt", 0.1), ("token_cascade", 0.3), ("opt", 0.5))
-GROWN = world.points(
-    ("opt", 0.1), ("opt", 0.2), ("token_cascade", 0.3), ("opt", 0.4), ("opt", 0.5)
-)
-    *(("opt", s) for s in (0.1, 0.2)), ("token_cascade", 0.3), ("opt", 0.4), ("opt", 0.5)
-)
+GROWN = world.points(("opt", 0.1), ("opt", 0.2), ("token_cascade", 0.3), ("opt", 0.4), ("opt", 0.5))
 
 
 def lines(output):
