@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64], help="B")
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 5, 10, 20], help="G")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512, 4096], help="P")
-    parser.add_argument("--base", type=int, nargs=3, default=[4, 5, 64], help="B G P of the rest")
+    parser.add_argument("--base", type=int, nargs=3, default=[1, 5, 64], help="B G P of the rest")
     parser.add_argument("--max-new", type=int, default=16, help="N, the longest output, in tokens")
     parser.add_argument("--repeats", type=int, default=2, help="the fastest of them counts")
     parser.add_argument("--devices", type=int, nargs="+", help="read the work on meshes Nx1")
@@ -66,7 +66,9 @@ def _decoded(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     args.rows = [1]
     loaded, _ = pairs.load(args)
     for point in sorted({tuple(point.items()) for point in points}, key=points_order(base)):
-        yield _measured(loaded, **dict(point), repeats=args.repeats)
+        row = _measured(loaded, **dict(point), repeats=args.repeats)
+        print(f"benchmarks.scaling: {row}", file=sys.stderr, flush=True)  # the others may take long
+        yield row
 
 
 def points_order(base: dict[str, int]) -> Any:

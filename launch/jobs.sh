@@ -186,6 +186,13 @@ run() {
   ARGUMENTS=(--gin_file="$file" "$@")
   need_ready
   WORKERS="$(count_workers)"
+  case $((WORKERS > 1)):$COMMAND in
+    0:* | 1:infer) ;;
+    1:sweep | 1:evaluate)
+      [[ -n $REPLICAS ]] || die "COMMAND=$COMMAND on $WORKERS workers needs run --replicas"
+      ;;
+    *) die "COMMAND=$COMMAND takes one worker, TPU $TPU_NAME has $WORKERS: take an ACCELERATOR_TYPE of one host" ;;
+  esac
   [[ -n $BUCKET ]] || say "warning: BUCKET is not set: what a pre-empted TPU has written is lost"
   start
   if [[ -n $DRY_RUN ]]; then

@@ -207,7 +207,7 @@ def finish(run: RunDirectory, part: Part, on_start: Callable[..., None] | None) 
         )
 
 
-def places(root: Path, config_name: str) -> list[Path]:
+def parts_in(root: Path, config_name: str) -> list[Path]:
     """The parts that a directory is, or has in it, or one level below."""
     if _place(root) and (root / config_name).is_file():
         return [root]
@@ -228,7 +228,7 @@ def find(roots: Sequence[Path], config_name: str = CONFIG_NAME) -> list[Path]:
       FileNotFoundError: there are none, or not all.
       ValueError: there are those of two divisions, or one twice.
     """
-    found = [path for root in roots for path in places(root, config_name)]
+    found = [path for root in roots for path in parts_in(root, config_name)]
     shown = ", ".join(map(str, roots))
     placed = {path: _place(path) for path in found}
     counts = {place[1] for place in placed.values() if place is not None}

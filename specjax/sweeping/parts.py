@@ -108,7 +108,7 @@ def finish(part_run: RunDirectory, part: Part, on_start: OnStart | None) -> None
 def is_sweep(roots: Sequence[str | os.PathLike[str]]) -> bool:
     """Whether there are parts of a sweep in some directories, or one level below."""
     paths = [Path(root).expanduser().absolute() for root in roots]
-    places = [place for path in paths for place in runs.places(path, CONFIG_NAME)]
+    places = [place for path in paths for place in runs.parts_in(path, CONFIG_NAME)]
     return any((place / CONFIG_NAME).is_file() for place in places)
 
 

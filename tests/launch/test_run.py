@@ -250,6 +250,18 @@ def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):
         assert "TPU_CHIPS_PER_HOST_BOUNDS=2,2,1" in lines
 
 
+def test_commands_that_are_no_program_of_several_workers_are_refused(cloud):
+    cloud.ready(2)
+    done = cloud.launch(*RUN, COMMAND="sweep")
+    assert done.returncode == 1 and "COMMAND=sweep on 2 workers needs run --repl" in done.stderr
+    done = cloud.launch(*RUN, COMMAND="train")
+    assert (
+        done.returncode == 1 and "COMMAND=train takes one worker, TPU specjax has 2" in done.stderr
+    )
+    assert not cloud.calls("worker.sh start")
+    assert cloud.launch(*RUN, "--replicas", COMMAND="sweep").returncode == 0
+
+
 def test_workers_of_one_program_are_left_to_the_runtime(cloud):
     cloud.ready(2)
     assert cloud.launch(*RUN).returncode == 0
