@@ -241,12 +241,12 @@ def _row(
             f"--ways must divide the {large.heads} heads of {verifier}, got {args.ways}: choose a "
             "divisor"
         )
-    divisors = [w for w in range(1, large.heads + 1) if large.heads % w == 0]
-    ways = args.ways or next((w for w in divisors if _fits(held(w), chip)), 0)
+    possible = [w for w in (2**i for i in range(10)) if large.heads % w == 0]
+    ways = args.ways or next((w for w in possible if _fits(held(w), chip)), 0)
     if not ways:
         raise ValueError(
-            f"{batch} rows of {verifier} have no place on {large.heads} {chip_name}, a chip for "
-            "each of its heads: give fewer --rows or less --cached"
+            f"{batch} rows of {verifier} have no place on {possible[-1]} {chip_name}, the most chips "
+            f"by which its {large.heads} heads divide: give fewer --rows or less --cached"
         )
     own = drafter_ways(ways)
     common = {**sizes, "latency": args.latency_us * 1e-6}
