@@ -245,8 +245,8 @@ def _row(
     ways = args.ways or next((w for w in possible if _fits(held(w), chip)), 0)
     if not ways:
         raise ValueError(
-            f"{batch} rows of {verifier} have no place on {possible[-1]} {chip_name}, the most chips "
-            f"by which its {large.heads} heads divide: give fewer --rows or less --cached"
+            f"{batch} rows of {verifier} have no place on {possible[-1]} {chip_name}, the most "
+            f"chips by which its {large.heads} heads divide: give fewer --rows or less --cached"
         )
     own = drafter_ways(ways)
     common = {**sizes, "latency": args.latency_us * 1e-6}
