@@ -231,7 +231,8 @@ start() {
   exec 9>runs/.start.lock # two at once would both start it
   flock 9
   [[ ! -f $gin.new ]] || gin="$gin.new"
-  told="$COMMAND${REPLICAS:+ --replicas} $*"$'\n'"$([[ ! -f $gin ]] || cksum <"$gin")"
+  told="$COMMAND${REPLICAS:+ --replicas} $*"
+  [[ ! -f $gin ]] || told+=$'\n'"$(cksum <"$gin")"
   if running "$RUN_NAME"; then
     rm -f "$OUTPUT.gin.new"
     [[ $told == "$(cat "$OUTPUT.arguments" 2>/dev/null)" ]] ||
