@@ -236,11 +236,17 @@ def _row(
         caches = large.cache_bytes(batch, args.cached, args.prompt, ways)
         return weights + caches + small.cache_bytes(batch, args.cached, args.prompt, own)
 
-    ways = args.ways or next((w for w in (2**i for i in range(10)) if _fits(held(w), chip)), 0)
-    if not ways or large.heads % ways:
+    if args.ways and large.heads % args.ways:
         raise ValueError(
-            f"{batch} rows of {verifier} have no place on {ways or 512} {chip_name}, whose number "
-            f"must divide {large.heads} heads: give fewer --rows, less --cached, or other --ways"
+            f"--ways must divide the {large.heads} heads of {verifier}, got {args.ways}: choose a "
+            "divisor"
+        )
+    possible = [w for w in (2**i for i in range(10)) if large.heads % w == 0]
+    ways = args.ways or next((w for w in possible if _fits(held(w), chip)), 0)
+    if not ways:
+        raise ValueError(
+            f"{batch} rows of {verifier} have no place on {possible[-1]} {chip_name}, the most "
+            f"chips by which its {large.heads} heads divide: give fewer --rows or less --cached"
         )
     own = drafter_ways(ways)
     common = {**sizes, "latency": args.latency_us * 1e-6}

@@ -29,9 +29,11 @@ on_worker() {
 
 # Repeats a command that goes over the network.
 patiently() {
-  local attempt
+  local attempt status
   for ((attempt = 1; attempt < SSH_ATTEMPTS; attempt++)); do
     "$@" && return
+    status=$?
+    ((status != 2)) || return 2 # a refusal
     say "that failed, attempt $attempt of $SSH_ATTEMPTS"
     sleep "$POLL_SECONDS"
   done
@@ -79,9 +81,13 @@ setup() {
 start() {
   if [[ -n $LOCAL_GIN ]]; then
     patiently remote all "mkdir -p $REMOTE/runs" || blame "run"
-    patiently copy "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin" || blame "copying $LOCAL_GIN"
+    # `.new`: a run that is at work keeps its own.
+    patiently copy "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin.new" || blame "copying $LOCAL_GIN"
   fi
-  patiently remote all "$(on_worker start "${ARGUMENTS[@]}")" || blame "starting"
+  patiently remote all "$(on_worker start "${ARGUMENTS[@]}")" || {
+    (($? != 2)) || die "the worker(s) refuse to start $RUN_NAME (above)"
+    blame "starting"
+  }
 }
 
 from_where() {
@@ -119,7 +125,9 @@ judge() {
   fi
   ! grep -qE '^specjax-worker [0-9]+ stopped' <<<"$said" ||
     die "the run was stopped: \`run\` again goes on with what is there"
-  bad="$(grep -m 1 -E '^specjax-worker [0-9]+ (failed|died|absent)' <<<"$said" || true)"
+  # With 3 it has ended, but for points that would fail again.
+  bad="$(grep -v ' failed 3$' <<<"$said" |
+    grep -m 1 -E '^specjax-worker [0-9]+ (failed|died|absent)' || true)"
   if [[ -n $bad ]]; then
     restart_allowed "${bad#specjax-}"
     say "${bad#specjax-}: started again ($restarts of $RESTARTS)"
@@ -128,7 +136,9 @@ judge() {
     start
     return 1
   fi
-  ! grep -q '^specjax-worker [0-9]* running' <<<"$said"
+  ! grep -q '^specjax-worker [0-9]* running' <<<"$said" || return 1
+  bad="$(sed -n 's/^specjax-worker \([0-9]*\) failed 3$/\1/p' <<<"$said" | xargs)"
+  [[ -z $bad ]] || say "points failed on worker(s) $bad, the others are done: points.jsonl says why"
 }
 
 watch() {
@@ -144,6 +154,7 @@ watch() {
       case $found in
         # The network here, or Google's maintenance: the run goes on, or is started again after it.
         UNREACHABLE | REPAIRING | RESTARTING | STARTING)
+          failures=0 # a machine that comes back needs its time
           say "worker(s) $silent do not answer, TPU $TPU_NAME is $found: waiting"
           if ((SECONDS - answered >= WAIT_SECONDS)); then
             [[ $found != UNREACHABLE ]] || explain_unreachable
@@ -179,6 +190,11 @@ run() {
   LOCAL_GIN=""
   if [[ -f $file ]]; then
     LOCAL_GIN="$file"
+    if [[ -z $DRY_RUN ]]; then
+      # As it is now: what is started again is the same, if the file is edited meanwhile.
+      LOCAL_GIN="$SCRATCH/run.gin"
+      cp "$file" "$LOCAL_GIN"
+    fi
     file="runs/$RUN_NAME.gin"
   elif [[ ! -f $ROOT/gin_configs/$file ]]; then
     die "there is no gin file $file, here or in gin_configs"

@@ -55,6 +55,9 @@ need_ready() {
     READY) ;;
     UNREACHABLE) explain_unreachable ;;
     NONE) die "there is no TPU $TPU_NAME in $ZONE: \`launch/tpu.sh create\` makes it" ;;
+    STOPPED | STOPPING)
+      die "TPU $TPU_NAME is $found: \`gcloud compute tpus tpu-vm start $TPU_NAME --zone=$ZONE\` starts it"
+      ;;
     *) die "TPU $TPU_NAME is $found, not READY: \`launch/tpu.sh create\` waits for it or replaces it" ;;
   esac
 }

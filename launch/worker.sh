@@ -31,6 +31,12 @@ die() {
   exit 1
 }
 
+# As specjax says bad input: another attempt would end the same way.
+refuse() {
+  say "$*"
+  exit 2
+}
+
 # This host's place among the hosts: GKE, SkyPilot and Cloud TPU (t1v-n-0123abcd-w-3) say it.
 host_index() {
   local index="${PROCESS_INDEX:-${TPU_WORKER_ID:-${SKYPILOT_NODE_RANK:-}}}"
@@ -165,6 +171,10 @@ run() {
   mkdir -p runs
   rm -f "$OUTPUT.status"
   [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
+  if ((COUNT > 1)) && [[ -z $REPLICAS && $COMMAND != infer ]]; then
+    printf '2\n' >"$OUTPUT.status"
+    refuse "COMMAND=$COMMAND is no program of $COUNT hosts: sweep and evaluate take REPLICAS=1, others one host"
+  fi
   if [[ -n $BUCKET ]]; then
     PLACE="${BUCKET%/}/$RUN_NAME/worker-$INDEX"
     pull
@@ -198,6 +208,11 @@ run() {
     }
   fi
   printf '%s\n' "$status" >"$OUTPUT.status"
+  if ((status == 3)); then
+    # Another start would fail the same points; a failure here would also end the other replicas.
+    say "all is measured but points that failed (above)"
+    return 0
+  fi
   return "$status"
 }
 
@@ -209,24 +224,30 @@ running() {
 }
 
 start() {
-  local other pid
+  local other pid told gin="$OUTPUT.gin"
   cd "$ROOT"
   [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
   mkdir -p runs
   exec 9>runs/.start.lock # two at once would both start it
   flock 9
+  [[ ! -f $gin.new ]] || gin="$gin.new"
+  told="$COMMAND${REPLICAS:+ --replicas} $*"
+  [[ ! -f $gin ]] || told+=$'\n'"$(cksum <"$gin")"
   if running "$RUN_NAME"; then
-    [[ "$*" == "$(cat "$OUTPUT.arguments" 2>/dev/null)" ]] ||
-      die "run $RUN_NAME is at work with other arguments ($(<"$OUTPUT.arguments")): stop it first"
+    rm -f "$OUTPUT.gin.new"
+    [[ $told == "$(cat "$OUTPUT.arguments" 2>/dev/null)" ]] ||
+      refuse "run $RUN_NAME is at work with other arguments or another gin file" \
+        "($(head -n 1 "$OUTPUT.arguments")): stop it first"
     printf 'specjax-worker %s runs already\n' "$INDEX"
     return
   fi
   for other in runs/*.pid; do
     other="$(basename "$other" .pid)"
-    ! running "$other" || die "run $other has the TPU: RUN_NAME=$other launch/tpu.sh stop ends it"
+    ! running "$other" || refuse "run $other has the TPU: RUN_NAME=$other launch/tpu.sh stop ends it"
   done
   rm -f "$OUTPUT.status"
-  printf '%s\n' "$*" >"$OUTPUT.arguments"
+  [[ ! -f $OUTPUT.gin.new ]] || mv "$OUTPUT.gin.new" "$OUTPUT.gin"
+  printf '%s' "$told" >"$OUTPUT.arguments"
   setsid nohup bash "$ROOT/launch/worker.sh" run "$@" >>"$OUTPUT.log" 2>&1 </dev/null 9>&- &
   pid=$!
   printf '%s\n' "$pid" >"$OUTPUT.pid"

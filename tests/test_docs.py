@@ -1,9 +1,12 @@
 """The site's links; `make docs`, which `make test` runs, builds the site and checks them all."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
+
+from specjax.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,3 +58,22 @@ def test_every_page_is_in_the_navigation():
     for module in ("rules", "verification", "drafting", "decoding", "text", "models", "types"):
         assert f"specjax.{module}: api/{module}.md" in text
         assert f"::: specjax.{module}" in (ROOT / f"docs/api/{module}.md").read_text()
+
+
+def test_no_page_waits_for_a_figure():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    assert len(pages) > 20
+    for page in pages:
+        found = re.search(r"\bMEASURED_[A-Z]+", page.read_text(encoding="utf-8"))
+        assert not found, f"{page}: {found}"
+
+
+def test_the_commands_that_gin_configures_are_listed():
+    told = (ROOT / "docs/gin.md").read_text(encoding="utf-8").split("are configured by")[0]
+    modules = {name: importlib.util.find_spec(module) for name, (module, _) in COMMANDS.items()}
+    configured = {
+        name
+        for name, spec in modules.items()
+        if "gin_config.add_arguments(" in Path(spec.origin).read_text(encoding="utf-8")
+    }
+    assert set(re.findall(r"`(\w+)`", told)) == configured

@@ -15,6 +15,7 @@ from specjax.runs.processes import LostProcessError
 _PACKAGE = str(Path(__file__).parents[1])
 _RAISE = dis.opmap["RAISE_VARARGS"]
 BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as a shell says it
+SOME_FAILED = 3  # the run is whole, but for points that another start would fail, too
 
 
 def is_refusal(error: BaseException) -> bool:

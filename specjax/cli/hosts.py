@@ -83,7 +83,14 @@ def start(args: argparse.Namespace) -> "Part | None":
             "environment, too), and give --process_count and --process_index alone"
         )
     if count is None or index is None:
-        several = args.joins and "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+        several = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+        if several and not args.joins:
+            # The TPU's runtime would wait for the other hosts, or each host do all the work.
+            raise ValueError(
+                f"this TPU has several hosts, and specjax {args.command} is no program of several: "
+                "give --process_count and --process_index, and keep the hosts' TPUs apart "
+                "(launch/tpu.sh run --replicas does both)"
+            )
         return processes.join() if detected or several else None
     part = processes.Part(index, count)
     if count == 1:

@@ -89,8 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input, 1 an unexpected error, 130 interrupted; one line on
-      stderr says what it was. If SPECJAX_TRACEBACK is set, errors come as Python shows them.
+      The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a sweep that is done but for
+      points that failed, 130 interrupted; one line on stderr says what it was. If SPECJAX_TRACEBACK
+      is set, errors come as Python shows them.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parse(argv)

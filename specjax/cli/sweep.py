@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specjax.cli import gin_config, hosts, infer
-from specjax.cli.failures import UNEXPECTED
+from specjax.cli.failures import SOME_FAILED
 
 if TYPE_CHECKING:
     from specjax.data import FewShot
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         f"{more}; points.jsonl gives the reason for each, and the same command tries them again",
         file=sys.stderr,
     )
-    return UNEXPECTED
+    return SOME_FAILED
 
 
 def sweep_plan(

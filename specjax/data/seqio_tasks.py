@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     raise ValueError(
         f"a seqio task needs seqio, which cannot be imported ({error}): "
-        "run pip install 'specjax[seqio]'"
+        "in the checkout, run pip install '.[seqio]'"
     ) from None
 
 

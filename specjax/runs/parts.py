@@ -230,8 +230,8 @@ def find(roots: Sequence[Path], config_name: str = CONFIG_NAME) -> list[Path]:
     """
     found = [path for root in roots for path in parts_in(root, config_name)]
     shown = ", ".join(map(str, roots))
-    places = {path: _place(path) for path in found}
-    counts = {place[1] for place in places.values() if place is not None}
+    placed = {path: _place(path) for path in found}
+    counts = {place[1] for place in placed.values() if place is not None}
     if not counts:
         raise FileNotFoundError(
             f"{shown}: there is no part-I-of-N of a run of several processes: check the path"
@@ -240,7 +240,7 @@ def find(roots: Sequence[Path], config_name: str = CONFIG_NAME) -> list[Path]:
         told = " and ".join(f"{count} processes" for count in sorted(counts))
         raise ValueError(f"{shown} has parts of {told}: name the directories of one run")
     by_index: dict[int, Path] = {}
-    for path, place in places.items():
+    for path, place in placed.items():
         if place is None:
             continue
         if place[0] in by_index:

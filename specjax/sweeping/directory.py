@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specjax.evaluation import Bootstrap
 from specjax.runs.lines import Record, line_of, record_of
 from specjax.runs.run_directory import RunDirectory
@@ -19,12 +17,13 @@ from specjax.sweeping import plots
 from specjax.sweeping.measurement import Measured
 from specjax.sweeping.points import Point
 from specjax.sweeping.scores import RELATIVE, Scores
-from specjax.sweeping.storage import packed_arrays, write_predictions
+from specjax.sweeping.storage import packed_arrays, read_arrays, write_predictions
 from specjax.sweeping.tables import table_2
 from specjax.writing import naming_failures, new_directory
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "sweep_config.json", "points.jsonl", "results.json"
 DETAILS_NAME = "points"
+GRID = "grid"
 MADE = (POINTS_NAME, DETAILS_NAME, RESULTS_NAME, *plots.PLOTS)
 _RESAMPLED = "resampled.npz"
 _DONE, _FAILED = "done", "failed"
@@ -68,11 +67,14 @@ class PointsDirectory:
                 if record["status"] == _DONE:
                     self.scored[point] = self._scores(point, record)
                 self._records[point] = record
+            except FileNotFoundError as error:
+                # A copy of the directory, as launch makes them, may have been cut between files.
+                say(f"{point.described()} lacks {error.filename}: it is not taken as done")
             except _UNREADABLE:
                 raise ValueError(
-                    f"{path}:{number}: the line is no point of this sweep, has been changed, or "
-                    f"what belongs to it in {DETAILS_NAME}/ is missing: delete line {number} and "
-                    "run the same command again"
+                    f"{path}:{number}: the line is no point of this sweep, or has been changed, or "
+                    f"its {DETAILS_NAME}/*/{_RESAMPLED} has: delete line {number} and run the same "
+                    "command again"
                 ) from None
 
     @property
@@ -125,8 +127,15 @@ class PointsDirectory:
         self._write(order)
         say(f"  failed: {told}")
 
-    def finish(self) -> dict[str, Any]:
-        """Draws and tabulates all points."""
+    def finish(self, grid: Sequence[Point] | None = None) -> dict[str, Any]:
+        """Draws and tabulates all points.
+
+        Args:
+          grid: for a part, all points of the sweep: their keys go into the file.
+
+        Returns:
+          The content of `results.json`, but for the grid.
+        """
         quality = self._quality
         ordered = {point: self.scored[point] for point in self._records if self.has(point)}
         failures = {
@@ -143,7 +152,8 @@ class PointsDirectory:
         }
         for name, data in plots.draw(ordered, quality).items():
             self._run.write(name, data)
-        text = json.dumps(results, indent=1, allow_nan=False) + "\n"
+        told = {} if grid is None else {GRID: [point.key for point in grid]}
+        text = json.dumps(results | told, indent=1, allow_nan=False) + "\n"
         self._run.write(RESULTS_NAME, text.encode())
         return results
 
@@ -153,7 +163,7 @@ class PointsDirectory:
         return dict(self._records)
 
     def take(self, other: "PointsDirectory", points: Sequence[Point]) -> None:
-        """Copies points of another directory of the same sweep."""
+        """Copies points of another directory of the same sweep; what is done here stays done."""
         details = self._run.own(DETAILS_NAME)
         with naming_failures(details):
             details.mkdir(exist_ok=True)
@@ -163,6 +173,8 @@ class PointsDirectory:
                 with new_directory(details / point.key, replace=True) as partial:
                     shutil.copytree(source, partial, dirs_exist_ok=True)
                 self.scored[point] = other.scored[point]
+            elif self.has(point):
+                continue
             self._records[point] = other._records[point]
 
     def write(self, order: Sequence[Point]) -> None:
@@ -171,8 +183,10 @@ class PointsDirectory:
         self._run.keep()
 
     def _scores(self, point: Point, record: Record) -> Scores:
-        with np.load(self._run.path / DETAILS_NAME / point.key / _RESAMPLED) as arrays:
-            return Scores(record["figures"], dict(arrays))
+        for name in record["predictions"]:
+            (self._run.path / name).stat()
+        arrays = read_arrays(self._run.path / DETAILS_NAME / point.key / _RESAMPLED)
+        return Scores(record["figures"], arrays)
 
     def _write(self, order: Sequence[Point]) -> None:
         """All lines, those of the grid in its order, then those of earlier ones."""

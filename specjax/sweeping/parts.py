@@ -5,7 +5,6 @@ the verifier alone for itself, and the replicas need the same kind of machine.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from specjax.runs.processes import Part
 from specjax.runs.run_directory import RunDirectory, difference, read_config
 from specjax.sweeping.directory import (
     CONFIG_NAME,
+    GRID,
     MADE,
     POINTS_NAME,
     RESULTS_NAME,
@@ -39,8 +39,8 @@ def share(points: Sequence[Point], part: Part) -> list[Point]:
       part: which replica.
 
     Returns:
-      In the same order: those of the first replica are the first, the (N + 1)-th and so on of all
-      but the verifier alone, which each has that has another point of its temperature.
+      In the same order: those that are its own by `Point.part`, whatever the rest of the grid is,
+      and the verifier alone of their temperatures. It may be none.
 
     Raises:
       ValueError: the replicas are one program, or more than there are points.
@@ -56,12 +56,23 @@ def share(points: Sequence[Point], part: Part) -> list[Point]:
             f"process_count must be at most {len(others)}, the points of the grid beside the "
             f"verifier alone, got {part.count}"
         )
-    own = set(others[part.index :: part.count])
-    temperatures = {point.temperature for point in own}
+    own = {point for point in points if point.part(part.count) == part.index}
+    temperatures = {point.temperature for point in others if point in own}
+    if not temperatures:
+        print(
+            f"specjax: warning: process {part.index} of {part.count} has no points of this grid: "
+            "fewer processes would be as fast",
+            file=sys.stderr,
+        )
+    compared = {point.temperature for point in others}
     return [
         point
         for point in points
-        if point in own or (point.method == VERIFIER and point.temperature in temperatures)
+        if (
+            point.temperature in temperatures
+            if point.method == VERIFIER and point.temperature in compared
+            else point in own
+        )
     ]
 
 
@@ -82,7 +93,7 @@ def finish(part_run: RunDirectory, part: Part, on_start: OnStart | None) -> None
     """Merges the parts beside a finished one where all are there, or says how to."""
     whole = part_run.path.parent
     found = [whole / Part(i, part.count).name for i in range(part.count)]
-    if all(_is_whole(path) for path in found):
+    if all(_is_whole(path) for path in found) and set(_grid(found)) <= _keys(found):
         with contextlib.suppress(InUseError):  # another part that has just ended writes the same
             _merge(directory_of(whole, None), found, on_start)
         return
@@ -120,7 +131,7 @@ def merge(
     Raises:
       FileNotFoundError: there are no parts, or not all of them.
       OSError: the directory cannot be written.
-      ValueError: the parts are of different sweeps, one has not ended, or a point is in two.
+      ValueError: the parts are of different sweeps or grids, or one has not ended.
     """
     whole = directory_of(output_dir, None)
     roots = [Path(path).expanduser().absolute() for path in parts] or [whole.path]
@@ -137,7 +148,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
             part = RunDirectory(path, config_name=CONFIG_NAME, makes=MADE)
             sources.append(PointsDirectory(part, *settings))
             sources[-1].read()
-        order = _order([list(source.records) for source in sources])
+        order = _order(_grid(found), [list(source.records) for source in sources])
         run.claim(configuration)
         if on_start is not None:
             on_start(run, paths={path.name: str(path) for path in found})
@@ -176,28 +187,38 @@ def _common(found: Sequence[Path]) -> dict[str, Any]:
     return made[0]
 
 
+def _grid(found: Sequence[Path]) -> list[str]:
+    """The keys of all points that parts, which are whole, were asked for, in order."""
+    asked = [json.loads((path / RESULTS_NAME).read_bytes())[GRID] for path in found]
+    return list(dict.fromkeys(key for grid in asked for key in grid))
+
+
+def _keys(found: Sequence[Path]) -> set[str]:
+    """The keys of the points that parts have."""
+    keys = set()
+    for line in (line for path in found for line in (path / POINTS_NAME).read_bytes().splitlines()):
+        # A line that was changed is refused where it is read in full.
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            keys.add(Point.of(json.loads(line)).key)
+    return keys
+
+
 def _is_whole(path: Path) -> bool:
     """Whether a part has measured all its points."""
     try:
         results = json.loads((path / RESULTS_NAME).read_bytes())
         lines = (path / POINTS_NAME).read_bytes().count(b"\n")
-        return results["done"] + results["failed"] == lines
+        return GRID in results and results["done"] + results["failed"] == lines
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
-def _order(lists: Sequence[Sequence[Point]]) -> list[Point]:
-    """The points of all parts as a single process would have them."""
-    turns = itertools.zip_longest(
-        *([point for point in own if point.method != VERIFIER] for own in lists)
-    )
-    others = [point for turn in turns for point in turn if point is not None]
-    again = [point for point in others if others.count(point) > 1]
-    if again:
-        raise ValueError(f"the point {again[0].described()} is in two parts: name one of them")
-    alone = {point.temperature: point for own in lists for point in own if point.method == VERIFIER}
-    return [
-        point
-        for temperature, verifier in alone.items()
-        for point in (verifier, *(p for p in others if p.temperature == temperature))
-    ]
+def _order(grid: Sequence[str], lists: Sequence[Sequence[Point]]) -> list[Point]:
+    """The points of all parts, each once, as a single process would have them."""
+    found = {point.key: point for own in lists for point in own}
+    if absent := [key for key in grid if key not in found]:
+        raise ValueError(
+            f"{len(absent)} points that one part was asked for are in none, the first is "
+            f"{absent[0]}: start all processes again, with the same command and grid"
+        )
+    return list(dict.fromkeys([*(found[key] for key in grid), *found.values()]))

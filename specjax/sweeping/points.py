@@ -55,6 +55,10 @@ class Point:
         plain = "".join(c if c.isalnum() or c in "_-" else "-" for c in self.method)
         return f"{plain[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
+    def part(self, count: int) -> int:
+        """Which of `count` replicas measures it; the same in every grid."""
+        return int(self.key.rpartition("-")[2], 16) % count
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values, of which `of` makes the same."""
         return dataclasses.asdict(self) | {"names": [list(pair) for pair in self.names]}

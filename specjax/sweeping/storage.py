@@ -28,6 +28,13 @@ def packed_arrays(named: Mapping[str, np.ndarray]) -> bytes:
     return file.getvalue()
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `packed_arrays` has packed; whatever NumPy and zipfile raise where it was damaged."""
+    # From memory: NumPy leaves a damaged file open.
+    with np.load(io.BytesIO(path.read_bytes())) as file:
+        return dict(file)
+
+
 def write_predictions(
     directory: Path, seeds: Sequence[int], records: Sequence[Sequence[Record]]
 ) -> list[str]:
@@ -60,9 +67,7 @@ def read_measured(directory: Path) -> Measured:
       ValueError: it was changed, or cut.
     """
     try:
-        # From memory: NumPy leaves a damaged file open.
-        with np.load(io.BytesIO((directory / _TIMES).read_bytes())) as file:
-            arrays = dict(file)
+        arrays = read_arrays(directory / _TIMES)
         seeds = [int(seed) for seed in arrays["seeds"]]
         records = []
         for seed in seeds:

@@ -102,11 +102,12 @@ def sweep(
         raise TypeError(f"chat must be True or False, got {chat!r}")
     check_truncate(truncate)
     measuring.check_texts(references, problems)
+    grid = points
     if part is not None:
         points = parts.share(points, part)
     with parts.directory_of(output_dir, part) as run:
         verifier = make(
-            Point(method=VERIFIER, temperature=points[0].temperature), measuring.batch_size
+            Point(method=VERIFIER, temperature=grid[0].temperature), measuring.batch_size
         )
         tokens = [
             tokens_of(verifier, e.inputs, f"text {e.id}", chat=chat, truncate=truncate)
@@ -142,7 +143,9 @@ def sweep(
             about["infer"] = make.command(point)
             about["process"]["seconds"] = time.perf_counter() - begin
             directory.put(point, measured, scores, about, points)
-        results = directory.finish()
+        if not points:  # a part without any is whole, too
+            directory.write(points)
+        results = directory.finish(grid if part is not None else None)
     if part is not None:
         parts.finish(run, part, on_start)
     return results

@@ -84,7 +84,8 @@ def test_a_missing_library_is_named_before_the_models_load(
     monkeypatch.setattr(specjax, "load_pair", lambda **_: pytest.fail("models were loaded"))
     assert main([*arguments, f"--output={tmp_path}"]) == 2
     assert capsys.readouterr().err == (
-        f"specjax demo: {module} is not installed; install it with: pip install 'specjax[eval]'\n"
+        f"specjax demo: {module} is not installed; install it with, in the checkout: "
+        "pip install '.[eval]'\n"
     )
 
 

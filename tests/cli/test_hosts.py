@@ -96,6 +96,7 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
 
     class Apart(Arguments):  # a sweep or an evaluation, which would wait for the other hosts
         joins = False
+        command = "sweep"
 
     joined = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given: joined.append(given))
@@ -107,7 +108,9 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         assert hosts.start(Arguments) is None
         assert joined == [(None, None, None)]
-        assert hosts.start(Apart) is None and len(joined) == 1
+        with pytest.raises(ValueError, match="several hosts, and specjax sweep is no program of"):
+            hosts.start(Apart)
+        assert len(joined) == 1
         # JAX must leave SIGTERM alone.
         assert not jax.config.jax_enable_preemption_service
     finally:

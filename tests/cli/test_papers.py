@@ -177,7 +177,7 @@ def test_without_seqio_a_run_on_its_data_says_so(tmp_path, capsys, monkeypatch):
     files = ("runs/infer.gin", "papers/faster_cascades/task_gemma_gsm8k.gin")
     arguments = [f"--gin_file={file}" for file in files]
     assert main(["infer", *arguments, f"--gin.OUTPUT_DIR={tmp_path / 'out'}"]) == 2
-    assert "pip install 'specjax[seqio]'" in capsys.readouterr().err
+    assert "pip install '.[seqio]'" in capsys.readouterr().err
 
 
 def test_the_metrics_that_the_files_name_are_known():

@@ -27,7 +27,7 @@ except ImportError as error:
 """
     (line,) = _python(code).stdout.splitlines()
     assert line.startswith("specjax.integrations.t5x needs T5X, which cannot be imported (")
-    for needed in ("google-research/t5x", "google/airio", "jestimator", "'specjax[t5x]'"):
+    for needed in ("google-research/t5x", "google/airio", "jestimator", "'.[t5x]'"):
         assert needed in line
 
 

@@ -88,14 +88,14 @@ def test_usage_for_what_is_no_command(cloud):
     assert "usage: launch/tpu.sh" in done.stderr
 
 
-def on_host(cloud, command, **variables):
+def on_host(cloud, command, status=0, **variables):
     home = cloud.path / "home-0"
     shutil.copytree(cloud.checkout, home, dirs_exist_ok=True)
     env = {**cloud.env, "HOME": str(home), **{k: v or "" for k, v in variables.items()}}
     done = subprocess.run(
         ["bash", "-c", command], cwd=home, env=env, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
 
 
 def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
@@ -109,6 +109,15 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     assert len(cloud.rows("bucket/run/worker-1")) == 6
     words = "infer --gin_file=runs/infer.gin --gin.INPUT=a  b*.txt --gin.B=(1,2) --gin.OUTPUT_DIR="
     assert words in cloud.there("specjax.txt")
+    # Half of the words would be another run.
+    (cloud.path / "specjax.txt").unlink()
+    on_host(cloud, said["run"], 2, **{**settings, "ARGUMENTS": "--gin_file=a.gin --gin.A='b c"})
+    # Nor does each of two hosts do all of a sweep, or wait for the other.
+    on_host(cloud, said["run"], 2, **{**settings, "COMMAND": "sweep"})
+    assert not (cloud.path / "specjax.txt").exists()
+    (cloud.path / "ends").write_text("3")  # points of a sweep failed, and would again
+    on_host(cloud, said["run"], 0, **{**settings, "COMMAND": "sweep", "REPLICAS": "1",
+                                      "RUN_NAME": "sweep"})  # fmt: skip
 
 
 def test_the_skypilot_task_asks_for_the_same_tpu():

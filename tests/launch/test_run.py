@@ -183,6 +183,17 @@ def test_a_machine_under_repair_is_waited_for(cloud):
     assert not cloud.calls(" delete ")
 
 
+def test_a_worker_that_is_not_up_yet_after_a_repair_is_not_dead(cloud):
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    refused = {"match": "*worker.sh status", "stderr": "Connection refused"}
+    repaired = {"node": ["REPAIRING", "READY"], "forget": "waits"}
+    cloud.faults(refused, {**refused, **repaired}, refused)
+    done = cloud.launch(*RUN, SSH_ATTEMPTS="2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("(1 of 2)") == 2
+
+
 def test_a_worker_that_does_not_know_which_it_is_starts_nothing(cloud):
     """Two workers of one number would write over each other."""
     cloud.ready(2)
@@ -229,14 +240,41 @@ def test_one_run_at_a_time_and_stop(cloud):
     again = cloud.launch(*RUN, "--detach")
     assert again.returncode == 0
     assert "specjax-worker 0 runs already" in again.stdout
-    changed = cloud.launch(*RUN, "--gin.SEED=1", "--detach", SSH_ATTEMPTS="1")
-    assert changed.returncode == 1
-    assert "run run is at work with other arguments (--gin_file=" in changed.stderr
-    other = cloud.launch(*RUN, "--detach", RUN_NAME="other", SSH_ATTEMPTS="1")
+    for words, variables in ((["--gin.SEED=1"], {}), ([], {"COMMAND": "evaluate"})):
+        changed = cloud.launch(*RUN, *words, "--detach", **variables)
+        assert changed.returncode == 1
+        told = "run run is at work with other arguments or another gin file (infer --gin_file="
+        assert told in changed.stderr and "attempt" not in changed.stderr
+    other = cloud.launch(*RUN, "--detach", RUN_NAME="other")
     assert other.returncode == 1
     assert "run run has the TPU: RUN_NAME=run launch/tpu.sh stop ends it" in other.stderr
     assert cloud.launch("stop").returncode == 0
     assert cloud.launch(*RUN, "--detach", RUN_NAME="other").returncode == 0
+
+
+def test_a_gin_file_that_was_edited_does_not_change_a_run_at_work(cloud):
+    cloud.ready()
+    (cloud.path / "waits").touch()
+    mine, there = cloud.path / "mine.gin", cloud.path / "home-0" / "specjax" / "runs" / "run.gin"
+    mine.write_text("BATCH_SIZE = 8\n")
+    assert cloud.launch("run", "mine.gin", "--detach").returncode == 0
+    assert "runs already" in cloud.launch("run", "mine.gin", "--detach").stdout
+    mine.write_text("BATCH_SIZE = 9\n")
+    done = cloud.launch("run", "mine.gin", "--detach")
+    assert done.returncode == 1 and "or another gin file (infer --gin_file=" in done.stderr
+    assert there.read_text() == "BATCH_SIZE = 8\n"
+    assert cloud.launch("stop").returncode == 0
+    assert cloud.launch("run", "mine.gin", "--detach").returncode == 0
+    assert there.read_text() == "BATCH_SIZE = 9\n"
+
+
+def test_points_that_failed_are_no_reason_to_start_again(cloud):
+    cloud.ready()
+    (cloud.path / "ends").write_text("3")
+    done = cloud.launch(*RUN, COMMAND="sweep")
+    assert done.returncode == 0, done.stderr
+    assert "points failed on worker(s) 0, the others are done" in done.stderr
+    assert len((cloud.path / "specjax.txt").read_text().splitlines()) == 1
 
 
 def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):

@@ -3,13 +3,13 @@
 import dataclasses
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from specjax.data import Example
 from specjax.runs.evaluation import evaluate
-from specjax.runs.lines import line_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping import Point, Times, measure, plots
 from specjax.sweeping.measurement import Bench
@@ -212,10 +212,6 @@ def test_without_the_verifier_there_is_nothing_to_compare_with(tmp_path):
     assert told == "verifier_alone T=0 failed: there is nothing to compare with"
 
 
-def altered(record, **others):
-    return line_of({**{k: v for k, v in record.items() if k != "checksum"}, **others})
-
-
 def test_another_sweep_is_refused(done, tmp_path):
     output = tmp_path / "out"
     asked = ASKED[:3]
@@ -237,18 +233,39 @@ def test_another_sweep_is_refused(done, tmp_path):
         world.run(output, asked, Other())
     path = output / "points.jsonl"
     kept = path.read_bytes()
-    records = lines(output)
     for damaged in (kept.replace(b'"value"', b'"vale"', 1), kept + b"{}\n", b"\n" + kept):
         path.write_bytes(damaged)
         with pytest.raises(
             ValueError, match=r"points.jsonl:\d: the line is no point of this sweep"
         ):
             world.run(output, asked)
-    path.write_bytes(kept + altered(records[2], strength=0.2))  # its directory is not there
-    with pytest.raises(ValueError, match=r"points.jsonl:4: .* is missing: delete line 4"):
-        world.run(output, asked)
     path.write_bytes(kept)
+    [resampled] = output.glob("points/opt-*/resampled.npz")
+    data = resampled.read_bytes()
+    resampled.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=r"points.jsonl:3: .*resampled.npz has: delete line 3"):
+        world.run(output, asked)
+    resampled.write_bytes(data)
     assert world.run(output, asked)["done"] == 3
+
+
+@pytest.mark.parametrize("lost", ["", "resampled.npz", "seed1.jsonl.gz"])
+def test_a_line_without_its_files_is_measured_again(done, tmp_path, capsys, lost):
+    """So a copy of the directory that was cut between two files is left."""
+    output = tmp_path / "out"
+    shutil.copytree(done[0], output)
+    [directory] = output.glob("points/token_cascade-*")
+    shutil.rmtree(directory) if not lost else (directory / lost).unlink()
+    make = world.Toys()
+    assert world.run(output, ASKED, make)["done"] == len(ASKED)
+    assert "token_cascade(0.3) T=1 lacks" in capsys.readouterr().err
+    again = [record["point"] for record in lines(output)]
+    assert again == [record["point"] for record in lines(done[0])]
+    assert sorted(p.name for p in directory.iterdir()) == [
+        "resampled.npz",
+        "seed0.jsonl.gz",
+        "seed1.jsonl.gz",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ except ImportError as error:
     raise ImportError(
         f"specjax.integrations.t5x needs T5X, which cannot be imported ({error}): it is not on "
         "PyPI, so put checkouts of github.com/google-research/t5x, github.com/google/airio and "
-        "github.com/google-research/jestimator on PYTHONPATH and run pip install 'specjax[t5x]'"
+        "github.com/google-research/jestimator on PYTHONPATH, and in the checkout "
+        "of specjax run pip install '.[t5x]'"
     ) from None
 
 # The version that was found.
