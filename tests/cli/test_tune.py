@@ -193,7 +193,7 @@ def test_a_text_that_is_too_long_is_named_by_its_place(data, tmp_path, capsys):
     (tmp_path / "long.tsv").write_text("\n".join(lines) + "\n")
     assert run(data, tmp_path / "out", INPUT=tmp_path / "long.tsv", SEED=3) == 2
     error = capsys.readouterr().err
-    assert "text 5: " in error and "the longest bucket holds 24" in error, error
+    assert "text 5 has " in error and "the longest bucket holds 24" in error, error
 
 
 def test_another_demand_wants_another_directory(data, done, capsys):
