@@ -391,7 +391,5 @@ class Decoder:
 
         engines = checked_engines(make_engine, plans, done)
         done_rows = finished_rows(engines, requests, plans, done, progress, eager=eager)
-        goes_on = self._main.continues_prompts
-        prompts = [request.tokens.tolist() if goes_on else () for request in requests]
-        words = self.tokenizer
-        return (to_row(words, i, row, prompt=prompts[i], stop=self.stop) for i, row in done_rows)
+        main, stop = self._main, self.stop
+        return (to_row(main, i, row, prompt=requests[i].tokens, stop=stop) for i, row in done_rows)

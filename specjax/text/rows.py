@@ -3,15 +3,17 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import tqdm
 
 from specjax.text import prompts as prompts_lib
 from specjax.text.engine import Engine, Finished
+from specjax.text.models import TextModel
 from specjax.text.prompts import TURNS, TURNS_AGAIN, SlotPlan
 from specjax.text.requests import Request
 from specjax.text.results import Row
 from specjax.text.stops import cut
-from specjax.tokenizers import Tokenizer, added_text
+from specjax.tokenizers import added_text
 from specjax.types import Method
 
 
@@ -116,20 +118,20 @@ def finished_rows(
 
 
 def to_row(
-    tokenizer: Tokenizer,
+    model: TextModel,
     index: int,
     finished: Finished,
     *,
-    prompt: Sequence[int] = (),
+    prompt: np.ndarray,
     stop: Sequence[str] = (),
 ) -> Row:
     """A finished row as text; warns if it ended by NaN.
 
     Args:
-      tokenizer: of the model.
+      model: what has written it.
       index: the prompt's place.
       finished: the row.
-      prompt: the tokens that its text goes on with; none for an encoder-decoder.
+      prompt: `[n]` int32, its tokens.
       stop: its text is cut before these.
 
     Returns:
@@ -141,6 +143,7 @@ def to_row(
             stacklevel=2,
         )
     info, tokens = finished.info, finished.tokens
+    before = prompt.tolist() if model.continues_prompts else ()
     log_p, log_target = (
         None if x is None else x[: len(tokens)] for x in (info.token_log_p, info.token_log_target)
     )
@@ -148,7 +151,7 @@ def to_row(
     output = tokens[:-1] if ended else tokens
     return Row(
         index=index,
-        text=cut(added_text(tokenizer, prompt, output.tolist()), stop),
+        text=cut(added_text(model.tokenizer, before, output.tolist()), stop),
         tokens=output,
         ended_by=finished.ended_by,
         info=info._replace(token_log_p=None, token_log_target=None),

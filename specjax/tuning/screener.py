@@ -142,15 +142,12 @@ def screen_settings(
                 temperature=one.temperature,
                 top_k=one.top_k,
                 top_p=one.top_p,
-                stop=stop,
-                buckets=buckets,
-                **size,
+                **{"stop": stop, "buckets": buckets, **size},
             )
             for one in settings
             if not one.max_draft
         }
-        first = next(iter(decoders.values()))
-        tokens = encode_prompts(first, asked, chat=chat, truncate=truncate)
+        tokens = encode_prompts(next(iter(decoders.values())), asked, chat=chat, truncate=truncate)
         run.claim(
             {
                 "models": fingerprints(models),
