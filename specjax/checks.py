@@ -79,7 +79,7 @@ def require(module: str, extra: str) -> Any:
         absent = isinstance(error, ModuleNotFoundError) and error.name == module
         reason = "is not installed" if absent else f"cannot be imported ({error})"
         raise ImportError(
-            f"{module} {reason}; install it with, in the checkout: pip install '.[{extra}]'",
+            f"{module} {reason}; in the checkout, run pip install '.[{extra}]'",
             name=module,
         ) from None
 

@@ -90,7 +90,7 @@ def test_require_imports_a_library_or_names_its_extra(monkeypatch):
     with pytest.raises(ImportError) as error:
         require("sacrebleu", "eval")
     assert str(error.value) == (
-        "sacrebleu is not installed; install it with, in the checkout: pip install '.[eval]'"
+        "sacrebleu is not installed; in the checkout, run pip install '.[eval]'"
     )
 
 

@@ -84,8 +84,7 @@ def test_a_missing_library_is_named_before_the_models_load(
     monkeypatch.setattr(specjax, "load_pair", lambda **_: pytest.fail("models were loaded"))
     assert main([*arguments, f"--output={tmp_path}"]) == 2
     assert capsys.readouterr().err == (
-        f"specjax demo: {module} is not installed; install it with, in the checkout: "
-        "pip install '.[eval]'\n"
+        f"specjax demo: {module} is not installed; in the checkout, run pip install '.[eval]'\n"
     )
 
 

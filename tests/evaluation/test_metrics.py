@@ -125,7 +125,7 @@ def test_another_number_of_outputs_is_refused(name):
 )
 def test_a_missing_package_is_told_in_one_line(monkeypatch, name, module, package):
     monkeypatch.setitem(sys.modules, module, None)
-    message = rf"{package}.* is not installed; install it with: pip install 'specjax\[eval\]'"
+    message = rf"{package}.* is not installed; in the checkout, run pip install '\.\[eval\]'"
     for call in (lambda: METRICS[name](REFERENCES, REFERENCES), lambda: check_metrics([name])):
         with pytest.raises(ImportError, match=message) as error:
             call()

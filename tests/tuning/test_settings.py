@@ -26,6 +26,7 @@ def test_names_are_those_of_the_method_files():
         if found := re.search(r"^Decoder\.rule = @(\w+)\(\)", file.read_text(), re.M):
             named[file.stem] = found[1]
     known = {stem: rule for stem, rule in named.items() if stem.replace("_", "") == rule.lower()}
+    del known["budgeted"]  # which holds another rule
     assert set(known.values()) == set(RULES)
     for stem, rule in known.items():
         given = None if rule == "Lossless" else 0.5
