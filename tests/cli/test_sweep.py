@@ -164,7 +164,7 @@ def test_bad_input_is_one_line_before_any_work(data, tmp_path, capsys, name):
 def test_the_references_may_be_in_a_file_of_their_own(data, done, capsys):
     output, _ = done
     settings = {"TARGETS_FIELD": None, "REFERENCES": data / "references.txt"}
-    assert run(data, output, INPUT=data / "texts.txt", **settings) == 1  # the same sweep
+    assert run(data, output, INPUT=data / "texts.txt", **settings) == 3  # the same sweep
     assert "points are there already" in capsys.readouterr().err
 
 

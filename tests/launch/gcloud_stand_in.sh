@@ -121,10 +121,12 @@ ssh_to() {
 }
 
 # put SOURCE TARGET: such that no reader sees half a file.
+# As in a bucket each file is there as a whole or not at all, whenever the copy is killed.
 put() {
+  local file
   if [[ -d $1 ]]; then
     mkdir -p "$2"
-    cp -R "$1/." "$2/"
+    while IFS= read -r file; do put "$1/$file" "$2/$file"; done < <(find "$1" -type f -printf '%P\n')
   else
     mkdir -p "$(dirname "$2")"
     cp "$1" "$2.part.$$"
