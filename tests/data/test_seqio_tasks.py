@@ -71,7 +71,7 @@ def test_unknown_names_give_an_error_of_one_line(seqio, source, options, message
 def test_without_seqio_the_error_gives_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "seqio", None)
     monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
-    with pytest.raises(ValueError, match=r"pip install 'specjax\[seqio\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[seqio\]'"):
         list(read_examples("seqio:my_task"))
 
 
