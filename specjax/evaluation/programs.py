@@ -1,6 +1,7 @@
 """pass@1 of generated programs: MBPP and HumanEval."""
 
 import concurrent.futures
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -99,10 +100,17 @@ def program(problem: Problem, output: str) -> str:
     return f"{prompt}{code}\n\n{problem.tests}"
 
 
+# The rounds of a search score the same outputs again, and lossless methods write equal ones.
+@functools.lru_cache(maxsize=1 << 14)
+def _passes(sandbox: Sandbox, source: str) -> bool:
+    return sandbox.run(source).passed
+
+
 class PassAt1(Mean):
     """The share of outputs that pass their problem's tests.
 
-    The references of an output are the fields of its `Problem`.
+    The references of an output are the fields of its `Problem`. One and the same program is run
+    once in a process.
 
     Args:
       sandbox: where they are run.
@@ -119,7 +127,7 @@ class PassAt1(Mean):
         pairs = zip(outputs, references, strict=True)
         sources = [program(Problem(*problem), output) for output, problem in pairs]
         with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
-            return [float(outcome.passed) for outcome in pool.map(self._sandbox.run, sources)]
+            return list(map(float, pool.map(functools.partial(_passes, self._sandbox), sources)))
 
     def refusal(self, references: Sequence[str]) -> str | None:
         """They must be the fields of a problem."""

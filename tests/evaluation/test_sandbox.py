@@ -237,3 +237,19 @@ def test_problems_are_those_of_humaneval_and_mbpp(tmp_path):
 def test_bad_limits_are_refused(settings, kind, message):
     with pytest.raises(kind, match=message):
         Sandbox(**settings)
+
+
+@needs_namespaces
+def test_a_program_is_run_once(monkeypatch):
+    ran, unchanged = [], Sandbox.run
+
+    def run(self, source):
+        ran.append(source)
+        return unchanged(self, source)
+
+    monkeypatch.setattr(Sandbox, "run", run)
+    outputs = ["def own(x):\n    return x  # once", "def own(x):\n    return 3  # once"]
+    problem = Problem("", "", "assert own(4) == 4\n")
+    for _ in range(2):
+        assert PassAt1(QUICK, workers=1).values(outputs, [problem] * 2) == [1.0, 0.0]
+    assert len(ran) == 2
