@@ -26,7 +26,7 @@ PLANS = {
     "two models and copies, rules": text.Cascade(
         lengths=((2, 1, 1), (0, 2, 1), (0, 0, 4)),
         models=("drafter", "small"),
-        rules=(rules.OPT(0.3), rules.TokenV3(0.5)),
+        rules=(rules.TokenV3(0.7), rules.TokenV3(0.5)),  # a copy has no confidence
         last=text.Lookup(bigram="built-in"),
     ),
 }

@@ -44,3 +44,22 @@ def test_each_model_has_each_width(models, monkeypatch):
     found = passes.seconds_of_passes(models, 2, (2, 4), **SIZES)
     assert found.alone == (1.0, 1.0) and found.wide == ({2: 2.0, 4: 4.0},) * 2
     assert found.prompts == (0.0, 0.0)
+
+
+def test_what_was_disturbed_is_measured_again_alone(models, monkeypatch):
+    clock, runs = [0.0], {passes.Autoregressive: 0, passes.Speculative: 0}
+    monkeypatch.setattr(passes, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    for kind in runs:
+        run = kind.run
+
+        def counted(self, params, state, count, kind=kind, run=run):
+            runs[kind] += 1
+            # Other work hides the first short runs of the model alone: twelve runs are six turns.
+            hidden = kind is passes.Autoregressive and count == 2 and runs[kind] <= 12
+            clock[0] += count + 100 * hidden
+            return run(self, params, state, count)
+
+        monkeypatch.setattr(kind, "run", counted)
+    found = passes.seconds_of_passes(models[:1], 2, (2,), **SIZES)
+    assert found.alone == (1.0,) and found.wide == ({2: 1.0},)
+    assert runs == {passes.Autoregressive: 24, passes.Speculative: 12}
