@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -75,6 +76,36 @@ def test_points_of_one_method_share_their_programs(done):
     assert records[first]["process"]["compiled"] > 0, "the count counts nothing"
     assert records[second]["process"]["compiled"] == 0
     assert all(record["process"]["compiled_while_timed"] == 0 for record in records.values())
+
+
+class Late:
+    """A decoder that compiles a program of its own at the second text, as a deferral may."""
+
+    def __init__(self, decoder):
+        self._decoder, self.buckets, self.rows = decoder, decoder.buckets, decoder.rows
+        self._own = jax.jit(lambda x: x + 1.0)
+        self.asked = []
+
+    def __call__(self, prompts, *, ids, **options):
+        self.asked.append(ids[0])
+        if ids == [1]:
+            self._own(1.0)
+        return self._decoder(prompts, ids=ids, **options)
+
+
+def test_no_time_has_compiling_in_it():
+    bench = Bench(world.EXAMPLES, [world.Toys()(ASKED[0], 4).encode(t) for t in world.TEXTS],
+                  world.REFERENCES, world.measuring())  # fmt: skip
+    made = []
+
+    def make(rows):
+        made.append(Late(world.Toys()(ASKED[2], rows)))
+        return made[-1]
+
+    found = measure(make, None, bench, 1.0)
+    # One text warms; of two seeds the first compiles at the second text, which is timed again.
+    assert made[-1].asked == [0, 0, 1, 1, 0, 1]
+    assert found.compiled_late == 1
 
 
 def test_another_temperature_compiles_nothing(done, tmp_path):
