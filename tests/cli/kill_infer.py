@@ -40,7 +40,7 @@ class Run:
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
             "PYTHONPATH": str(ROOT),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(self.directory / "programs"),
@@ -54,6 +54,7 @@ class Run:
             "MAX_NEW_TOKENS": 32,
             "MAX_DRAFT": 3,
             "BATCH_SIZE": 4,
+            "BUCKETS": "(16, 24)",
         }
         return subprocess.Popen(
             [sys.executable, "-m", "specjax.cli.main", "infer"]

@@ -314,10 +314,9 @@ def test_cascades_make_decoders(paths, name):
     "name",
     [
         "token_cascade",
-        "sequence_cascade",
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("oracle_cascade", "bild_original")
+            for name in ("sequence_cascade", "oracle_cascade", "bild_original")
         ),
     ],
 )
