@@ -11,14 +11,19 @@ _flags = os.environ.get("XLA_FLAGS", "")
 _own = [f"--{name}={value}" for name, value in _FLAGS.items() if name not in _flags]
 os.environ["XLA_FLAGS"] = " ".join([_flags, *_own]).strip()
 
-# What several tests and their subprocesses compile is compiled once. The directory is this
-# process's own: no test reads or leaves programs in the user's cache.
-_programs = tempfile.TemporaryDirectory(prefix="specjax-tests-")
+# What several tests, their subprocesses and the other workers compile is compiled once. The
+# directory is this run's own: no test reads or leaves programs in the user's cache.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _programs = tempfile.TemporaryDirectory(prefix="specjax-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import jax
+
+from specjax.runs.compilation_cache import enable_compilation_cache
+
+enable_compilation_cache()  # its entries are whole when another process reads them
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

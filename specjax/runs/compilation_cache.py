@@ -118,10 +118,18 @@ class CheckedCache:
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a value unless the key has one; on a full disk it says once that it cannot."""
+        entry = self._path / f"{key}-cache"
+        # Another process may look while this one writes. A cache that evicts has a lock of its own.
+        alone = getattr(self._cache, "eviction_enabled", True) or "://" in str(self._path)
+        written = key if alone else f"{key}-{os.getpid()}"
         try:
-            self._cache.put(key, value + self._end(value))
+            if entry.exists():
+                return
+            self._cache.put(written, value + self._end(value))
+            if not alone:
+                (self._path / f"{written}-cache").replace(entry)
         except OSError as error:
-            (self._path / f"{key}-cache").unlink(missing_ok=True)
+            (self._path / f"{written}-cache").unlink(missing_ok=True)
             self._tell(f"compiled programs are not kept: {self._path}: {error.strerror or error}")
 
     def _tell(self, message: str) -> None:

@@ -125,6 +125,22 @@ def test_jax_alone_reads_programs_that_have_a_checksum(tmp_path):
     assert cache.get("another") is None
 
 
+def test_an_entry_appears_whole_and_is_written_once(tmp_path):
+    """Another process that looks meanwhile finds no entry, or all of it."""
+    seen = []
+
+    class Watched(LRUCache):
+        def put(self, key, value):
+            super().put(key, value)
+            seen.append((tmp_path / "key-cache").exists())
+
+    cache = CheckedCache(Watched(str(tmp_path), max_size=-1))
+    for value in (b"first", b"second"):
+        cache.put("key", value)
+    assert seen == [False] and cache.get("key") == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["key-cache"]
+
+
 def test_a_full_disk_is_told_once_and_leaves_no_torn_entry(tmp_path, capsys):
     class Full:
         _path = tmp_path
