@@ -48,11 +48,12 @@ class Scores:
         )
 
 
-def score(measured: Measured, bench: Bench, name: str) -> Scores:
+def score(
+    measured: Measured, bench: Bench, name: str, costs: Mapping[str, float] | None = None
+) -> Scores:
     """All figures of what was measured.
 
     Those of `specjax evaluate`, over the texts of all seeds together, and
-      `deferrals_per_token`: deferrals per emitted token, see `specjax.types.DecodeInfo`.
       `latency`: seconds of a text; of its repeats the median, of its seeds the mean.
       `latency_mean`: the same with the mean of the repeats.
       `relative_latency`: `latency` over the verifier's, both measured in turns on the same texts.
@@ -62,6 +63,7 @@ def score(measured: Measured, bench: Bench, name: str) -> Scores:
       measured: what was measured.
       bench: on what.
       name: what messages call it.
+      costs: what a pass of each model costs; unless all that ran are there, none is told.
 
     Returns:
       The figures. What is resampled are the texts, each with the outputs of all seeds.
@@ -72,10 +74,8 @@ def score(measured: Measured, bench: Bench, name: str) -> Scores:
     runs = []
     for records in measured.records:
         run = predictions_of(records, name)
-        deferred = [record["info"]["deferrals"] for record in records]
-        emitted = [record["info"]["emitted"] for record in records]
-        took = decoding_figures(run) | {DEFERRALS: ratio(deferred, emitted)}
-        runs.append((run, took))
+        known = costs is not None and run.counts is not None and {*run.counts.calls} <= {*costs}
+        runs.append((run, decoding_figures(run, costs if known else None)))
     made = pooled_figures(runs, bench.scorers)
     made |= _latency(measured.times, measured.verifier_times, bench)
     bootstrap = bench.measuring.bootstrap

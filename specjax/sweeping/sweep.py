@@ -187,7 +187,7 @@ def _measure(
         bench,
         point.temperature,
     )
-    found = score(measured, bench, point.described())
+    found = score(measured, bench, point.described(), _costs(point, bench.measuring.costs))
     if point.method == DRAFTER:
         found = found.of_a_drafter()
     apart = {
@@ -214,6 +214,16 @@ def _measure(
     )
 
 
+def _costs(point: Point, given: Mapping[str, float] | None) -> dict[str, float] | None:
+    """What the passes of a point's models cost; None where its drafter has no price."""
+    own = "drafter" if point.drafter is None else point.drafter
+    if given is None or own not in given:
+        return None
+    if point.method == DRAFTER:  # a model that decodes alone counts as the verifier
+        return {"verifier": given[own]}
+    return {**given, "drafter": given[own]}
+
+
 def _check(
     directory: PointsDirectory, make: Maker, points: Sequence[Point], batch_size: int
 ) -> None:
@@ -231,7 +241,7 @@ def _fingerprint(decoder: Decoder) -> str:
     """Of what determines a decoder's texts, but the machine, which the whole run has."""
     described = decoder.describe()
     del described["environment"]
-    if decoder.costs is not None:  # measured anew at each start
+    if decoder.measured:  # costs, anew at each start
         del described["stopping"], described["own_params"]
     return _digest(described)
 
