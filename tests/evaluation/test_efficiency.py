@@ -66,18 +66,12 @@ def test_a_verifier_alone_drafts_nothing():
 def test_a_cascade_without_blocks_rejects_nothing_and_has_deferrals():
     # A sequence cascade: a response of 5 tokens is deferred, one of 3 is kept.
     texts = [(5, 5, 5), (3, 0, 0)]
-    found = values(
-        [
-            {
-                "ended_by": "eos",
-                "info": {
-                    **{"emitted": emitted, "rounds": 2 * emitted, "drafted": 0, "accepted": 0},
-                    **{"deferrals": deferrals, "calls": {"verifier": calls, "drafter": 6}},
-                },
-            }
-            for emitted, deferrals, calls in texts
-        ]
-    )
+    blocks = {"rounds": 8, "drafted": 0, "accepted": 0}
+    infos = [
+        {"emitted": n, "deferrals": late, "calls": {"verifier": calls, "drafter": 6}, **blocks}
+        for n, late, calls in texts
+    ]
+    found = values([{"ended_by": "eos", "info": info} for info in infos])
     assert np.isnan(found["rejection_rate"]) and np.isnan(found["discard_rate"])
     assert found["deferrals_per_token"] == 5 / 8 and found["drafter_share"] == 3 / 8
     assert "deferrals_per_token" not in values([ROW])  # which says nothing of them
