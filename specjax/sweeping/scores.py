@@ -14,6 +14,7 @@ from specjax.evaluation.bootstrap import divided
 from specjax.runs.evaluation import as_json, decoding_figures, pooled_figures
 from specjax.runs.predictions import predictions_of
 from specjax.sweeping.measurement import Bench, Measured, Times
+from specjax.sweeping.points import DRAFTER, Point
 
 RELATIVE = "relative_latency"
 # What `specjax.evaluation` says of a model that decodes alone as of a verifier.
@@ -84,6 +85,24 @@ def score(
         {key: as_json(bootstrap.summary(made[key].value, resampled[key])) for key in made},
         resampled,
     )
+
+
+def prices(point: Point, costs: Mapping[str, float] | None) -> dict[str, float] | None:
+    """What a pass of each of a point's models costs.
+
+    Args:
+      point: the point.
+      costs: see `Measuring`.
+
+    Returns:
+      Model's name -> cost; None where the point's drafter has none.
+    """
+    own = "drafter" if point.drafter is None else point.drafter
+    if costs is None or own not in costs:
+        return None
+    if point.method == DRAFTER:  # a model that decodes alone counts as the verifier
+        return {"verifier": costs[own]}
+    return {**costs, "drafter": costs[own]}
 
 
 def _latency(times: Times, verifier: Times | None, bench: Bench) -> dict[str, Sums]:

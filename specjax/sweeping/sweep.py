@@ -30,7 +30,7 @@ from specjax.sweeping import parts, plots
 from specjax.sweeping.directory import POINTS_NAME, RESULTS_NAME, PointsDirectory, say
 from specjax.sweeping.measurement import Bench, Measured, Measuring, measure
 from specjax.sweeping.points import DRAFTER, VERIFIER, Point
-from specjax.sweeping.scores import Scores, over, score
+from specjax.sweeping.scores import Scores, over, prices, score
 from specjax.text import Decoder
 
 
@@ -187,7 +187,7 @@ def _measure(
         bench,
         point.temperature,
     )
-    found = score(measured, bench, point.described(), _costs(point, bench.measuring.costs))
+    found = score(measured, bench, point.described(), prices(point, bench.measuring.costs))
     if point.method == DRAFTER:
         found = found.of_a_drafter()
     apart = {
@@ -212,16 +212,6 @@ def _measure(
             },
         },
     )
-
-
-def _costs(point: Point, given: Mapping[str, float] | None) -> dict[str, float] | None:
-    """What the passes of a point's models cost; None where its drafter has no price."""
-    own = "drafter" if point.drafter is None else point.drafter
-    if given is None or own not in given:
-        return None
-    if point.method == DRAFTER:  # a model that decodes alone counts as the verifier
-        return {"verifier": given[own]}
-    return {**given, "drafter": given[own]}
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import importlib
 import json
 import shutil
 
@@ -171,8 +172,27 @@ def test_a_point_is_what_its_decoder_gives_in_any_part_of_the_texts(done):
 
 def test_figures_are_drawn(done):
     output, _ = done
-    for name in plots.PLOTS:
+    for name in {*plots.PLOTS} - {"quality_cost.png"}:  # it has no costs
         assert (output / name).read_bytes().startswith(b"\x89PNG")
+
+
+class Costly:
+    """A decoder whose policy weighs costs."""
+
+    costs = object()
+
+    def __init__(self, stopping, measured):
+        self._stopping, self.measured = stopping, measured
+
+    def describe(self):
+        return {"environment": {}, "stopping": self._stopping, "own_params": None}
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_costs_of_a_file_are_part_of_a_point_and_measured_ones_are_not(measured):
+    module = importlib.import_module("specjax.sweeping.sweep")  # `sweep` is the function
+    one, other = (module._fingerprint(Costly(costs, measured)) for costs in ("a", "b"))
+    assert (one == other) == measured
 
 
 def test_a_done_sweep_measures_nothing_and_a_larger_grid_what_is_new(done, tmp_path):
