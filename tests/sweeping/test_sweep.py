@@ -156,6 +156,7 @@ def test_predictions_can_be_scored_by_themselves(done):
     figures = scores["methods"]["opt"]["figures"]
     for name, values in figures.items():
         assert values == record["figures"][name], name
+    assert {"deferrals_per_token", "rejection_rate", "impossible_share"} <= {*figures}
 
 
 def test_a_point_is_what_its_decoder_gives_in_any_part_of_the_texts(done):
@@ -346,6 +347,19 @@ def test_a_line_without_its_files_is_measured_again(done, tmp_path, capsys, lost
         "seed0.jsonl.gz",
         "seed1.jsonl.gz",
     ]
+
+
+def test_a_point_that_is_kept_under_another_key_stays(done, tmp_path):
+    """Strengths that were whole numbers had keys of their own."""
+    output = tmp_path / "out"
+    shutil.copytree(done[0], output)
+    [directory] = output.glob("points/token_cascade-*")
+    directory.rename(directory.with_name("token_cascade-0"))
+    text = (output / "points.jsonl").read_text().replace(directory.name, "token_cascade-0")
+    kept = [{k: v for k, v in json.loads(x).items() if k != "checksum"} for x in text.splitlines()]
+    (output / "points.jsonl").write_bytes(b"".join(map(line_of, kept)))
+    there = lines(output)
+    assert world.run(output, ASKED)["done"] == len(ASKED) and lines(output) == there
 
 
 @pytest.mark.parametrize(
