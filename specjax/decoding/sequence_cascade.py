@@ -114,6 +114,7 @@ class SequenceCascade(PairMethod):
         info = info._replace(
             **step_counts(state, nothing, nothing),
             calls={name: info.calls[name] + calls[name] for name in info.calls},
+            deferrals=info.deferrals + counts * calls["verifier"],
         )
         sure = log_at(jax.vmap(confidence)(logits), tokens)[:, None]
         own = own._replace(
@@ -177,7 +178,6 @@ def _begin_anew(state: DecodeState, rows: Array) -> DecodeState:
         info=info._replace(
             log_p=cleared(info.log_p),
             log_target=cleared(info.log_target),
-            deferrals=info.deferrals + rows.astype(jnp.int32),
             token_log_p=cleared(info.token_log_p, jnp.nan),
             token_log_target=cleared(info.token_log_target, jnp.nan),
         ),

@@ -117,9 +117,12 @@ class _FallbackCascade(PairMethod):
         passes = waiting.astype(jnp.int32)
         calls = {"verifier": passes, "drafter": drafted.calls}
         rolled = waiting & (standing < drafted.counts)
-        stood = jnp.where(active, standing, 0).astype(jnp.float32)
+        # Where nothing can be cut back the drafter's tokens are no drafts: none is ever rejected.
+        none = jnp.zeros_like(standing)
+        blocks = (none, none) if rollback is None else (drafted.counts, standing)
+        stood = jnp.where(active, blocks[1], 0).astype(jnp.float32)
         info = info._replace(
-            **step_counts(state, drafted.counts, standing),
+            **step_counts(state, *blocks),
             calls={name: info.calls[name] + calls[name] for name in info.calls},
             token_sum=info.token_sum + stood,
             block_sum=info.block_sum + stood,

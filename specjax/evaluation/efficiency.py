@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number
-from specjax.evaluation.bootstrap import Sums, divided, mean, ratio
+from specjax.evaluation.bootstrap import Sums, divided, ratio
 from specjax.text.results import Result, discarded
 
 _NAMES = ("emitted", "rounds", "drafted", "accepted")
@@ -30,6 +30,7 @@ class RowCounts:
       calls: model's name -> `[n]` its passes.
       cut: `[n]` bool, whether the length limit ended the row.
       decoded: `[n]` bool; the other rows have zeros, and no part in means over rows.
+      deferrals: `[n]`, see `specjax.types.DecodeInfo`; None where they are not known.
     """
 
     emitted: np.ndarray  # [n]
@@ -39,6 +40,7 @@ class RowCounts:
     calls: Mapping[str, np.ndarray]  # [n]
     cut: np.ndarray  # [n]
     decoded: np.ndarray  # [n]
+    deferrals: np.ndarray | None = None  # [n]
 
     @classmethod
     def of(cls, result: Result) -> "RowCounts":
@@ -49,6 +51,7 @@ class RowCounts:
             calls={name: np.asarray(calls) for name, calls in rows.calls.items()},
             cut=np.asarray([reason == "length" for reason in result.ended_by]),
             decoded=np.ones(len(result), bool),
+            deferrals=np.asarray(rows.deferrals),
         )
 
     @classmethod
@@ -56,12 +59,14 @@ class RowCounts:
         """Those of the lines of a `predictions.jsonl` of `specjax infer`.
 
         Args:
-          records: n objects with `info` and `ended_by`; those without are not decoded.
+          records: n objects with `info` and `ended_by`; those without are not decoded. An `info`
+            may lack `deferrals`.
 
         Raises:
           KeyError: an `info` lacks a count.
         """
         infos = [record.get("info") for record in records]
+        told = all("deferrals" in info for info in infos if info)
         models = sorted({name for info in infos if info for name in info["calls"]})
 
         def column(read: Any) -> np.ndarray:
@@ -72,6 +77,7 @@ class RowCounts:
             calls={name: column(lambda info, name=name: info["calls"][name]) for name in models},
             cut=np.asarray([record.get("ended_by") == "length" for record in records]),
             decoded=np.asarray([info is not None for info in infos]),
+            deferrals=column(lambda info: info["deferrals"]) if told else None,
         )
 
 
@@ -85,9 +91,10 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
     Returns:
       Figures by name, NaN where nothing was drafted or no model of that name ran:
         `tokens_per_verifier_call`: emitted tokens per pass of the verifier.
-        `deferral_rate`: the verifier's passes per emitted token; a pass that checks a block is one
-          deferral (Faster Cascades, figure 1).
-        `drafter_share`: of the emitted tokens, those that were drafted.
+        `deferral_rate`: the verifier's passes per emitted token.
+        `deferrals_per_token`, where deferrals are known: of them per emitted token (Faster
+          Cascades, figure 1). A pass that checks a block is one deferral; see `DecodeInfo`.
+        `drafter_share`: of the emitted tokens, those that the drafter wrote.
         `rejection_rate`: of the drafted tokens, those that were not accepted: the first that was
           rejected and those behind it. With drafts of one token, the rate of figure 3 there.
         `discard_rate`: drafted tokens that were not emitted, per emitted token (SpecDec++, 4.2).
@@ -103,15 +110,22 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
     verifier = counts.calls.get(VERIFIER, np.zeros_like(counts.emitted))
     lost = discarded(counts.drafted, counts.accepted, counts.rounds, counts.emitted)
     rows = counts.decoded.astype(np.float64)
+    drafts = counts.emitted * counts.drafted.any()
     figures = {
         "tokens_per_verifier_call": ratio(counts.emitted, verifier),
         "deferral_rate": ratio(verifier, counts.emitted),
-        "drafter_share": ratio(counts.drafted - lost, counts.emitted * counts.drafted.any()),
+        "drafter_share": ratio(counts.drafted - lost, drafts),
         "rejection_rate": ratio(counts.drafted - counts.accepted, counts.drafted),
-        "discard_rate": ratio(lost, counts.emitted),
+        "discard_rate": ratio(lost, drafts),
         "output_length": ratio(counts.emitted, rows),
         "cut_share": ratio(counts.cut & counts.decoded, rows),
     }
+    if counts.deferrals is not None:
+        figures["deferrals_per_token"] = ratio(counts.deferrals, counts.emitted)
+        if len(counts.calls) > 1 and not counts.drafted.any():
+            # A sequential cascade: what is not the verifier's is the drafter's.
+            own = counts.emitted - counts.deferrals
+            figures["drafter_share"] = ratio(own, counts.emitted)
     if costs is not None:
         figures["cost_per_token"] = ratio(_cost(counts, check_costs(costs)), counts.emitted)
     return figures
@@ -161,28 +175,61 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
 
     Source: KL(π ‖ p) = E_π[log π - log p].
     """
-    target, p, count = (np.asarray(x, np.float64) for x in (log_target, log_p, tokens))
-    if target.ndim != 1 or not target.size or not target.shape == p.shape == count.shape:
-        raise ValueError(
-            "log_target, log_p and tokens must be three vectors [n] of one length n >= 1, got "
-            f"{target.shape}, {p.shape} and {count.shape}"
-        )
-    if np.isinf(target).any() or (p == np.inf).any():
-        raise ValueError("log_target must be finite: what was emitted had a probability above 0")
-    known = ~(np.isnan(target) | np.isnan(p))
+    target, p, count = _vectors(log_target=log_target, log_p=log_p, tokens=tokens)
+    known, unread = _read(target, p)
     impossible = known & np.isneginf(p)
     finite = known & ~impossible
     nats = np.subtract(target, p, out=np.zeros_like(p), where=finite)
-    # In every row, so that no resample of the rows, and no other seed, tells a figure without them.
-    unread = np.full(p.shape, (np.isnan(p) & ~np.isnan(target)).any())
 
     def score(sums: np.ndarray) -> np.ndarray:
         figure = np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
         return np.where(sums[:, 3] > 0, np.nan, figure)
 
-    return Sums(np.stack([nats, count * known, impossible & known, unread], axis=1), score)
+    return Sums(np.stack([nats, count * known, impossible, unread], axis=1), score)
 
 
-def impossible_share(log_p: ArrayLike) -> Sums:
-    """Of the rows `[n]`, those that the verifier could not have emitted: log p is -inf."""
-    return mean(np.isneginf(np.asarray(log_p, np.float64)))
+def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
+    """Of the rows, those that the verifier could not have emitted: log p is -inf.
+
+    Args:
+      log_target: `[n]`, as of `divergence`.
+      log_p: `[n]`, likewise.
+
+    Returns:
+      The figure, over the rows whose log π is known; NaN where there is none, and where the
+      verifier has left one of them unread (log p is NaN), as of `divergence`.
+
+    Raises:
+      ValueError: see `divergence`.
+    """
+    target, p = _vectors(log_target=log_target, log_p=log_p)
+    known, unread = _read(target, p)
+
+    def score(sums: np.ndarray) -> np.ndarray:
+        return np.where(sums[:, 2] > 0, np.nan, divided(sums[:, 0], sums[:, 1]))
+
+    return Sums(np.stack([known & np.isneginf(p), known, unread], axis=1), score)
+
+
+def _vectors(**arrays: ArrayLike) -> list[np.ndarray]:
+    """Float64 vectors of one length; raises ValueError as `divergence` does."""
+    found = [np.asarray(x, np.float64) for x in arrays.values()]
+    first, p = found[:2]
+    if first.ndim != 1 or not first.size or any(x.shape != first.shape for x in found):
+        raise ValueError(
+            f"{', '.join(arrays)} must be vectors [n] of one length n >= 1, got "
+            f"{', '.join(str(x.shape) for x in found)}"
+        )
+    if np.isinf(first).any() or (p == np.inf).any():
+        raise ValueError("log_target must be finite: what was emitted had a probability above 0")
+    return found
+
+
+def _read(target: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`[n]` bool each: which rows have both numbers, and whether any lacks log p alone.
+
+    The second is in every row, so that no resample of the rows, and no other seed, tells a figure
+    without those that the verifier has left unread.
+    """
+    unread = np.isnan(p) & ~np.isnan(target)
+    return ~(np.isnan(target) | np.isnan(p)), np.full(p.shape, unread.any())

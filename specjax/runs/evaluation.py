@@ -299,7 +299,7 @@ def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None)
     return {
         **efficiency(run.counts, costs),
         "nats_per_token": divergence(run.log_target, run.log_p, run.counts.emitted),
-        "impossible_share": impossible_share(run.log_p),
+        "impossible_share": impossible_share(run.log_target, run.log_p),
     }
 
 

@@ -243,6 +243,7 @@ def _has_counts(records: Sequence[dict[str, Any]]) -> bool:
             and isinstance(info.get("calls"), dict)
             and info["calls"].keys() == infos[0]["calls"].keys()
             and all(map(_is_count, info["calls"].values()))
+            and _is_count(info.get("deferrals", 0))
             for info in infos
         )
         and all("info" not in record for record in records if "error" in record)

@@ -65,7 +65,7 @@ class PointsDirectory:
                 record = record_of(line)
                 point = Point.of(record)
                 if record["status"] == _DONE:
-                    self.scored[point] = self._scores(point, record)
+                    self.scored[point] = self._scores(record)
                 self._records[point] = record
             except FileNotFoundError as error:
                 # A copy of the directory, as launch makes them, may have been cut between files.
@@ -150,12 +150,25 @@ class PointsDirectory:
             "failures": failures,
             "table_2": table_2(ordered, quality, self._bootstrap),
         }
+        self._warn_of_compiling()
         for name, data in plots.draw(ordered, quality).items():
             self._run.write(name, data)
         told = {} if grid is None else {GRID: [point.key for point in grid]}
         text = json.dumps(results | told, indent=1, allow_nan=False) + "\n"
         self._run.write(RESULTS_NAME, text.encode())
         return results
+
+    def _warn_of_compiling(self) -> None:
+        late = [
+            point.described()
+            for point in self.scored
+            if self._records[point].get("process", {}).get("compiled_while_timed")
+        ]
+        if late:
+            say(
+                f"warning: times of {', '.join(late)} include compiling: to measure them again, "
+                f"delete their lines in {self._run.path / POINTS_NAME} and run the same command"
+            )
 
     @property
     def records(self) -> dict[Point, Record]:
@@ -169,9 +182,9 @@ class PointsDirectory:
             details.mkdir(exist_ok=True)
         for point in points:
             if other.has(point):
-                source = other._run.path / DETAILS_NAME / point.key
-                with new_directory(details / point.key, replace=True) as partial:
-                    shutil.copytree(source, partial, dirs_exist_ok=True)
+                place = _details(other._records[point])
+                with new_directory(self._run.path / place, replace=True) as partial:
+                    shutil.copytree(other._run.path / place, partial, dirs_exist_ok=True)
                 self.scored[point] = other.scored[point]
             elif self.has(point):
                 continue
@@ -182,10 +195,10 @@ class PointsDirectory:
         self._write(order)
         self._run.keep()
 
-    def _scores(self, point: Point, record: Record) -> Scores:
+    def _scores(self, record: Record) -> Scores:
         for name in record["predictions"]:
             (self._run.path / name).stat()
-        arrays = read_arrays(self._run.path / DETAILS_NAME / point.key / _RESAMPLED)
+        arrays = read_arrays(self._run.path / _details(record) / _RESAMPLED)
         return Scores(record["figures"], arrays)
 
     def _write(self, order: Sequence[Point]) -> None:
@@ -195,6 +208,11 @@ class PointsDirectory:
         self._records = {point: self._records[point] for point in (*here, *others)}
         lines = b"".join(map(line_of, self._records.values()))
         self._run.write(POINTS_NAME, lines)
+
+
+def _details(record: Record) -> Path:
+    """The directory of a point's files, in that of the sweep."""
+    return Path(record["predictions"][0]).parent
 
 
 def _about(point: Point, status: str) -> Record:

@@ -6,7 +6,7 @@ Axes: n texts, c chunks of texts that are timed, s seeds.
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from specjax.checks import check_part, whole_number
 from specjax.data import Example
 from specjax.evaluation import METRICS, Bootstrap, PassAt1, Problem, Sandbox, check_references
+from specjax.evaluation.efficiency import VERIFIER, check_costs
 from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.evaluation import PASS_AT_1, Scorer, check_answers, figures_of
 from specjax.runs.lines import Record, record_of_row
@@ -21,6 +22,8 @@ from specjax.text import Decoder
 
 # The batch size -> what decodes with it.
 MakeDecoder = Callable[[int], Decoder]
+# How often a text is timed, at most, until nothing is compiled meanwhile.
+_TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,9 @@ class Measuring:
       reference_answer: likewise, of a reference.
       sandbox: where outputs are run as programs, which adds the metric "pass_at_1"; without one
         nothing is run.
+      costs: what a pass of each model costs, in any unit, such as {"verifier": 1.0, "drafter":
+        0.05}, for the figure `cost_per_token`; of other drafters and plans under their names in
+        the grid. Points without a price have no such figure.
 
     Raises:
       ImportError: a metric's library is not installed.
@@ -60,6 +66,7 @@ class Measuring:
     answer: Callable[[str], str] | None = None
     reference_answer: Callable[[str], str] | None = None
     sandbox: Sandbox | None = None
+    costs: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -70,6 +77,10 @@ class Measuring:
         names = ("seeds", "batch_size", "latency_batch_size", "latency_texts", "repeats")
         for name in names:
             put(self, name, whole_number(name, getattr(self, name), low=1))
+        if self.costs is not None:
+            put(self, "costs", check_costs(self.costs))
+            if absent := [name for name in (VERIFIER, "drafter") if name not in self.costs]:
+                raise ValueError(f"costs has no cost of a pass of the {absent[0]}: give one")
         put(self, "seed", whole_number("seed", self.seed, low=0))
         check_part("bootstrap", self.bootstrap, ("interval", "difference"), "Bootstrap()")
         if self.latency_texts < 2 * self.latency_batch_size:
@@ -130,7 +141,7 @@ class Measuring:
         made = dataclasses.asdict(dataclasses.replace(self, answer=None, reference_answer=None))
         for name in ("answer", "reference_answer"):
             made[name] = repr(getattr(self, name))
-        for name in ("answer", "reference_answer", "sandbox"):
+        for name in ("answer", "reference_answer", "sandbox", "costs"):
             if getattr(self, name) is None:
                 del made[name]
         return made
@@ -221,7 +232,7 @@ class Measured:
       times: of the first texts.
       verifier_times: those of the verifier alone, in turns with them; None for itself.
       compiled: programs that were compiled or read from disk before it was timed.
-      compiled_late: and while it was timed; what a time had of that was timed again.
+      compiled_late: and in the times that count: such a text is timed again, three times at most.
     """
 
     seeds: list[int]
@@ -248,7 +259,7 @@ def measure(
       temperature: of both.
 
     Returns:
-      What was measured; no time has compiling in it.
+      What was measured.
 
     Raises:
       ValueError: a model gave NaN, or the parts of the decoder do not go together. Anything that
@@ -266,15 +277,14 @@ def measure(
         chunks = _chunks(bench)
         for one in timed:
             _warm(one, bench, chunks, seeds[0])
-    with count_compilations() as late:
-        times = _time(timed, bench, chunks, seeds)
+    times, late = _time(timed, bench, chunks, seeds)
     return Measured(
         seeds=seeds,
         records=records,
         times=times[0],
         verifier_times=times[1] if make_verifier is not None else None,
         compiled=counts.compiled + counts.read,
-        compiled_late=late.compiled + late.read,
+        compiled_late=late,
     )
 
 
@@ -339,27 +349,40 @@ def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[f
     return time.perf_counter() - begin, int(result.info.rows.emitted.sum())
 
 
-def _run_compiled(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
-    """The same without compiling: some programs, such as of a deferral, only some texts need."""
-    with count_compilations() as counts:
-        found = _run(decoder, bench, chunk, seed)
-    return _run(decoder, bench, chunk, seed) if counts.compiled + counts.read else found
+def _run_compiled(
+    decoder: Decoder, bench: Bench, chunk: list[int], seed: int
+) -> tuple[float, int, int]:
+    """The same without compiling: some programs, such as of a deferral, only some texts need.
+
+    The third number is how many programs were compiled all the same.
+    """
+    for _ in range(_TRIES):
+        with count_compilations() as counts:
+            spent, emitted = _run(decoder, bench, chunk, seed)
+        late = counts.compiled + counts.read
+        if not late:
+            break
+    return spent, emitted, late
 
 
 def _time(
     decoders: list[Decoder], bench: Bench, chunks: list[list[int]], seeds: list[int]
-) -> list[Times]:
-    """The times of each; they take turns at every chunk, each as often first as the other."""
+) -> tuple[list[Times], int]:
+    """The times of each, and how many programs were compiled within them.
+
+    They take turns at every chunk, each as often first as the other.
+    """
     shape = (len(seeds), bench.measuring.repeats, len(chunks))
     found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
-    both = list(zip(decoders, found, strict=True))
+    both, compiled = list(zip(decoders, found, strict=True)), 0
     for repeat in range(shape[1]):
         for i, seed in enumerate(seeds):
             for j, chunk in enumerate(chunks):
                 # A text meets both orders over its repeats and seeds.
                 order = both if (repeat + i + j) % 2 else both[::-1]
                 for decoder, times in order:
-                    spent, emitted = _run_compiled(decoder, bench, chunk, seed)
+                    spent, emitted, late = _run_compiled(decoder, bench, chunk, seed)
+                    compiled += late
                     times.seconds[i, repeat, j] = spent
                     times.tokens[i, j] = emitted
-    return found
+    return found, compiled

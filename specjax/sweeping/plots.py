@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import require
-from specjax.sweeping.points import DRAFTER, VERIFIER, Point, common
+from specjax.sweeping.points import DRAFTER, REFERENCES, VERIFIER, Point, common
 from specjax.sweeping.scores import DEFERRALS, RELATIVE, Scores
 from specjax.sweeping.tables import curves, pareto
 
@@ -17,9 +17,11 @@ PLOTS: Mapping[str, tuple[str, str]] = {
     "quality_deferrals.png": (DEFERRALS, "deferrals to the verifier per token"),
     "quality_latency.png": (RELATIVE, "latency relative to the verifier alone"),
     "quality_rejections.png": ("rejection_rate", "rejection rate of drafted tokens"),
+    "quality_cost.png": ("cost_per_token", "cost of all passes per token"),
     "quality_nats.png": ("nats_per_token", "nats per token from the verifier"),
 }
-_MARKS, _LINES = "os^vDP*X<>ph", ("-", "--", "-.", ":")
+# Their numbers have no common factor: 52 curves differ.
+_MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
 _DPI = 130
 
 
@@ -32,8 +34,9 @@ def draw(scored: Mapping[Point, Scores], quality: str) -> dict[str, bytes]:
     """Draws all figures, with a panel for each temperature.
 
     A curve has a mark and a line of its own, and its shade gets lighter from curve to curve, so
-    that they are told apart without colours. Points that nothing beats, better or cheaper, have a
-    ring and are joined by steps. A point without a finite figure is left out of that plot.
+    that they are told apart without colours. Points that nothing beats, better or cheaper, not the
+    models alone either, have a ring and are joined by steps. A point without a finite figure is
+    left out of that plot.
 
     Args:
       scored: the points that have figures.
@@ -144,13 +147,25 @@ def _panel(
             **styles[curve],
         )
         shown += zip(x, y, strict=True)
-    if shown:
-        _front(axis, np.asarray(shown))
+    alone = [_alone(point, scored[point], name, quality) for point in scored]
+    _front(axis, shown, [found for found in alone if found])
 
 
-def _front(axis: Any, points: np.ndarray) -> None:
-    """Rings around what nothing beats."""
-    best = points[pareto(points[:, 0], points[:, 1])]
+def _alone(point: Point, scores: Scores, name: str, quality: str) -> tuple[float, float] | None:
+    """The place of a model alone; None for other points, and where it has none."""
+    y = scores.figures[quality]["value"]
+    x = scores.figures.get(name, {}).get("value")
+    if point.method == DRAFTER and name == DEFERRALS:
+        x = 0.0  # it asks no verifier
+    return None if point.method not in REFERENCES or x is None or y is None else (x, y)
+
+
+def _front(axis: Any, shown: list[tuple[float, float]], alone: list[tuple[float, float]]) -> None:
+    """Rings around what nothing beats of what is shown, neither of that nor of the models alone."""
+    points = np.asarray([*shown, *alone]).reshape(-1, 2)
+    best = points[: len(shown)][pareto(points[:, 0], points[:, 1])[: len(shown)]]
+    if not len(best):
+        return
     best = best[np.argsort(best[:, 0])]
     axis.plot(
         *best.T,

@@ -37,6 +37,13 @@ class Point:
     drafter: str | None = None
     names: tuple[tuple[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        # 0 and 0.0 are equal, and so must their keys be.
+        for name in ("strength", "temperature", "threshold"):
+            value = getattr(self, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Point":
         """The point of which `to_dict` gave these values; others among them are left out."""

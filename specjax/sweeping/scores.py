@@ -14,6 +14,7 @@ from specjax.evaluation.bootstrap import divided
 from specjax.runs.evaluation import as_json, decoding_figures, pooled_figures
 from specjax.runs.predictions import predictions_of
 from specjax.sweeping.measurement import Bench, Measured, Times
+from specjax.sweeping.points import DRAFTER, Point
 
 RELATIVE = "relative_latency"
 # What `specjax.evaluation` says of a model that decodes alone as of a verifier.
@@ -48,11 +49,12 @@ class Scores:
         )
 
 
-def score(measured: Measured, bench: Bench, name: str) -> Scores:
+def score(
+    measured: Measured, bench: Bench, name: str, costs: Mapping[str, float] | None = None
+) -> Scores:
     """All figures of what was measured.
 
     Those of `specjax evaluate`, over the texts of all seeds together, and
-      `deferrals_per_token`: deferrals per emitted token, see `specjax.types.DecodeInfo`.
       `latency`: seconds of a text; of its repeats the median, of its seeds the mean.
       `latency_mean`: the same with the mean of the repeats.
       `relative_latency`: `latency` over the verifier's, both measured in turns on the same texts.
@@ -62,6 +64,7 @@ def score(measured: Measured, bench: Bench, name: str) -> Scores:
       measured: what was measured.
       bench: on what.
       name: what messages call it.
+      costs: what a pass of each model costs; unless all that ran are there, none is told.
 
     Returns:
       The figures. What is resampled are the texts, each with the outputs of all seeds.
@@ -72,10 +75,8 @@ def score(measured: Measured, bench: Bench, name: str) -> Scores:
     runs = []
     for records in measured.records:
         run = predictions_of(records, name)
-        deferred = [record["info"]["deferrals"] for record in records]
-        emitted = [record["info"]["emitted"] for record in records]
-        took = decoding_figures(run) | {DEFERRALS: ratio(deferred, emitted)}
-        runs.append((run, took))
+        known = costs is not None and run.counts is not None and {*run.counts.calls} <= {*costs}
+        runs.append((run, decoding_figures(run, costs if known else None)))
     made = pooled_figures(runs, bench.scorers)
     made |= _latency(measured.times, measured.verifier_times, bench)
     bootstrap = bench.measuring.bootstrap
@@ -84,6 +85,24 @@ def score(measured: Measured, bench: Bench, name: str) -> Scores:
         {key: as_json(bootstrap.summary(made[key].value, resampled[key])) for key in made},
         resampled,
     )
+
+
+def prices(point: Point, costs: Mapping[str, float] | None) -> dict[str, float] | None:
+    """What a pass of each of a point's models costs.
+
+    Args:
+      point: the point.
+      costs: see `Measuring`.
+
+    Returns:
+      Model's name -> cost; None where the point's drafter has none.
+    """
+    own = "drafter" if point.drafter is None else point.drafter
+    if costs is None or own not in costs:
+        return None
+    if point.method == DRAFTER:  # a model that decodes alone counts as the verifier
+        return {"verifier": costs[own]}
+    return {**costs, "drafter": costs[own]}
 
 
 def _latency(times: Times, verifier: Times | None, bench: Bench) -> dict[str, Sums]:

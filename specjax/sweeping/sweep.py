@@ -30,7 +30,7 @@ from specjax.sweeping import parts, plots
 from specjax.sweeping.directory import POINTS_NAME, RESULTS_NAME, PointsDirectory, say
 from specjax.sweeping.measurement import Bench, Measured, Measuring, measure
 from specjax.sweeping.points import DRAFTER, VERIFIER, Point
-from specjax.sweeping.scores import Scores, over, score
+from specjax.sweeping.scores import Scores, over, prices, score
 from specjax.text import Decoder
 
 
@@ -187,7 +187,7 @@ def _measure(
         bench,
         point.temperature,
     )
-    found = score(measured, bench, point.described())
+    found = score(measured, bench, point.described(), prices(point, bench.measuring.costs))
     if point.method == DRAFTER:
         found = found.of_a_drafter()
     apart = {
@@ -231,7 +231,7 @@ def _fingerprint(decoder: Decoder) -> str:
     """Of what determines a decoder's texts, but the machine, which the whole run has."""
     described = decoder.describe()
     del described["environment"]
-    if decoder.costs is not None:  # measured anew at each start
+    if decoder.measured:  # costs, anew at each start
         del described["stopping"], described["own_params"]
     return _digest(described)
 

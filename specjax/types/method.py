@@ -47,7 +47,8 @@ class DecodeInfo(NamedTuple):
       calls: model's name -> `[B]` int32, its passes while the row was unfinished. A pass serves the
         whole batch, so rows beside this one that draft more can add passes of the drafter; the pass
         after a whole block counts where a row's own block stood.
-      drafted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G tokens were drafted.
+      drafted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G tokens were drafted. What a
+        drafter writes and nothing can reject is no draft.
       accepted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted;
         those past an EOS or the limit count too.
       token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
@@ -59,8 +60,8 @@ class DecodeInfo(NamedTuple):
       nan_in: `[B]` int32, for a row that ended by NaN the index into `Method.nan_sources` of what
         gave it; else -1.
       deferrals: `[B]` int32, how often it was left to the verifier what comes next: its passes,
-        but where both models run for every token (then the tokens that were the verifier's), or
-        where it writes whole responses (then 1).
+        but where both models run for every token, or where it writes whole responses: then the
+        emitted tokens that are the verifier's.
       rollbacks: `[B]` int32, in how many rounds drafted tokens were rejected.
       token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for; NaN
         where nothing was written. A method writes them with `specjax.decoding.add_log_probs`.

@@ -53,14 +53,28 @@ def test_figures_of_one_row_are_those_counted_by_hand():
 
 def test_a_verifier_alone_drafts_nothing():
     found = values([ALONE, ALONE])
-    assert np.isnan(found.pop("rejection_rate")) and np.isnan(found.pop("drafter_share"))
+    for name in ("rejection_rate", "discard_rate", "drafter_share"):
+        assert np.isnan(found.pop(name))
     assert found == {
         "tokens_per_verifier_call": 1,
         "deferral_rate": 1,
-        "discard_rate": 0,
         "output_length": 3,
         "cut_share": 0,
     }
+
+
+def test_a_cascade_without_blocks_rejects_nothing_and_has_deferrals():
+    # A sequence cascade: a response of 5 tokens is deferred, one of 3 is kept.
+    texts = [(5, 5, 5), (3, 0, 0)]
+    blocks = {"rounds": 8, "drafted": 0, "accepted": 0}
+    infos = [
+        {"emitted": n, "deferrals": late, "calls": {"verifier": calls, "drafter": 6}, **blocks}
+        for n, late, calls in texts
+    ]
+    found = values([{"ended_by": "eos", "info": info} for info in infos])
+    assert np.isnan(found["rejection_rate"]) and np.isnan(found["discard_rate"])
+    assert found["deferrals_per_token"] == 5 / 8 and found["drafter_share"] == 3 / 8
+    assert "deferrals_per_token" not in values([ROW])  # which says nothing of them
 
 
 def test_rows_of_a_decoder_count_as_their_records(tmp_path):
@@ -128,11 +142,11 @@ def test_the_divergence_of_texts_is_estimated_without_bias():
 def test_what_the_verifier_could_not_write_is_infinitely_far():
     target, p = [-1.0, 0.0, np.nan], [-1.5, -np.inf, 0.0]
     assert divergence(target, p, [2, 3, 4]).value == np.inf
-    assert impossible_share(p).value == pytest.approx(1 / 3)
+    assert impossible_share(target, p).value == 1 / 2  # nothing is known of the third
     # A row of which nothing is known is left out with its tokens.
     assert divergence([-1.0, np.nan], [-1.5, 0.0], [2, 4]).value == 0.25
     assert np.isnan(divergence([np.nan], [0.0], [4]).value)
-    with pytest.raises(ValueError, match="three vectors"):
+    with pytest.raises(ValueError, match="tokens must be vectors"):
         divergence([1.0], [1.0, 2.0], [1, 1])
     with pytest.raises(ValueError, match="log_target must be finite"):
         divergence([-np.inf], [0.0], [1])
@@ -183,3 +197,14 @@ def test_rows_that_the_verifier_has_not_read_leave_the_divergence_unknown():
     assert np.isnan(divergence([-1.0, -2.0], [-1.5, np.nan], [3, 4]).value)
     # A row of which nothing is known is left out.
     assert divergence([-1.0, np.nan], [-1.5, np.nan], [5, 4]).value == pytest.approx(0.1)
+
+
+def test_rows_that_the_verifier_has_not_read_leave_the_impossible_share_unknown():
+    target, p = [-1.0, -2.0, np.nan], [-np.inf, -2.0, np.nan]
+    assert impossible_share(target, p).value == 1 / 2  # of the rows that were decoded
+    p[1] = np.nan
+    found = Bootstrap(resamples=100).interval(impossible_share(target, p))
+    assert np.isnan(found.value) and np.isnan(found.low)
+    assert np.isnan(impossible_share([np.nan], [0.0]).value)
+    with pytest.raises(ValueError, match="log_target, log_p must be vectors"):
+        impossible_share([1.0], [1.0, 2.0])

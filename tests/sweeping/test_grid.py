@@ -1,6 +1,7 @@
 """Points of a grid: which combinations there are, and what is refused."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -89,6 +90,15 @@ def test_a_point_is_json_values_and_a_name_of_its_own():
     assert "0.2" not in one.curve.described()
 
 
+def test_a_whole_strength_is_one_point_however_it_is_written():
+    one, same = (points({"opt": (x, 0.2)}, stopping={"confidence": x}) for x in (0, 0.0))
+    assert [p.key for p in one] == [p.key for p in same]
+    told = Point.of({**one[2].to_dict(), "strength": 0, "temperature": 1, "threshold": 0})
+    assert told.key == one[2].key and '"strength": 0.0' in json.dumps(told.to_dict())
+    # What was measured keeps its name.
+    assert Point(method="opt", strength=0.2, max_draft=5).key == "opt-600144a60191"
+
+
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
@@ -98,6 +108,7 @@ def test_a_point_is_json_values_and_a_name_of_its_own():
         ({"methods": {"lossless": (0.1,)}}, "lossless has no strength"),
         ({"methods": {"opt": ()}}, "opt must have names with values"),
         ({"methods": {"opt": (0.1, 0.1)}}, r"opt\(0.1\) .* is there twice"),
+        ({"methods": {"opt": (0, 0.0)}}, r"opt\(0\) .* is there twice"),
         ({"methods": ("opt", "opt")}, "methods has a value twice"),
         ({"methods": ("never",)}, "never: no such file"),
         ({"methods": ("verifier_alone",)}, "verifier_alone is always measured"),

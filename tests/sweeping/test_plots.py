@@ -48,11 +48,34 @@ def test_methods_references_and_the_front_are_in_the_legend():
     assert "latency" in axis.get_xlabel() and axis.get_ylabel() == "bleu"
 
 
+def test_the_models_alone_beat_points_too():
+    slow = {point("oracle", 0.1): scores(29.5, relative_latency=1.2)}
+    worse = {point("oracle", 0.1): scores(19.0, relative_latency=0.3)}
+    best = {point("opt", 0.1): scores(30.5, relative_latency=1.2)}
+
+    def rings(others, file="quality_latency.png"):
+        _, handles = drawn(file, {**alone, **others})
+        return handles["Pareto front"].get_xydata().tolist() if "Pareto front" in handles else []
+
+    alone = {VERIFIER: SCORED[VERIFIER], DRAFTER: SCORED[DRAFTER]}
+    # Slower and worse than the verifier, or than the drafter; the models have no rings.
+    assert rings(slow) == rings(worse) == [] and rings(best) == [[1.2, 30.5]]
+    alone = {}
+    assert rings(slow) == [[1.2, 29.5]]
+    # The drafter alone defers nothing, though its figures do not say so.
+    alone = {VERIFIER: scores(30.0, deferrals_per_token=1.0), DRAFTER: SCORED[DRAFTER]}
+    few, fewer = (
+        {point("opt", a): scores(y, deferrals_per_token=a)} for a, y in ((0.2, 25.0), (0.1, 19.0))
+    )
+    assert rings({**few, **fewer}, "quality_deferrals.png") == [[0.2, 25.0]]
+
+
 def test_curves_differ_in_grey():
-    many = {point(f"method_{i}", 0.1): scores(1.0 + i, relative_latency=0.5) for i in range(12)}
+    many = {point(f"method_{i}", 0.1): scores(1.0 + i, relative_latency=0.5) for i in range(24)}
     _, handles = drawn(scored=many)
-    lines = [handles[f"method_{i}"].lines[0] for i in range(12)]
-    assert len({line.get_marker() for line in lines}) == 12
+    lines = [handles[f"method_{i}"].lines[0] for i in range(24)]
+    assert len({line.get_marker() for line in lines[:13]}) == 13
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 24
     assert lines[0].get_linestyle() != lines[1].get_linestyle()
     grey = [np.dot(line.get_color()[:3], (0.2126, 0.7152, 0.0722)) for line in lines]
     assert all(np.diff(grey) > 0.0) and grey[-1] < 0.85

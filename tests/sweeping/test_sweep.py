@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import importlib
 import json
 import shutil
 
@@ -11,13 +12,14 @@ import pytest
 
 from specjax.data import Example
 from specjax.runs.evaluation import evaluate
+from specjax.runs.lines import line_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping import Point, Times, measure, plots
 from specjax.sweeping.measurement import Bench
 from specjax.sweeping.scores import RELATIVE
 from tests.sweeping import world
 
-ASKED = world.points(("opt", 0.1), ("opt", 0.5), ("token_cascade", 0.3), ("lossy", 0.4))
+ASKED = world.points(("opt", 0.1), ("opt", 0.5), ("token_cascade", 0.7), ("lossy", 0.4))
 
 
 def lines(output):
@@ -63,9 +65,11 @@ def test_every_point_has_its_figures(done):
     assert opt["figures"]["nats_per_token"]["error"] > 0.0
     rates = [record["figures"]["rejection_rate"]["value"] for record in (lenient, opt)]
     assert rates[0] <= rates[1]
-    # It drafts no blocks, of which anything could be rejected.
-    assert cascade["figures"]["rejection_rate"]["value"] is None
-    assert cascade["figures"]["deferrals_per_token"]["value"] <= 1.0
+    # Its drafter writes, but no blocks, of which anything could be rejected.
+    assert 0.0 < cascade["figures"]["deferrals_per_token"]["value"] < 1.0
+    assert cascade["figures"]["drafter_share"]["value"] > 0.0
+    for name in ("rejection_rate", "discard_rate", "nats_per_token", "impossible_share"):
+        assert cascade["figures"][name]["value"] is None, name
     ours, theirs = (r["figures"]["chrf"]["value"] for r in (opt, verifier))
     assert opt["over_verifier"]["chrf"]["value"] == pytest.approx(ours - theirs)
 
@@ -84,12 +88,17 @@ class Late:
     def __init__(self, decoder):
         self._decoder, self.buckets, self.rows = decoder, decoder.buckets, decoder.rows
         self._own = jax.jit(lambda x: x + 1.0)
-        self.asked = []
+        self._always, self.asked = False, []
+
+    def always(self):
+        self._always = True
+        return self
 
     def __call__(self, prompts, *, ids, **options):
         self.asked.append(ids[0])
         if ids == [1]:
-            self._own(1.0)
+            own = jax.jit(lambda x: x + 1.0) if self._always else self._own
+            own(1.0)
         return self._decoder(prompts, ids=ids, **options)
 
 
@@ -105,7 +114,28 @@ def test_no_time_has_compiling_in_it():
     found = measure(make, None, bench, 1.0)
     # One text warms; of two seeds the first compiles at the second text, which is timed again.
     assert made[-1].asked == [0, 0, 1, 1, 0, 1]
-    assert found.compiled_late == 1
+    assert found.compiled_late == 0  # in the times that count
+    made_anew = measure(lambda rows: make(rows).always(), None, bench, 1.0)
+    # A text that compiles whenever it runs is timed three times with each seed, and told.
+    assert made[-1].asked == [0, 0, 1, 1, 1, 0, 1, 1, 1]
+    assert made_anew.compiled_late > 0
+
+
+def test_times_with_compiling_in_them_are_told(done, tmp_path, capsys):
+    output = tmp_path / "out"
+    shutil.copytree(done[0], output)
+    assert "include compiling" not in capsys.readouterr().err
+    changed = [{k: v for k, v in record.items() if k != "checksum"} for record in lines(output)]
+    changed[2]["process"] = {**changed[2]["process"], "compiled_while_timed": 3}
+    (output / "points.jsonl").write_bytes(b"".join(map(line_of, changed)))
+    world.run(output, ASKED)
+    told = capsys.readouterr().err
+    assert "warning: times of opt(0.1) G=2 T=1 include compiling" in told
+    # As it says: without the line the point is measured again.
+    (output / "points.jsonl").write_bytes(b"".join(map(line_of, changed[:2] + changed[3:])))
+    assert world.run(output, ASKED)["done"] == len(ASKED)
+    assert "include compiling" not in capsys.readouterr().err
+    assert lines(output)[2]["process"]["compiled_while_timed"] == 0
 
 
 def test_another_temperature_compiles_nothing(done, tmp_path):
@@ -126,6 +156,7 @@ def test_predictions_can_be_scored_by_themselves(done):
     figures = scores["methods"]["opt"]["figures"]
     for name, values in figures.items():
         assert values == record["figures"][name], name
+    assert {"deferrals_per_token", "rejection_rate", "impossible_share"} <= {*figures}
 
 
 def test_a_point_is_what_its_decoder_gives_in_any_part_of_the_texts(done):
@@ -142,8 +173,27 @@ def test_a_point_is_what_its_decoder_gives_in_any_part_of_the_texts(done):
 
 def test_figures_are_drawn(done):
     output, _ = done
-    for name in plots.PLOTS:
+    for name in {*plots.PLOTS} - {"quality_cost.png"}:  # it has no costs
         assert (output / name).read_bytes().startswith(b"\x89PNG")
+
+
+class Costly:
+    """A decoder whose policy weighs costs."""
+
+    costs = object()
+
+    def __init__(self, stopping, measured):
+        self._stopping, self.measured = stopping, measured
+
+    def describe(self):
+        return {"environment": {}, "stopping": self._stopping, "own_params": None}
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_costs_of_a_file_are_part_of_a_point_and_measured_ones_are_not(measured):
+    module = importlib.import_module("specjax.sweeping.sweep")  # `sweep` is the function
+    one, other = (module._fingerprint(Costly(costs, measured)) for costs in ("a", "b"))
+    assert (one == other) == measured
 
 
 def test_a_done_sweep_measures_nothing_and_a_larger_grid_what_is_new(done, tmp_path):
@@ -289,7 +339,7 @@ def test_a_line_without_its_files_is_measured_again(done, tmp_path, capsys, lost
     shutil.rmtree(directory) if not lost else (directory / lost).unlink()
     make = world.Toys()
     assert world.run(output, ASKED, make)["done"] == len(ASKED)
-    assert "token_cascade(0.3) T=1 lacks" in capsys.readouterr().err
+    assert "token_cascade(0.7) T=1 lacks" in capsys.readouterr().err
     again = [record["point"] for record in lines(output)]
     assert again == [record["point"] for record in lines(done[0])]
     assert sorted(p.name for p in directory.iterdir()) == [
@@ -297,6 +347,19 @@ def test_a_line_without_its_files_is_measured_again(done, tmp_path, capsys, lost
         "seed0.jsonl.gz",
         "seed1.jsonl.gz",
     ]
+
+
+def test_a_point_that_is_kept_under_another_key_stays(done, tmp_path):
+    """Strengths that were whole numbers had keys of their own."""
+    output = tmp_path / "out"
+    shutil.copytree(done[0], output)
+    [directory] = output.glob("points/token_cascade-*")
+    directory.rename(directory.with_name("token_cascade-0"))
+    text = (output / "points.jsonl").read_text().replace(directory.name, "token_cascade-0")
+    kept = [{k: v for k, v in json.loads(x).items() if k != "checksum"} for x in text.splitlines()]
+    (output / "points.jsonl").write_bytes(b"".join(map(line_of, kept)))
+    there = lines(output)
+    assert world.run(output, ASKED)["done"] == len(ASKED) and lines(output) == there
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ def test_the_ends_of_a_strength_are_the_models(pair, greedy, method, low, high):
     assert kept.texts == greedy[1]
     if not isinstance(method, text.OracleCascade):
         assert not kept.info.rows.verifier_calls.any() and not kept.info.rows.deferrals.any()
-        assert result.info.rows.deferrals.all()
     else:
         assert not kept.info.rows.deferrals.any()
-        np.testing.assert_array_equal(result.info.rows.deferrals, result.info.rows.emitted)
+    # All is the verifier's, whether it writes a token at a time or whole responses.
+    np.testing.assert_array_equal(result.info.rows.deferrals, result.info.rows.emitted)
     described = decoder.describe()
     assert set(described["models"]) == {"verifier", "drafter"}
     assert described["method"] == type(method).__name__ and described["own_params"] is None
