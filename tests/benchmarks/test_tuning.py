@@ -30,7 +30,10 @@ def test_the_naive_choice_meets_every_clause_on_the_texts_it_has_seen():
     world = World(0)
     seen = {setting: world.look(setting, 2) for setting in TRUTH}
     found = {}
-    for asked in ("nats per token <= 0.1", "nats per token <= 0.1 and latency <= 0.42 of the verifier"):
+    for asked in (
+        "nats per token <= 0.1",
+        "nats per token <= 0.1 and latency <= 0.42 of the verifier",
+    ):
         demand = Demand.of(asked)
         judge = Judge(demand, "bleu", 0.9, world.texts[-1], world.held)
         found[asked] = naive_choice(demand, seen, ALONE, judge, world.texts[-1])
