@@ -144,7 +144,8 @@ class Split:
         held_out = Counts(len(self._held_out), len(self._held_out))
         judge = Judge(demand, "bleu", confidence, rounds[-1], held_out)
         choice, _ = halve(others, alone, self._look, judge, rounds)
-        naive = self._naive(demand, judge)
+        seen = {setting: self._scores(setting, self._seen) for setting in self._settings}
+        naive = naive_choice(demand, seen, alone, judge, rounds[-1])
         told: dict[str, Any] = {"answer": choice.answer, "setting": choice.setting, "naive": naive}
         for name, setting in (("", choice.setting), ("_naive", naive)):
             met, speedup = (None, None) if setting is None else self._on_held_out(demand, setting)
@@ -153,14 +154,6 @@ class Split:
 
     def _look(self, setting: Setting, number: int) -> Scores:
         return self._scores(setting, self._seen[: self._ends[number]])
-
-    def _naive(self, demand: Demand, judge: Judge) -> Setting | None:
-        """The best whose figures meet the demand, as if they had no noise."""
-        seen = {setting: self._scores(setting, self._seen) for setting in self._settings}
-        alone = self._settings[0]
-        judged = judge.judge(seen, alone, Counts(len(self._seen), len(self._seen)))
-        fit = [setting for setting, one in judged.items() if one.slack >= 0.0]
-        return max(fit, key=lambda setting: judged[setting].gain, default=None)
 
     def _on_held_out(self, demand: Demand, setting: Setting) -> tuple[bool, float | None]:
         scores, alone = (self._scores(one, self._held_out) for one in (setting, self._settings[0]))
@@ -180,6 +173,31 @@ class Split:
             )
             self._scored[key] = score(_rows_of(whole, rows), part, setting.described())
         return self._scored[key]
+
+
+def naive_choice(
+    demand: Demand,
+    seen: Mapping[Setting, Scores],
+    alone: Setting,
+    judge: Judge,
+    texts: Counts,
+) -> Setting | None:
+    """The best whose figures meet the demand, as if they had no noise; None if none does.
+
+    Args:
+      demand: what is asked.
+      seen: the figures of all settings, with the verifier alone.
+      alone: the verifier alone.
+      judge: tells what they bring.
+      texts: how many texts the figures are of.
+    """
+    fit = [
+        setting
+        for setting, scores in seen.items()
+        if all(part["met"] for part in verdict(demand, setting, scores, seen[alone], "bleu"))
+    ]
+    judged = judge.judge(seen, alone, texts)
+    return max(fit, key=lambda setting: judged[setting].gain, default=None)
 
 
 def _rows_of(whole: Measured, rows: np.ndarray) -> Measured:

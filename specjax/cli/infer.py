@@ -18,7 +18,7 @@ DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
     "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin",
     "prompts": "prompts made of records, beside a method: --gin_file=prompts/KIND.gin",
-    "papers/*/task_*.gin": "tasks of a paper's runs, beside a method and a pair: "
+    "papers/*/task_*.gin": "tasks of a paper's runs, beside a pair: "
     "--gin_file=papers/PAPER/task_NAME.gin",
     "papers/*/pair_*.gin": "pairs of a paper's runs: --gin_file=papers/PAPER/pair_NAME.gin",
 }
@@ -76,15 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
 def check_values() -> None:
     """Refuses values of a decoder before its models are read, which may take minutes."""
-    from specjax.text.prompts import BUCKETS, check_buckets
-    from specjax.text.stops import check_stops
-    from specjax.types import Sampling
+    from specjax.text.options import CHECKED, check_decoding
 
-    check_stops(gin_config.value_of("Decoder.stop"))
-    check_buckets(gin_config.value_of("Decoder.buckets", BUCKETS))
-    names = ("temperature", "top_k", "top_p")
-    given = {name: gin_config.value_of(f"Decoder.{name}") for name in names}
-    Sampling(**{name: value for name, value in given.items() if value is not None})
+    absent = object()
+    given = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
+    check_decoding({name: value for name, value in given.items() if value is not absent})
 
 
 def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:

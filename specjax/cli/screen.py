@@ -24,12 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Screens as the gin files say; prints the best settings."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import data, partitioning, text, tuning
+    from specjax import checkpoints, data, partitioning, text, tuning
     from specjax.cli.bench.report import Report
     from specjax.runs.inputs import read_prompts
     from specjax.runs.run_directory import RunDirectory
 
     gin_config.register(
+        checkpoints.sized,
         data.FewShot,
         read_prompts,
         partitioning.make_mesh,

@@ -22,9 +22,13 @@ DEFAULT_FILE = "runs/sweep.gin"
 GROUPS = {
     "sweeps": f"sweeps, each chosen by --gin_file={DEFAULT_FILE} --gin_file=sweeps/SWEEP.gin",
     "methods": "methods, policies (adaptive_*) and drafters that a sweep may name",
+    "papers/*/sweep.gin": "sweeps of papers, beside a pair and a task: "
+    "--gin_file=papers/PAPER/sweep.gin",
+    **{key: infer.GROUPS[key] for key in ("papers/*/task_*.gin", "papers/*/pair_*.gin")},
 }
 _INFER = "runs/infer.gin"
 _FOLDER = "methods"
+_DRAFTERS_SIZE = ("load_pair.drafter", "drafter/sized.directory", "drafter/sized.size")
 _NOTES = (
     "latency_reduction: the verifier's latency over that of the method where it has the verifier's",
     "quality; best_*: the method's best quality within the verifier's latency. Both by straight",
@@ -87,13 +91,14 @@ def run(args: argparse.Namespace) -> int:
         sweep_plan,
     )
     gin_config.configure_from(args)
+    sizes = sizes_of_pair()
     plan: Plan = gin_config.call(sweep_plan)
     config = gin_config.operative_config()
 
     def record(run: "RunDirectory", paths: dict[str, str] | None = None) -> None:
         run.record(command=args.command_line, config=config, paths=paths)
 
-    names = {**plan.models, **referring(plan.infer)}
+    names = {**plan.models, **sizes, **referring(plan.infer)}
     asked = prompt_names(plan.chat, plan.truncate, plan.task)
     files = PointFiles(names, args.gin_search_paths, asked=asked)
     points = plan.grid.points(files)
@@ -137,8 +142,6 @@ def sweep_plan(
 ) -> Plan:
     """What the gin files say of a sweep."""
     from specjax.runs.inputs import check_truncate
-    from specjax.text.prompts import BUCKETS, check_buckets
-    from specjax.text.stops import check_stops
 
     if not isinstance(infer, Mapping) or not all(isinstance(name, str) for name in infer):
         raise TypeError(
@@ -147,9 +150,21 @@ def sweep_plan(
         )
     measuring.check_texts(texts.references, texts.problems)
     check_truncate(others.get("truncate"))
-    check_stops(models.get("STOP"))
-    check_buckets(models.get("BUCKETS", BUCKETS))
     return Plan(grid, measuring, texts, output_dir, models, dict(infer), **others)
+
+
+def sizes_of_pair() -> dict[str, Any]:
+    """Parameters by which `load_pair` checks the sizes that a pair's file says; none without."""
+    from specjax.tuning.gin_file import Reference
+
+    found: dict[str, Any] = {}
+    for model in ("verifier", "drafter"):
+        checked = Reference(f"@{model}/sized()")
+        if gin_config.binding_of(f"load_pair.{model}") == checked:
+            found[f"load_pair.{model}"] = checked
+            found[f"{model}/sized.directory"] = Reference(f"%{model.upper()}")
+            found[f"{model}/sized.size"] = gin_config.value_of(f"{model}/sized.size")
+    return found
 
 
 def table(results: dict[str, Any]) -> str:
@@ -251,22 +266,31 @@ class PointFiles:
         """See `specjax.sweeping.Maker`."""
         values = {name: x for name, x in self._names.items() if x is not None} | self._asked
         values |= self._values(point)
+        if self._other_model(point) is not None:  # of which the pair's file says no size
+            values = {k: x for k, x in values.items() if k not in _DRAFTERS_SIZE}
         return [
             *(f"--gin_file={file}" for file in (_INFER, *map(_file, self._keys(point)))),
             *(f"--gin.{name}={_written(value)}" for name, value in values.items()),
         ]
 
     def check(self, points: Sequence["Point"]) -> None:
-        """Raises ValueError if the files lack a name that a point gives a value."""
+        """Raises TypeError or ValueError if the files lack a name that a point gives a value.
+
+        Likewise if a value is wrong that can be checked without a model.
+        """
         for point in points:
             self._configure(self._keys(point), self._values(point))
+            infer.check_values()
 
     def _keys(self, point: "Point") -> list[str]:
         """The methods, policies and plans of which a point is made."""
-        plan = point.drafter
-        if plan is not None and not self.is_plan(plan):
-            plan = None
+        plan = point.drafter if self._other_model(point) is None else None
         return [key for key in (point.method, point.stopping, plan) if key is not None]
+
+    def _other_model(self, point: "Point") -> str | None:
+        """The directory of a drafter that is not the pair's."""
+        other = point.drafter
+        return None if other is None or self.is_plan(other) else other
 
     def _values(self, point: "Point") -> dict[str, Any]:
         """The names that a point gives values."""
@@ -277,8 +301,8 @@ class PointFiles:
             values["MAX_DRAFT"] = point.max_draft
         if point.verification is not None:
             values["VERIFICATION"] = Reference(f"@{point.verification}()")
-        if point.drafter is not None and not self.is_plan(point.drafter):
-            values["DRAFTER"] = point.drafter
+        if (other := self._other_model(point)) is not None:
+            values["DRAFTER"] = other
         for kind, key, number in (
             ("methods", point.method, point.strength),
             ("stopping", point.stopping, point.threshold),

@@ -21,10 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tunes as the gin files say; prints the rounds, the answer and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import data, evaluation, partitioning, sweeping, text, tuning
+    from specjax import checkpoints, data, evaluation, partitioning, sweeping, text, tuning
     from specjax.runs.run_directory import RunDirectory
 
     gin_config.register(
+        checkpoints.sized,
         data.FewShot,
         evaluation.AnswerAfter,
         evaluation.AnswerPattern,

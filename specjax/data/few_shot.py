@@ -1,10 +1,9 @@
 """Prompts made of a template and a few solved examples before each input."""
 
 import dataclasses
-import itertools
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import whole_number
@@ -150,18 +149,25 @@ class FewShot:
         if not self.shots or self.examples is None:
             return []
         of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
-        rows = read_records(self.examples, header=self._header, **of)
-        # A corpus may be large, of which the first ones are asked for.
-        most = self.shots + 1 if self.seed is None else None
-        records = list(itertools.islice(rows, most))
-        if len(records) < self.shots:
-            raise ValueError(
-                f"{os.fspath(self.examples)} has {len(records)} examples, but shots={self.shots}: "
-                "add some, or ask for fewer"
-            )
+        rows: Iterable[Record] = read_records(self.examples, header=self._header, **of)
         if self.seed is not None:
-            random.Random(self.seed).shuffle(records)
-        return records[: self.shots + 1]
+            random.Random(self.seed).shuffle(rows := list(rows))
+        # A corpus may be large, of which the first ones are asked for; twice the same is one.
+        kept: list[Record] = []
+        seen = 0
+        for row in rows:
+            seen += 1
+            if all(row.values != one.values for one in kept):
+                kept.append(row)
+            if len(kept) > self.shots:
+                break
+        if len(kept) < self.shots:
+            found = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
+            raise ValueError(
+                f"{os.fspath(self.examples)} has {found}, but shots={self.shots}: add some, or ask "
+                "for fewer"
+            )
+        return kept
 
     def _drawn(self, records: Sequence[Record], source: Any) -> Sequence[Record]:
         if self.num_inputs is None:

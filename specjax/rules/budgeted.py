@@ -88,11 +88,15 @@ class Budgeted:
         target = jnp.where(cut, possible, target)
         whole = divergence(target, p)
         # KL(pi || p) is convex in s, and at most log(1 + s^2 chi^2): so two shares are affordable.
-        square = total(jnp.where(p > 0.0, (target - p) ** 2 / jnp.where(p > 0.0, p, 1.0), 0.0))
+        apart = jnp.where(p > 0.0, target - p, 0.0)
+        # Not the square over p: of small ones it would be 0.
+        square = total(apart * (apart / jnp.where(p > 0.0, p, 1.0)))
         affordable = whole <= budget
         chord = budget / jnp.where(affordable, 1.0, whole)
         # A smaller budget is affordable too, and infinity over infinity is none.
-        curve = jnp.sqrt(jnp.expm1(jnp.minimum(budget, 80.0)) / jnp.where(affordable, 1.0, square))
+        least = jnp.finfo(square.dtype).tiny
+        square = jnp.where(affordable, 1.0, jnp.maximum(square, least))
+        curve = jnp.sqrt(jnp.expm1(jnp.minimum(budget, 80.0)) / square)
         left = jnp.where(affordable, 1.0, jnp.minimum(jnp.maximum(chord, curve), 1.0))
         held = left * target + (1.0 - left) * p
         cost = jnp.where(jnp.isinf(budget), 0.0, divergence(held, p))

@@ -35,6 +35,7 @@ class Judged(NamedTuple):
     Attributes:
       clause: that clause.
       slack: how far its figure is on the good side of its bound; infinite where it holds by law.
+      error: the standard error of `slack`.
       margin: how far it must be there in the last round.
       chance: that it will be.
       gain: how many times as fast as the verifier alone; its quality, where that is wanted.
@@ -42,6 +43,7 @@ class Judged(NamedTuple):
 
     clause: Clause
     slack: float
+    error: float
     margin: float
     chance: float
     gain: float
@@ -50,6 +52,14 @@ class Judged(NamedTuple):
     def passes(self) -> bool:
         """Whether it is far enough."""
         return self.slack >= self.margin
+
+    @property
+    def lead(self) -> float:
+        """How far past the margin, in standard errors: clauses have figures of different units."""
+        apart = self.slack - self.margin
+        if 0.0 < self.error < math.inf:
+            return apart / self.error
+        return math.inf if apart >= 0.0 else -math.inf
 
     @property
     def worth(self) -> float:
@@ -136,10 +146,10 @@ class Judge:
             parts = []
             for clause in self.demand.clauses:
                 if (slack := slacks.get((setting, clause))) is None:
-                    parts.append(Judged(clause, math.inf, 0.0, 1.0, gain))
+                    parts.append(Judged(clause, math.inf, 0.0, 0.0, 1.0, gain))
                 else:
                     parts.append(self._judged(clause, slack.value, slack.error, now, gain))
-            judged[setting] = min(parts, key=lambda one: (one.chance, one.slack - one.margin))
+            judged[setting] = min(parts, key=lambda one: (one.chance, one.lead))
         return judged
 
     def _quantile(self, slacks: Iterable[Slack]) -> float:
@@ -157,13 +167,13 @@ class Judge:
         which = int(clause.is_timed)
         seen, last, held_out = now[which], self._last[which], self._held_out[which]
         if not math.isfinite(value) or error == math.inf:
-            return Judged(clause, -math.inf, 0.0, 0.0, gain)
+            return Judged(clause, -math.inf, error, 0.0, 0.0, gain)
         share = min(seen / last, 1.0)
         margin = self._z * error * math.sqrt(share * (1.0 + last / held_out))
         spread = error * math.sqrt(1.0 - share)  # of the last round's figure, seen from here
         apart = value - margin
         chance = _normal(apart / spread) if spread else float(apart >= 0.0)
-        return Judged(clause, value, margin, chance, gain)
+        return Judged(clause, value, error, margin, chance, gain)
 
     def _gain(self, scores: Scores) -> float:
         name = self.quality if self.demand.wants_quality else RELATIVE
@@ -225,7 +235,7 @@ class Judge:
         finite = {setting: one for setting, one in judged.items() if math.isfinite(one.slack)}
         if not finite:
             return "no setting has the figures that the demand asks for"
-        nearest = max(finite, key=lambda setting: finite[setting].slack - finite[setting].margin)
+        nearest = max(finite, key=lambda setting: finite[setting].lead)
         one = finite[nearest]
         told = f"{nearest.described()} comes nearest to {one.clause.described()!r}: it "
         if one.slack < 0.0:

@@ -21,7 +21,8 @@ from specjax.runs.environment import environment
 from specjax.runs.inputs import check_truncate
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair, TextModel
-from specjax.text.prompts import BUCKETS, check_buckets
+from specjax.text.options import check_decoding
+from specjax.text.prompts import BUCKETS
 from specjax.text.stops import check_stops
 from specjax.tuning.grid import ScreenGrid
 from specjax.tuning.screen import Screened, check_settings, screen
@@ -116,9 +117,10 @@ def screen_settings(
     check_drafters(drafters)
     screened = whole_number("screened", screened, low=1)
     samples, seed = whole_number("samples", samples, low=1), whole_number("seed", seed, low=0)
-    batch_size = whole_number("batch_size", batch_size, low=1)
+    size: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    check_decoding({"stop": stop, "buckets": buckets, **size})
     order = _checked_order(order, with_times)
-    stop, buckets = check_stops(stop), check_buckets(buckets)
+    stop = check_stops(stop)
     check_truncate(truncate)
     if max_nats is not None:
         max_nats = one_number("max_nats", max_nats, low=0.0, dtype=float)
@@ -135,7 +137,6 @@ def screen_settings(
         models = load_drafters(make_pair, make_model, drafters)
         settings = grid.settings(list(models)[1:])
         check_settings(settings, models)
-        size: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
         decoders = {
             one.drawn: Decoder(
                 models["verifier"],

@@ -197,6 +197,11 @@ def known_name(what: str, given: Any, known: Mapping[str, Any]) -> str:
         raise TypeError(f"{what} must be a name such as {next(iter(known))!r}, got {given!r}")
     plain = {name.replace("_", "").lower(): name for name in known}
     found = plain.get(given.replace("_", "").lower())
+    if found is None and given.lower() == "budgeted":
+        raise ValueError(
+            f"{what} cannot have Budgeted: what it may spend depends on the tokens before, of "
+            "which screening knows none; measure it with specjax sweep"
+        )
     if found is None:
         raise ValueError(f"{what} must be one of {', '.join(known)}, got {given!r}")
     return found

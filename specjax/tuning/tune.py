@@ -29,8 +29,7 @@ from specjax.sweeping.measurement import Bench, Measuring
 from specjax.sweeping.scores import RELATIVE, Scores, over
 from specjax.sweeping.texts import Texts as References
 from specjax.text import Decoder, Pair, TextModel
-from specjax.text.prompts import BUCKETS, check_buckets
-from specjax.text.stops import check_stops
+from specjax.text.options import check_decoding
 from specjax.tuning import evidence
 from specjax.tuning.demand import DIFFERENCE, LATENCY, NATS, Demand
 from specjax.tuning.evidence import Evidence, parts_of, timed_of
@@ -186,9 +185,7 @@ def tune(
         raise TypeError(f"chat must be True or False, got {chat!r}")
     check_truncate(truncate)
     options = dict(decoding or {})
-    check_stops(options.get("stop"))
-    check_buckets(options.get("buckets", BUCKETS))
-    whole_number("max_new_tokens", options.get("max_new_tokens", 1), low=1)
+    check_decoding(options)
     check_drafters(drafters)
     if jax.process_count() > 1:
         raise ValueError("tune takes one process: others would take other times")

@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.tuning import main
+from benchmarks.tuning import main, naive_choice
+from specjax.tuning import Demand, Judge
+from tests.tuning.synthetic import ALONE, LOSSLESS, TRUTH, World
 
 GIVEN = ["--inputs", "texts.txt", "--references", "references.txt", "--store", "store"]
 
@@ -22,3 +24,18 @@ def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, args, message):
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_naive_choice_meets_every_clause_on_the_texts_it_has_seen():
+    world = World(0)
+    seen = {setting: world.look(setting, 2) for setting in TRUTH}
+    best = {name: figure["value"] for name, figure in seen[LOSSLESS].figures.items()}
+    # Met by less than the margin, and missed by little: the first is the less sure of the two.
+    good = f"quality >= {best['bleu'] - 0.5}"
+    fast = f"latency <= {best['relative_latency'] - 0.002} of the verifier"
+    found = []
+    for asked in (good, f"{good} and {fast}"):
+        demand = Demand.of(asked)
+        judge = Judge(demand, "bleu", 0.9, world.texts[-1], world.held)
+        found.append(naive_choice(demand, seen, ALONE, judge, world.texts[-1]))
+    assert found == [LOSSLESS, None]

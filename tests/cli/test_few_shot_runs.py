@@ -220,6 +220,35 @@ def test_screening_takes_few_shot_prompts(paths, tmp_path, capsys):
     assert "tokens, but the longest bucket holds 64" in capsys.readouterr().err
 
 
+def test_what_tune_chose_makes_the_same_prompts_of_new_records_elsewhere(
+    paths, tmp_path, capsys, monkeypatch
+):
+    # Whether drafts for a tiny verifier pay depends on the machine.
+    monkeypatch.setattr("specjax.tuning.halving._LEEWAY", 0.0)
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "test.jsonl", [{**row, "question": f"{row['question']} ?"} for row in SUMS])
+    jsonl(tmp_path / "train.jsonl", SUMS)
+    asked = {"INPUT": "test.jsonl", "EXAMPLES": "train.jsonl", "SHOTS": 1, "SHOTS_SEED": None}
+    asked |= {"NUM_INPUTS": 4, "BUCKETS": "(256,)", "STOP": str(LETTERS)} | QUICK
+    asked |= {"RULES": "{'opt': (0.2,)}", "MAX_DRAFTS": "(2,)", "METRICS": "('numeric_accuracy',)"}
+    asked |= {"DEMAND": "quality >= 0", "SCREENED": 2, "ROUNDS": 1, "MAX_NEW_TOKENS": 8}
+    file = "papers/faster_cascades/task_gemma_gsm8k.gin"
+    assert main(command("tune", paths, tmp_path, file, **asked)) == 0
+    assert json.loads((tmp_path / "out/results.json").read_text())["setting"] is not None
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    jsonl(elsewhere / "new.jsonl", [{"question": "How many is 2 and 2?"}])
+    tuned = f"--gin_file={tmp_path / 'out/tuned.gin'}"
+    assert main(["infer", tuned, "--gin.INPUT=new.jsonl", "--gin.OUTPUT_DIR=run"]) == 0
+    (row,) = rows(elsewhere / "run")
+    shot = f"Question: {SUMS[0]['question']}\nAnswer: {SUMS[0]['answer']}\n\n"
+    assert row["inputs"] == f"{shot}Question: How many is 2 and 2?\nAnswer:"
+    assert not set(LETTERS) & set(row["prediction"])
+    about = json.loads((elsewhere / "run/infer_config.json").read_text())
+    assert list(LETTERS) in about.values() and "targets" not in row
+
+
 WRONG = {
     "field": ({"PROMPT": "{task}"}, "there is no field 'task': the record has 'question'"),
     "template": ({"PROMPT": "{question"}, "has a '{' without its counterpart at character 1"),
@@ -306,6 +335,11 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
         ("BUCKETS", "(64, 32)", "buckets must be lengths that increase"),
         ("TEMPERATURE", "-1", "temperature must be"),
         ("TOP_P", "2.0", "top_p must"),
+        ("TOP_K", "0", "top_k must be"),
+        ("MAX_NEW_TOKENS", "0", "max_new_tokens must be a whole number of at least 1, got 0"),
+        ("BATCH_SIZE", "0", "batch_size must be a whole number of at least 1, got 0"),
+        ("MAX_DRAFT", "0", "max_draft must be a whole number of at least 1, got 0"),
+        ("MIN_DRAFT", "-1", "min_draft must be"),
         ("TASK", "@FewShots()", "FewShots"),
         ("PROMPT", "{question", "has a '{' without its counterpart"),
         ("PROMPT", "solve it", "prompt='solve it' names no field, so that all inputs would read"),

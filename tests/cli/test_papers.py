@@ -1,5 +1,7 @@
 """The shipped files of a paper's runs: parsed, and built by shape alone."""
 
+import collections
+import dataclasses
 import functools
 import json
 import re
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax import evaluation, sweeping
 from specjax.checkpoints import sizes
-from specjax.cli import gin_config, infer, train
+from specjax.cli import gin_config, infer, sweep, train
 from specjax.cli.main import main
 from specjax.data import FewShot
 from specjax.data.tfds_names import TASK_PREFIX, TFDS_DATA
@@ -82,7 +85,7 @@ def run_of(pair, task, small, large):
 
 def test_every_file_is_tested():
     found = {path.stem for path in FOLDER.glob("*.gin")}
-    assert found == {*PAIRS, *(f"task_{task}" for task in LENGTHS)}
+    assert found == {"sweep", *PAIRS, *(f"task_{task}" for task in LENGTHS)}
     assert {path.parent for path in CONFIGS.glob("papers/*/*.gin")} == {FOLDER}
 
 
@@ -152,20 +155,80 @@ def test_networks_of_published_sizes_are_these(name):
     assert files[0] == train.DEFAULT_FILE
 
 
-def test_a_checkpoint_of_another_size_is_refused(tmp_path, capsys):
-    paths = tiny_pair.write_pair(tmp_path / "pair")
-    files = ["runs/infer.gin", *(f"papers/faster_cascades/{n}.gin" for n in ("task_t5_wmt", "x"))]
-    for pair, words in (
+FEW = {"SCREENED": 2, "ROUNDS": 1, "LATENCY_TEXTS": 2, "DEMAND": "quality >= 0"}
+NAMES = {"infer": (), "sweep": ("LATENCY_TEXTS",), "screen": ("SCREENED",), "tune": tuple(FEW)}
+
+
+def words_of(command, pair, task, tmp_path, **values):
+    """The words of a command with a paper's pair and task, on 8 records."""
+    record = {"en": "ba", "de": "ki", "question": "?", "answer": "#### 3"}
+    lines = [json.dumps({**record, "id": i}) + "\n" for i in range(8)]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    folder = "papers/faster_cascades"
+    files = [f"runs/{command}.gin", f"{folder}/{pair}.gin", f"{folder}/task_{task}.gin"]
+    files[1:1] = [f"{folder}/sweep.gin"] if command == "sweep" else []
+    named = {name: FEW[name] for name in NAMES[command]}
+    named |= {"INPUT": tmp_path / "in.jsonl", "OUTPUT_DIR": tmp_path / "out", **values}
+    arguments = [f"--gin_file={file}" for file in files]
+    return [command, *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]
+
+
+@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize(
+    ("pair", "task"), [("pair_t5_small_xl", "t5_wmt"), ("pair_gemma2_2b_27b", "gemma_gsm8k")]
+)
+def test_every_command_takes_a_pair_and_a_task(tmp_path, capsys, command, pair, task):
+    """As far as it can get without the checkpoints."""
+    values = {"VERIFIER": tmp_path / "large", "DRAFTER": tmp_path / "small"}
+    if task == "gemma_gsm8k":
+        values |= {"EXAMPLES": tmp_path / "in.jsonl", "SHOTS": 1, "NUM_INPUTS": None}
+    if task == "gemma_gsm8k" and command in ("sweep", "tune"):
+        values["METRICS"] = "('numeric_accuracy',)"
+    assert main(words_of(command, pair, task, tmp_path, **values)) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'small'}: no such directory; check the path" in error, error
+    assert error.count("\n") == 1, error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_paper_sweeps_its_methods_and_strengths(tmp_path):
+    words = words_of("sweep", "pair_t5_small_large", "t5_wmt", tmp_path, VERIFIER="x", DRAFTER="y")
+    infer.register()
+    gin_config.register(sweeping.Grid, sweeping.Measuring, sweeping.read_texts, sweep.sweep_plan)
+    gin_config.register(evaluation.Bootstrap)
+    files = [word.partition("=")[2] for word in words if word.startswith("--gin_file")]
+    named = [word.removeprefix("--gin.") for word in words if word.startswith("--gin.")]
+    gin_config.configure(files, named)
+    sizes, plan = sweep.sizes_of_pair(), gin_config.call(sweep.sweep_plan)
+    files = sweep.PointFiles({**plan.models, **sizes}, [])
+    points = plan.grid.points(files)
+    files.check(points)
+    counts = collections.Counter(point.method for point in points)
+    assert counts["opt"] == counts["token_v3"] == 10 and counts["lossless"] == 1
+    assert max(point.strength for point in points if point.method == "bild") == 10.0
+    assert {(point.temperature, point.max_draft) for point in points} == {(1.0, 5), (1.0, None)}
+    assert {point.verification for point in points} == {"Token", None}
+    # A point's own command checks the sizes too, but of another drafter, of which nothing is said.
+    (one,) = (point for point in points if point.described().startswith("opt(0.1)"))
+    assert "--gin.drafter/sized.size='t5_v1_1_small'" in files.command(one)
+    told = files.command(dataclasses.replace(one, drafter=str(tmp_path)))
+    assert "--gin.verifier/sized.size='t5_v1_1_large'" in told
+    assert not [word for word in told if "drafter/sized" in word or "load_pair.drafter" in word]
+
+
+@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
         ("pair_t5_small_large", "is not t5_v1_1_small: it has embed_dim 16 (not 512), num_heads 2"),
         ("pair_gemma2_2b_9b", "has a T5, not gemma2_2b: give another directory"),
-    ):
-        files[2] = f"papers/faster_cascades/{pair}.gin"
-        (tmp_path / "in.jsonl").write_text(json.dumps({"en": "ba", "de": "ki"}) + "\n")
-        named = {"INPUT": tmp_path / "in.jsonl", "OUTPUT_DIR": tmp_path / "out"}
-        named |= {name.upper(): path for name, path in paths.items()}
-        arguments = [f"--gin_file={file}" for file in files]
-        assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 2
-        assert words in capsys.readouterr().err
+    ],
+)
+def test_a_checkpoint_of_another_size_is_refused(tmp_path, capsys, command, pair, words):
+    paths = tiny_pair.write_pair(tmp_path / "pair")
+    named = {name.upper(): path for name, path in paths.items()}
+    assert main(words_of(command, pair, "t5_wmt", tmp_path, **named)) == 2
+    assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

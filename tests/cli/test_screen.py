@@ -76,6 +76,7 @@ def test_settings_that_go_too_far_come_last(data, tmp_path, capsys):
     assert exact == sorted(exact, reverse=True) and not all(exact)
 
 
+NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
     "few": ({"SCREENED": 8}, "there are 7 prompts, but 8 are screened: add"),
     "rule": ({"RULES": "{'best': (1,)}"}, "rules must be one of Lossless"),
@@ -89,6 +90,13 @@ WRONG = {
     "times": ({"ORDER": "speedup"}, "order='speedup' needs times"),
     "shown": ({"SHOWN": 0}, "SHOWN must be a whole number of at least 1, got 0"),
     "nats": ({"MAX_NATS": -1}, "max_nats must be at least 0, got -1"),
+    "length": ({"MAX_NEW_TOKENS": 0, **NO_MODELS}, "max_new_tokens must be"),
+    "counts": ({"TOP_K": 0, **NO_MODELS}, "top_k must be"),
+    "nucleus": ({"TOP_P": 2, **NO_MODELS}, "top_p must"),
+    "batch": ({"BATCH_SIZE": 0, **NO_MODELS}, "batch_size must be"),
+    "stop": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
+    "buckets": ({"BUCKETS": "(9, 3)", **NO_MODELS}, "buckets must be"),
+    "budgeted": ({"RULES": "{'Budgeted': (0.1,)}", **NO_MODELS}, "rules cannot have Budgeted"),
     "twice": ({"DRAFTERS": "('{data}/pair/drafter',)"}, "is the same as drafter"),
 }
 

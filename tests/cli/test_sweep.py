@@ -129,6 +129,7 @@ def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, points):
             assert ours["figures"]["chrf"] == theirs["figures"]["chrf"]
 
 
+NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
     "unknown method": ({"METHODS": "('opd',)"}, "methods: opd: there is no file methods/opd.gin"),
     "reference": ({"METHODS": "('verifier_alone',)"}, "verifier_alone is always measured"),
@@ -148,6 +149,14 @@ WRONG = {
     "infer": ({"INFER": "{'Decoder.buckts': 3}"}, "buckts"),
     "infer's kind": ({"INFER": "3"}, "infer must be a dict"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
+    "length": ({"MAX_NEW_TOKENS": 0, **NO_MODELS}, "max_new_tokens must be"),
+    "counts": ({"TOP_K": 0, **NO_MODELS}, "top_k must be"),
+    "nucleus": ({"TOP_P": 2, **NO_MODELS}, "top_p must"),
+    "fewest": ({"MIN_DRAFT": -1, **NO_MODELS}, "min_draft must be"),
+    "stop": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
+    "buckets": ({"INFER": "{'Decoder.buckets': (9, 3)}", **NO_MODELS}, "buckets must be"),
+    "batch": ({"BATCH_SIZE": 0, **NO_MODELS}, "batch_size must be"),
+    "draft": ({"MAX_DRAFTS": "(0,)", **NO_MODELS}, "max_drafts must be"),
     "seeds": ({"SEEDS": 0}, "seeds must be a whole number of at least 1, got 0"),
 }
 

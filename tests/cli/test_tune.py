@@ -173,6 +173,11 @@ WRONG = {
     "head": ({"STOPPING": "{'head': (0.5,)}"}, "the drafter has no acceptance head"),
     "buckets": ({"BUCKETS": "(0,)", **NO_MODELS}, "buckets"),
     "stop": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
+    "counts": ({"TOP_K": 0, **NO_MODELS}, "top_k must be"),
+    "nucleus": ({"TOP_P": 2, **NO_MODELS}, "top_p must"),
+    "batch": ({"BATCH_SIZE": 0, **NO_MODELS}, "batch_size must be"),
+    "draft": ({"MAX_DRAFTS": "(0,)", **NO_MODELS}, "max_drafts must be"),
+    "budgeted": ({"RULES": "{'budgeted': (0.1,)}", **NO_MODELS}, "rules cannot have Budgeted"),
     "length": ({"MAX_NEW_TOKENS": 0, **NO_MODELS}, "max_new_tokens must be"),
     "name": ({"DEMANDS": "3"}, "--gin.DEMANDS: no such name; did you mean DEMAND?"),
 }

@@ -67,6 +67,18 @@ def test_examples_stand_before_each_input_and_none_is_its_own(tmp_path):
     assert known.inputs == f"Add.\n\n{shot(0, 0)}\n\n{shot(2, 4)}\n\nQ: What is 1 and 1?\nA:"
 
 
+@pytest.mark.parametrize("seed", [None, 0])
+def test_an_example_that_is_there_twice_counts_once(tmp_path, seed):
+    examples = jsonl(tmp_path / "train.jsonl", 2 * [ROWS[0]] + ROWS)
+    task = FewShot(**TASK, examples=examples, shots=7, seed=seed)
+    for made in task.read(examples):
+        asked = made.inputs.removesuffix("\nA:").split("\n\n")
+        assert len({shot.partition("\n")[0] for shot in asked}) == 8
+    few = jsonl(tmp_path / "few.jsonl", 3 * [ROWS[0]])
+    with pytest.raises(ValueError, match=r"has 1 examples \(of 3 records\), but shots=2"):
+        FewShot(**TASK, examples=few, shots=2, seed=seed).read(few)
+
+
 def test_a_seed_draws_the_same_examples_every_time(tmp_path):
     examples = jsonl(tmp_path / "train.jsonl", ROWS)
     source = jsonl(tmp_path / "test.jsonl", [{"q": "?", "a": []}])

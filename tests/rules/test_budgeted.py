@@ -63,6 +63,20 @@ def test_the_ends_are_the_verifier_and_the_rule():
     assert np.isposinf(left).all()
 
 
+def test_no_budget_is_lossless_where_differences_are_tiny():
+    """At a low temperature a divergence may be above 0 whose chi-square underflows."""
+    p, q = (
+        jax.nn.softmax(jnp.asarray(logits, jnp.float32) / 0.08)[None]
+        for logits in ([8.0, 3.0, 2.5, 2.0], [8.0, 3.1, 2.4, 2.2])
+    )
+    target, held, left, cost = spend(rules.Budgeted(rules.OPT(0.5), 0.0), q, p, jnp.zeros(1))
+    assert float(divergence(target[0], p[0])) > 0.0  # the control: not affordable
+    squares = (target - p) ** 2
+    assert float(jnp.sum(squares)) == 0.0
+    np.testing.assert_array_equal(held, p)
+    assert float(left[0]) == float(cost[0]) == 0.0
+
+
 def test_most_of_a_budget_is_spent():
     q, p = (jnp.asarray(random_distributions(seed, COUNT, VOCAB)) for seed in (0, 1))
     rule = rules.Budgeted(rules.Diff(np.inf), 0.05)

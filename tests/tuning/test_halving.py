@@ -159,6 +159,21 @@ def test_it_says_that_a_demand_cannot_be_met(demand, why):
     assert choice.answer == NOT_MET and choice.setting is None and why in choice.why
 
 
+def test_clauses_of_different_units_are_compared_by_their_errors():
+    demand = Demand.of("quality >= 51 and latency <= 0.3 of the verifier")
+    world = World(0)
+    found = {setting: world.look(setting, 2) for setting in TRUTH}
+    judge = Judge(demand, "bleu", 0.9, world.texts[-1], world.held)
+    judged = judge.judge(found, ALONE, world.texts[-1])
+    # It lacks 1 of 51 in quality, of an error of 0.7, and is more than twice too slow.
+    assert judged[LOSSLESS].clause.figure == "relative_latency"
+    assert judged[LOSSLESS].lead < -10.0
+    assert judged[ALONE].lead == -math.inf  # whose relative latency has no error
+    assert judge.choose(found, ALONE).why.startswith(
+        "OPT(0.7), drafter: 5, Block, T=1 comes nearest to 'latency <= 0.3 of the verifier': it "
+    )
+
+
 def test_where_only_the_latency_is_bounded_the_best_is_chosen():
     _, choice, _ = searched("latency <= 0.9 of the verifier", rows=(4000, 8000, 8000))
     best = max(TRUTH[setting][0] for setting in SETTINGS)
