@@ -220,6 +220,7 @@ def test_screening_takes_few_shot_prompts(paths, tmp_path, capsys):
     assert "tokens, but the longest bucket holds 64" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_what_tune_chose_makes_the_same_prompts_of_new_records_elsewhere(
     paths, tmp_path, capsys, monkeypatch
 ):
