@@ -12,6 +12,7 @@ from specjax.checks import one_number
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
+from specjax.memory import spare_maps
 from specjax.text import Decoder
 from specjax.tuning import (
     Screened,
@@ -134,6 +135,7 @@ def _decoded(
         longest[kind] = max(longest.get(kind, 0), one.setting.max_draft)
     for one in found:
         print(f"decoding: {one.setting.described()} ...", flush=True)
+        spare_maps()
         start = time.perf_counter()
         full = dataclasses.replace(one.setting, max_draft=longest[_kind(one.setting)])
         decoder = full.decoder(models, **shape)
