@@ -120,8 +120,8 @@ def merge(
       OSError: the directory cannot be written.
       ValueError: the parts are of different sweeps or grids, or one has not ended.
     """
-    kind = {"config_name": CONFIG_NAME, "makes": MADE}
-    return _merge(*runs.whole_and_parts(output_dir, parts, **kind), on_start)
+    whole, found = runs.whole_and_parts(output_dir, parts, config_name=CONFIG_NAME, makes=MADE)
+    return _merge(whole, found, on_start)
 
 
 def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
