@@ -1,7 +1,9 @@
-"""The site's links; `make docs`, which `make test` runs, builds the site and checks them all."""
+"""The site's links (`make docs`, which `make test` runs, builds the site and checks them all), and
+the commands of the pages."""
 
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,6 @@ def hooks():
     [
         ("docs/scaling.md#replicas", "README.md", "readme.md", "scaling.md#replicas"),
         ("LICENSE", "README.md", "readme.md", "https://host/us/blob/main/LICENSE"),
-        ("../README.md", "docs/api/index.md", "api/index.md", "../docs/README.md"),
         ("../../README.md", "docs/api/index.md", "api/index.md", "../readme.md"),
         (
             "../gin_configs/runs",
@@ -37,13 +38,12 @@ def hooks():
     ],
 )
 def test_links_of_github_become_links_of_the_site(hooks, link, source, place, expected):
-    if "docs/README" in expected:  # there is no such file: the build stops
-        with pytest.raises(
-            hooks.PluginError, match=r"leads to docs/README\.md, which is not there"
-        ):
-            hooks.site_link(link, source, place, "https://host/us")
-    else:
-        assert hooks.site_link(link, source, place, "https://host/us") == expected
+    assert hooks.site_link(link, source, place, "https://host/us") == expected
+
+
+def test_a_link_to_no_file_stops_the_build(hooks):
+    with pytest.raises(hooks.PluginError, match=r"leads to docs/README\.md, which is not there"):
+        hooks.site_link("../README.md", "docs/api/index.md", "api/index.md", "https://host/us")
 
 
 def test_code_is_left_alone(hooks):
@@ -52,12 +52,14 @@ def test_code_is_left_alone(hooks):
     assert [target for _, target, _ in found] == ["x.md"]
 
 
-def test_every_page_is_in_the_navigation():
-    """The strict build refuses a page without a place; here that the places are those promised."""
+def test_every_page_of_the_api_stands_under_its_module():
+    """The strict build refuses a page without a place, and not one under another's name."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for module in ("rules", "verification", "drafting", "decoding", "text", "models", "types"):
-        assert f"specjax.{module}: api/{module}.md" in text
-        assert f"::: specjax.{module}" in (ROOT / f"docs/api/{module}.md").read_text()
+    pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/api/*.md")}
+    named = re.findall(r"- specjax\.(\S+): api/(\S+)$", text, re.M)
+    assert {name for _, name in named} == {*pages} - {"index.md"}
+    for module, name in named:
+        assert f"::: specjax.{module}" in pages[name], name
 
 
 def test_no_page_waits_for_a_figure():
@@ -77,3 +79,57 @@ def test_the_commands_that_gin_configures_are_listed():
         if "gin_config.add_arguments(" in Path(spec.origin).read_text(encoding="utf-8")
     }
     assert set(re.findall(r"`(\w+)`", told)) == configured
+
+
+PROGRAMS = "specjax|python -m|pip|launch/tpu.sh|export|docker|sky|gcloud|make"
+COMMAND = rf"(?:[A-Z_]+=\S* )*(?:(?:{PROGRAMS}) |--gin\.)"
+# What `bash -n` minds after a quote that is not closed, of either kind, and not otherwise.
+END = """
+: '")'
+: '")'
+"""
+
+
+def commands_of(text):
+    """The commands of a page: blocks that are indented, and code within lines."""
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+    for block in re.findall(rf"(?:^    +{COMMAND}.*\n)(?:^    .*\n)*", text, re.M):
+        if not re.search(r"\S {3,}[^# ]", block):  # a list of commands and what they do
+            yield block
+    yield from re.findall(rf"`({COMMAND}[^`]*)`", text)
+
+
+def commands_in_head(text):
+    """The commands in the comments of a gin file."""
+    comments = "".join(f"{line[2:]}\n" for line in text.splitlines() if line[:1] == "#")
+    return re.findall(rf"(?:^  +{COMMAND}.*\n)(?:^    .*\n)*", comments, re.M)
+
+
+def what_bash_minds(commands):
+    """What bash says of the first command that it cannot read; none is run."""
+    script = "".join(command + END for command in commands)
+    return subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True).stderr
+
+
+def test_a_shell_can_read_the_commands_of_the_pages():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("specjax/**/README.md")]
+    files = list(ROOT.glob("gin_configs/**/*.gin"))
+    texts = {path: path.read_text(encoding="utf-8") for path in (*pages, *files)}
+    commands = [
+        *(command for path in pages for command in commands_of(texts[path])),
+        *(command for path in files for command in commands_in_head(texts[path])),
+    ]
+    assert len(commands) > 150
+    assert not what_bash_minds(commands)
+    unquoted = [path for path in texts if re.search(r"--gin\.\S+=@\w+\(", texts[path])]
+    assert not unquoted
+
+
+@pytest.mark.parametrize("wrong", ["--gin.A=@B()", "--gin.A='b", '--gin.A="b', "--gin.A=('b',)"])
+def test_a_command_that_a_shell_cannot_read_is_seen(wrong):
+    page = f"The page.\n\n    specjax infer \\\n      {wrong}\n\nThen `specjax demo`.\n"
+    head = f"# A file:\n#\n#   specjax infer \\\n#     {wrong}\n#\n\nA = 1\n"
+    assert len(list(commands_of(page))) == 2
+    for commands in (commands_of(page), commands_in_head(head), [wrong, "specjax --gin.A='b'"]):
+        assert what_bash_minds(commands)
+    assert not what_bash_minds(["specjax infer --gin.A='b' --gin.B=\"(@C(), 'd')\""])

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # mkdocs.yml is the one place that says where the repository is.
 REPOSITORY = re.search(r"^repo_url: https://(\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)[1]
+HERE = f"https://{REPOSITORY}/blob/main/"
 
 
 def contents(path):
@@ -77,14 +78,37 @@ def test_faults_are_seen():
     assert len(found) == 4 and "the ids" in found and f"a magic in {code[2]['id']}" in found
 
 
+def links(text):
+    """The links of a notebook to files of the repository, and whether each leads somewhere."""
+    for page, anchor in re.findall(rf"{re.escape(HERE)}([^)#\s]+)(#[^)\s]+)?", text):
+        yield page + anchor, (ROOT / page).is_file() and (not anchor or anchor in anchors(page))
+    for other in re.findall(r"`(\w+\.ipynb)`", text):
+        yield other, (ROOT / "notebooks" / other).is_file()
+
+
+def anchors(page):
+    """The places of a page that a link can lead to, as the repository's site names them."""
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.M)
+    return ["#" + re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in headings]
+
+
 def test_links_lead_to_pages():
     """Notebooks link to docs by the repository's address, which the strict build does not see."""
-    for path in NOTEBOOKS:
-        text = "".join("".join(cell["source"]) for cell in contents(path)["cells"])
-        for page in re.findall(rf"https://{REPOSITORY}/blob/main/([^)#\s]+)", text):
-            assert (ROOT / page).is_file(), f"{path.name}: {page}"
-        for other in re.findall(r"`(\w+\.ipynb)`", text):
-            assert (ROOT / "notebooks" / other).is_file(), f"{path.name}: {other}"
+    texts = ["".join("".join(c["source"]) for c in contents(path)["cells"]) for path in NOTEBOOKS]
+    found = {link: leads for text in texts for link, leads in links(text)}
+    assert {Path(link).suffix for link in found} == {".md", ".ipynb"} and len(found) > 5
+    assert [link for link, leads in found.items() if not leads] == []
+
+
+def test_links_that_lead_nowhere_are_seen():
+    page = "docs/extending.md"
+    text = f"[a]({HERE}{page}#a-language-model) [b]({HERE}{page}#none) [c]({HERE}docs/none.md)"
+    assert list(links(f"{text} `none.ipynb`")) == [
+        (f"{page}#a-language-model", True),
+        (f"{page}#none", False),
+        ("docs/none.md", False),
+        ("none.ipynb", False),
+    ]
 
 
 def test_notebooks_run_top_to_bottom():

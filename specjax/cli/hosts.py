@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> Non
         action="store_const",
         const="1",
         help="one program over all processes of a TPU pod, of Slurm or of Open MPI, which say what "
-        "the three options above say. So it is without them where TPU_WORKER_HOSTNAMES has "
-        "several hosts",
+        "the three options above say. So it is without them where TPU_WORKER_HOSTNAMES, which GKE "
+        "sets, has several hosts",
     )
 
 
@@ -99,6 +99,33 @@ def start(args: argparse.Namespace) -> "Part | None":
         return part
     _check_address(address)
     return processes.join(address, count, index)
+
+
+def check_joined(args: argparse.Namespace) -> None:
+    """Refuses a process that JAX counts among several, but that was not started as one of them.
+
+    GKE names a TPU's hosts in TPU_WORKER_HOSTNAMES, which `start` reads. On Cloud TPU VMs only the
+    TPU's runtime knows of them, once it has started: each host would then do all of the work.
+
+    Args:
+      args: of any command; `part` is what `start` has returned.
+
+    Raises:
+      ValueError: there are several processes, and no program of them was joined.
+    """
+    import jax
+
+    count = jax.process_count()
+    if count == 1 or getattr(getattr(args, "part", None), "together", False):
+        return
+    joins = getattr(args, "joins", None)
+    if joins:
+        remedy = "give --distributed, or run launch/tpu.sh"
+    elif joins is None:
+        remedy = f"specjax {args.command} takes a TPU of one host, or JAX_PLATFORMS=cpu"
+    else:
+        remedy = "keep them apart, by launch/tpu.sh run --replicas"
+    raise ValueError(f"this TPU has {count} hosts: {remedy}")
 
 
 def end(status: int) -> NoReturn:

@@ -130,6 +130,7 @@ def _run(args: argparse.Namespace) -> int:
     if hasattr(args, "process_count"):
         args.part = hosts.start(args)
     check_devices()
+    hosts.check_joined(args)
     announcement = ""
     if args.command not in _WITHOUT_CACHE:
         # The one place where the command changes JAX's global settings.

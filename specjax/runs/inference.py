@@ -27,7 +27,7 @@ from specjax.checks import check_path
 from specjax.data import Example, FewShot
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.drafting import read_costs
-from specjax.runs import messages, processes
+from specjax.runs import messages, processes, shares
 from specjax.runs import parts as parts_lib
 from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.inputs import check_truncate, read_inputs, tokens_of
@@ -144,7 +144,7 @@ def infer(
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         settings = {"seed": seed, "chat": chat}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, part)
-        own = parts_lib.own_ids(decoder, prompts, failed, part)
+        own = shares.own_ids(decoder, prompts, failed, part)
         done = resume(path, examples, failed, own)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
@@ -156,7 +156,7 @@ def infer(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*: look at the weights")
             errors = {i: told for i, told in failed.items() if i in own}
-            rounds = parts_lib.known_rounds(prompts, own, done, part)
+            rounds = shares.known_rounds(prompts, own, done, part)
             fresh = _decode(decoder, examples, prompts, errors, done, rounds, run, seed, progress)
         records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
         assert len(records) == len(own) or (part is not None and part.together)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from specjax.runs.rows_file import (
     totals,
 )
 from specjax.runs.run_directory import GIN_NAME, RunDirectory, difference, read_config
-from specjax.text import Decoder
 
 PART = "part"
 # What is a part's own in its configuration, and not the run's.
@@ -32,12 +31,20 @@ OWN = (PART, "fingerprint", "files", "kept")
 _ENVIRONMENT = "environment"
 
 
-def directory_of(output_dir: str | os.PathLike[str], part: Part | None) -> RunDirectory:
+def directory_of(
+    output_dir: str | os.PathLike[str],
+    part: Part | None,
+    *,
+    config_name: str = CONFIG_NAME,
+    makes: Sequence[str] = MADE,
+) -> RunDirectory:
     """The directory that a process writes: that of the run, or one in it.
 
     Args:
       output_dir: the directory of the run.
       part: this process; None for one alone.
+      config_name: see `RunDirectory`; by default that of `specjax infer`.
+      makes: see `RunDirectory`.
 
     Returns:
       The directory, not yet open.
@@ -46,76 +53,21 @@ def directory_of(output_dir: str | os.PathLike[str], part: Part | None) -> RunDi
       TypeError: see `RunDirectory`.
       ValueError: see `RunDirectory`.
     """
-    whole = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE)
+    whole = RunDirectory(output_dir, config_name=config_name, makes=makes)
     if part is None:
         return whole
-    return RunDirectory(whole.path / part.name, config_name=CONFIG_NAME, makes=MADE)
+    return RunDirectory(whole.path / part.name, config_name=config_name, makes=makes)
 
 
-def own_ids(
-    decoder: Decoder, prompts: Mapping[int, Any], failed: Mapping[int, str], part: Part | None
-) -> Collection[int]:
-    """The ids of the rows that this process may write.
-
-    Args:
-      decoder: the decoder.
-      prompts: the tokens of all inputs that can be decoded, by id.
-      failed: the errors of the others, by id.
-      part: this process; None for one alone.
-
-    Returns:
-      All without a part; of a replica its own; of a program all, but for failed inputs, which are
-      the first process's.
-    """
-    everything = {*prompts, *failed}
-    if part is None:
-        return everything
-    errors = failed if part.index == 0 else ()
-    if part.together:
-        return {*prompts, *errors}
-    ids = list(prompts)
-    own = {ids[place] for place in decoder.parts(list(prompts.values()), part.count)[part.index]}
-    if not own:
-        print(
-            f"specjax: warning: process {part.index} of {part.count} has no rows: the input has "
-            "fewer plans than there are processes; a smaller BATCH_SIZE makes more",
-            file=sys.stderr,
-        )
-    return {*own, *errors}
-
-
-def known_rounds(
-    prompts: Mapping[int, Any], own: Collection[int], done: Mapping[int, Record], part: Part | None
-) -> dict[int, int]:
-    """The places of the prompts that are not to be decoded here, and the rounds they took.
-
-    Args:
-      prompts: see `own_ids`.
-      own: its ids.
-      done: the rows that this process has written.
-      part: see `own_ids`. All processes of a program must call it, and learn of all rows.
-
-    Returns:
-      Place -> rounds; for the rows of other replicas 1.
-    """
-    known = np.zeros(len(prompts), np.int32)
-    for place, i in enumerate(prompts):
-        if i in done:
-            known[place] = done[i]["info"]["rounds"]
-        elif i not in own:
-            known[place] = 1  # of another replica, as is all that shares slots with it
-    if part is not None and part.together:
-        known = processes.gather(known).max(axis=0)
-    return {int(place): int(known[place]) for place in np.flatnonzero(known)}
-
-
-def check_whole(part: RunDirectory, configuration: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory around a part holds another run."""
-    check_same(directory_of(part.path.parent, None), configuration)
-
-
-def check_same(whole: RunDirectory, configuration: Mapping[str, Any]) -> None:
-    """Raises ValueError if a directory, which is not open, holds another run."""
+def check_whole(
+    part: RunDirectory,
+    configuration: Mapping[str, Any],
+    *,
+    config_name: str = CONFIG_NAME,
+    makes: Sequence[str] = MADE,
+) -> None:
+    """Raises ValueError if the directory around a part holds another run; see `directory_of`."""
+    whole = directory_of(part.path.parent, None, config_name=config_name, makes=makes)
     theirs = whole.peek()
     ours = json.loads(json.dumps(configuration))
     if theirs is not None and theirs["kept"] and (told := _differ(theirs, ours)):
@@ -150,14 +102,37 @@ def merge(
       TypeError: a path is not a path.
       ValueError: the parts are of different runs, rows are missing, or a row is in two parts.
     """
-    for path in (output_dir, *parts):
-        check_path(path, "merge: ")
-    whole = directory_of(output_dir, None)
-    roots = [Path(path).expanduser().absolute() for path in parts] or [whole.path]
-    found = find(roots)
-    configuration = _common(found)
+    whole, found = whole_and_parts(output_dir, parts)
+    configuration = common(found)
     records = _complete(found, configuration["rows"])
     return _write(whole, found, configuration, records, on_start)
+
+
+def whole_and_parts(
+    output_dir: str | os.PathLike[str],
+    parts: Sequence[str | os.PathLike[str]],
+    *,
+    config_name: str = CONFIG_NAME,
+    makes: Sequence[str] = MADE,
+) -> tuple[RunDirectory, list[Path]]:
+    """The directory that a merge writes, not yet open, and those of its parts, in order.
+
+    Args:
+      output_dir: see `merge`.
+      parts: see `merge`.
+      config_name: see `directory_of`.
+      makes: see `directory_of`.
+
+    Raises:
+      FileNotFoundError: see `find`.
+      TypeError: a path is not a path.
+      ValueError: see `find`.
+    """
+    for path in (output_dir, *parts):
+        check_path(path, "merge: ")
+    whole = directory_of(output_dir, None, config_name=config_name, makes=makes)
+    roots = [Path(path).expanduser().absolute() for path in parts] or [whole.path]
+    return whole, find(roots, config_name)
 
 
 def merge_if_complete(
@@ -175,16 +150,15 @@ def merge_if_complete(
     Returns:
       Whether all rows were there.
     """
-    whole = part.path.parent
-    found = [whole / Part(i, count).name for i in range(count)]
+    found = beside(part, count)
     # One that fails at this moment takes its configuration back.
     if any(read_config(path / CONFIG_NAME) is None for path in found):
         return False
-    configuration = _common(found)
+    configuration = common(found)
     if len({i for path in found for i in _rows(path)}) < configuration["rows"]:
         return False
     records = _complete(found, configuration["rows"])
-    run = directory_of(whole, None)
+    run = directory_of(part.path.parent, None)
     # Another part that has just ended writes the same.
     with contextlib.suppress(InUseError):
         _write(run, found, configuration, records, on_start)
@@ -199,12 +173,21 @@ def finish(run: RunDirectory, part: Part, on_start: Callable[..., None] | None) 
         if part.index:
             return
     if not merge_if_complete(run, part.count, on_start=on_start):
-        print(
-            f"specjax: this is part {part.index} of {part.count}. The last part to end writes "
-            f"{run.path.parent / PREDICTIONS_NAME}; where parts are on different disks, bring "
-            "them together, and run: specjax merge DIRECTORY",
-            file=sys.stderr,
-        )
+        tell_unmerged(part, f"writes {run.path.parent / PREDICTIONS_NAME}")
+
+
+def tell_unmerged(part: Part, does: str) -> None:
+    """Says, where not all parts are there, how they become one; `does`: what a merge does."""
+    print(
+        f"specjax: this is part {part.index} of {part.count}. The last part to end {does}; where "
+        "parts are on different disks, bring them together, and run: specjax merge DIRECTORY",
+        file=sys.stderr,
+    )
+
+
+def beside(part: RunDirectory, count: int) -> list[Path]:
+    """The directories of all parts that the directory around a part should have, in order."""
+    return [part.path.parent / Part(i, count).name for i in range(count)]
 
 
 def parts_in(root: Path, config_name: str) -> list[Path]:
@@ -271,20 +254,41 @@ def _differ(theirs: Mapping[str, Any], ours: Mapping[str, Any], *ignored: str) -
     return difference(one, other)
 
 
-def _common(found: Sequence[Path]) -> dict[str, Any]:
-    """The configuration of the run, which all parts must have."""
+def common(
+    found: Sequence[Path],
+    *,
+    config_name: str = CONFIG_NAME,
+    what: str = "run",
+    same_machine: bool = False,
+) -> dict[str, Any]:
+    """The configuration of the run, which all parts must have.
+
+    Args:
+      found: the directories of the parts.
+      config_name: see `directory_of`.
+      what: what the parts make together, for the message.
+      same_machine: whether parts from other machines are refused; else a warning names them.
+
+    Returns:
+      It, without what is a part's own.
+
+    Raises:
+      ValueError: a part has none, or another one.
+    """
     configurations = []
     for path in found:
-        config = read_config(path / CONFIG_NAME)
+        config = read_config(path / config_name)
         if config is None or PART not in config:
-            raise ValueError(f"{path} has no {CONFIG_NAME} of a part: run that process to its end")
+            raise ValueError(f"{path} has no {config_name} of a part: run that process to its end")
         configurations.append(config)
     first = configurations[0]
+    ignored = () if same_machine else (_ENVIRONMENT,)
+    same = "on the same kind of machine" if same_machine else "and the same files"
     for path, other in zip(found, configurations, strict=True):
-        if told := _differ(first, other, _ENVIRONMENT):
+        if told := _differ(first, other, *ignored):
             raise ValueError(
-                f"{path} is a part of another run than {found[0]} ({told}): give all processes the "
-                "same command and the same files, in a new output_dir"
+                f"{path} is a part of another {what} than {found[0]} ({told}): give all processes "
+                f"the same command {same}, in a new output_dir"
             )
         if told := _differ(first, other):
             print(f"specjax: warning: {path} was decoded elsewhere ({told})", file=sys.stderr)

@@ -5,10 +5,11 @@ the verifier alone for itself, and the replicas need the same kind of machine.
 """
 
 import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from specjax.evaluation import Bootstrap
 from specjax.runs import parts as runs
 from specjax.runs.lock import InUseError
 from specjax.runs.processes import Part
-from specjax.runs.run_directory import RunDirectory, difference, read_config
+from specjax.runs.run_directory import RunDirectory
 from specjax.sweeping.directory import (
     CONFIG_NAME,
     GRID,
@@ -29,6 +30,10 @@ from specjax.sweeping.points import VERIFIER, Point
 
 PART = runs.PART
 OnStart = Callable[..., None]
+
+# As for `specjax infer`, of the files of a sweep.
+directory_of = functools.partial(runs.directory_of, config_name=CONFIG_NAME, makes=MADE)
+check_whole = functools.partial(runs.check_whole, config_name=CONFIG_NAME, makes=MADE)
 
 
 def share(points: Sequence[Point], part: Part) -> list[Point]:
@@ -76,33 +81,15 @@ def share(points: Sequence[Point], part: Part) -> list[Point]:
     ]
 
 
-def directory_of(output_dir: str | os.PathLike[str], part: Part | None) -> RunDirectory:
-    """The directory that a process writes: that of the sweep, or one in it; not yet open."""
-    whole = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE)
-    if part is None:
-        return whole
-    return RunDirectory(whole.path / part.name, config_name=CONFIG_NAME, makes=MADE)
-
-
-def check_whole(part: RunDirectory, configuration: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory around a part holds another sweep."""
-    runs.check_same(directory_of(part.path.parent, None), configuration)
-
-
 def finish(part_run: RunDirectory, part: Part, on_start: OnStart | None) -> None:
     """Merges the parts beside a finished one where all are there, or says how to."""
     whole = part_run.path.parent
-    found = [whole / Part(i, part.count).name for i in range(part.count)]
+    found = runs.beside(part_run, part.count)
     if all(_is_whole(path) for path in found) and set(_grid(found)) <= _keys(found):
         with contextlib.suppress(InUseError):  # another part that has just ended writes the same
             _merge(directory_of(whole, None), found, on_start)
-        return
-    print(
-        f"specjax: this is part {part.index} of {part.count}. The last part to end merges them in "
-        f"{whole}; where parts are on different disks, bring them together, and run: specjax merge "
-        "DIRECTORY",
-        file=sys.stderr,
-    )
+    else:
+        runs.tell_unmerged(part, f"merges them in {whole}")
 
 
 def is_sweep(roots: Sequence[str | os.PathLike[str]]) -> bool:
@@ -133,9 +120,8 @@ def merge(
       OSError: the directory cannot be written.
       ValueError: the parts are of different sweeps or grids, or one has not ended.
     """
-    whole = directory_of(output_dir, None)
-    roots = [Path(path).expanduser().absolute() for path in parts] or [whole.path]
-    return _merge(whole, runs.find(roots, CONFIG_NAME), on_start)
+    whole, found = runs.whole_and_parts(output_dir, parts, config_name=CONFIG_NAME, makes=MADE)
+    return _merge(whole, found, on_start)
 
 
 def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
@@ -168,23 +154,14 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
 
 
 def _common(found: Sequence[Path]) -> dict[str, Any]:
-    """The configuration of the sweep, which all parts must have."""
-    made = []
+    """The configuration of the sweep, which all parts must have; all must be whole."""
     for path in found:
-        config = read_config(path / CONFIG_NAME)
-        if config is None or PART not in config or not _is_whole(path):
+        if not _is_whole(path):
             raise ValueError(
                 f"{path} has not been measured to its end: start that process again, with the same "
                 "command"
             )
-        made.append({name: x for name, x in config.items() if name not in runs.OWN})
-    for path, other in zip(found, made, strict=True):
-        if told := difference(made[0], other):
-            raise ValueError(
-                f"{path} is a part of another sweep than {found[0]} ({told}): give all processes "
-                "the same command on the same kind of machine, in a new output_dir"
-            )
-    return made[0]
+    return runs.common(found, config_name=CONFIG_NAME, what="sweep", same_machine=True)
 
 
 def _grid(found: Sequence[Path]) -> list[str]:

@@ -10,12 +10,14 @@ import jax
 import pytest
 from absl import logging
 
-from specjax.cli import failures, main
+from specjax.cli import failures, hosts, main
+from specjax.runs.processes import Part
 
 
 class Command:
     """A command that raises what it is told to."""
 
+    args = None
     error: Exception | None = None
 
     @staticmethod
@@ -106,6 +108,33 @@ def test_bad_input_is_one_line_and_a_traceback_on_request(monkeypatch, capsys, k
     monkeypatch.setenv("SPECJAX_TRACEBACK", "1")
     with pytest.raises(kind):
         main.main(["drive"])
+
+
+@pytest.mark.parametrize(
+    ("found", "remedy"),
+    [
+        ({"part": None, "joins": True}, "give --distributed, or run launch/tpu.sh"),
+        ({"part": Part(1, 4), "joins": True}, "give --distributed, or run launch/tpu.sh"),
+        ({"part": Part(1, 4), "joins": False}, "keep them apart, by launch/tpu.sh run --replicas"),
+        ({}, "specjax drive takes a TPU of one host, or JAX_PLATFORMS=cpu"),
+        ({"part": Part(1, 4, together=True), "joins": True}, None),
+    ],
+)
+def test_a_tpu_of_hosts_that_were_not_joined_is_refused(monkeypatch, capsys, found, remedy):
+    """On Cloud TPU VMs no variable tells of the other hosts; JAX knows them once it has started."""
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(Command, "args", None)
+
+    def add_arguments(parser):
+        if found:
+            hosts.add_arguments(parser, joins=found["joins"])
+
+    monkeypatch.setattr(Command, "add_arguments", staticmethod(add_arguments))
+    monkeypatch.setattr(hosts, "start", lambda args: found["part"])
+    assert main.main(["drive"]) == (2 if remedy else 0)
+    told = f"specjax drive: this TPU has 4 hosts: {remedy}\n" if remedy else ""
+    assert capsys.readouterr().err == told
+    assert (Command.args is None) == bool(remedy)  # nothing has begun
 
 
 def test_a_fault_of_ours_is_not_taken_for_bad_input(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What the launch files say: shellcheck, dry runs, the documented variables, the two manifests."""
 
+import ast
 import os
 import re
 import shutil
@@ -17,9 +18,9 @@ SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *Path(__file__).parent.glob("*.sh")])
 CHIPS = {"2x4": 8}
 
 
-def variables():
-    """Name and default of each variable at the top of launch/tpu.sh."""
-    text = (LAUNCH / "tpu.sh").read_text()
+def variables(script="tpu.sh"):
+    """Name and default of each variable at the top of a script."""
+    text = (LAUNCH / script).read_text()
     return dict(re.findall(r'^([A-Z_]+)="\$\{\1:-(.*)\}"$', text, re.MULTILINE))
 
 
@@ -82,6 +83,31 @@ def test_what_is_printed_is_what_is_run(cloud):
     assert f"gcloud {created}" in told.stdout.splitlines()
 
 
+def extras_in(path):
+    """The extras that the modules of a directory ask for by `checks.require`."""
+    for file in sorted(path.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require":
+                yield ast.literal_eval(node.args[1])
+
+
+def test_what_is_installed_by_default_runs_infer_evaluate_and_sweep():
+    """Else a paid machine would find out after it was made and set up."""
+    image = (LAUNCH / "Dockerfile").read_text()
+    # worker.sh reads it in the layer that installs.
+    [built] = re.findall(r"^ARG EXTRAS=(.*)\nRUN .*worker\.sh install$", image, re.M)
+    defaults = {
+        variables()["EXTRAS"],
+        variables("worker.sh")["EXTRAS"],
+        built,
+        task()["envs"]["EXTRAS"],
+    }
+    assert len(defaults) == 1, defaults
+    needed = {"tpu", *extras_in(ROOT / "specjax")}
+    assert "eval" in needed
+    assert needed <= set(defaults.pop().split(","))
+
+
 def test_usage_for_what_is_no_command(cloud):
     done = cloud.launch("destroy")
     assert done.returncode == 2
@@ -105,7 +131,7 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     on_host(cloud, said["setup"], **settings)
     quoted = "--gin_file=runs/infer.gin --gin.INPUT='a  b*.txt' --gin.B=(1,2)"
     on_host(cloud, said["run"], **{**settings, "ARGUMENTS": quoted})
-    assert (cloud.path / "pip.txt").read_text().endswith("--editable .[tpu]\n")
+    assert (cloud.path / "pip.txt").read_text().endswith("--editable .[tpu,eval]\n")
     assert len(cloud.rows("bucket/run/worker-1")) == 6
     words = "infer --gin_file=runs/infer.gin --gin.INPUT=a  b*.txt --gin.B=(1,2) --gin.OUTPUT_DIR="
     assert words in cloud.there("specjax.txt")
@@ -126,6 +152,8 @@ def test_the_skypilot_task_asks_for_the_same_tpu():
     assert said["resources"]["accelerators"] == f"tpu-{variables()['ACCELERATOR_TYPE']}"
     assert said["resources"]["accelerator_args"] == {"runtime_version": "v2-alpha-tpuv5-lite"}
     assert said["resources"]["use_spot"] is True
+    # It tells no bad input from other failures, and replaces pre-empted machines in any case.
+    assert said["resources"]["job_recovery"] == {"max_restarts_on_errors": 0}
     # SkyPilot refuses to start a task with a variable that is null.
     assert [name for name, value in said["envs"].items() if value is None] == ["BUCKET"]
 
