@@ -10,6 +10,7 @@ import pytest
 from specjax.models import cache as cache_lib
 from specjax.models.cache import CacheEntries, RaggedCache
 from tests.models.tiny import CONFIGS, QUICK, error, tiny
+from tests.variants import variants
 
 B, K, S, D, T = 7, 2, 6, 3, 4
 POSITIONS = np.array([0, 1, 2, 3, 5, 6, 9], np.int32)  # the last four reach past the end
@@ -100,7 +101,7 @@ def test_a_nan_in_the_padding_does_not_change_the_prompt(name):
     np.testing.assert_array_equal(*out)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_a_block_past_the_end_keeps_the_other_entries(name):
     """Rolled back after it, a row still gives the logits of its full forward pass."""
     t = tiny(name)
@@ -131,7 +132,7 @@ def _copies(function, cache, *args):
     return len(re.findall(rf"= f32\[(?:{names})\]\S* (?:copy|select)\(", text))
 
 
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("rows", "length"), variants([(1, 1), (2, 3)], (2, 3)))
 def test_a_loop_copies_no_cache(rows, length):
     t = tiny("t5_v1_1")
     inputs = np.ones((rows, 2), np.int32)

@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from specjax.models import T5, T5Config, model_from_config
 from specjax.types import LanguageModel
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
+from tests.variants import variants
 
 FIXTURES = pathlib.Path(__file__).parents[3] / "shared" / "fixtures" / "t5x"
 # The T5X checkpoints in the fixtures are of this configuration.
@@ -43,7 +44,9 @@ def test_models_are_language_models(name):
     assert hash(again) == hash(model)
 
 
-@pytest.mark.parametrize("name", ["t5_v1_0", "llama_grouped_tied", "gemma2"])
+@pytest.mark.parametrize(
+    "name", variants(["t5_v1_0", "llama_grouped_tied", "gemma2"], "llama_grouped_tied")
+)
 def test_init_agrees_with_abstract_params(name):
     model = tiny(name).model
     params = quick_jit(model.init)(jax.random.key(0))
@@ -85,7 +88,7 @@ def test_t5_is_initialised_as_t5x_does_it():
         np.testing.assert_allclose(params[path], value, rtol=1e-6, err_msg=path)
 
 
-@pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
+@pytest.mark.parametrize("name", variants(["t5_v1_1", "gemma2"], "t5_v1_1"))
 def test_bfloat16(name):
     config = CONFIGS[name].replace(dtype="bfloat16", param_dtype="bfloat16")
     model = model_from_config(config)

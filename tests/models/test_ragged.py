@@ -10,6 +10,7 @@ import pytest
 from specjax.models import cache as cache_lib
 from specjax.models import layers
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
+from tests.variants import variants
 
 MAX_BLOCK = 4
 ROUNDS = 10
@@ -48,7 +49,7 @@ def worst_error(t, extend=None, widths=range(1, MAX_BLOCK + 1), seed=5):
     return worst
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_logits_equal_the_full_forward_pass(name):
     assert worst_error(tiny(name)) <= 1e-5
 
@@ -98,7 +99,7 @@ def test_the_window_matters():
     assert worst_error(t, quick_jit(wide.extend), [MAX_BLOCK]) > 1e-3
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_a_row_alone_equals_the_row_in_a_batch(name):
     t = tiny(name)
     batch = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
@@ -114,7 +115,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(name):
         assert error(out.hidden[0], together.hidden[row]) <= 2e-6
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_padding_changes_nothing(name):
     t = tiny(name)
     block = np.random.default_rng(3).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
@@ -136,7 +137,7 @@ def test_padding_changes_nothing(name):
     assert error(nines, plain) <= (2e-5 if t.is_t5 else 2e-6)
 
 
-@pytest.mark.parametrize("name", ["t5_v1_0", "gemma2"])
+@pytest.mark.parametrize("name", variants(["t5_v1_0", "gemma2"], "gemma2"))
 def test_integers_of_all_dtypes_give_the_same(name):
     """Sums and differences of positions exceed the range of 8-bit and unsigned integers."""
     t = tiny(name)

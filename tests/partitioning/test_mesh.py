@@ -15,6 +15,7 @@ from specjax.partitioning import (
     partition_spec,
 )
 from tests.models.tiny import QUICK, error, quick_jit, random_params
+from tests.variants import variants
 
 _SIZES = {"vocab_size": 64, "embed_dim": 16, "num_heads": 8, "head_dim": 4, "mlp_dim": 32}
 CONFIGS = {
@@ -51,7 +52,7 @@ def alone(request):
     return request.param, model, params, prefilled, (first.logits, second.logits)
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
+@pytest.mark.parametrize("shape", variants([(2, 4), (8, 1)], (2, 4)))
 def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
     name, model, params, expected, logits = alone
     mesh = make_mesh(*shape)

@@ -11,6 +11,7 @@ import specjax
 from specjax import drafting, rules, testing, text, verification
 from specjax.drafting import Bigram
 from tests import tiny_pair
+from tests.variants import variants
 
 SHAPE = {"max_new_tokens": 20, "batch_size": 2, "buckets": (32,), "temperature": 0.0}
 PROMPTS = ["abcabc", "an", "b"]
@@ -58,17 +59,7 @@ GREEDY = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("two", "deep"),
-        *(
-            pytest.param(n, marks=pytest.mark.exhaustive)
-            for n in GREEDY
-            if n not in ("two", "deep")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", variants(GREEDY, "two", "copies"))
 def test_greedy_outputs_are_the_verifier_s(models, expected, name):
     plan = text.Cascade(**GREEDY[name])
     decoder = specjax.Decoder(models, drafting=plan, **SHAPE)

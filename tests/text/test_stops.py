@@ -16,6 +16,7 @@ from specjax.tokenizers import added_text
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.subword import HuggingFaceTokenizer
 from specjax.tokenizers.tokenizer import ByteTokenizer, Pieces, Tokenizer
+from tests.variants import variants
 
 WORDS = ("", "", "a", "b", "c", "ab", "ba", "ca", "bc ", " a", "cc", "\n")
 STOPS = ("bab", "\n\n", "c  ac", "c bc b")
@@ -102,7 +103,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", variants(METHODS, "block", "lookup", "token cascade", "alone"))
 def test_rows_are_those_without_stop_strings_up_to_them(pair, name):
     models = pair.verifier if name == "alone" else pair
     decoders = [specjax.Decoder(models, stop=x, **METHODS[name], **SHAPE) for x in ((), STOPS)]

@@ -17,6 +17,7 @@ from tests.training.toy import (
     copy_pairs,
     train_copies,
 )
+from tests.variants import variants
 
 OBJECTIVE = Objective(label_smoothing=0.0, distillation_weight=1.0)
 TASK = Seq2Seq(model=CONFIG, objective=OBJECTIVE, teacher=CONFIG)
@@ -49,7 +50,7 @@ def finished(tmp_path_factory):
     return path, train_on_policy(path)
 
 
-@pytest.mark.parametrize("stop", [3, 4, 9])
+@pytest.mark.parametrize("stop", variants([3, 4, 9], 4))
 def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path, stop):
     """Stopped in the first phase, where one ends, and amid another, past its checkpoint."""
     path, result = finished

@@ -15,6 +15,7 @@ from specjax.training import (
     make_train_step,
 )
 from tests.training.toy import CONFIG, EOS
+from tests.variants import variants
 
 PLAIN = CONFIG.replace(dropout_rate=0.0)
 TASK = Seq2Seq(model=PLAIN)
@@ -39,7 +40,7 @@ def one_step(task=TASK, *, batch=BATCH, state=None, ema_decay=0.0):
     return step(state, None if task.teacher is None else TEACHER_PARAMS, batch)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("weight", variants([0.0, 0.3, 1.0], 0.3))
 def test_the_loss_mixes_smoothed_cross_entropy_and_divergence(weight):
     objective = Objective(label_smoothing=0.1, distillation_weight=weight)
     task = Seq2Seq(model=PLAIN, objective=objective, teacher=PLAIN if weight else None)
