@@ -97,7 +97,7 @@ def test_each_pair_is_made(pair):
 def _block():
     """The gin lines of docs/t5x.md that bind a rule."""
     text = (ROOT / "docs" / "t5x.md").read_text()
-    return re.search(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)[0].replace("    ", "")
+    return re.search(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)[0].replace("    ", "").strip()
 
 
 @pytest.mark.parametrize("rule", rules.ALL_RULES, ids=lambda rule: rule.__name__)
@@ -144,8 +144,7 @@ def test_what_would_not_be_called_or_does_not_fit_is_refused():
         ],
     }
     for message, bindings in refused.items():
-        with gin.unlock_config():
-            gin.clear_config()
+        gin.clear_config()
         files = ("t5x_tiny.gin", "t5x/methods/opt.gin")
         gin_utils.parse_gin_flags(SEARCH, files, bindings)
         with pytest.raises(ValueError, match=re.escape(message)):
