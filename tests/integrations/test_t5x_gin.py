@@ -97,7 +97,8 @@ def test_each_pair_is_made(pair):
 def _block():
     """The gin lines of docs/t5x.md that bind a rule."""
     text = (ROOT / "docs" / "t5x.md").read_text()
-    return re.search(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)[0].replace("    ", "").strip()
+    block = re.search(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)[0]
+    return block.replace("    ", "").strip()
 
 
 @pytest.mark.parametrize("rule", rules.ALL_RULES, ids=lambda rule: rule.__name__)
