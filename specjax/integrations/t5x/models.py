@@ -362,7 +362,7 @@ def _aux(state: DecodeState) -> dict[str, Array]:
     `scores` are log-probabilities of the drawn tokens under the distributions that they were drawn
     from: the rule's targets, after temperature, top-k and top-p, as T5X's with
     `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's, at least the
-    smallest float32: a rule may keep a token of probability 0, and JSON has no infinity.
+    lowest float32: a rule may keep a token of probability 0, and JSON has no infinity.
     `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3 for NaN.
     """
     info = state.info
