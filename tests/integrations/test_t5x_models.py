@@ -13,43 +13,28 @@ from tests.integrations.with_t5x import import_t5x
 import_t5x()
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-import seqio
-from flax import core as flax_core
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from t5x import decoding, models
-from t5x.examples.decoder_only import network as decoder_only
 from t5x.examples.scalable_t5 import network as scalable
-from t5x.examples.t5 import network
 
 from specjax import drafting, rules
 from specjax.integrations import t5x as specjax_t5x
 from specjax.integrations.t5x.sharding import partition_spec
 from specjax.verification import Token
-
-V, L = 24, 8
-SIZES = {
-    "num_heads": 2,
-    "head_dim": 4,
-    "mlp_dim": 16,
-    "mlp_activations": ("gelu", "linear"),
-    "dropout_rate": 0.0,
-}
-INPUTS = np.array([[5, 6, 7, 1, 0, 0], [9, 8, 1, 0, 0, 0], [3, 3, 3, 3, 3, 1]], np.int32)
-PROMPTS = np.array([[0, 5, 4, 3, 0, 0, 0, 0], [0, 7, 1, 0, 0, 0, 0, 0], [0] * 8], np.int32)
-BATCH = {
-    "encoder_input_tokens": INPUTS,
-    "decoder_input_tokens": PROMPTS,
-    "decoder_target_tokens": np.zeros_like(PROMPTS),
-}
-TEXTS = np.array([[5, 6, 7, 1, 8, 9, 1, 0], [9, 1, 4, 4, 1, 0, 0, 0], [3, 3, 3, 3, 1, 2, 0, 0]])
-DECODER_BATCH = {
-    "decoder_input_tokens": np.pad(TEXTS, ((0, 0), (1, 0)))[:, :-1].astype(np.int32),
-    "decoder_target_tokens": TEXTS.astype(np.int32),
-    # The start and the inputs, which end with token 1.
-    "decoder_causal_attention": np.array([[1] * 5 + [0] * 3, [1] * 3 + [0] * 5, [1] * 6 + [0] * 2]),
-}
-KEY = np.array([0, 5], np.uint32)
+from tests.integrations.t5x_networks import (
+    BATCH,
+    DECODER_BATCH,
+    KEY,
+    PROMPTS,
+    L,
+    V,
+    decoder,
+    params_of,
+    predict,
+    t5,
+    vocabulary,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,45 +42,6 @@ def as_t5x_runs():
     """T5X's code mixes dtypes and ranks."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def vocabulary(size=V):
-    return seqio.PassThroughVocabulary(size, eos_id=1)
-
-
-def t5(layers, module=network, vocab=V, **options):
-    config = module.T5Config(
-        vocab_size=vocab,
-        emb_dim=8,
-        num_encoder_layers=layers,
-        num_decoder_layers=layers,
-        **SIZES,
-        **options,
-    )
-    return module.Transformer(config=config)
-
-
-def decoder(layers):
-    config = decoder_only.TransformerConfig(
-        vocab_size=V, emb_dim=8, num_layers=layers, logits_via_embedding=True, **SIZES
-    )
-    return decoder_only.DecoderWrapper(config=config)
-
-
-def params_of(model, batch, seed=0):
-    shapes = {name: value.shape for name, value in batch.items()}
-    init = jax.jit(lambda key: model.get_initial_variables(key, shapes)["params"])
-    return flax_core.unfreeze(init(jax.random.PRNGKey(seed)))
-
-
-def predict(model, params, batch, **options):
-    """Compiled with the options; `decoder_params` are copied, for T5X adds to them."""
-
-    def run(params, batch, key):
-        own = {k: dict(v) if isinstance(v, dict) else v for k, v in options.items()}
-        return model.predict_batch_with_aux(params, batch, key, **own)
-
-    return jax.tree.map(np.asarray, jax.jit(run)(params, batch, KEY))
 
 
 GREEDY = functools.partial(decoding.temperature_sample, temperature=0.0)
@@ -130,16 +76,21 @@ def test_greedy_outputs_and_plain_scores_are_t5x_s_own(make):
     assert all(value.shape == (3, 2) for value in aux.values())
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_greedy_outputs_of_a_decoder_are_t5x_s_own(bidirectional):
+@pytest.mark.parametrize(
+    ("bidirectional", "tied"), [(False, True), (True, False)], ids=["causal-tied", "prefix-untied"]
+)
+def test_greedy_outputs_of_a_decoder_are_t5x_s_own(bidirectional, tied):
     options = {"inputs_bidirectional_attention": bidirectional}
+    large, small = decoder(2, tied), decoder(1, tied)
     pair = specjax_t5x.DecoderOnlyModel(
-        decoder(2), vocabulary(), drafter_module=decoder(1), decoding=DRAFTS, **options
+        large, vocabulary(), drafter_module=small, decoding=DRAFTS, **options
     )
-    alone = models.DecoderOnlyModel(decoder(2), vocabulary(), None, decode_fn=GREEDY, **options)
+    alone = models.DecoderOnlyModel(large, vocabulary(), None, decode_fn=GREEDY, **options)
     params = params_of(pair, DECODER_BATCH)
     asked = {"decoder_params": {"rescale_log_probs": False}}
+    asked |= {"num_decodes": 2, "return_all_decodes": True}
     out, aux = predict(pair, params, DECODER_BATCH, **asked)
+    assert out.shape == (3, 2, L)
     expected, known = predict(alone, params["verifier"], DECODER_BATCH, **asked)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_allclose(aux["scores"], known["scores"], rtol=1e-4)
@@ -244,15 +195,18 @@ def test_calls_may_ask_for_other_settings():
     pair = _small_pair(specjax_t5x.Decoding(max_draft=2))
     batch = {name: value[:, :4] % SMALL for name, value in BATCH.items()}
     params = params_of(pair, batch)
+    # The networks start alike; these two never agree.
+    kernel = params["drafter"]["decoder"]["logits_dense"]
+    kernel["kernel"] = -kernel["kernel"]
 
     @jax.jit
-    def run(temperature, topk, limit, steps):
+    def run(temperature, topk, limit, steps, alpha=0.0):
         asked = {
             "temperature": temperature,
             "topk": topk,
             "draft_limit": limit,
             "max_decode_steps": steps,
-            "rule": rules.TokenV3(0.0),
+            "rule": rules.TokenV3(alpha),
         }
         return pair.predict_batch_with_aux(params, batch, KEY, decoder_params=asked)
 
@@ -265,6 +219,10 @@ def test_calls_may_ask_for_other_settings():
     short, aux = run(jnp.float32([0.0, 0.0, 0.0]), 0, jnp.array([2, 2, 2]), 2)
     np.testing.assert_array_equal(short[:, :2], cold[:, :2])
     assert not short[:, 2:].any() and (aux["length"] <= 2).all()
+    # The rule keeps drafted tokens that top-k takes from the verifier.
+    _, aux = run(jnp.float32([1.0, 1.0, 1.0]), 1, jnp.array([2, 2, 2]), 4, 1.0)
+    lowest = np.finfo(np.float32).min
+    assert (aux["accepted"] > 0).all() and (aux["log_p"] == lowest).all()
 
 
 def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():

@@ -113,15 +113,19 @@ def test_infer_on_eight_devices_in_two_partitions_decodes_as_t5x_alone(trained, 
     assert sum(row["aux"]["accepted"] for row in rows) > 0
 
 
-def test_eval_has_the_task_s_metric_from_one_checkpoint_of_both(trained, alone, tmp_path):
+@pytest.mark.parametrize("paths", ["one", "two"])
+def test_eval_has_the_task_s_metric_from_one_checkpoint_or_two(trained, alone, tmp_path, paths):
+    one = {
+        "CHECKPOINT_PATH": str(trained / "pair" / "checkpoint_40"),
+        "DRAFTER_CHECKPOINT_PATH": None,
+    }
     _program(
         "t5x.eval",
         *_gin(
             "eval",
             trained,
             method="opt",
-            CHECKPOINT_PATH=str(trained / "pair" / "checkpoint_40"),
-            DRAFTER_CHECKPOINT_PATH=None,
+            **(one if paths == "one" else {"NUM_DECODES": 2}),
             EVAL_OUTPUT_DIR=str(tmp_path),
             TEMPERATURE=0.0,
             ALPHA=-100.0,  # always the verifier's

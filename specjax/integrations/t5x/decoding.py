@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.checks import whole_number
 from specjax.decoding import (
@@ -19,6 +20,7 @@ from specjax.decoding import (
     RoundParams,
     Speculative,
 )
+from specjax.decoding.checks import check_strengths
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams, check_policy
 from specjax.integrations.t5x.call import Call
 from specjax.integrations.t5x.sharding import constrain
@@ -126,6 +128,9 @@ def run_loop(
     """
     method, params = assemble(decoding, verifier, drafter, call)
     rows = prompts.inputs.shape[0]
+    check_strengths(call.rule or decoding.rule or Lossless(), rows)
+    if isinstance(method, Speculative):
+        _check_draft_limit(method, call.draft_limit)
     limits = prompts.room
     if call.max_steps is not None:
         limits = jnp.minimum(limits, call.max_steps)
@@ -159,39 +164,75 @@ def assemble(
     Raises:
       ValueError: if the parts do not go together.
     """
-    eos_ids = (call.eos_id,)
+    small = None if drafter is None else drafter.model
+    method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
+    if not isinstance(method, Speculative):
+        return method, AutoregressiveParams(verifier.params)
+    proposer_params = decoding.drafter_params
+    if drafter is not None:
+        _, numbers = _stopping(decoding)
+        proposer_params = NeuralDrafterParams(drafter.params, jax.tree.map(jnp.asarray, numbers))
+    rule = call.rule or decoding.rule or Lossless()
+    return method, RoundParams(verifier.params, proposer_params, call.by_row(rule))
+
+
+def method_of(
+    decoding: Decoding,
+    verifier: LanguageModel,
+    drafter: LanguageModel | None,
+    *,
+    rule: Rule | None = None,
+    eos_ids: tuple[int, ...] = (),
+) -> LoopMethod:
+    """The method; its parts are checked.
+
+    Args:
+      decoding: what gin has bound.
+      verifier: the large model.
+      drafter: the small model; None where there is no drafting network.
+      rule: instead of gin's, or None.
+      eos_ids: tokens that end a row.
+
+    Raises:
+      TypeError: if the rule is none.
+      ValueError: if the parts do not go together.
+    """
+    rule = rule or decoding.rule
     if drafter is None and decoding.drafter is None:
-        if decoding.rule is not None or call.rule is not None:
+        if rule is not None:
             raise ValueError(
                 "rule must be left out: the model decodes alone; give drafter_module, or "
                 "Decoding.drafter"
             )
-        return Autoregressive(verifier.model, eos_ids=eos_ids), AutoregressiveParams(
-            verifier.params
-        )
-    if decoding.drafter is not None:
-        proposer, proposer_params = decoding.drafter, decoding.drafter_params
-    else:
+        return Autoregressive(verifier, eos_ids=eos_ids)
+    proposer = decoding.drafter
+    if proposer is None:
         assert drafter is not None
-        proposer, proposer_params = _neural(decoding, drafter, eos_ids)
-    verification = Block() if decoding.verification is None else decoding.verification
-    method = Speculative(verifier.model, proposer, verification, eos_ids=eos_ids)
-    rule = call.rule or decoding.rule or Lossless()
-    method.check_rule(rule)
-    return method, RoundParams(verifier.params, proposer_params, call.by_row(rule))
-
-
-def _neural(
-    decoding: Decoding, drafter: Network, eos_ids: tuple[int, ...]
-) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-    stopping = FixedLength() if decoding.stopping is None else decoding.stopping
-    stopping, numbers = stopping.bind(None)
-    proposer = NeuralDrafter(
-        drafter.model,
-        decoding.max_draft,
-        stopping,
-        decoding.min_draft,
+        stopping, _ = _stopping(decoding)
         # A draft of a fixed length goes on: rows then do not depend on each other's passes.
-        eos_ids=() if stopping.is_fixed else eos_ids,
-    )
-    return proposer, NeuralDrafterParams(drafter.params, jax.tree.map(jnp.asarray, numbers))
+        ends = () if stopping.is_fixed else eos_ids
+        proposer = NeuralDrafter(
+            drafter, decoding.max_draft, stopping, decoding.min_draft, eos_ids=ends
+        )
+    verification = Block() if decoding.verification is None else decoding.verification
+    method = Speculative(verifier, proposer, verification, eos_ids=eos_ids)
+    method.check_rule(rule or Lossless())
+    return method
+
+
+def _stopping(decoding: Decoding) -> tuple[Any, Any]:
+    """The stopping policy, and its numbers."""
+    return (FixedLength() if decoding.stopping is None else decoding.stopping).bind(None)
+
+
+def _check_draft_limit(method: Speculative, limit: Any) -> None:
+    """Raises ValueError for a limit, as `Speculative.init` does, where drafts have one length."""
+    if limit is None or not method.verification.has_carry:
+        return
+    traced = isinstance(limit, jax.core.Tracer)
+    if traced or np.any(np.asarray(limit) < method.max_draft):
+        raise ValueError(
+            f"draft_limit must be left out, or {method.max_draft} in every row, got "
+            f"{'a traced value' if traced else np.asarray(limit).tolist()}: "
+            f"{type(method.verification).__name__} needs drafts of a fixed length"
+        )

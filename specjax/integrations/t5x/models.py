@@ -18,8 +18,8 @@ from t5x import models
 
 from specjax.decoding import DecodeState
 from specjax.integrations.t5x.call import Call, read_call
-from specjax.integrations.t5x.decoding import Decoding, Network, Prompts, run_loop
-from specjax.integrations.t5x.networks import read_network
+from specjax.integrations.t5x.decoding import Decoding, Network, Prompts, method_of, run_loop
+from specjax.integrations.t5x.networks import read_config, read_network
 from specjax.types import Array, Params, Sampling
 
 VERIFIER, DRAFTER = "verifier", "drafter"
@@ -33,7 +33,7 @@ class _PairModel(models.BaseTransformerModel):
     _bidirectional = False
 
     def _pair(self, drafter_module: Any, decoding: Decoding | None) -> None:
-        """Keeps what T5X's classes do not know."""
+        """Keeps what T5X's classes do not know, and checks that networks and `decoding` fit."""
         self.drafter_module = drafter_module
         self.decoding = Decoding() if decoding is None else decoding
         if not isinstance(self.decoding, Decoding):
@@ -43,6 +43,8 @@ class _PairModel(models.BaseTransformerModel):
             )
         if drafter_module is not None and self.decoding.drafter is not None:
             raise ValueError("drafter_module must be None: Decoding.drafter drafts")
+        small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
+        method_of(self.decoding, read_config(VERIFIER, self.module), small)
 
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Any = None
@@ -108,12 +110,12 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
       drafter_module: the drafter's network; None: the verifier decodes alone, or with
         `Decoding.drafter`.
       decoding: how; `Decoding()` by default.
-      **options: T5X's other arguments, `default_decoder_params` among them. `decode_fn` is not
-        called.
+      **options: T5X's other arguments but `decode_fn`; `default_decoder_params` among them.
 
     Raises:
       TypeError: if `decoding` is no `Decoding`.
-      ValueError: if there are two drafters.
+      ValueError: if there are two drafters, or a `decode_fn`, or a network is unknown, or the
+        networks and `decoding` do not go together.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         decoding: Decoding | None = None,
         **options: Any,
     ) -> None:
+        _check_options(options)
         super().__init__(module, input_vocabulary, output_vocabulary, optimizer_def, **options)
         self._pair(drafter_module, decoding)
 
@@ -150,7 +153,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
             what `default_decoder_params` says.
           num_decodes: n, how many outputs are drawn for each input; likewise.
           prompt_with_targets: whether outputs begin with the batch's `decoder_input_tokens`
-            (without end-of-sequence tokens).
+            (without ends of sequence and padding; what follows one moves up).
 
         Returns:
           The outputs `[B, L]`, or `[B, n, L]` by increasing score, a forced beginning included and
@@ -176,9 +179,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         prompts = Prompts(inputs, real_length(inputs), longest, room)
         forced = None
         if prompt_with_targets and longest > 1:
-            # As T5X: zeros are the start and the padding; an end would end the output.
-            shifted = shifted * (shifted != self.output_vocabulary.eos_id).astype(jnp.int32)
-            forced = (shifted[:, 1:], jnp.sum(shifted != 0, axis=1, dtype=jnp.int32))
+            forced = forced_tokens(shifted, self.output_vocabulary.eos_id)
             prompts = prompts._replace(
                 prefix=forced[0], prefix_lengths=forced[1], room=room - forced[1]
             )
@@ -214,11 +215,11 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
       drafter_module: the drafter's network; None: the verifier decodes alone, or with
         `Decoding.drafter`.
       decoding: how; `Decoding()` by default.
-      **options: T5X's other arguments. `decode_fn` is not called.
+      **options: T5X's other arguments but `decode_fn`.
 
     Raises:
       TypeError: if `decoding` is no `Decoding`.
-      ValueError: if there are two drafters.
+      ValueError: as `EncoderDecoderModel`.
     """
 
     def __init__(
@@ -230,6 +231,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         decoding: Decoding | None = None,
         **options: Any,
     ) -> None:
+        _check_options(options)
         super().__init__(module, vocabulary, optimizer_def, **options)
         self._pair(drafter_module, decoding)
         self._bidirectional = self._inputs_bidirectional_attention
@@ -301,6 +303,19 @@ def real_length(tokens: Array) -> Array:
     return jnp.maximum(jnp.max(jnp.where(tokens != 0, place[None], 0), axis=1), 1)
 
 
+def forced_tokens(shifted: Array, eos_id: int | None) -> tuple[Array, Array]:
+    """What `decoder_input_tokens` force: `[B, L - 1]` and how many of them, `[B]` int32.
+
+    Token 0 starts and pads; an end of sequence would end the output. Both are left out, and the
+    tokens behind them move up.
+    """
+    tokens = shifted[:, 1:]
+    real = (tokens != 0) & (tokens != eos_id)
+    order = jnp.argsort(~real, axis=1, stable=True)
+    tokens = jnp.take_along_axis(jnp.where(real, tokens, 0), order, axis=1)
+    return tokens, jnp.sum(real, axis=1, dtype=jnp.int32)
+
+
 def after_prefix(tokens: Array, prefix: Array, lengths: Array) -> Array:
     """Puts outputs `[B, L]` behind the first `lengths [B]` of `prefix [B, F]`; `[B, L]`."""
     longest = tokens.shape[1]
@@ -335,19 +350,26 @@ def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dic
     return sort(tokens), jax.tree.map(sort, aux)
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for what would be kept and never called."""
+    if "decode_fn" in options:
+        raise ValueError("decode_fn must be left out: bind specjax_t5x.Decoding")
+
+
 def _aux(state: DecodeState) -> dict[str, Array]:
     """What is told of each row `[B * n]`.
 
     `scores` are log-probabilities of the drawn tokens under the distributions that they were drawn
     from: the rule's targets, after temperature, top-k and top-p, as T5X's with
-    `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's. `ended_by` is 1
-    for an end-of-sequence token, 2 for the limit, 3 for NaN.
+    `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's, at least the
+    lowest float32: a rule may keep a token of probability 0, and JSON has no infinity.
+    `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3 for NaN.
     """
     info = state.info
     longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
     return {
         "scores": info.log_target,
-        "log_p": info.log_p,
+        "log_p": jnp.maximum(info.log_p, jnp.finfo(jnp.float32).min),
         "length": state.lengths,
         "ended_by": state.ended_by,
         "drafted": jnp.sum(info.drafted_lengths * longest, axis=1),

@@ -6,6 +6,7 @@ decodes with specjax's network of the same architecture, on the parameters that 
 Source: `t5x/examples/{t5,scalable_t5,decoder_only}/network.py`.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,19 @@ _SHARED = {
     "logits_via_embedding": "tie_embeddings",
     "dtype": "dtype",
 }
+# Fields of T5X's configurations that are read below, or do not change what a network computes.
+_FIELDS = {
+    *_SHARED,
+    "mlp_activations",
+    "num_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "dropout_rate",
+    "float32_attention_logits",
+    "remat_policy",
+    "scan_layers",
+    "param_scan_axis",
+}
 
 
 class _InMemory:
@@ -45,6 +59,54 @@ class _InMemory:
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """See `specjax.checkpoints.arrays.Reader`."""
         return ((name, self._flat[name]) for name in names)
+
+
+def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -> Model:
+    """The language model of a network's configuration, before its parameters are known.
+
+    Args:
+      role: "verifier" or "drafter", for messages.
+      module: the flax module that T5X's model class was given.
+      bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
+
+    Returns:
+      The model; its parameters are float32, and its layers share one relative position bias.
+
+    Raises:
+      ValueError: if the network is none that specjax knows; the message says what differs.
+    """
+    config: Any = getattr(module, "config", None)
+    fields = {f.name: f for f in dataclasses.fields(config)} if _is_instance(config) else {}
+    is_t5 = "num_encoder_layers" in fields
+    if not (is_t5 or "num_layers" in fields) or not set(_SHARED) <= set(fields):
+        raise ValueError(
+            f"the {role}'s network, {type(module).__name__}, is not one that specjax knows: it "
+            f"knows those of {_KNOWN}"
+        )
+    for name in sorted(set(fields) - _FIELDS):
+        value, default = getattr(config, name), fields[name].default
+        if value != default:
+            raise ValueError(
+                f"the {role}'s {type(config).__name__} has {name} = {value!r}, which specjax does "
+                f"not compute: leave {name} out, or give a network of {_KNOWN}"
+            )
+    sizes = {ours: getattr(config, theirs) for theirs, ours in _SHARED.items()}
+    sizes["mlp_activations"] = tuple(config.mlp_activations)
+    if not is_t5:
+        return DecoderOnlyT5(
+            DecoderOnlyT5Config(
+                **sizes, num_layers=config.num_layers, bidirectional_inputs=bidirectional_inputs
+            )
+        )
+    return T5(
+        T5Config(
+            **sizes,
+            num_encoder_layers=config.num_encoder_layers,
+            num_decoder_layers=config.num_decoder_layers,
+            relpos_buckets=BUCKETS,
+            relpos_max_distance=MAX_DISTANCE,
+        )
+    )
 
 
 def read_network(
@@ -66,45 +128,22 @@ def read_network(
     Raises:
       ValueError: if the network is none that specjax knows; the message says what differs.
     """
-    config: Any = getattr(module, "config", None)
+    model: Any = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)
-    fields = set(getattr(config, "__dataclass_fields__", ()))
-    is_t5 = "num_encoder_layers" in fields
-    if not (is_t5 or "num_layers" in fields) or not set(_SHARED) <= fields:
-        raise ValueError(
-            f"the {role}'s network, {type(module).__name__}, is not one that specjax knows: it "
-            f"knows those of {_KNOWN}"
-        )
-    sizes = {ours: getattr(config, theirs) for theirs, ours in _SHARED.items()}
-    sizes |= {
-        "mlp_activations": tuple(config.mlp_activations),
-        "param_dtype": _param_dtype(flat),
-    }
     tree = Tree(_InMemory(flat))
     values = {name: piece.view(flat[piece.source]) for name, piece in tree.pieces.items()}
-    if is_t5:
-        per_layer = any("layers_0/relpos_bias" in name for name in values)
-        model: Model = T5(
-            T5Config(
-                **sizes,
-                num_encoder_layers=config.num_encoder_layers,
-                num_decoder_layers=config.num_decoder_layers,
-                relpos_buckets=BUCKETS,
-                relpos_max_distance=MAX_DISTANCE,
-                relpos_per_layer=per_layer,
-            )
-        )
+    found = {"param_dtype": _param_dtype(flat)}
+    if isinstance(model, T5):
+        found["relpos_per_layer"] = any("layers_0/relpos_bias" in name for name in values)
     else:
         values = {_decoder_only_name(name): value for name, value in values.items()}
-        model = DecoderOnlyT5(
-            DecoderOnlyT5Config(
-                **sizes,
-                num_layers=config.num_layers,
-                bidirectional_inputs=bidirectional_inputs,
-            )
-        )
+    model = type(model)(dataclasses.replace(model.config, **found))
     _check(role, module, model, values)
     return model, unflatten(values)
+
+
+def _is_instance(config: Any) -> bool:
+    return dataclasses.is_dataclass(config) and not isinstance(config, type)
 
 
 def _param_dtype(flat: dict[str, Any]) -> Any:

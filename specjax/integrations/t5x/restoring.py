@@ -30,6 +30,7 @@ class PairCheckpointManager:
 
     Raises:
       FileNotFoundError: if there is no such checkpoint.
+      ValueError: if there is a path for a drafter that the model does not have.
     """
 
     def __init__(
@@ -43,6 +44,12 @@ class PairCheckpointManager:
         **options: Any,
     ) -> None:
         self._train_state, self._partitioner, self._options = train_state, partitioner, options
+        self._is_pair = set(train_state.params) == set(ROLES)
+        if drafter_path is not None and not self._is_pair:
+            raise ValueError(
+                f"drafter_path must be None, got {drafter_path!r}: there is no drafting network: "
+                "leave DRAFTER_CHECKPOINT_PATH out"
+            )
         self._drafter_path = drafter_path
         self._drafter_transformations = drafter_transformations
 
@@ -72,10 +79,11 @@ class PairCheckpointManager:
         """
         if step is not None or path is None:
             raise ValueError("path must be given, and step left out")
-        path = checkpoint_at("verifier" if self._drafter_path else "pair", path)
+        role = "pair" if self._is_pair and self._drafter_path is None else "verifier"
+        path = checkpoint_at(role, path)
         if self._drafter_path is None:
             return self._restore_one(
-                "pair", self._train_state, path, fallback_state, state_transformation_fns
+                role, self._train_state, path, fallback_state, state_transformation_fns
             )
         paths = (path, checkpoint_at("drafter", self._drafter_path))
         transformations = (state_transformation_fns, self._drafter_transformations)
@@ -118,9 +126,10 @@ class PairCheckpointManager:
             )
         except (KeyError, ValueError) as error:
             first = (str(error).splitlines() or [""])[0]
+            other = ", or give DRAFTER_CHECKPOINT_PATH" if role == "pair" else ""
             raise ValueError(
                 f"the {role}'s checkpoint {path} cannot be restored into its network ({first}): "
-                "give the gin file that it was trained with"
+                f"give the gin file that it was trained with{other}"
             ) from error
 
 
