@@ -1,18 +1,22 @@
 """What drafting should bring: expected lengths and walltime factors, from acceptance rates.
 
-All formulas suppose that each drafted token is accepted independently of the others, at one rate
-for each pair of drafter and reviewer. An EWIF (expected walltime improvement factor) is the
-expected number of tokens for each pass of the verifier, over the time that they take, in passes
-of the verifier: so it is the speed-up over the verifier alone. Costs are times of one pass, in
-passes of the verifier.
+All formulas but `tokens_of_models` suppose that each drafted token is accepted independently of the
+others, at one rate for each pair of drafter and reviewer. An EWIF (expected walltime improvement
+factor) is the expected number of tokens for each pass of the verifier, over the time that they
+take, in passes of the verifier: so it is the speed-up over the verifier alone. Costs are times of
+one pass, in passes of the verifier.
 
 Functions take Python floats, and work on the host.
 
-Sources: Leviathan et al. (arXiv 2211.17192); Cascade Speculative Drafting (arXiv 2312.11462).
+Sources: Leviathan et al. (arXiv 2211.17192); Cascade Speculative Drafting (arXiv 2312.11462); Block
+Verification (arXiv 2403.10444).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from specjax.checks import check_count, one_number
 
@@ -58,6 +62,66 @@ def speculative_ewif(acceptance: float, draft: int, cost: float) -> float:
     """
     cost = _cost("cost", cost)
     return expected_tokens(acceptance, draft) / (cost * draft + 1.0)
+
+
+def optimal_draft(acceptance: float, cost: float, longest: int = 64) -> int:
+    """The draft length of the highest EWIF; 0 where no length is faster than the verifier alone.
+
+    Args:
+      acceptance: a in [0, 1].
+      cost: c >= 0, of a pass of the drafter.
+      longest: the longest draft that may be chosen, >= 0. With a = 1 it is chosen if c < 1.
+
+    Returns:
+      The shortest of the best.
+
+    Source: arXiv 2211.17192, section 3.5.
+    """
+    lengths = range(_count("longest", longest) + 1)
+    return max(lengths, key=lambda k: (speculative_ewif(acceptance, k, cost), -k))
+
+
+def tokens_of_models(
+    drafter: Callable[[tuple[int, ...]], ArrayLike],
+    target: Callable[[tuple[int, ...]], ArrayLike],
+    draft: int,
+) -> tuple[float, float]:
+    """How many tokens a round emits under two given models, nothing supposed: all drafts are read.
+
+    By token verification 1 + sum over drafted prefixes x of prod_i min(q_i, pi_i); by block
+    verification 1 + sum over x of q(x) P(x), where P_i = min(1, P_{i-1} pi_i / q_i). The second is
+    never less.
+
+    Args:
+      drafter: the tokens drafted so far -> `[V]` q, the drafter's probabilities of the next one.
+      target: likewise pi, the distribution that is to be emitted.
+      draft: G >= 0; V^G drafts are read.
+
+    Returns:
+      Those of token verification, and of block verification.
+
+    Raises:
+      ValueError: if a distribution is none, or their lengths differ.
+
+    Source: arXiv 2211.17192, theorem 2.1; arXiv 2403.10444, section 4.
+    """
+    draft = _count("draft", draft)
+
+    def below(prefix: tuple[int, ...], token: float, weight: float, stands: float) -> np.ndarray:
+        # token: prod min(q, pi); weight: q(x); stands: P.
+        found = np.array([token, weight * stands])
+        if len(prefix) == draft or not weight:
+            return found
+        q, p = (_law(n, f(prefix)) for n, f in (("drafter", drafter), ("target", target)))
+        if q.shape != p.shape:
+            raise ValueError(f"drafter and target must have one V, got {q.size} and {p.size}")
+        for x in np.flatnonzero(q):
+            least = min(1.0, stands * p[x] / q[x])
+            found += below((*prefix, int(x)), token * min(q[x], p[x]), weight * q[x], least)
+        return found
+
+    by_token, by_block = below((), 1.0, 1.0, 1.0)
+    return float(by_token), float(by_block)
 
 
 def vertical_expected_tokens(acceptance: float, inner: float, draft: int, rounds: int) -> float:
@@ -150,6 +214,13 @@ def _series(rates: Sequence[float]) -> float:
         product *= rate
         total += product
     return total
+
+
+def _law(name: str, probs: ArrayLike) -> np.ndarray:
+    found = np.asarray(probs, np.float64)
+    if found.ndim != 1 or not (found >= 0).all() or abs(found.sum() - 1.0) > 1e-4:
+        raise ValueError(f"{name} must give probabilities [V] that add up to 1, got {found}")
+    return found
 
 
 def _rate(name: str, value: float) -> float:

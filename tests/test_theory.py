@@ -1,10 +1,12 @@
 """The formulas against simulations, and the shape of a published table."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
 
-from specjax import theory
+from specjax import theory, verification
 
 TRIALS = 400_000
 
@@ -103,3 +105,58 @@ def test_numbers_out_of_range_are_named():
         theory.speculative_ewif(0.5, 3, -0.1)
     with pytest.raises(ValueError, match="acceptances and costs must have one number for each"):
         theory.horizontal_ewif([0.5], [0.1, 0.2])
+
+
+@pytest.mark.parametrize(("acceptance", "cost"), [(0.8, 0.05), (0.6, 0.2), (0.95, 0.01)])
+def test_the_best_draft_length_is_best(acceptance, cost):
+    best = theory.optimal_draft(acceptance, cost)
+    ewifs = [theory.speculative_ewif(acceptance, k, cost) for k in range(65)]
+    assert 0 < best < 64 and ewifs[best] == max(ewifs) and ewifs[best] > ewifs[0] == 1.0
+
+
+def test_where_drafts_do_not_help_none_is_best():
+    assert theory.optimal_draft(0.3, 0.4) == theory.optimal_draft(0.0, 0.0) == 0
+    assert theory.optimal_draft(1.0, 0.5, longest=7) == 7
+
+
+def models(rng, vocab, draft):
+    """Two models that look at all tokens before."""
+    tables = [rng.dirichlet(np.ones(vocab), size=(vocab + 1) ** draft) for _ in range(2)]
+
+    def number(prefix):
+        return sum((x + 1) * (vocab + 1) ** i for i, x in enumerate(prefix))
+
+    return [lambda prefix, table=table: table[number(prefix)] for table in tables]
+
+
+def test_tokens_of_given_models_are_those_of_verification():
+    vocab, draft = 3, 3
+    q, p = models(np.random.default_rng(3), vocab, draft)
+    blocks = list(np.ndindex(*[vocab] * draft))
+    laws = [
+        jnp.asarray([[f(x[:i]) for i in range(draft + 1)] for x in blocks], jnp.float32)
+        for f in (q, p)
+    ]
+    chances = [np.prod([q(x[:i])[x[i]] for i in range(draft)]) for x in blocks]
+    found = []
+    for algorithm in (verification.Token(), verification.Block()):
+
+        def accepted(tokens, dq, dp, algorithm=algorithm):
+            thresholds = algorithm.acceptance(tokens, dq, dp, jnp.int32(draft)).thresholds
+            return verification.expected_accepted(algorithm, thresholds)
+
+        each = jax.vmap(accepted)(jnp.asarray(blocks, jnp.int32), *laws)
+        found.append(1.0 + np.dot(chances, np.asarray(each, np.float64)))
+    assert found == pytest.approx(theory.tokens_of_models(q, p, draft), rel=1e-5)
+    assert found[1] > found[0] + 0.01  # the two are told apart
+
+
+def test_models_that_agree_emit_all_and_others_one():
+    same = [0.5, 0.5]
+    assert theory.tokens_of_models(lambda _: same, lambda _: same, 4) == pytest.approx((5, 5))
+    apart = theory.tokens_of_models(lambda _: [1.0, 0.0], lambda _: [0.0, 1.0], 4)
+    assert apart == (1.0, 1.0)
+    with pytest.raises(ValueError, match="target must give probabilities"):
+        theory.tokens_of_models(lambda _: same, lambda _: [0.5, 0.2], 1)
+    with pytest.raises(ValueError, match="must have one V, got 2 and 1"):
+        theory.tokens_of_models(lambda _: same, lambda _: [1.0], 1)
