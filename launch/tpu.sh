@@ -122,6 +122,10 @@ main() {
     die "gcloud is not on PATH: install the Google Cloud CLI"
   [[ $RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*$ ]] ||
     die "RUN_NAME must have letters, digits, '_', '.' and '-' only, got '$RUN_NAME'"
+  [[ " infer evaluate sweep screen tune tune_drafts train train_head " == *" $COMMAND "* ]] ||
+    die "COMMAND must be infer, evaluate, sweep, screen, tune, tune_drafts, train or train_head, got '$COMMAND'"
+  [[ " ${words[*]:-}" != *" --gin.OUTPUT_DIR="* ]] ||
+    die "--gin.OUTPUT_DIR must be left out: the directory is that of RUN_NAME, which is $RUN_NAME"
   local place
   for place in BUCKET DATA; do
     [[ -z ${!place} || ${!place} == gs://* ]] || die "$place must begin with gs://, got ${!place}"

@@ -130,9 +130,9 @@ def read_references(
     Args:
       sources: a file, plain or `.gz`, or several, of which each has a reference for every row: text
         (one per line), TSV or JSONL.
-      field: TSV: a column, counted from 0 (0 by default), or its name in the first line; JSONL: a
-        key, "targets" by default, of a text or a list of texts. An empty list stands for the empty
-        answer, "".
+      field: TSV: a column, counted from 0, or its name in the first line, which may be left out
+        where there is one column. JSONL: a key, "targets" by default, of a text or a list of texts.
+        An empty list stands for the empty answer, "".
 
     Returns:
       For each row its references.
@@ -140,8 +140,8 @@ def read_references(
     Raises:
       FileNotFoundError: there is no such file.
       TypeError: a path is not a path.
-      ValueError: a file is empty or unreadable, lacks the field, or has another number of rows than
-        the first.
+      ValueError: a file is empty or unreadable, lacks the field, has several columns and no field
+        is given, or has another number of rows than the first.
     """
     names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(names, Sequence) or not names:
@@ -174,6 +174,13 @@ def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
             raise ValueError(f"{name}: a text file has no field {field!r}: leave it out")
         return [(line,) for _, line in read_lines(name)]
     if kind == "tsv":
+        if field is None:
+            _, first = next(read_lines(name), (0, ""))
+            if columns := first.count("\t"):
+                raise ValueError(
+                    f"{name} has {columns + 1} columns: say which one has the references "
+                    "(references_field, REFERENCES_FIELD), 0 for the first"
+                )
         return [(example.inputs,) for example in read_examples(name, inputs_field=field)]
     key = "targets" if field is None else field
     rows = []

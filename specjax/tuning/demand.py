@@ -20,7 +20,7 @@ _LEEWAY = {LATENCY: 1.3, RELATIVE: 1.3, NATS: 1.5}
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 _FORMS = {
     rf"quality *>= *{_NUMBER}": QUALITY,
-    rf"latency *<= *{_NUMBER}(?: *(?:s|seconds?))?": LATENCY,
+    rf"latency *<= *{_NUMBER} *(?:s|seconds?)": LATENCY,
     rf"latency *<= *{_NUMBER} of the verifier(?:'s)?": RELATIVE,
     rf"as good as the verifier(?: within {_NUMBER})?": DIFFERENCE,
     rf"nats per token *<= *{_NUMBER}": NATS,

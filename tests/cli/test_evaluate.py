@@ -8,6 +8,7 @@ import pytest
 from specjax.cli.main import main
 from specjax.evaluation import PassAt1, sandbox
 from specjax.runs.lines import line_of
+from specjax.runs.predictions import read_references
 from tests.cli.infer_command import TEXTS, arguments, rows
 
 
@@ -224,3 +225,13 @@ def test_an_unfinished_run_is_refused(done, tmp_path, capsys):
     (tmp_path / "predictions.jsonl").write_bytes(b"".join(lines[:2] + lines[3:]))
     error = refused(capsys, PREDICTIONS=tmp_path, METRICS="()")
     assert "there is no row with id 2: finish the run" in error
+
+
+def test_a_table_of_references_needs_the_name_of_a_column(tmp_path):
+    path = tmp_path / "both.tsv"
+    path.write_text("a dog\tein Hund\na man\tein Mann\n")
+    assert read_references(path, field=1) == [("ein Hund",), ("ein Mann",)]
+    with pytest.raises(ValueError, match="has 2 columns: say which one has the references"):
+        read_references(path)
+    path.write_text("ein Hund\nein Mann\n")
+    assert read_references(path) == [("ein Hund",), ("ein Mann",)]

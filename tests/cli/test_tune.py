@@ -155,7 +155,7 @@ NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
     "demand": ({"DEMAND": "fast"}, "demand must be such as 'quality >= 35'"),
     "no demand": ({"DEMAND": "%gin.REQUIRED"}, "required but not given: DEMAND"),
-    "bound": ({"DEMAND": "latency <= 0"}, "out of range"),
+    "bound": ({"DEMAND": "latency <= 0 s"}, "out of range"),
     "metric": ({"METRICS": "('blue',)"}, "`metrics` must be among"),
     "rule": ({"RULES": "{'best': (1,)}"}, "rules must be one of Lossless"),
     "texts": ({"TEXTS": 5}, "there are 5 texts"),

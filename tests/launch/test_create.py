@@ -167,6 +167,7 @@ def test_what_cannot_be_deleted_is_told_as_a_cost(cloud):
         ({"ACCELERATOR_TYPE": "tpu7x-8"}, "tpu7x-8 has no known runtime: set RUNTIME_VERSION"),
         ({"RUN_NAME": "a b"}, "RUN_NAME must have letters"),
         ({"BUCKET": "mine"}, "BUCKET must begin with gs://, got mine"),
+        ({"COMMAND": "inferr"}, "COMMAND must be infer, evaluate"),
     ],
 )
 def test_a_wrong_variable_is_told_before_anything_is_made(cloud, variables, told):

@@ -10,7 +10,6 @@ from tests.tuning.synthetic import ALONE, LOSSLESS, TRUTH, World
 READ = {
     "quality >= 35": Clause("quality", 35.0),
     "Quality ≥ 35.5": Clause("quality", 35.5),
-    "latency <= 0.2": Clause("latency", 0.2),
     "latency <= 0.2 seconds": Clause("latency", 0.2),
     "latency<=2e-1s": Clause("latency", 0.2),
     "latency <= 0.7 of the verifier": Clause("relative_latency", 0.7),
@@ -23,7 +22,8 @@ WRONG = {
     "quality <= 35": "demand must be such as",
     "quality >= much": "demand must be such as",
     "quality >= 1.2.3": "demand must be such as",
-    "latency <= 0": "out of range",
+    "latency <= 0 s": "out of range",
+    "latency <= 0.7": "demand must be such as",  # seconds, or of the verifier?
     "latency <= 0.7 of the drafter": "demand must be such as",
     "nats per token <= -1": "out of range",
     "as good as the verifier within -1": "out of range",
@@ -59,7 +59,7 @@ def test_what_is_no_demand_is_told_in_a_line(text):
     [
         ("quality >= 40", 50.0 - 1.5 * 4 - 40),
         ("as good as the verifier within 2", 2 - 1.5 * 4),
-        ("latency <= 0.06", 0.06 - 0.1 * (0.7 - 0.04 * 4)),
+        ("latency <= 0.06 s", 0.06 - 0.1 * (0.7 - 0.04 * 4)),
         ("latency <= 0.5 of the verifier", 0.5 - (0.7 - 0.04 * 4)),
         ("nats per token <= 0.05", 0.05 - 0.02 * 4),
     ],
