@@ -208,7 +208,9 @@ def test_an_unknown_function_in_a_file_is_told_with_its_line(tmp_path):
 SHIPPED = [["runs/infer.gin", f"methods/{f.name}"] for f in (CONFIGS / "methods").glob("*.gin")]
 SHIPPED += [["runs/infer.gin", f"prompts/{f.name}"] for f in (CONFIGS / "prompts").glob("*.gin")]
 PAPERS = [str(f.relative_to(CONFIGS)) for f in CONFIGS.glob("papers/*/*.gin")]
-SHIPPED += [["runs/infer.gin", name] for name in PAPERS]
+SHIPPED += [
+    ["runs/sweep.gin" if name.endswith("/sweep.gin") else "runs/infer.gin", name] for name in PAPERS
+]
 SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
 SHIPPED += [["runs/sweep.gin", f"sweeps/{f.name}"] for f in (CONFIGS / "sweeps").glob("*.gin")]
