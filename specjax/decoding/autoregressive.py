@@ -88,11 +88,14 @@ class Autoregressive(LoopMethod):
     def step(self, params: AutoregressiveParams, state: DecodeState) -> DecodeState:
         """See `LoopMethod`."""
         inner: AutoregressiveState = state.inner
-        logits, _, cache = self.model.extend(
-            params.verifier, inner.cache, inner.tokens[:, None], inner.positions
-        )
-        probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
-        tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
+        with jax.named_scope("verifier_pass"):
+            logits, _, cache = self.model.extend(
+                params.verifier, inner.cache, inner.tokens[:, None], inner.positions
+            )
+        with jax.named_scope("distribution"):
+            probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
+        with jax.named_scope("draw"):
+            tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
         nan = jnp.isnan(probs[:, 0])
         counts = (~state.finished & ~nan).astype(jnp.int32)
         new, kept = append(state, tokens[:, None], counts, self.eos_ids)

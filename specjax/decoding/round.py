@@ -188,22 +188,26 @@ class Round:
         )  # fmt: skip
         scored, state = _scored(read, state, block, active)
         # The bonus row of the block is not filled in yet, and not read before it is.
-        targets, credits = block_targets(
-            rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
-        )
-        acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
-            for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
-        )
+        with jax.named_scope("rule"):
+            targets, credits = block_targets(
+                rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
+            )
+        with jax.named_scope("verification"):
+            acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
+                for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
+            )
         whole = accepted == block.num_drafted
         before_bonus = state._replace(credit=_at(credits, block.num_drafted))
-        bonus_target, credit, drafter, bonus_calls, took_bonus, bonus_nan = self._bonus(
-            params._replace(rule=rule), sampling, before_bonus, drafter, block, scored, targets,
-            active & whole,
-        )  # fmt: skip
+        with jax.named_scope("bonus"):
+            bonus_target, credit, drafter, bonus_calls, took_bonus, bonus_nan = self._bonus(
+                params._replace(rule=rule), sampling, before_bonus, drafter, block, scored,
+                targets, active & whole,
+            )  # fmt: skip
         judged = acceptance, block.probs, block.num_drafted
-        next_token = jax.vmap(draw_next)(for_next, *judged, accepted, bonus_target)
-        next_carry = jax.vmap(self.verification.next_carry)
-        carry = next_carry(*judged, state.carry, accepted, next_token)
+        with jax.named_scope("verification"):
+            next_token = jax.vmap(draw_next)(for_next, *judged, accepted, bonus_target)
+            next_carry = jax.vmap(self.verification.next_carry)
+            carry = next_carry(*judged, state.carry, accepted, next_token)
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         tokens = emitted(block.tokens, accepted, next_token)

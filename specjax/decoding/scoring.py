@@ -66,13 +66,15 @@ def score(
 
     def read(width: int, tokens: Array, positions: Array) -> tuple[Array, Array | None, Any]:
         read_now = tokens[:, :width]
-        returned = model.score(params, cache, read_now, positions)
+        with jax.named_scope("verifier_pass"):
+            returned = model.score(params, cache, read_now, positions)
         logits, _, updates = checked_scores(model, returned, read_now)
         if skipped is not None:
             place = skipped[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
             logits = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(logits, place)
-        p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
-        p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
+        with jax.named_scope("distribution"):
+            p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
+            p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
         return p, p_conf, updates
 
     full = widths[-1]
@@ -89,7 +91,8 @@ def score(
         branches = [functools.partial(branch, width) for width in widths]
         p, p_conf, updates = lax.switch(index, branches, tokens, positions)
     # Outside of the switch, whose branches would copy the cache.
-    return Scored(p, p_conf, model.write(cache, updates, positions))
+    with jax.named_scope("verifier_pass"):
+        return Scored(p, p_conf, model.write(cache, updates, positions))
 
 
 def powers_of_two(full: int) -> tuple[int, ...]:

@@ -213,9 +213,10 @@ class NeuralDrafter(Drafter):
             return choose(carry._replace(cache=cache), logits, hidden)
 
         def late(carry: _Drafting) -> tuple[_Drafting, History, Array]:
-            last = history_lib.read_last(
-                self.model, params.model, carry.cache, state.positions, state.history, active
-            )
+            with jax.named_scope("drafter_pass"):
+                last = history_lib.read_last(
+                    self.model, params.model, carry.cache, state.positions, state.history, active
+                )
             carry = choose(carry._replace(cache=last.cache), last.logits, last.hidden)
             return carry, last.history, last.calls - 1  # the last of them is the first step
 
@@ -298,7 +299,9 @@ class NeuralDrafter(Drafter):
         self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, Cache]:
         """The model's logits `[B, V]` and hidden states after one more token of each row."""
-        logits, hidden, cache = self.model.extend(params.model, cache, tokens[:, None], positions)
+        with jax.named_scope("drafter_pass"):
+            returned = self.model.extend(params.model, cache, tokens[:, None], positions)
+        logits, hidden, cache = returned
         return logits[:, 0], hidden[:, 0], cache
 
 
@@ -317,7 +320,8 @@ def _choose(
     confidences = block.confidences
     keep_confidence = confidences is not None or drafter.stopping.reads_confidence
     q, q_conf = _laws(logits, sampling, keep_confidence)
-    token = jax.vmap(draw)(q, uniform)
+    with jax.named_scope("draw"):
+        token = jax.vmap(draw)(q, uniform)
     stops, policy = decide(
         drafter.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index
     )
@@ -339,5 +343,6 @@ def _choose(
 
 def _laws(logits: Array, sampling: Sampling, with_confidence: bool) -> tuple[Array, Array | None]:
     """What tokens are drawn from after logits `[B, V]`, and the confidences."""
-    q = jax.vmap(distribution)(logits, sampling)
-    return q, jax.vmap(confidence)(logits) if with_confidence else None
+    with jax.named_scope("distribution"):
+        q = jax.vmap(distribution)(logits, sampling)
+        return q, jax.vmap(confidence)(logits) if with_confidence else None
