@@ -14,9 +14,10 @@ from jax import lax
 from specjax.checks import check_scalars
 from specjax.types import Array, Sampling
 
-# Entries per node of the tree that a draw descends.
-_FAN_OUT = 64
-# The vocabulary may be split over this many devices, such that no node lies on two of them.
+# Entries per node of the tree that a draw descends (the lanes of a TPU), and of its root at most.
+_FAN_OUT, _ROOT = 128, 512
+# The nodes of the vocabulary are padded to a multiple of this, so that as many devices can share
+# them.
 _WAYS = 16
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -35,6 +36,35 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     Raises:
       ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
     """
+    weights = _weights(logits, sampling)
+    return weights / total(weights)
+
+
+def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
+    """`distribution`, and a token drawn from it, with fewer passes over the vocabulary.
+
+    Args:
+      logits: see `distribution`.
+      sampling: see `distribution`.
+      uniform: `[num_uniforms(V)]` float32 in [0, 1).
+
+    Returns:
+      `[V]` float32 probabilities, equal to `distribution`'s but for the rounding of their sum, and
+      an int32 token.
+
+    Raises:
+      ValueError: see `distribution` and `draw`.
+    """
+    weights = _weights(logits, sampling)
+    levels = _levels(weights)
+    probs = weights / total(levels[-1])
+    # Only the sums are of the undivided weights, of which no array is then written.
+    leaves = _blocks(probs) if len(levels) > 1 else probs
+    return probs, _descend([leaves, *levels[1:]], uniform)
+
+
+def _weights(logits: Array, sampling: Sampling) -> Array:
+    """`distribution` before it is divided by its sum; a one-hot vector if greedy."""
     logits = _vector("logits", logits).astype(jnp.float32)
     check_scalars(sampling)
     largest = jnp.max(logits)
@@ -42,9 +72,10 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     distance = jnp.where(logits == largest, 0.0, largest - logits)
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
     greedy = temperature < TINY
-    # -inf logits are set apart: at a huge temperature XLA would compute inf * 0 (1 / temperature).
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
-    weights = jnp.where(jnp.isinf(distance), 0.0, weights)
+    # What would be 0 after the division by the sum is 0 before it, so that both say the same of what
+    # can be drawn. So are -inf logits at a huge temperature, where XLA computes inf * 0.
+    weights = jnp.where(weights >= TINY * logits.size, weights, 0.0)
     if sampling.top_k is not None or sampling.top_p is not None:
         rank = _descending_bits(logits)
     if sampling.top_k is not None:
@@ -55,7 +86,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     place = jnp.arange(logits.size, dtype=jnp.int32)
     first = jnp.min(jnp.where(logits == largest, place, logits.size))
     one_hot = jnp.where(jnp.isnan(largest), largest, (place == first).astype(jnp.float32))
-    return jnp.where(greedy, one_hot, weights / total(weights))
+    return jnp.where(greedy, one_hot, weights)
 
 
 def confidence(logits: Array) -> Array:
@@ -73,25 +104,15 @@ def confidence(logits: Array) -> Array:
 def num_uniforms(vocab_size: int) -> int:
     """The number of independent uniforms that make `draw` exact at this vocabulary size."""
     count = 1
-    while vocab_size > _FAN_OUT:
-        vocab_size, count = -(-vocab_size // _width(vocab_size)), count + 1
+    while vocab_size > _ROOT:
+        vocab_size, count = -(-vocab_size // _FAN_OUT), count + 1
     return count
-
-
-def _width(size: int) -> int:
-    """The number of entries of a node on a level of `size` entries: at most `_FAN_OUT`.
-
-    A narrower node is chosen if `_WAYS` devices can then share the nodes evenly: V = 32,128 in
-    nodes of 64 would be 502 nodes, which four devices cannot share.
-    """
-    widths = [_FAN_OUT >> i for i in range(4)]
-    return next((width for width in widths if size % (width * _WAYS) == 0), _FAN_OUT)
 
 
 def draw(weights: Array, uniform: Array) -> Array:
     """Draws one token by the inverse of the cumulative distribution.
 
-    Sums of up to 64 entries, sums of 64 such sums and so on form a tree. The draw descends from its
+    Sums of up to 128 entries, sums of 128 such sums and so on form a tree. The draw descends from its
     root, because a long cumulative sum is not monotone in float32 and would draw tokens of zero
     probability.
 
@@ -111,17 +132,27 @@ def draw(weights: Array, uniform: Array) -> Array:
     weights = _vector("weights", weights)
     if weights.dtype != jnp.float32:
         raise ValueError(f"weights must be float32, got {weights.dtype}")
+    return _descend(_levels(weights), uniform)
+
+
+def _levels(weights: Array) -> list[Array]:
+    """The tree of sums, leaves first: nodes `[m, 128]`, and the root `[n]`."""
     levels = [weights]
-    while levels[-1].size > _FAN_OUT:
-        blocks = _blocks(levels[-1], _width(levels[-1].size))
+    while levels[-1].size > _ROOT:
+        blocks = _blocks(levels[-1])
         levels[-1:] = [blocks, lax.optimization_barrier(jnp.sum(blocks, axis=1))]
+    return levels
+
+
+def _descend(levels: list[Array], uniform: Array) -> Array:
+    """The token that `draw` finds on its way from the root down."""
     if uniform.shape not in ((), (len(levels),)):
         raise ValueError(
-            f"uniform must be a scalar or [{len(levels)}] at V = {weights.size}, got shape "
+            f"uniform must be a scalar or [{len(levels)}] at V = {levels[0].size}, got shape "
             f"{uniform.shape}: draw num_uniforms(V) uniforms"
         )
     fresh = uniform.ndim == 1
-    levels[-1] = levels[-1][None]
+    levels = [*levels[:-1], levels[-1][None]]
     token, target = jnp.int32(0), jnp.float32(0.0)
     for depth, blocks in enumerate(reversed(levels)):
         inside = lax.dynamic_index_in_dim(blocks, token, keepdims=False)
@@ -181,8 +212,13 @@ def total(weights: Array) -> Array:
     return jnp.sum(weights)
 
 
-def _blocks(x: Array, width: int) -> Array:
-    return jnp.pad(x, (0, -x.size % width)).reshape(-1, width)
+def _blocks(x: Array) -> Array:
+    """`x [n]` in nodes `[m, 128]`, padded with zeros."""
+    nodes = -(-x.size // _FAN_OUT)
+    if nodes * _FAN_OUT > x.size:
+        x = jnp.concatenate([x, jnp.zeros((nodes * _FAN_OUT - x.size,), x.dtype)])
+        x = x
+    return x.reshape(nodes, _FAN_OUT)
 
 
 def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from specjax.decoding.loop import LoopMethod
 from specjax.decoding.state import add_log_probs, append, end_by_nan, step_uniforms
-from specjax.sampling import distribution, draw, num_uniforms
+from specjax.platforms import entry
+from specjax.sampling import drawn, num_uniforms
 from specjax.types import (
     Array,
     Axes,
@@ -92,14 +93,13 @@ class Autoregressive(LoopMethod):
             logits, _, cache = self.model.extend(
                 params.verifier, inner.cache, inner.tokens[:, None], inner.positions
             )
-        with jax.named_scope("distribution"):
-            probs = jax.vmap(distribution)(logits[:, 0], state.sampling)
         with jax.named_scope("draw"):
-            tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
+            uniforms = step_uniforms(state, num_uniforms(self.vocab_size))
+            probs, tokens = jax.vmap(drawn)(logits[:, 0], state.sampling, uniforms)
         nan = jnp.isnan(probs[:, 0])
         counts = (~state.finished & ~nan).astype(jnp.int32)
         new, kept = append(state, tokens[:, None], counts, self.eos_ids)
-        log_p = jnp.log(jnp.take_along_axis(probs, tokens[:, None], axis=1))
+        log_p = jnp.log(jax.vmap(entry)(probs, tokens))[:, None]
         info = add_log_probs(new.info, kept, log_p, log_p, state.lengths)
         passes = (~state.finished).astype(jnp.int32)
         no_draft = (~state.finished)[:, None].astype(jnp.int32)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.history import History
+from specjax.platforms import entry
 from specjax.types import Acceptance, Array, Cache, DraftBlock, Params, Rule
 from specjax.verification import block_acceptance_probs, token_acceptance_probs
 
@@ -162,7 +163,7 @@ def emitted(tokens: Array, accepted: Array, next_token: Array) -> Array:
 
 
 def _log_at(probs: Array, tokens: Array) -> Array:
-    return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
+    return jnp.log(jax.vmap(jax.vmap(entry))(probs, tokens))
 
 
 def _sum_of_products(block: DraftBlock, targets: Array) -> Array:

@@ -28,6 +28,7 @@ from specjax.decoding.outcome import (
 from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed, planned
 from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
 from specjax.decoding.targets import block_targets, next_target
+from specjax.platforms import rows_in_tiles
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Array,
@@ -187,11 +188,13 @@ class Round:
             sampling=sampling, with_confidence=rule.reads_verifier_confidence or with_confidence,
         )  # fmt: skip
         scored, state = _scored(read, state, block, active)
+        block = block._replace(probs=rows_in_tiles(block.probs))
         # The bonus row of the block is not filled in yet, and not read before it is.
         with jax.named_scope("rule"):
             targets, credits = block_targets(
                 rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
             )
+        targets = rows_in_tiles(targets)
         with jax.named_scope("verification"):
             acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
                 for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import checked_scores
+from specjax.platforms import rows_in_tiles
 from specjax.sampling import confidence, distribution
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
@@ -72,8 +73,10 @@ def score(
         if skipped is not None:
             place = skipped[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
             logits = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(logits, place)
+        logits = rows_in_tiles(logits)
         with jax.named_scope("distribution"):
             p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
+            p = rows_in_tiles(p)
             p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
         return p, p_conf, updates
 

@@ -25,7 +25,7 @@ from specjax.drafting.stopping import (
     first_past,
     learn,
 )
-from specjax.sampling import confidence, distribution, draw, num_uniforms
+from specjax.sampling import confidence, distribution, drawn, num_uniforms
 from specjax.types import (
     Array,
     Axes,
@@ -258,7 +258,9 @@ class NeuralDrafter(Drafter):
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
         logits, _, cache = self._read(params, state.cache, last, at)
-        q, q_conf = _laws(logits, sampling, with_confidence)
+        with jax.named_scope("distribution"):
+            q = jax.vmap(distribution)(logits, sampling)
+        q_conf = _confidences(logits) if with_confidence else None
         history = state.history
         read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
         state = state._replace(cache=cache, history=history._replace(read=read))
@@ -319,9 +321,9 @@ def _choose(
     index, block = carry.step, carry.block
     confidences = block.confidences
     keep_confidence = confidences is not None or drafter.stopping.reads_confidence
-    q, q_conf = _laws(logits, sampling, keep_confidence)
     with jax.named_scope("draw"):
-        token = jax.vmap(draw)(q, uniform)
+        q, token = jax.vmap(drawn)(logits, sampling, uniform)
+    q_conf = _confidences(logits) if keep_confidence else None
     stops, policy = decide(
         drafter.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index
     )
@@ -341,8 +343,6 @@ def _choose(
     return _Drafting(index + 1, block, carry.cache, token, going, policy)
 
 
-def _laws(logits: Array, sampling: Sampling, with_confidence: bool) -> tuple[Array, Array | None]:
-    """What tokens are drawn from after logits `[B, V]`, and the confidences."""
+def _confidences(logits: Array) -> Array:
     with jax.named_scope("distribution"):
-        q = jax.vmap(distribution)(logits, sampling)
-        return q, jax.vmap(confidence)(logits) if with_confidence else None
+        return jax.vmap(confidence)(logits)

@@ -21,6 +21,7 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
 from specjax.models.cache import CacheEntries, RaggedCache
+from specjax.platforms import by_platform
 from specjax.models.rope import Rope, rotate
 
 Array = jax.Array
@@ -286,19 +287,30 @@ class Attention(nn.Module):
         if rope is not None:
             query = rotate(query, rope)
         query = query.reshape(batch, length, self.num_kv_heads, groups, self.head_dim)
+        attend = functools.partial(self._attend, deterministic=deterministic)
+        y = attend(query, segments)
+        if groups * length == 1 and deterministic:
+            y = by_platform(
+                query, list(segments), tpu=functools.partial(_doubled, attend), default=attend
+            )
+        return self.out(y.reshape(batch, length, self.num_heads * self.head_dim))
+
+    def _attend(
+        self, query: Array, segments: Sequence[Segment], *, deterministic: bool
+    ) -> Array:
+        """What queries `[B, T, K, N, D]` take of the segments' values, of the same shape."""
         logits = [self._logits(query, segment) for segment in segments]
         weights = jax.nn.softmax(jnp.concatenate(logits, axis=-1), axis=-1).astype(self.dtype)
         weights = self.dropout(weights, deterministic=deterministic)
         ends = np.cumsum([segment.keys.shape[2] for segment in segments])[:-1].tolist()
         parts = jnp.split(weights, ends, axis=-1)
-        y = functools.reduce(
+        return functools.reduce(
             operator.add,
             (
                 jnp.einsum("bknts,bkds->btknd", part, segment.values)
                 for part, segment in zip(parts, segments, strict=True)
             ),
         )
-        return self.out(y.reshape(batch, length, self.num_heads * self.head_dim))
 
     def _logits(self, query: Array, segment: Segment) -> Array:
         logits = jnp.einsum(
@@ -309,6 +321,15 @@ class Attention(nn.Module):
         if self.softcap is not None:
             logits = self.softcap * jnp.tanh(logits / self.softcap)
         return logits + segment.bias
+
+
+def _doubled(attend: Callable[..., Array], query: Array, segments: Sequence[Segment]) -> Array:
+    """`attend` for one query per head, with a second one of zeros.
+
+    TPUs multiply a matrix with one vector outside of their matrix units, three times as slowly.
+    """
+    query = jnp.pad(query, ((0, 0), (0, 1), (0, 0), (0, 0), (0, 0)))
+    return attend(query, segments)[:, :1]
 
 
 def block_bias(length: int, window: int | None = None) -> Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_array
+from specjax.platforms import entry
 from specjax.sampling import draw, num_uniforms, residual, residual_weights
 from specjax.types import Acceptance, Array, Verification, Verified
 
@@ -176,8 +177,8 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
 
 def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
     """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if one is; `[G]` float32."""
-    rows = jnp.arange(tokens.size)
-    target, draft = target_probs[rows, tokens], draft_probs[rows, tokens]
+    longest = tokens.size
+    target, draft = (jax.vmap(entry)(x[:longest], tokens) for x in (target_probs, draft_probs))
     ratio = target / jnp.where(draft == 0.0, 1.0, draft)
     return jnp.where(draft == 0.0, jnp.where(target > 0.0, jnp.inf, target), ratio)
 
