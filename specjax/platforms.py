@@ -1,6 +1,8 @@
-"""A computation in the form that suits the platform for which it is compiled."""
+"""What a program is compiled for, and computations in the form that suits it."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,6 +10,24 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax.types.language_model import Array
+
+
+_ways: contextvars.ContextVar[int] = contextvars.ContextVar("ways", default=1)
+
+
+@contextlib.contextmanager
+def vocabulary_over(ways: int) -> Iterator[None]:
+    """While a program is traced: over how many devices the axis of the vocabulary is split."""
+    token = _ways.set(ways)
+    try:
+        yield
+    finally:
+        _ways.reset(token)
+
+
+def vocabulary_ways() -> int:
+    """Over how many devices the vocabulary of the program that is traced is split."""
+    return _ways.get()
 
 
 def by_platform(*args: Any, tpu: Callable[..., Any], default: Callable[..., Any]) -> Any:

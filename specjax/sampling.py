@@ -7,18 +7,19 @@ Functions take one position; `jax.vmap` them over rows. V: vocabulary.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specjax.checks import check_scalars
+from specjax import platforms
+from specjax.platforms import by_platform
 from specjax.types import Array, Sampling
 
 # Entries per node of the tree that a draw descends (the lanes of a TPU), and of its root at most.
 _FAN_OUT, _ROOT = 128, 512
-# The nodes of the vocabulary are padded to a multiple of this, so that as many devices can share
-# them.
-_WAYS = 16
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
@@ -36,8 +37,11 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     Raises:
       ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
     """
-    weights = _weights(logits, sampling)
-    return weights / total(weights)
+    weighed = _weighed(logits, sampling)
+    mass, first = by_platform(
+        weighed.weights, weighed.largest, tpu=_reduced, default=_reduced_apart
+    )
+    return _probs(weighed, mass, first)
 
 
 def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
@@ -55,21 +59,35 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Arr
     Raises:
       ValueError: see `distribution` and `draw`.
     """
-    weights = _weights(logits, sampling)
-    levels = _levels(weights)
-    probs = weights / total(levels[-1])
-    # Only the sums are of the undivided weights, of which no array is then written.
-    leaves = _blocks(probs) if len(levels) > 1 else probs
-    return probs, _descend([leaves, *levels[1:]], uniform)
+    weighed = _weighed(logits, sampling)
+    # The first of the largest logits is the token that a uniform of 0 finds among them.
+    levels = _levels(jnp.where(weighed.greedy, weighed.largest, weighed.weights))
+    uniform = jnp.where(weighed.greedy, 0.0, uniform)
+    token = _descend(levels, uniform, weighed.weights.size)
+    return _probs(weighed, total(levels[-1]), token), token
 
 
-def _weights(logits: Array, sampling: Sampling) -> Array:
-    """`distribution` before it is divided by its sum; a one-hot vector if greedy."""
+class _Weighed(NamedTuple):
+    """Logits, turned into weights.
+
+    Attributes:
+      weights: `[V]` float32 >= 0: `distribution` before it is divided by its sum, if not greedy.
+      largest: `[V]` float32, 1 at the largest logits, else 0; NaN if one is.
+      greedy: bool scalar.
+    """
+
+    weights: Array
+    largest: Array
+    greedy: Array
+
+
+def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     logits = _vector("logits", logits).astype(jnp.float32)
     check_scalars(sampling)
-    largest = jnp.max(logits)
+    top = jnp.max(logits)
+    is_top = logits == top
     # The distance below the largest logit: exactly zero there, also if it is infinite.
-    distance = jnp.where(logits == largest, 0.0, largest - logits)
+    distance = jnp.where(is_top, 0.0, top - logits)
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
     greedy = temperature < TINY
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
@@ -82,11 +100,35 @@ def _weights(logits: Array, sampling: Sampling) -> Array:
         weights = _keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
     if sampling.top_p is not None:
         weights = _keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
+    largest = jnp.where(jnp.isnan(top), top, is_top.astype(jnp.float32))
+    return _Weighed(weights, largest, greedy)
+
+
+def _probs(weighed: _Weighed, mass: Array, first: Array) -> Array:
+    """`distribution`, from the sum of the weights and the first of the largest logits."""
+    place = np.arange(weighed.weights.size, dtype=np.int32)
+    # NaN stays NaN: times 0 at other places.
+    one_hot = jnp.where(place == first, weighed.largest, 0.0 * weighed.largest)
+    return jnp.where(weighed.greedy, one_hot, weighed.weights / mass)
+
+
+def _reduced_apart(weights: Array, largest: Array) -> tuple[Array, Array]:
+    """The sum of the weights, and the first of the largest logits."""
+    place = np.arange(weights.size, dtype=np.int32)
     # Not argmax, which reduces pairs and takes five times as long on CPUs.
-    place = jnp.arange(logits.size, dtype=jnp.int32)
-    first = jnp.min(jnp.where(logits == largest, place, logits.size))
-    one_hot = jnp.where(jnp.isnan(largest), largest, (place == first).astype(jnp.float32))
-    return jnp.where(greedy, one_hot, weights)
+    return total(weights), jnp.min(jnp.where(largest == 1.0, place, weights.size))
+
+
+def _reduced(weights: Array, largest: Array) -> tuple[Array, Array]:
+    """`_reduced_apart` in one pass, which XLA on TPUs does not make of two sums by itself."""
+    place = lax.iota(jnp.int32, weights.size)
+    first = jnp.where(largest == 1.0, place, weights.size)
+
+    def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        return a[0] + b[0], lax.min(a[1], b[1])
+
+    start = (np.float32(0.0), np.int32(weights.size))
+    return tuple(lax.reduce((weights, first), start, join, (0,)))
 
 
 def confidence(logits: Array) -> Array:
@@ -132,7 +174,7 @@ def draw(weights: Array, uniform: Array) -> Array:
     weights = _vector("weights", weights)
     if weights.dtype != jnp.float32:
         raise ValueError(f"weights must be float32, got {weights.dtype}")
-    return _descend(_levels(weights), uniform)
+    return _descend(_levels(weights), uniform, weights.size)
 
 
 def _levels(weights: Array) -> list[Array]:
@@ -144,11 +186,11 @@ def _levels(weights: Array) -> list[Array]:
     return levels
 
 
-def _descend(levels: list[Array], uniform: Array) -> Array:
+def _descend(levels: list[Array], uniform: Array, size: int) -> Array:
     """The token that `draw` finds on its way from the root down."""
     if uniform.shape not in ((), (len(levels),)):
         raise ValueError(
-            f"uniform must be a scalar or [{len(levels)}] at V = {levels[0].size}, got shape "
+            f"uniform must be a scalar or [{len(levels)}] at V = {size}, got shape "
             f"{uniform.shape}: draw num_uniforms(V) uniforms"
         )
     fresh = uniform.ndim == 1
@@ -156,7 +198,7 @@ def _descend(levels: list[Array], uniform: Array) -> Array:
     token, target = jnp.int32(0), jnp.float32(0.0)
     for depth, blocks in enumerate(reversed(levels)):
         inside = lax.dynamic_index_in_dim(blocks, token, keepdims=False)
-        cumulative = jnp.cumsum(inside)
+        cumulative = by_platform(inside, tpu=_cumulative_by_product, default=jnp.cumsum)
         if fresh or depth == 0:
             target = (uniform[depth] if fresh else uniform) * cumulative[-1]
         index, target = _first_above(inside, cumulative, target)
@@ -214,11 +256,17 @@ def total(weights: Array) -> Array:
 
 def _blocks(x: Array) -> Array:
     """`x [n]` in nodes `[m, 128]`, padded with zeros."""
+    ways = platforms.vocabulary_ways()
     nodes = -(-x.size // _FAN_OUT)
-    if nodes * _FAN_OUT > x.size:
-        x = jnp.concatenate([x, jnp.zeros((nodes * _FAN_OUT - x.size,), x.dtype)])
-        x = x
-    return x.reshape(nodes, _FAN_OUT)
+    if nodes > ways:
+        nodes += -nodes % ways
+    return jnp.pad(x, (0, nodes * _FAN_OUT - x.size)).reshape(nodes, _FAN_OUT)
+
+
+def _cumulative_by_product(x: Array) -> Array:
+    """`jnp.cumsum` of a short vector in one operation, where XLA makes five of it."""
+    below = np.tri(x.size, dtype=np.float32).T
+    return jnp.dot(x, below, precision=lax.Precision.HIGHEST)
 
 
 def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
@@ -226,7 +274,7 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
 
     Also returns the target minus the cumulative weight before that entry.
     """
-    size, place = weights.size, jnp.arange(weights.size, dtype=jnp.int32)
+    size, place = weights.size, np.arange(weights.size, dtype=np.int32)
     positive = weights > 0.0
     # One reduction: the minimum is the first hit, else the last positive entry, else 2 * size.
     order = jnp.where(positive, 2 * size - 1 - place, 2 * size)

@@ -204,21 +204,21 @@ def test_a_draw_over_a_large_vocabulary_follows_its_law(spread):
 
 
 def test_each_level_of_the_tree_follows_its_own_uniform():
-    size, draws = 4096 + 64, 20_000
+    size, draws = 600 * 128 + 64, 20_000
     weights = np.random.default_rng(1).random(size).astype(np.float32)
     uniforms = np.random.default_rng(2).random((draws, 3), np.float32)
     tokens = np.asarray(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u))(uniforms))
-    padded = np.pad(weights, (0, -size % 64**2)).reshape(-1, 64, 64)
+    padded = np.pad(weights, (0, -size % 128**2)).reshape(-1, 128, 128)
     top = np.cumsum(padded.sum((1, 2)), dtype=np.float64)
     first = np.searchsorted(top, uniforms[:, 0] * top[-1], side="right")
-    agree = first == tokens // 64**2
+    agree = first == tokens // 128**2
     assert agree.mean() > 0.999
-    middle = np.cumsum(padded.sum(2), axis=1, dtype=np.float64)[tokens // 64**2]
+    middle = np.cumsum(padded.sum(2), axis=1, dtype=np.float64)[tokens // 128**2]
     second = (middle > (uniforms[:, 1] * middle[:, -1])[:, None]).argmax(1)
-    assert (second == tokens // 64 % 64).mean() > 0.999
-    inner = np.cumsum(padded.reshape(-1, 64), axis=1, dtype=np.float64)[tokens // 64]
+    assert (second == tokens // 128 % 128).mean() > 0.999
+    inner = np.cumsum(padded.reshape(-1, 128), axis=1, dtype=np.float64)[tokens // 128]
     third = (inner > (uniforms[:, 2] * inner[:, -1])[:, None]).argmax(1)
-    assert (third == tokens % 64).mean() > 0.999
+    assert (third == tokens % 128).mean() > 0.999
 
 
 def test_frequencies_follow_the_distribution():
@@ -279,5 +279,5 @@ def test_strengths_never_broadcast_over_the_vocabulary():
 def test_weights_and_uniforms_of_other_shapes_or_dtypes_are_refused():
     with pytest.raises(ValueError, match="weights must be float32, got bfloat16"):
         sampling.draw(jnp.ones((5,), jnp.bfloat16), jnp.float32(0.5))
-    with pytest.raises(ValueError, match=r"uniform must be a scalar or \[2\] at V = 100"):
-        sampling.draw(jnp.ones((100,)), jnp.zeros((3,)))
+    with pytest.raises(ValueError, match=r"uniform must be a scalar or \[2\] at V = 1000"):
+        sampling.draw(jnp.ones((1000,)), jnp.zeros((3,)))

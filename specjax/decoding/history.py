@@ -64,13 +64,14 @@ def catch_up(
       The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
     """
     start_of = (cache, history.read, jnp.int32(0))
+    width = history.drafted.shape[1] + 1
 
     def lags(carry: tuple[Cache, Array, Array]) -> Array:
         return jnp.any(active & (carry[1] + spare < positions))
 
     def step(carry: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
         cache, read, calls = carry
-        cache, _, start, width = _pass(model, params, cache, positions, history, read)
+        cache, _, start = _pass(model, params, cache, positions, history, read, width)
         read = jnp.maximum(read, jnp.minimum(start + width, positions))
         # What lies past the last token was overwritten.
         return cache, jnp.minimum(read, positions + 1), calls + 1
@@ -104,6 +105,7 @@ def read_last(
     positions: Array,
     history: History,
     active: Array,
+    width: int,
 ) -> LastRead:
     """Reads all that active rows lack, their last committed token in the same pass as the rest.
 
@@ -114,6 +116,7 @@ def read_last(
       positions: `[B]` int32, where the last committed token belongs.
       history: the rows' history.
       active: `[B]` bool, some of them behind; what is said of other rows is to be ignored.
+      width: how many tokens a pass reads (static).
     """
 
     def unread(carry: tuple[Array, LastRead]) -> Array:
@@ -121,7 +124,7 @@ def read_last(
 
     def step(carry: tuple[Array, LastRead]) -> tuple[Array, LastRead]:
         read, last = carry
-        cache, out, start, width = _pass(model, params, last.cache, positions, history, read)
+        cache, out, start = _pass(model, params, last.cache, positions, history, read, width)
         at = jnp.clip(positions - start, 0, width - 1)
         row = lambda x: jax.vmap(lambda y, i: lax.dynamic_index_in_dim(y, i, keepdims=False))(x, at)  # noqa: E731
         # Past the last token lies nothing that counts.
@@ -130,7 +133,7 @@ def read_last(
         return read, LastRead(cache, history, row(logits), row(hidden), last.calls + 1)
 
     shapes = jax.eval_shape(
-        lambda cache: _pass(model, params, cache, positions, history, history.read)[1], cache
+        lambda cache: _pass(model, params, cache, positions, history, history.read, width)[1], cache
     )
     logits, hidden = (jnp.zeros((x.shape[0], x.shape[2]), x.dtype) for x in shapes)
     start_of = LastRead(cache, history, logits, hidden, jnp.int32(0))
@@ -145,9 +148,9 @@ def _pass(
     positions: Array,
     history: History,
     read: Array,
-) -> tuple[Cache, tuple[Array, Array], Array, int]:
-    """Reads G + 1 tokens of each row from `read [B]` on, and says where it began."""
-    width = history.drafted.shape[1] + 1
+    width: int,
+) -> tuple[Cache, tuple[Array, Array], Array]:
+    """Reads `width` tokens of each row from `read [B]` on, and says where it began."""
     # Rows that do not lag read their last token again, which changes nothing.
     start = jnp.minimum(read, positions)
     place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
@@ -155,7 +158,7 @@ def _pass(
     place = jnp.minimum(place, positions[:, None])
     tokens = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
     logits, hidden, cache = model.extend(params, cache, tokens, start)
-    return cache, (logits, hidden), start, width
+    return cache, (logits, hidden), start
 
 
 class Unread(NamedTuple):

@@ -20,6 +20,7 @@ from specjax.decoding.compilation import jit_at, jit_steps, placement
 from specjax.decoding.state import initial_state
 from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
+from specjax.platforms import vocabulary_over
 from specjax.types import Array, Axes, DecodeState, Params, PromptBatch, row_axes
 
 # More steps than any loop takes.
@@ -351,7 +352,9 @@ def _run(
         state, steps = carry
         return _with_table(method.step(params, _with_table(state, stop_table)), None), steps + 1
 
-    return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+    ways = 1 if method.partitioner is None else method.partitioner.ways("vocab")
+    with vocabulary_over(ways):
+        return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
 def _with_table(state: DecodeState, table: Array | None) -> DecodeState:

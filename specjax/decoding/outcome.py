@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from specjax.decoding.history import History
 from specjax.platforms import entry
@@ -111,15 +112,31 @@ class RoundMark(NamedTuple):
 
 
 def report(
-    block: DraftBlock, p: Array, acceptance: Acceptance, outcome: RoundOutcome, bonus_nan: Array
+    block: DraftBlock,
+    p: Array,
+    acceptance: Acceptance,
+    outcome: RoundOutcome,
+    next_target: Array,
+    bonus_nan: Array,
 ) -> RoundInfo:
-    """What happened, but for the passes; `bonus_nan [B]`: whether the drafter gave NaN there.
+    """What happened, but for the passes.
+
+    Args:
+      block: what was drafted.
+      p: `[B, G + 1, V]`, the verifier's distributions.
+      acceptance: how the block was judged.
+      outcome: what is emitted.
+      next_target: `[B, V]`, the target distribution of the last emitted token.
+      bonus_nan: `[B]` bool, whether the drafter gave NaN at the bonus position.
 
     A NaN anywhere in a block ends the row, even where the row might not have come there: to drop
     the tokens before it for their values would be biased.
     """
     accepted = outcome.counts - 1
-    log_p, log_target = (_log_at(x, outcome.tokens) for x in (p, outcome.probs))
+    last = jnp.take_along_axis(outcome.tokens, accepted[:, None], axis=1)[:, 0]
+    last_p = jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, keepdims=False))(p, accepted)
+    log_p = _emitted_logs(p, block.tokens, last_p, last, accepted)
+    log_target = _emitted_logs(outcome.probs, block.tokens, next_target, last, accepted)
     position = jnp.arange(p.shape[1])[None]
     # Any NaN among the logits makes all probabilities NaN.
     bad = (
@@ -162,8 +179,18 @@ def emitted(tokens: Array, accepted: Array, next_token: Array) -> Array:
     return jnp.where(index == accepted[:, None], next_token[:, None], padded)
 
 
-def _log_at(probs: Array, tokens: Array) -> Array:
-    return jnp.log(jax.vmap(jax.vmap(entry))(probs, tokens))
+def _emitted_logs(
+    probs: Array, drafted: Array, last_probs: Array, last: Array, accepted: Array
+) -> Array:
+    """Logarithms `[B, G + 1]` of probabilities `[B, G + 1, V]` of the emitted tokens.
+
+    The drafted ones are looked up together with what verification looks up, the last one (of
+    `last_probs [B, V]`) by itself: one pass over all that is drafted, not two.
+    """
+    longest = drafted.shape[1]
+    chances = jnp.pad(jax.vmap(jax.vmap(entry))(probs[:, :longest], drafted), ((0, 0), (0, 1)))
+    at_last = jnp.arange(longest + 1)[None] == accepted[:, None]
+    return jnp.log(jnp.where(at_last, jax.vmap(entry)(last_probs, last)[:, None], chances))
 
 
 def _sum_of_products(block: DraftBlock, targets: Array) -> Array:

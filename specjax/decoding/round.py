@@ -211,11 +211,12 @@ class Round:
             next_token = jax.vmap(draw_next)(for_next, *judged, accepted, bonus_target)
             next_carry = jax.vmap(self.verification.next_carry)
             carry = next_carry(*judged, state.carry, accepted, next_token)
+        next_target = jnp.where(whole[:, None], bonus_target, _at(targets, accepted))
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         tokens = emitted(block.tokens, accepted, next_token)
         outcome = RoundOutcome(tokens, accepted + 1, targets, scored.p_conf)
-        info = report(block, scored.p, acceptance, outcome, bonus_nan)
+        info = report(block, scored.p, acceptance, outcome, next_target, bonus_nan)
         calls = {self.name: behind + 1, **block.calls}
         info = count_calls(info, calls, bonus_calls, took_bonus)
         left = jnp.where(whole, credit, _at(credits, accepted + 1))

@@ -81,7 +81,7 @@ class NeuralDrafter(Drafter):
     """Draws up to `max_draft` tokens from a small model. Its parameters: `NeuralDrafterParams`.
 
     A row that lags behind what was committed is caught up with the first step of its next draft,
-    `max_draft + 1` tokens to a pass, each row by its own number of tokens.
+    each row by its own number of tokens.
 
     Attributes:
       model: the small language model.
@@ -90,6 +90,9 @@ class NeuralDrafter(Drafter):
       min_draft: whatever the policy says, no draft ends before so many tokens; 0 .. G. A row whose
         own limit is lower keeps to that.
       name: under which its passes are counted.
+      catches_up: whether a draft that stands leaves its last token to the first step of the next
+        one, which then reads two: worth it where two tokens take as long as one. Else it takes a
+        pass of its own, unless the rule reads that in any case.
       eos_ids: tokens after which a draft ends, too, whatever the policy says: what follows them is
         no part of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
 
@@ -105,6 +108,7 @@ class NeuralDrafter(Drafter):
     min_draft: int = 0
     name: str = "drafter"
     eos_ids: tuple[int, ...] = ()
+    catches_up: bool = False
 
     def __post_init__(self) -> None:
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
@@ -141,6 +145,7 @@ class NeuralDrafter(Drafter):
             random_stops=self.stopping.is_random,
             fixed_length=fixed,
             independent_rows=fixed,
+            catches_up=self.catches_up,
         )
 
     @property
@@ -157,6 +162,7 @@ class NeuralDrafter(Drafter):
             "min_draft": self.min_draft,
             "stopping": repr(self.stopping),
             "eos_ids": self.eos_ids,
+            "catches_up": self.catches_up,
         }
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -215,8 +221,9 @@ class NeuralDrafter(Drafter):
         def late(carry: _Drafting) -> tuple[_Drafting, History, Array]:
             with jax.named_scope("drafter_pass"):
                 last = history_lib.read_last(
-                    self.model, params.model, carry.cache, state.positions, state.history, active
-                )
+                    self.model, params.model, carry.cache, state.positions, state.history, active,
+                    2 if self.catches_up else longest + 1,
+                )  # fmt: skip
             carry = choose(carry._replace(cache=last.cache), last.logits, last.hidden)
             return carry, last.history, last.calls - 1  # the last of them is the first step
 
@@ -232,6 +239,9 @@ class NeuralDrafter(Drafter):
             policy=policy,
         )
         lags = jnp.any(active & (state.history.read < state.positions))
+        if self.catches_up:
+            # Always in the same width, so that no row's rounding depends on the others.
+            lags = jnp.any(start.going)
         in_time = lambda carry: (carry, state.history, jnp.int32(0))  # noqa: E731
         start, history, behind = lax.cond(lags, late, in_time, start)
         done = lax.while_loop(unfinished, step, start)

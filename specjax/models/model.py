@@ -84,9 +84,8 @@ class Model(LanguageModel, abc.ABC):
         config: Any = self.config
         kv_heads = getattr(config, "num_kv_heads", config.num_heads)
         ways = ways if self.split else 1
-        return dataclasses.replace(
-            self, layout=layout_for(platform, kv_heads, config.head_dim, ways)
-        )
+        sizes = (config.num_heads, kv_heads, config.head_dim)
+        return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
 
     def init(self, key: Array) -> Params:
         """Random parameters.
@@ -176,7 +175,9 @@ class Model(LanguageModel, abc.ABC):
         memory = Memory(cache, positions.astype(jnp.int32), self.layout)
         return self._apply(params, tokens, memory, method="score")
 
-    def extend(self, params: Params, cache: RaggedCache, tokens: Array, positions: Array) -> Extended:
+    def extend(
+        self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
+    ) -> Extended:
         """See `specjax.types.LanguageModel`.
 
         Where a position lies whole in the cache, each layer writes its entries before it reads

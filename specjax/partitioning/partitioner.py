@@ -38,7 +38,11 @@ class Partitioner:
     @property
     def row_multiple(self) -> int:
         """The number of rows must be a multiple of this, so that the devices share them evenly."""
-        axis = next((axis for name, axis in self.rules if name == "batch"), None)
+        return self.ways("batch")
+
+    def ways(self, name: str) -> int:
+        """Over how many devices an axis of this logical name is split, where its size allows it."""
+        axis = next((axis for logical, axis in self.rules if logical == name), None)
         return 1 if axis is None else self.mesh.shape[axis]
 
     def shardings(self, shapes: Any, axes: Axes, units: Mapping[str, int] | None = None) -> Any:
