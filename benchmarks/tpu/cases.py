@@ -181,5 +181,6 @@ def at_depth(
         deeper = measure((high, low) if i == 0 else (low, high))
         times = (full[i] - low) / (high - low)
         for name, value in deeper.items():
-            numbers[name] = numbers.get(name, 0.0) + times * (value - base.get(name, 0.0))
-    return numbers
+            numbers[name] += times * (value - base[name])
+    # Where a compiler has less to do for more layers, a line leads below nothing.
+    return {name: max(0.0, value) for name, value in numbers.items()}

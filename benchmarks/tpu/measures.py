@@ -75,23 +75,25 @@ def large_arrays(case: Case) -> waste.Large:
     return waste.Large(rows, vocab, case.sizes.cache, min(layers), frozenset(weights))
 
 
-def rooflines(case: Case, latency: float) -> dict[str, float]:
-    """The least seconds of each part and region of a step, by the model of docs/scaling.md.
+def rooflines(case: Case) -> dict[str, float]:
+    """The least seconds of each part of a step, by the model of docs/scaling.md.
 
-    Of the trips that logits make through memory, one (written) belongs to the pass, one to the
-    distribution, one to the draw and one to the verification; the verifier's draw is a part of the
-    verification. A pass of the bonus has all of them.
+    Without its collectives, for which the compiler gives no estimate either. Of the trips that
+    logits make through memory, one (written) belongs to the pass, one to the distribution, one to
+    the draw and one to the verification. The draw after the verifier's pass is a part of the
+    verification; where there is none, its trip is the draw's.
     """
     chip, sizes = CHIPS[case.chip], case.sizes
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     rows = math.ceil(sizes.rows / data)
     large, small = map(Network.of, case.configs)
     own = 1 if small.heads % ways else ways
-    common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": latency}
+    common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
 
     def pass_of(network: Network, tokens: int, split: int) -> tuple[float, float]:
         """Of all, and of one trip of the logits."""
-        whole = pass_seconds(network, chip, tokens=tokens, ways=split, **common).total
+        least = pass_seconds(network, chip, tokens=tokens, ways=split, **common)
+        whole = max(least.memory, least.compute)
         return whole, logit_bytes(network, rows, tokens, split) / chip.bandwidth
 
     alone = case.method == ALONE
@@ -102,8 +104,8 @@ def rooflines(case: Case, latency: float) -> dict[str, float]:
         "verifier_pass": block - (LOGIT_TRIPS - 1) * trip,
         "drafter_pass": drafts - (LOGIT_TRIPS - 1) * trips,
         "distribution": trip + trips,
-        "draw": trips + trip * alone,
-        "verification": (2 - alone) * trip + trips,
+        "draw": trips + 2 * trip * alone,
+        "verification": 0.0 if alone else 2 * trip + trips,
         "bonus": draft,
         "draft step": draft,
         "step": block + drafts,

@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="two depths, from which the others are extrapolated; one, as it is; or all",
     )
     parser.add_argument("--tokens-per-round", type=float, default=3.3, help="for the speed-up")
-    parser.add_argument("--latency-us", type=float, default=5.0, help="of an all-reduce")
     parser.add_argument("--top", type=int, default=0, help="list the dearest instructions")
 
 
@@ -113,7 +112,7 @@ def _measured(
     if name == "step" and case.method != ALONE:
         reference = dataclasses.replace(case, method=ALONE)
         alone = _numbers(reference, name, few)[0]
-    least = rooflines(case, args.latency_us * 1e-6) if name == "step" else {}
+    least = rooflines(case) if name == "step" else {}
     return row_of(case, name, numbers, facts, least, alone, args.tokens_per_round), facts
 
 

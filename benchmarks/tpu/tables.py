@@ -85,6 +85,7 @@ def row_of(
         row["alone_us"] = reference["us"]
         row["speedup"] = tokens * reference["us"] / row["us"]
         slow = tokens * (reference["us"] + _copied(alone, bandwidth))
+        row["alone_collectives"] = round(alone["collectives"])
         row["speedup_copies_waited_for"] = slow / (row["us"] + _copied(numbers, bandwidth))
     return row
 
@@ -95,10 +96,15 @@ def _times(numbers: Mapping[str, float], scale: float) -> dict[str, float]:
     other = sum(value for part, value in cycles.items() if part not in _PASSES)
     return {
         "cycles": whole,
-        "us": whole * scale,
-        "us_without_bonus": (whole - cycles["bonus"]) * scale,
+        "us": _rounded(whole * scale),
+        "us_without_bonus": _rounded((whole - cycles["bonus"]) * scale),
         "share_of_no_pass": other / whole if whole else 0.0,
     }
+
+
+def _rounded(value: float) -> float:
+    """Without digits that would make a table write it as a power of ten."""
+    return round(value) if value >= 1000.0 else value
 
 
 def _all_parts() -> tuple[str, ...]:
@@ -125,13 +131,14 @@ def _parts(
             "part": name,
             "cycles": round(cycles),
             "share": cycles / whole,
-            "us": cycles * scale,
+            "us": _rounded(cycles * scale),
             "copied_us": None if moved is None else 1e6 * moved / bandwidth,
             "roofline_us": None if seconds is None else 1e6 * seconds,
         }
         return found | {"ratio": found["us"] / found["roofline_us"] if seconds else None}
 
-    lines = [line(name, numbers[f"part/{name}"], None, least.get(name)) for name in _all_parts()]
+    present = [name for name in _all_parts() if numbers[f"part/{name}"]]
+    lines = [line(name, numbers[f"part/{name}"], None, least.get(name)) for name in present]
     inside = {name: (numbers[f"region/{name}"], numbers[f"moved/{name}"]) for name in _SHOWN}
     lines.append(line("= outside the loops", *inside[estimates.OUTSIDE], None))
     if least["draft step"]:
@@ -156,12 +163,13 @@ def notes_of(row: Mapping[str, Any], facts: Mapping[str, Any], top: int) -> list
         notes += ["", Report(row["parts"], list(row["parts"][0])).table()]
         notes.append(
             f"no pass: {row['share_of_no_pass']:.1%}. Without the bonus pass "
-            f"{row['us_without_bonus']:.4g} us."
+            f"{row['us_without_bonus']:.6g} us."
         )
     if "speedup" in row:
         notes.append(
             f"The verifier alone: {row['alone_us']:.4g} us a token. Speed-up {row['speedup']:.3g}; "
-            f"{row['speedup_copies_waited_for']:.3g} if copies are waited for."
+            f"{row['speedup_copies_waited_for']:.3g} if copies are waited for. Collectives, "
+            f"{row['collectives']} and alone {row['alone_collectives']}, count as nothing."
         )
     if top:
         notes.append("The dearest of the fewest layers:")
