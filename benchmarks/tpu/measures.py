@@ -40,7 +40,7 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
         "host_transfers": waste.host_transfers(parsed),
         "float64": waste.doubles(parsed),
         "collectives": sum(one.times for one in crossing),
-        **{f"{kind}_copies": n for kind, n in waste.copies(parsed, steps, large).items()},
+        **waste.copies(parsed, steps, large),
         **{f"part/{part}": n for part, n in estimates.cycles_by_part(run).items()},
     }
     for region, (cycles, moved) in estimates.by_region(run).items():

@@ -21,8 +21,9 @@ COLUMNS = (
     "temporaries_MB",
     "filled",
     "cache_copies",
+    "cache_stores",
+    "cache_fused",
     "vocabulary_copies",
-    "weights_copies",
     "padding",
     "host_transfers",
     "float64",
@@ -33,6 +34,7 @@ COLUMNS = (
     "ratio",
     "speedup",
 )
+_BYTES = ("arguments", "temporaries")
 _PASSES = ("verifier_pass", "drafter_pass", "bonus")
 
 
@@ -72,7 +74,7 @@ def row_of(
         "padding": facts["padding"],
         "padded": facts["padded"],
         "no_estimate": facts["no_estimate"],
-        **{name: round(numbers[name]) for name in COLUMNS if name in numbers},
+        **{name: round(n) for name, n in numbers.items() if "/" not in name and name not in _BYTES},
         **_times(numbers, scale),
     }
     if name == "step":

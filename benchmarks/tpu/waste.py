@@ -4,7 +4,7 @@ Axes: B rows, V vocabulary, S cache positions; all sizes are those on one device
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from specjax.compiled import ArrayLayout, Instruction, Program
 
@@ -63,28 +63,49 @@ def worst_padding(
 
 
 def copies(program: Program, run: Iterable[Instruction], large: Large) -> dict[str, int]:
-    """How many instructions copy large arrays, by kind.
+    """How many instructions copy large arrays.
 
-    No copy is what fetches an array into on-chip memory beside the rest and leaves its layout
-    (`copy-start`). What takes an array from there back to main memory is one, and so is whatever
-    only changes a layout.
+    Returns:
+      "cache_copies", "vocabulary_copies", "weights_copies": to another layout, or within main
+        memory; what is fetched into on-chip memory as it lies (`copy-start`) is none of them.
+      "cache_stores" and so on: back from on-chip memory to main memory, as it lies. Where a cache
+        is large enough to stay in main memory there is none.
+      "cache_fused" and so on: to another layout, as a part of a fusion, in whose estimate they are.
     """
-    found = dict.fromkeys(("cache", "vocabulary", "weights"), 0)
+    found = {f"{kind}_{how}": 0 for how in _HOW for kind in ("cache", "vocabulary", "weights")}
     for one in run:
-        if one.arrays and (kind := large.kind(one.arrays[0])) and _copies(program, one):
-            found[kind] += 1
+        for how, array in _copied(program, one):
+            if kind := large.kind(array):
+                found[f"{kind}_{how}"] += 1
     return found
 
 
-def _copies(program: Program, one: Instruction) -> bool:
+_HOW = COPIES, STORES, FUSED = ("copies", "stores", "fused")
+
+
+def _copied(program: Program, one: Instruction) -> Iterator[tuple[str, ArrayLayout]]:
+    """How an instruction copies, and what."""
     if one.opcode == "copy-start":
         after, before = one.arrays[:2]
-        return after.space != 1 or after.minor_to_major != before.minor_to_major
-    if one.opcode == "fusion" and one.called:
-        inside = program.instructions(one.called[0])
-        moves = any(inner.opcode in ("copy", "transpose") for inner in inside)
-        return moves and all(inner.opcode in _TRANSPARENT for inner in inside)
-    return one.opcode in ("copy", "transpose")
+        if after.minor_to_major != before.minor_to_major or after.space == before.space:
+            yield COPIES, after
+        elif after.space == 0:
+            yield STORES, after
+    elif one.opcode in ("copy", "transpose"):
+        yield COPIES, one.arrays[0]
+    elif one.opcode == "fusion":
+        inside = list(_fused(program, one))
+        moves = [inner for inner in inside if inner.opcode in ("copy", "transpose")]
+        alone = all(inner.opcode in _TRANSPARENT for inner in inside)
+        for inner in moves:
+            yield COPIES if alone else FUSED, inner.arrays[0]
+
+
+def _fused(program: Program, one: Instruction) -> Iterator[Instruction]:
+    for name in one.called:
+        for inner in program.instructions(name):
+            yield inner
+            yield from _fused(program, inner)
 
 
 def host_transfers(program: Program) -> int:
