@@ -7,6 +7,8 @@ says what is counted, docs/scaling.md what the roofline is.
 import argparse
 import dataclasses
 import functools
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,7 +127,11 @@ def _numbers(
 
     def measure(layers: tuple[int, int]) -> dict[str, float]:
         nonlocal facts
+        begin = time.perf_counter()
         program = case.compile(layers, (name,))[name]
+        what = f"{case.pair} {case.chip} {case.method} {name}, {layers[0]} + {layers[1]} layers"
+        seconds = time.perf_counter() - begin
+        print(f"benchmarks.tpu: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
         numbers, found = numbers_of(program, name, case)
         facts = max(facts, found, key=lambda one: one["padding"])
         return numbers

@@ -82,6 +82,7 @@ def row_of(
         row["parts"] = _parts(numbers, least, scale, case.sizes.draft, bandwidth)
         row["roofline_us"] = 1e6 * (least["step"] + least["bonus"])
         row["ratio"] = row["us"] / row["roofline_us"]
+        row["copied_us"] = _copied(numbers, bandwidth)
     if alone is not None:
         reference = _times(alone, scale)
         row["alone_us"] = reference["us"]
@@ -137,7 +138,10 @@ def _parts(
             "copied_us": None if moved is None else 1e6 * moved / bandwidth,
             "roofline_us": None if seconds is None else 1e6 * seconds,
         }
-        return found | {"ratio": found["us"] / found["roofline_us"] if seconds else None}
+        both = found["us"] + (found["copied_us"] or 0.0)
+        found["ratio"] = found["us"] / found["roofline_us"] if seconds else None
+        found["ratio_with_copies"] = both / found["roofline_us"] if seconds and moved else None
+        return found
 
     present = [name for name in _all_parts() if numbers[f"part/{name}"]]
     lines = [line(name, numbers[f"part/{name}"], None, least.get(name)) for name in present]
