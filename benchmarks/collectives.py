@@ -8,18 +8,12 @@ import argparse
 import collections
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-import numpy as np
+from typing import Any
 
 from benchmarks import command
+from benchmarks.shapes import Sizes, lowered, of_params
 from specjax import decoding, drafting, rules
 from specjax.cli.bench.report import Report
-from specjax.decoding.compilation import placement
-from specjax.decoding.loop import jitted_run
-from specjax.decoding.state import _jitted_insert
 from specjax.models import (
     Gemma2Config,
     LlamaConfig,
@@ -30,7 +24,6 @@ from specjax.models import (
 from specjax.models.config import ModelConfig
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.partitioning.collectives import Collective, collectives
-from specjax.types import PromptBatch, Sampling
 
 HELP = "the collectives of a round and of a refill on a mesh, with their sizes"
 
@@ -49,17 +42,6 @@ TINY: dict[str, ModelConfig] = {
         **_SIZES, num_layers=1, num_kv_heads=4, sliding_window=4, query_pre_attn_scalar=4.0
     ),
 }
-
-
-class Sizes(NamedTuple):
-    """B slots, n refilled, L prompt, N output, S cache, G draft."""
-
-    rows: int = 16
-    refill: int = 8
-    prompt: int = 7
-    output: int = 12
-    cache: int = 37
-    draft: int = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,47 +112,15 @@ def compiled_pair(
     part = Partitioner(mesh)
     model = model_from_config(config)
     small = type(model)(config, split=not whole)
-    params = _placed(model.abstract_params(), part.param_shardings(model, model.abstract_params()))
-    draft = _placed(small.abstract_params(), part.param_shardings(small, small.abstract_params()))
-    method = decoding.Speculative(
-        model, drafting.NeuralDrafter(small, sizes.draft), partitioner=part
+    drafter = drafting.NeuralDrafter(small, sizes.draft)
+    method = decoding.Speculative(model, drafter, partitioner=part)
+    given = decoding.RoundParams(
+        of_params(model, part),
+        drafting.NeuralDrafterParams(of_params(small, part)),
+        rules.Lossless(),
     )
-    given = decoding.RoundParams(params, drafting.NeuralDrafterParams(draft), rules.Lossless())
-    state = _state(method, given, sizes.rows, sizes, part)
-    new = _state(method, given, sizes.refill, sizes, part)
-    stops = jnp.int32(1), jnp.int32(sizes.rows)
-    round_ = jitted_run(placement(state)).lower(method, given, state, *stops)
-    places = jax.ShapeDtypeStruct((sizes.refill,), jnp.int32)
-    refill = _jitted_insert(placement(state)).lower(state, places, new)
-    programs = {"round": round_, "refill": refill}
-    return {name: lowered.compile() for name, lowered in programs.items()}
-
-
-def _placed(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        shapes,
-        shardings,
-    )
-
-
-def _state(method: Any, given: Any, rows: int, sizes: Sizes, part: Partitioner) -> Any:
-    """The shapes of a first state, placed."""
-    # Each row has its own, as in an engine.
-    sampling: Any = Sampling(temperature=np.ones(rows, np.float32))  # type: ignore[arg-type]
-    batch = PromptBatch(
-        np.ones((rows, sizes.prompt), np.int32),
-        np.full(rows, sizes.prompt, np.int32),
-        ids=np.zeros(rows, np.uint32),
-        seeds=np.zeros(rows, np.uint32),
-        limits=np.full(rows, sizes.output, np.int32),
-        sampling=sampling,
-    )
-    batch = part.place_rows(batch)
-    static = (sizes.output, sizes.cache, False)
-    jitted, where = method._jitted_init(static, given, batch)
-    shapes, structure = jax.tree.flatten(jitted.trace(method, *static, given, batch).out_info)
-    return jax.tree.unflatten(structure, _placed(shapes, where))
+    programs = lowered(method, given, sizes, ("step", "refill"))
+    return {"round": programs["step"].compile(), "refill": programs["refill"].compile()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,6 +42,10 @@ class Chip:
 CHIPS = {
     # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 819 GBps, 16 GB, 400 GBps in both directions.
     "v5e": Chip(197e12, 819e9, 16e9, 200e9),
+    # cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 2765 GBps, 95 GB, 1200 GBps in both directions.
+    "v5p": Chip(459e12, 2765e9, 95e9, 600e9),
+    # cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 1638 GBps, 32 GB, 800 GBps in both directions.
+    "v6e": Chip(918e12, 1638e9, 32e9, 400e9),
     # nvidia.com/en-us/data-center/h100, SXM: 1,979 TFLOPS with sparsity, which is twice that
     # without, 3.35 TB/s, 80 GB, NVLink of 900 GB/s in both directions.
     "h100": Chip(989.5e12, 3.35e12, 80e9, 450e9),
@@ -54,7 +58,7 @@ PAIRS = {
 # Of parameters, activations and caches (bfloat16), and of logits (float32).
 _BYTES, _LOGIT_BYTES = 2, 4
 # Logits are written once and read by the softmax, the verification and the draw.
-_LOGIT_TRIPS = 4
+LOGIT_TRIPS = 4
 # Room for programs and for what they compute meanwhile.
 _FILLED = 0.9
 
@@ -136,6 +140,11 @@ class Seconds:
         return max(self.memory, self.compute) + self.collectives
 
 
+def logit_bytes(network: Network, rows: int, tokens: int, ways: int) -> float:
+    """The bytes of the logits `[B, T, V]` on one of `ways` chips."""
+    return rows * tokens * network.vocab * _LOGIT_BYTES / ways
+
+
 def pass_seconds(
     network: Network,
     chip: Chip,
@@ -159,8 +168,8 @@ def pass_seconds(
       ways: the number of chips.
       latency: seconds of an all-reduce of nothing.
     """
-    logits = _LOGIT_TRIPS * rows * tokens * network.vocab * _LOGIT_BYTES
-    memory = (network.read * _BYTES + logits) / ways
+    logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
+    memory = network.read * _BYTES / ways + logits
     memory += network.cache_bytes(rows, cached, prompt, ways)
     places = cached + prompt * network.cross
     attention = 4 * rows * tokens * places * network.layers * network.heads * network.head_dim
@@ -181,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pairs, the chips and the workload."""
     parser.add_argument("--verifiers", nargs="+", default=list(PAIRS), choices=list(PRESETS))
     parser.add_argument("--drafter", choices=list(PRESETS), help="for all of them; else their own")
-    parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=list(CHIPS))
+    parser.add_argument("--chips", nargs="+", default=["v5e", "h100"], choices=list(CHIPS))
     parser.add_argument("--ways", type=int, help="chips; the fewest that hold all if left out")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="B")
     parser.add_argument("--draft", type=int, default=5, help="G")

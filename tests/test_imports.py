@@ -16,11 +16,12 @@ CORE = {"types", "checks", "sampling"}
 ALLOWED = {
     "types": {"checks"},
     "checks": set(),
+    "compiled": set(),
     "memory": set(),
     "sampling": {"types", "checks"},
     "rules": CORE,
     "verification": CORE,
-    "partitioning": {"types", "checks", "models"},
+    "partitioning": {"types", "checks", "models", "compiled"},
     "decoding": CORE | {"rules", "verification", "drafting", "partitioning", "memory"},
     "drafting": CORE | {"rules", "verification", "decoding", "acceptance_head"},
     "models": {"types", "checks"},

@@ -46,19 +46,19 @@ def jit_at(fun: Callable[..., Any], where: Any, **options: Any) -> Any:
     return jax.jit(fun, **options)
 
 
-def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[[Any], Any]:
+def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Jits a function of a state with `step_options`, so that its result lies where the state lay.
 
     Returns:
       A function of the state's `placement` that returns the jitted function: what backend there is,
-      is known once it is called.
+      is known once it is called. It may be told the backend of devices that are not this machine's.
     """
 
     @functools.cache
     def jitted(backend: str, where: Any) -> Any:
         return jit_at(fun, where, compiler_options=step_options(backend), **options)
 
-    def at(where: Any = None) -> Any:
-        return jitted(jax.default_backend(), where)
+    def at(where: Any = None, backend: str | None = None) -> Any:
+        return jitted(backend or jax.default_backend(), where)
 
     return at

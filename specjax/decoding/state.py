@@ -242,11 +242,13 @@ def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeStat
     Returns:
       B rows; they lie where they lay.
     """
-    return _jitted_insert(placement(state))(state, rows, new)
+    return jitted_insert(placement(state))(state, rows, new)
 
 
 @functools.cache
-def _jitted_insert(where: Any) -> Any:
+def jitted_insert(where: Any) -> Any:
+    """`insert_rows`, jitted for a state that lies at `where`, from `placement`."""
+
     def insert(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
         return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)
 

@@ -1,8 +1,14 @@
-"""The published sizes: T5 v1.1 (and FLAN-T5, which is the same), Gemma 2, Llama 2."""
+"""The published sizes: T5 v1.1 (and FLAN-T5, which is the same), Gemma 2, Llama 2 and 3."""
 
 from typing import Any
 
-from specjax.models.config import Gemma2Config, LlamaConfig, ModelConfig, T5Config
+from specjax.models.config import (
+    Gemma2Config,
+    Llama3RopeScaling,
+    LlamaConfig,
+    ModelConfig,
+    T5Config,
+)
 
 
 def _t5(width: int, heads: int, mlp: int, layers: int) -> T5Config:
@@ -45,6 +51,20 @@ def _llama2(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> Lla
     )
 
 
+def _llama3(width: int, head_dim: int, mlp: int, layers: int, **changes: Any) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=128_256,
+        embed_dim=width,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        mlp_dim=mlp,
+        num_layers=layers,
+        rope_theta=500_000.0,
+        **changes,
+    )
+
+
 PRESETS: dict[str, ModelConfig] = {
     "t5_v1_1_small": _t5(512, 6, 1_024, 8),
     "t5_v1_1_base": _t5(768, 12, 2_048, 12),
@@ -58,6 +78,17 @@ PRESETS: dict[str, ModelConfig] = {
     "llama2_7b": _llama2(4_096, 32, 32, 11_008, 32),
     "llama2_13b": _llama2(5_120, 40, 40, 13_824, 40),
     "llama2_70b": _llama2(8_192, 64, 8, 28_672, 80),
+    "llama3_8b": _llama3(4_096, 128, 14_336, 32),
+    "llama3.2_1b": _llama3(
+        2_048,
+        64,
+        8_192,
+        16,
+        tie_embeddings=True,
+        rope_scaling=Llama3RopeScaling(
+            factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8_192
+        ),
+    ),
 }
 
 

@@ -4,9 +4,9 @@ An array named here is what one device has of a collective's result.
 """
 
 import dataclasses
-import math
-import re
 from collections.abc import Iterator
+
+from specjax.compiled import Instruction, Program, parse
 
 KINDS = (
     "all-gather",
@@ -17,17 +17,6 @@ KINDS = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_INSTRUCTION = re.compile(
-    rf"= (\(?\w+\[.*?) ({'|'.join(KINDS)})(-start)?\(|= \(?.*? (while)\(", re.S
-)
-_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"(?:to_apply|calls|condition|body|true_computation|false_computation)=%?([\w.\-]+)"
-    r"|branch_computations=\{([^}]*)\}|called_computations=\{([^}]*)\}"
-)
-_BODY = re.compile(r"body=%?([\w.\-]+)")
-_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,66 +49,26 @@ def collectives(program: str) -> list[Collective]:
     Raises:
       ValueError: the text has no entry.
     """
-    blocks, entry = _blocks(program)
-    if entry is None:
-        raise ValueError("the program has no ENTRY: give the text of a compiled program")
-    return list(_walk(blocks, entry, ()))
+    parsed = parse(program)
+    return list(_walk(parsed, parsed.entry, ()))
 
 
-def _blocks(program: str) -> tuple[dict[str, list[str]], str | None]:
-    """The lines of each computation by its name, and the name of the first one that runs."""
-    blocks: dict[str, list[str]] = {}
-    entry, lines = None, None
-    for line in program.splitlines():
-        if header := _HEADER.match(line):
-            lines = blocks.setdefault(header[2], [])
-            entry = header[2] if header[1] else entry
-        elif lines is not None:
-            lines.append(line)
-    return blocks, entry
+def _walk(program: Program, name: str, loops: tuple[int | None, ...]) -> Iterator[Collective]:
+    for one in program.instructions(name):
+        if one.opcode.removesuffix("-start") in KINDS:
+            yield _collective(one, loops)
+            continue  # what it calls is the sum of two numbers
+        inside = (*loops, program.trips(one)) if one.opcode == "while" else loops
+        for called in one.called:
+            yield from _walk(program, called, inside)
 
 
-def _walk(
-    blocks: dict[str, list[str]], name: str, loops: tuple[int | None, ...]
-) -> Iterator[Collective]:
-    for line in blocks.get(name, ()):
-        if found := _INSTRUCTION.search(line):
-            if found[2]:
-                yield _collective(found[1], found[2], bool(found[3]), loops)
-                continue  # what it calls is the sum of two numbers
-            trips = _TRIPS.search(line)
-            body = _BODY.search(line)
-            assert body, line
-            inside = (*loops, int(trips[1]) if trips else None)
-            yield from _walk(blocks, body[1], inside)
-            yield from _walk(blocks, _condition(line), inside)
-            continue
-        for called in _CALLED.findall(line):
-            for one in ",".join(called).split(","):
-                if one.strip():
-                    yield from _walk(blocks, one.strip().lstrip("%"), loops)
-
-
-def _condition(line: str) -> str:
-    found = re.search(r"condition=%?([\w.\-]+)", line)
-    assert found, line
-    return found[1]
-
-
-def _collective(result: str, kind: str, started: bool, loops: tuple[int | None, ...]) -> Collective:
-    arrays = [
-        (dtype, tuple(int(size) for size in sizes.split(",") if size))
-        for dtype, sizes in _ARRAY.findall(result)
-    ]
+def _collective(one: Instruction, loops: tuple[int | None, ...]) -> Collective:
+    kind, arrays = one.opcode.removesuffix("-start"), one.arrays
     # One that is waited for elsewhere also returns its operands, first.
-    if started and kind == "all-gather":
+    if one.opcode == "all-gather-start":
         arrays = arrays[len(arrays) // 2 :]
-    elif started and kind == "collective-permute":
+    elif one.opcode == "collective-permute-start":
         arrays = arrays[1:2]
-    nbytes = sum(_itemsize(dtype) * math.prod(shape) for dtype, shape in arrays)
-    return Collective(kind, tuple(shape for _, shape in arrays), nbytes, loops)
-
-
-def _itemsize(dtype: str) -> int:
-    bits = re.match(r"[a-z]+(\d+)", dtype)  # such as f8e4m3fn; pred has none
-    return max(1, int(bits[1] if bits else 8) // 8)
+    nbytes = sum(array.nbytes for array in arrays)
+    return Collective(kind, tuple(array.shape for array in arrays), nbytes, loops)

@@ -17,6 +17,8 @@ PUBLISHED = {
     "llama2_7b": 6_738_415_616,
     "llama2_13b": 13_015_864_320,
     "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3.2_1b": 1_235_814_400,
 }
 
 
@@ -26,7 +28,8 @@ def test_every_preset_has_a_published_count():
 
 # Sizes of one family differ in numbers alone.
 @pytest.mark.parametrize(
-    "name", variants(PUBLISHED, "t5_v1_1_small", "gemma2_2b", "gemma2_27b", "llama2_7b")
+    "name",
+    variants(PUBLISHED, "t5_v1_1_small", "gemma2_2b", "gemma2_27b", "llama2_7b", "llama3.2_1b"),
 )
 def test_presets_have_the_published_parameter_counts(name):
     assert model_from_config(PRESETS[name]).num_params() == PUBLISHED[name]

@@ -1,0 +1,90 @@
+"""What is compiled for shapes alone: parameters, prompts and the programs of a method on a mesh."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from specjax.decoding import LoopMethod
+from specjax.decoding.lowering import lower_init, lower_insert, lower_run, with_shardings
+from specjax.models.model import Model
+from specjax.partitioning import Partitioner
+from specjax.types import PromptBatch, Sampling, row_axes
+
+PROGRAMS = ("prefill", "step", "refill")
+
+
+class Sizes(NamedTuple):
+    """B slots, n refilled, L prompt, N output, S cache, G draft."""
+
+    rows: int = 16
+    refill: int = 8
+    prompt: int = 7
+    output: int = 12
+    cache: int = 37
+    draft: int = 4
+
+
+def of_params(model: Model, part: Partitioner) -> Any:
+    """The shapes of a model's parameters, placed."""
+    shapes = model.abstract_params()
+    return with_shardings(shapes, part.param_shardings(model, shapes))
+
+
+def of_numbers(tree: Any, part: Partitioner) -> Any:
+    """The shapes of the numbers of a rule or a policy; every device has them."""
+    where = NamedSharding(part.mesh, jax.P())
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), tree)
+    return with_shardings(shapes, jax.tree.map(lambda _: where, shapes))
+
+
+def lowered(
+    method: LoopMethod,
+    params: Any,
+    sizes: Sizes,
+    programs: tuple[str, ...] = PROGRAMS,
+    *,
+    filtered: bool = False,
+) -> dict[str, jax.stages.Lowered]:
+    """The programs of a method, ready to be compiled.
+
+    Args:
+      method: with a partitioner.
+      params: the shapes of its parameters, placed.
+      sizes: the shapes of the rest.
+      programs: which of `PROGRAMS`; "step" is the loop of steps.
+      filtered: whether tokens are drawn from the most probable ones (top-p).
+
+    Returns:
+      `programs` -> what `compile()` compiles.
+    """
+    part = method.partitioner
+    assert part is not None
+
+    def first(rows: int) -> tuple[jax.stages.Lowered, Any]:
+        prompts = _prompts(rows, sizes, part, filtered)
+        return lower_init(method, params, prompts, max_new=sizes.output, max_length=sizes.cache)
+
+    prefill, state = first(sizes.rows)
+    make = {
+        "prefill": lambda: prefill,
+        "step": lambda: lower_run(method, params, state),
+        "refill": lambda: lower_insert(state, first(sizes.refill)[1]),
+    }
+    return {name: make[name]() for name in programs}
+
+
+def _prompts(rows: int, sizes: Sizes, part: Partitioner, filtered: bool) -> PromptBatch:
+    """The shapes of prompts, placed. Each row has its own sampling, as in an engine."""
+    each: Any = np.ones(rows, np.float32)
+    batch = PromptBatch(
+        np.ones((rows, sizes.prompt), np.int32),
+        np.full(rows, sizes.prompt, np.int32),
+        ids=np.zeros(rows, np.uint32),
+        seeds=np.zeros(rows, np.uint32),
+        limits=np.full(rows, sizes.output, np.int32),
+        sampling=Sampling(temperature=each, top_p=each if filtered else None),
+    )
+    return with_shardings(batch, part.shardings(batch, row_axes(batch)))

@@ -1,0 +1,186 @@
+"""What is compiled for TPUs: pairs of networks, methods, and programs of few layers or of all."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from benchmarks.shapes import Sizes, lowered, of_numbers, of_params
+from specjax import decoding, drafting, rules, verification
+from specjax.models import PRESETS, T5Config, model_from_config, preset
+from specjax.models.config import Gemma2Config, LlamaConfig, ModelConfig
+from specjax.partitioning import Partitioner
+
+PAIRS = {
+    "t5": ("t5_v1_1_base", "t5_v1_1_small"),
+    "gemma2": ("gemma2_9b", "gemma2_2b"),
+    "llama3": ("llama3_8b", "llama3.2_1b"),
+}
+ALONE = "alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How a pair decodes.
+
+    Attributes:
+      rule: the rule; its numbers are traced.
+      verification: the algorithm.
+      stopping: when drafts end before G tokens.
+      filtered: whether top-p filters both distributions.
+    """
+
+    rule: Any = rules.Lossless()  # noqa: RUF009  immutable
+    verification: Any = verification.Block()  # noqa: RUF009  immutable
+    stopping: Any = drafting.FixedLength()  # noqa: RUF009  immutable
+    filtered: bool = False
+
+
+METHODS = {
+    "block": Variant(),
+    "token": Variant(verification=verification.Token()),
+    "opt": Variant(rules.OPT(0.2)),
+    "tokenv3": Variant(rules.TokenV3(0.2)),
+    "confidence": Variant(stopping=drafting.Confidence(0.4)),
+    "top_p": Variant(filtered=True),
+    ALONE: Variant(),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is compiled: a pair on a mesh.
+
+    Attributes:
+      pair: a name of `PAIRS`, or VERIFIER+DRAFTER, two presets.
+      chip: the TPU.
+      mesh: its chips, the axes `data` and `model`.
+      method: a name of `METHODS`; `ALONE` decodes with the verifier alone, token by token.
+      sizes: the shapes.
+      depth: the layers of each network; None for all that it has.
+    """
+
+    pair: str
+    chip: str
+    mesh: Mesh
+    method: str
+    sizes: Sizes
+    depth: int | None = None
+
+    @property
+    def configs(self) -> tuple[ModelConfig, ModelConfig]:
+        """Of verifier and drafter."""
+        large, small = configs_of(self.pair)
+        if self.depth is None:
+            return large, small
+        return _of_depth(large, self.depth), _of_depth(small, self.depth)
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """Of the decoders of verifier and drafter."""
+        large, small = self.configs
+        return _depth_of(large), _depth_of(small)
+
+    def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
+        """The compiled programs by name.
+
+        Args:
+          layers: of the verifier and the drafter, instead of `self.layers`.
+          programs: see `benchmarks.shapes.lowered`.
+
+        Raises:
+          ValueError: the compiler refuses, as where a program does not fit into memory.
+        """
+        part = Partitioner(self.mesh)
+        large, small = (
+            model_from_config(_of_depth(config, depth))
+            for config, depth in zip(self.configs, layers, strict=True)
+        )
+        variant = METHODS[self.method]
+        method, params = (_alone if self.method == ALONE else _pair)(
+            large, small, variant, self.sizes.draft, part
+        )
+        made = lowered(method, params, self.sizes, programs, filtered=variant.filtered)
+        try:
+            return {name: program.compile() for name, program in made.items()}
+        except jax.errors.JaxRuntimeError as error:
+            what = f"{self.pair} with {' + '.join(map(str, layers))} layers on {self.chip}"
+            raise ValueError(f"{what} does not compile: {str(error).splitlines()[0]}") from error
+
+
+def configs_of(pair: str) -> tuple[ModelConfig, ModelConfig]:
+    """The configurations of a pair in bfloat16.
+
+    Raises:
+      ValueError: for an unknown pair.
+    """
+    names = PAIRS.get(pair) or tuple(pair.split("+"))
+    if len(names) != 2 or not set(names) <= PRESETS.keys():
+        raise ValueError(
+            f"--pairs must be of {', '.join(PAIRS)}, or VERIFIER+DRAFTER of "
+            f"{', '.join(PRESETS)}, got {pair!r}"
+        )
+    large, small = (preset(name, dtype="bfloat16", param_dtype="bfloat16") for name in names)
+    return large, small
+
+
+def _depth_of(config: ModelConfig) -> int:
+    """The layers of a network's decoder."""
+    assert isinstance(config, T5Config | LlamaConfig | Gemma2Config)
+    return config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers
+
+
+def _of_depth(config: ModelConfig, layers: int) -> ModelConfig:
+    if isinstance(config, T5Config):
+        return config.replace(num_encoder_layers=layers, num_decoder_layers=layers)
+    return config.replace(num_layers=layers)
+
+
+def _alone(large: Any, _: Any, variant: Variant, draft: int, part: Partitioner) -> tuple[Any, Any]:
+    method = decoding.Autoregressive(large, partitioner=part)
+    return method, decoding.AutoregressiveParams(of_params(large, part))
+
+
+def _pair(
+    large: Any, small: Any, variant: Variant, draft: int, part: Partitioner
+) -> tuple[Any, Any]:
+    policy, numbers = variant.stopping.bind()
+    drafter = drafting.NeuralDrafter(small, draft, policy)
+    method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
+    own = drafting.NeuralDrafterParams(of_params(small, part), of_numbers(numbers, part))
+    rule = of_numbers(variant.rule, part)
+    return method, decoding.RoundParams(of_params(large, part), own, rule)
+
+
+def at_depth(
+    measure: Callable[[tuple[int, int]], Mapping[str, float]],
+    few: tuple[int, int] | None,
+    full: tuple[int, int],
+    both: bool,
+) -> dict[str, float]:
+    """What a program with all layers has, from programs with few.
+
+    Args:
+      measure: (layers of the verifier, of the drafter) -> numbers.
+      few: two depths: what a layer adds is their difference, of each network by itself, and the
+        rest is this times the layers that are missing. None measures all layers.
+      full: all layers of the verifier and of the drafter.
+      both: whether the program has a drafter.
+
+    Returns:
+      The numbers.
+    """
+    if few is None:
+        return dict(measure(full))
+    low, high = few
+    base = dict(measure((low, low)))
+    numbers = dict(base)
+    for i in range(1 + both):
+        deeper = measure((high, low) if i == 0 else (low, high))
+        times = (full[i] - low) / (high - low)
+        for name, value in deeper.items():
+            numbers[name] += times * (value - base[name])
+    # Where a compiler has less to do for more layers, a line leads below nothing.
+    return {name: max(0.0, value) for name, value in numbers.items()}

@@ -1,0 +1,112 @@
+"""The numbers of one compiled program, and what they are compared with."""
+
+import math
+from typing import Any
+
+import jax
+
+from benchmarks.predicted import CHIPS, LOGIT_TRIPS, Network, logit_bytes, pass_seconds
+from benchmarks.tpu import estimates, waste
+from benchmarks.tpu.cases import ALONE, Case
+from specjax.compiled import parse
+from specjax.models import model_from_config
+from specjax.partitioning import Partitioner
+from specjax.partitioning.collectives import KINDS
+
+MB = 1e6
+
+
+def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], dict[str, Any]]:
+    """What a program says.
+
+    Args:
+      program: compiled.
+      name: of `benchmarks.shapes.PROGRAMS`.
+      case: what it belongs to.
+
+    Returns:
+      Numbers that grow with the layers, line by line; and what does not.
+    """
+    parsed = parse(program.as_text())
+    run = estimates.executed(parsed, case.sizes.draft, loop=name == "step")
+    steps = [one.instruction for one in run]
+    large = large_arrays(case)
+    memory = program.memory_analysis()
+    crossing = [one for one in run if one.instruction.opcode.removesuffix("-start") in KINDS]
+    numbers = {
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "instructions": len(run),
+        "host_transfers": waste.host_transfers(parsed),
+        "float64": waste.doubles(parsed),
+        "collectives": sum(one.times for one in crossing),
+        **waste.copies(parsed, steps, large),
+        **{f"part/{part}": n for part, n in estimates.cycles_by_part(run).items()},
+    }
+    for region, (cycles, moved) in estimates.by_region(run).items():
+        numbers |= {f"region/{region}": cycles, f"moved/{region}": moved}
+    padding, maker, array = waste.worst_padding(steps, large)
+    facts = {
+        "padding": padding,
+        "padded": None if maker is None else f"{array} {maker.op_name or maker.name}",
+        "no_estimate": estimates.without_estimate(run),
+        "dearest": sorted(run, key=lambda one: -one.cycles)[:100],
+    }
+    return {key: float(value) for key, value in numbers.items()}, facts
+
+
+def large_arrays(case: Case) -> waste.Large:
+    """What is large on one device."""
+    part = Partitioner(case.mesh)
+    data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
+    rows = case.sizes.rows // data
+    layers, weights = [], set()
+    for config in case.configs:
+        model = model_from_config(config)
+        shapes = model.abstract_params()
+        places = part.param_shardings(model, shapes)
+        for leaf, where in zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True):
+            weights.add(tuple(sorted(n for n in where.shard_shape(leaf.shape) if n > 1)))
+        network = Network.of(config)
+        split = ways if network.kv_heads % ways == 0 else 1
+        layers.append(rows * case.sizes.cache * network.kv_heads * network.head_dim // split)
+    vocab = Network.of(case.configs[0]).vocab
+    vocab = vocab // ways if vocab % ways == 0 else vocab
+    return waste.Large(rows, vocab, case.sizes.cache, min(layers), frozenset(weights))
+
+
+def rooflines(case: Case) -> dict[str, float]:
+    """The least seconds of each part of a step, by the model of docs/scaling.md.
+
+    Without its collectives, for which the compiler gives no estimate either. Of the trips that
+    logits make through memory, one (written) belongs to the pass, one to the distribution, one to
+    the draw and one to the verification. The draw after the verifier's pass is a part of the
+    verification; where there is none, its trip is the draw's.
+    """
+    chip, sizes = CHIPS[case.chip], case.sizes
+    data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
+    rows = math.ceil(sizes.rows / data)
+    large, small = map(Network.of, case.configs)
+    own = 1 if small.heads % ways else ways
+    common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
+
+    def pass_of(network: Network, tokens: int, split: int) -> tuple[float, float]:
+        """Of all, and of one trip of the logits."""
+        least = pass_seconds(network, chip, tokens=tokens, ways=split, **common)
+        whole = max(least.memory, least.compute)
+        return whole, logit_bytes(network, rows, tokens, split) / chip.bandwidth
+
+    alone = case.method == ALONE
+    block, trip = pass_of(large, 1 if alone else sizes.draft + 1, ways)
+    draft, small_trip = (0.0, 0.0) if alone else pass_of(small, 1, own)
+    drafts, trips = sizes.draft * draft, sizes.draft * small_trip
+    return {
+        "verifier_pass": block - (LOGIT_TRIPS - 1) * trip,
+        "drafter_pass": drafts - (LOGIT_TRIPS - 1) * trips,
+        "distribution": trip + trips,
+        "draw": trips + 2 * trip * alone,
+        "verification": 0.0 if alone else 2 * trip + trips,
+        "bonus": draft,
+        "draft step": draft,
+        "step": block + drafts,
+    }

@@ -1,0 +1,145 @@
+"""What a TPU's compiler says of decoding: bytes, copies, padding and cycles of compiled programs.
+
+Nothing is allocated and nothing runs: an estimate is no measurement. `benchmarks.tpu.estimates`
+says what is counted, docs/scaling.md what the roofline is.
+"""
+
+import argparse
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks import command
+from benchmarks.shapes import PROGRAMS, Sizes
+from benchmarks.tpu.cases import ALONE, METHODS, PAIRS, Case, at_depth, configs_of
+from benchmarks.tpu.measures import numbers_of, rooflines
+from benchmarks.tpu.tables import COLUMNS, notes_of, row_of
+from benchmarks.tpu.topologies import TPUS, mesh_of
+from specjax.cli.bench.pairs import check_positive
+from specjax.cli.bench.report import Report
+
+HELP = "bytes, copies, padding and estimated cycles of the programs that a TPU would run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is compiled, and for what."""
+    parser.add_argument(
+        "--pairs", nargs="+", default=["t5"], help=f"{', '.join(PAIRS)}, or VERIFIER+DRAFTER"
+    )
+    parser.add_argument("--chips", nargs="+", default=["v5e"], choices=list(TPUS))
+    parser.add_argument("--meshes", nargs="+", default=["1x1"], help="DATAxMODEL")
+    parser.add_argument("--methods", nargs="+", default=["block"], choices=list(METHODS))
+    parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[8], help="B")
+    parser.add_argument("--draft", type=int, default=5, help="G")
+    parser.add_argument("--cache", type=int, default=256, help="S, cache positions")
+    parser.add_argument("--prompt", type=int, default=64, help="P")
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        default=["2", "4"],
+        help="two depths, from which the others are extrapolated; one, as it is; or all",
+    )
+    parser.add_argument("--tokens-per-round", type=float, default=3.3, help="for the speed-up")
+    parser.add_argument("--top", type=int, default=0, help="list the dearest instructions")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Compiles everything that is asked for; a row for each program."""
+    check_positive(args, "rows", "draft", "cache", "prompt")
+    depths = _depths(args.layers)
+    few = (depths[0], depths[1]) if len(depths) == 2 else None
+    rows, notes = [], []
+    for case in _cases(args, depths[0] if len(depths) == 1 else None):
+        for name in _programs(case, args):
+            row, facts = _measured(case, name, few, args)
+            rows.append(row)
+            notes += notes_of(row, facts, args.top)
+    return Report(rows, COLUMNS, notes)
+
+
+def _depths(words: Sequence[str]) -> tuple[int, ...]:
+    if list(words) == ["all"]:
+        return ()
+    if not all(word.isdigit() and int(word) for word in words) or not 1 <= len(words) <= 2:
+        raise ValueError(f"--layers must be all, one depth or two depths, got {' '.join(words)}")
+    if len(set(words)) < len(words):
+        raise ValueError(f"--layers must be two different depths, got {' '.join(words)}")
+    return tuple(sorted(map(int, words)))
+
+
+def _cases(args: argparse.Namespace, depth: int | None) -> Iterator[Case]:
+    for pair in args.pairs:
+        configs_of(pair)
+        for chip in args.chips:
+            for mesh in args.meshes:
+                data, ways = _sizes_of(mesh)
+                where = mesh_of(chip, data, ways)
+                for batch in args.rows:
+                    if batch % data:
+                        raise ValueError(f"--rows must be a multiple of {data}, got {batch}")
+                    sizes = Sizes(
+                        rows=batch,
+                        refill=data,
+                        prompt=args.prompt,
+                        output=max(1, args.cache - args.prompt - args.draft - 1),
+                        cache=args.cache,
+                        draft=args.draft,
+                    )
+                    for method in args.methods:
+                        yield Case(pair, chip, where, method, sizes, depth)
+
+
+def _sizes_of(mesh: str) -> tuple[int, int]:
+    data, _, ways = mesh.partition("x")
+    if not (data.isdigit() and ways.isdigit() and int(data) and int(ways)):
+        raise ValueError(f"--meshes must be DATAxMODEL, such as 2x2, got {mesh!r}")
+    return int(data), int(ways)
+
+
+def _programs(case: Case, args: argparse.Namespace) -> list[str]:
+    """Methods differ in their steps: the others are compiled for the first of them."""
+    first = case.method == args.methods[0]
+    return [name for name in args.programs if first or name == "step"]
+
+
+def _measured(
+    case: Case, name: str, few: tuple[int, int] | None, args: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    numbers, facts = _numbers(case, name, few)
+    alone = None
+    if name == "step" and case.method != ALONE:
+        reference = dataclasses.replace(case, method=ALONE)
+        alone = _numbers(reference, name, few)[0]
+    least = rooflines(case) if name == "step" else {}
+    return row_of(case, name, numbers, facts, least, alone, args.tokens_per_round), facts
+
+
+@functools.cache
+def _numbers(
+    case: Case, name: str, few: tuple[int, int] | None
+) -> tuple[Mapping[str, float], dict[str, Any]]:
+    """The numbers of a program with all layers, and facts of its compiled ones."""
+    facts: dict[str, Any] = {"padding": 0.0}
+
+    def measure(layers: tuple[int, int]) -> dict[str, float]:
+        nonlocal facts
+        begin = time.perf_counter()
+        program = case.compile(layers, (name,))[name]
+        what = f"{case.pair} {case.chip} {case.method} {name}, {layers[0]} + {layers[1]} layers"
+        seconds = time.perf_counter() - begin
+        print(f"benchmarks.tpu: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        numbers, found = numbers_of(program, name, case)
+        facts = max(facts, found, key=lambda one: one["padding"])
+        return numbers
+
+    return at_depth(measure, few, case.layers, case.method != ALONE), facts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    package = str(__file__).rsplit("run.py", 1)[0]
+    return command.main(package, HELP, add_arguments, run, argv)

@@ -1,0 +1,166 @@
+"""What a TPU's compiler says of decoding: how its text is read, and bounds for a small loop."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.tpu import estimates, run, topologies, waste
+from benchmarks.tpu.cases import at_depth
+from specjax.compiled import parse
+
+# Of the loop of T5 base + small with two layers each and 8 rows, on a v5e.
+MOST_PADDING = 1.35  # 6 positions in a tile of 8 make 1.33
+MOST_TEMPORARIES = 3.0  # times the verifier's logits
+LOGITS_MB = 8 * 6 * 32_128 * 4 / 1e6
+
+PROGRAM = pathlib.Path(__file__).with_name("tpu_loop.hlo").read_text()
+LARGE = waste.Large(8, 3_210, 640, 8 * 640 * 128, frozenset({(640, 1_024)}))
+
+
+@pytest.fixture(scope="module")
+def small():
+    program = parse(PROGRAM)
+    return program, estimates.executed(program, 5, loop=True)
+
+
+def test_cycles_are_counted_by_part_as_often_as_they_run(small):
+    _, found = small
+    assert estimates.cycles_by_part(found) == {
+        "verifier_pass": 1000,
+        "drafter_pass": 5 * 100,
+        "distribution": 0,
+        "draw": 5 * 10,
+        "rule": 32 * 3,
+        "verification": 0,
+        "bonus": 50 + 7,
+        "bookkeeping": 20,
+        "unnamed": 4,
+    }
+    assert {name: cycles for name, (cycles, _) in estimates.by_region(found).items()} == {
+        "outside": 1000 + 32 * 3 + 20 + 4,
+        "draft steps": 5 * 110,
+        "bonus": 57,
+        "skipped": 0,
+    }
+
+
+def test_what_has_no_estimate_is_named(small):
+    _, found = small
+    assert estimates.without_estimate(found) == {"tpu_custom_call": 1}
+    # Two copies beside the rest, of bfloat16.
+    assert estimates.by_region(found)["outside"][1] == 2 * 8 * 640 * 128 * 2
+
+
+def test_a_loop_starts_where_its_counter_does():
+    later = PROGRAM.replace("%zero = s32[]{:T(128)} constant(0)", "%zero = s32[] constant(1)")
+    found = estimates.executed(parse(later), 5, loop=True)
+    cycles = estimates.cycles_by_part(found)
+    assert (cycles["drafter_pass"], cycles["rule"]) == (4 * 100, 31 * 3)
+
+
+def test_copies_are_told_from_fetches(small):
+    program, found = small
+    copied = waste.copies(program, (one.instruction for one in found), LARGE)
+    # By a fusion, and in the branch that catches up; not before the loop.
+    counted = {"cache_copies": 2, "cache_stores": 1, "cache_fused": 1}
+    assert {name: n for name, n in copied.items() if n} == counted
+    assert waste.host_transfers(program) == waste.doubles(program) == 0
+
+
+def test_the_most_padded_array_is_named(small):
+    _, found = small
+    ratio, maker, array = waste.worst_padding((one.instruction for one in found), LARGE)
+    assert ratio == pytest.approx(128 / 6)
+    assert (maker.name, str(array)) == ("p", "f32[8,6,3210]{1,0,2:T(8,128)}")
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes", "padded"),
+    [
+        ("f32[8,6,32128]{2,1,0:T(8,128)}", 8 * 6 * 32_128 * 4, 8 * 8 * 32_128 * 4),
+        ("f32[8,6,32128]{1,0,2:T(8,128)}", 8 * 6 * 32_128 * 4, 32_128 * 8 * 128 * 4),
+        ("f32[8,6,32128]{2,0,1:T(8,128)}", 8 * 6 * 32_128 * 4, 8 * 6 * 32_128 * 4),
+        ("bf16[8,6,256,64]{3,1,2,0:T(8,128)(2,1)S(1)}", 1_572_864, 8 * 256 * 8 * 128 * 2),
+        ("bf16[768]{0:T(1024)(128)(2,1)}", 1_536, 2_048),
+        ("pred[8]{0:T(512)(128)(4,1)}", 8, 512),
+        ("s32[]{:T(128)}", 4, 512),
+        ("f32[3,5]{1,0}", 60, 60),
+        ("f32[]", 4, 4),
+    ],
+)
+def test_layouts_are_read(text, nbytes, padded):
+    one = parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n  ROOT %x = {text} add(%a, %a)\n}}")
+    (array,) = one.instructions("main")[0].arrays
+    assert (array.nbytes, array.padded_nbytes) == (nbytes, padded)
+    assert array.space == ("S(1)" in text)
+
+
+def test_the_layers_that_are_missing_are_extrapolated():
+    def measure(layers):
+        return {"cycles": 7.0 + 3.0 * layers[0] + 2.0 * layers[1], "copies": 2.0 - layers[0]}
+
+    assert at_depth(measure, (2, 4), (12, 8), both=True) == {"cycles": 59.0, "copies": 0.0}
+    assert at_depth(measure, (2, 4), (12, 8), both=False)["cycles"] == 7 + 36 + 4
+    assert at_depth(measure, None, (1, 1), both=True)["cycles"] == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pairs", "t5_huge"], "--pairs must be of t5, gemma2, llama3, or VERIFIER"),
+        (["--layers", "2", "two"], "--layers must be all, one depth or two depths, got 2 two"),
+        (["--meshes", "2"], "--meshes must be DATAxMODEL, such as 2x2, got '2'"),
+        (["--rows", "0"], "--rows must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, message):
+    assert run.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_libtpu_one_line_says_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    assert run.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("python -m pip install -c constraints.txt -e '.[tpu-compile]'")
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: pip install -c constraints.txt -e '.[tpu-compile]'")
+    words = ["--pairs", "t5", "--chips", "v5e", "--layers", "2", "--programs", "step"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tpu", *words],
+        check=True, capture_output=True, text=True,
+        env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"},
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
+    return row
+
+
+@pytest.mark.exhaustive
+def test_a_loop_on_a_tpu_pads_no_large_array(loop):
+    assert loop["padding"] <= MOST_PADDING, loop["padded"]
+
+
+@pytest.mark.exhaustive
+def test_a_loop_on_a_tpu_copies_no_cache(loop):
+    copied = [loop[f"cache_{how}"] for how in ("copies", "fused", "stores")]
+    assert copied == [0, 0, 0]
+
+
+@pytest.mark.exhaustive
+def test_a_loop_on_a_tpu_takes_little_memory_of_its_own(loop):
+    assert loop["temporaries_MB"] <= MOST_TEMPORARIES * LOGITS_MB
+
+
+@pytest.mark.exhaustive
+def test_a_loop_on_a_tpu_stays_there_in_float32(loop):
+    assert loop["host_transfers"] == loop["float64"] == 0
+    assert sum(line["cycles"] for line in loop["parts"][:-1]) > 0, "no estimate is found"
