@@ -11,7 +11,6 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax.types.language_model import Array
 
-
 _ways: contextvars.ContextVar[int] = contextvars.ContextVar("ways", default=1)
 
 
@@ -59,6 +58,30 @@ def entry_by_index(x: Array, index: Array) -> Array:
 def entry_by_mask(x: Array, index: Array) -> Array:
     """See `entry`."""
     return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
+
+
+def row(x: Array, index: Array) -> Array:
+    """`x[index]` of a matrix; see `entry`.
+
+    Args:
+      x: `[N, V]`.
+      index: int32 scalar in 0 .. N - 1.
+
+    Returns:
+      `[V]`.
+    """
+    return by_platform(x, index, tpu=row_by_mask, default=row_by_index)
+
+
+def row_by_index(x: Array, index: Array) -> Array:
+    """See `row`."""
+    return lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+
+def row_by_mask(x: Array, index: Array) -> Array:
+    """See `row`."""
+    place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
+    return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
 
 
 def laid_out(x: Array, order: tuple[int, ...]) -> Array:

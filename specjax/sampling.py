@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.checks import check_scalars
 from specjax import platforms
+from specjax.checks import check_scalars
 from specjax.platforms import by_platform
 from specjax.types import Array, Sampling
 

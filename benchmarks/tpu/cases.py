@@ -95,7 +95,7 @@ class Case:
         """
         part = Partitioner(self.mesh)
         large, small = (
-            model_from_config(_of_depth(config, depth))
+            model_from_config(_of_depth(config, depth)).for_devices("tpu", part.ways("kv_heads"))
             for config, depth in zip(self.configs, layers, strict=True)
         )
         variant = METHODS[self.method]
@@ -147,7 +147,7 @@ def _pair(
     large: Any, small: Any, variant: Variant, draft: int, part: Partitioner
 ) -> tuple[Any, Any]:
     policy, numbers = variant.stopping.bind()
-    drafter = drafting.NeuralDrafter(small, draft, policy)
+    drafter = drafting.NeuralDrafter(small, draft, policy, catches_up=True)
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
     own = drafting.NeuralDrafterParams(of_params(small, part), of_numbers(numbers, part))
     rule = of_numbers(variant.rule, part)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from specjax.decoding.history import History
-from specjax.platforms import entry
+from specjax.platforms import entry, row
 from specjax.types import Acceptance, Array, Cache, DraftBlock, Params, Rule
 from specjax.verification import block_acceptance_probs, token_acceptance_probs
 
@@ -134,7 +133,7 @@ def report(
     """
     accepted = outcome.counts - 1
     last = jnp.take_along_axis(outcome.tokens, accepted[:, None], axis=1)[:, 0]
-    last_p = jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, keepdims=False))(p, accepted)
+    last_p = jax.vmap(row)(p, accepted)
     log_p = _emitted_logs(p, block.tokens, last_p, last, accepted)
     log_target = _emitted_logs(outcome.probs, block.tokens, next_target, last, accepted)
     position = jnp.arange(p.shape[1])[None]

@@ -28,7 +28,7 @@ from specjax.decoding.outcome import (
 from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed, planned
 from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
 from specjax.decoding.targets import block_targets, next_target
-from specjax.platforms import rows_in_tiles
+from specjax.platforms import row, rows_in_tiles
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Array,
@@ -211,7 +211,7 @@ class Round:
             next_token = jax.vmap(draw_next)(for_next, *judged, accepted, bonus_target)
             next_carry = jax.vmap(self.verification.next_carry)
             carry = next_carry(*judged, state.carry, accepted, next_token)
-        next_target = jnp.where(whole[:, None], bonus_target, _at(targets, accepted))
+        next_target = jnp.where(whole[:, None], bonus_target, jax.vmap(row)(targets, accepted))
         at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
         targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         tokens = emitted(block.tokens, accepted, next_token)
@@ -302,7 +302,7 @@ class Round:
         names = self.drafter.model_names
         none = {name: jnp.int32(0) for name in names}
         if not reads and self.drafter.traits.catches_up:
-            target = _at(targets, block.num_drafted)
+            target = jax.vmap(row)(targets, block.num_drafted)
             return target, state.credit, drafter, none, needed & False, needed & False
 
         def run(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
@@ -311,15 +311,16 @@ class Round:
                 params.drafter, drafter, state.tokens, block, sampling, with_confidence=asked
             )
             extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
-            p = _at(scored.p, block.num_drafted)
-            p_conf = None if scored.p_conf is None else _at(scored.p_conf, block.num_drafted)
+            at_bonus = lambda x: jax.vmap(row)(x, block.num_drafted)  # noqa: E731
+            p, p_conf = jax.tree.map(at_bonus, (scored.p, scored.p_conf))
             read = extra.probs, p, extra.confidences, p_conf
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: extra.calls[name] for name in names}
             return target, credit, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
 
         def skip(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
-            return _at(targets, block.num_drafted), state.credit, drafter, none, needed & False
+            target = jax.vmap(row)(targets, block.num_drafted)
+            return target, state.credit, drafter, none, needed & False
 
         target, credit, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
         return target, credit, drafter, calls, needed, nan

@@ -150,7 +150,7 @@ class DecoderOnlyNetwork(nn.Module):
 
     config: LlamaConfig | Gemma2Config
     style: Style
-    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
+    layout: CacheLayout = CacheLayout()
 
     def setup(self) -> None:
         """Creates the submodules."""

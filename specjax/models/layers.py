@@ -253,7 +253,7 @@ class Attention(nn.Module):
     softcap: float | None = None
     query_init: Initializer = normal_init
     dropout_rate: float = 0.0
-    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
+    layout: CacheLayout = CacheLayout()
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""

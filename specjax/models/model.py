@@ -145,7 +145,7 @@ class Model(LanguageModel, abc.ABC):
           The parameters with the addition. Arrays are shared, not copied.
         """
         table = params["token_embedder"]["embedding"]
-        if not self.config.tie_embeddings or _platforms(table) != {"cpu"}:
+        if not self.config.tie_embeddings or platforms_of(table) != {"cpu"}:
             return params
         transposed = {TRANSPOSED: jax.jit(jnp.transpose)(table)}
         return {**params, "token_embedder": {**params["token_embedder"], **transposed}}
@@ -212,7 +212,7 @@ class Model(LanguageModel, abc.ABC):
         return self.network.apply({"params": params}, *args, **kwargs)
 
 
-def _platforms(array: Any) -> set[str]:
+def platforms_of(array: Any) -> set[str]:
     """The platforms of an array's devices; of a host array, the default platform."""
     if isinstance(array, jax.Array):
         return {device.platform for device in array.devices()}

@@ -245,7 +245,7 @@ class T5Network(nn.Module):
     """The encoder and the decoder, which share one embedding."""
 
     config: T5Config
-    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
+    layout: CacheLayout = CacheLayout()
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""

@@ -263,7 +263,15 @@ def _neural(
             own = jax.device_put(own)  # else each call of the loop would send it
     # A draft of a fixed length goes on: rows then do not depend on each other's passes.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
-    drafter = NeuralDrafter(small.model, max_draft, stopping, min_draft, eos_ids=eos_ids)
+    drafter = NeuralDrafter(
+        small.model,
+        max_draft,
+        stopping,
+        min_draft,
+        eos_ids=eos_ids,
+        # On a CPU two tokens take twice as long as one; elsewhere a pass waits for the weights.
+        catches_up=small.platform != "cpu",
+    )
     return drafter, NeuralDrafterParams(small.prepared, own)
 
 

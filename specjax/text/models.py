@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_path, check_static
+from specjax.models.model import Model, platforms_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES, Partitioner
 from specjax.text.built_in import DEFAULT_PAIR, built_in_pair, real_path
 from specjax.text.fingerprint import digest, weights_fingerprint
@@ -47,6 +48,8 @@ class TextModel:
     head: Head | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, Model):
+            object.__setattr__(self, "model", self.model.for_devices(self.platform, self._ways))
         methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
         check_part("model", self.model, methods, "models.T5(config)")
         check_static("model", self.model)
@@ -66,6 +69,15 @@ class TextModel:
     def partitioner(self) -> Partitioner | None:
         """The partitioner for its mesh; None without a mesh."""
         return None if self.mesh is None else Partitioner(self.mesh)
+
+    @property
+    def platform(self) -> str:
+        """Of the devices that hold its parameters, as `jax.Device.platform` names it."""
+        return min(platforms_of(jax.tree.leaves(self.params)[0]))
+
+    @property
+    def _ways(self) -> int:
+        return 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
 
     @functools.cached_property
     def prepared(self) -> Params:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_array
-from specjax.platforms import entry
+from specjax.platforms import entry, row
 from specjax.sampling import draw, num_uniforms, residual, residual_weights
 from specjax.types import Acceptance, Array, Verification, Verified
 
@@ -231,5 +231,5 @@ def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array
 
 def _at(acceptance: Acceptance, draft_probs: Array, i: Array) -> tuple[Array, Array, Array]:
     """The target, the draft distribution and the scale after i accepted tokens."""
-    pick = lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False)  # noqa: E731
-    return pick(acceptance.targets), pick(draft_probs), pick(acceptance.scales)
+    scale = lax.dynamic_index_in_dim(acceptance.scales, i, keepdims=False)
+    return row(acceptance.targets, i), row(draft_probs, i), scale
