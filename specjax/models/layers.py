@@ -21,6 +21,7 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, write_layer
+from specjax.platforms import laid_out
 from specjax.models.rope import Rope, rotate
 
 Array = jax.Array
@@ -95,7 +96,10 @@ class Dense(nn.Module):
         # As a product of two matrices: with three axes XLA on CPUs recomputes x and transposes its
         # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        return jnp.dot(flat, kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
+        # Else XLA on TPUs turns the kernels of queries, keys and values for what follows: a copy of
+        # each, for every call.
+        y = laid_out(jnp.dot(flat, kernel.astype(self.dtype)), (0, 1))
+        return y.reshape(*x.shape[:-1], self.features)
 
 
 def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
