@@ -4,9 +4,8 @@ Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (
 width, M feed-forward width, V vocabulary.
 
 Every parameter has logical axis names (collection `params_axes`), as in T5X. Softmax, norms and
-logits are float32 for activations of any dtype. Products of float32 have the backend's default
-precision: exact on a CPU, with rounded operands on a TPU or (TF32) a GPU. For exact products set
-`jax.config.update("jax_default_matmul_precision", "highest")`.
+logits are float32 for activations of any dtype. Products of float32 activations are of float32 on
+every device; see `product_precision`.
 """
 
 import functools
@@ -34,6 +33,26 @@ TRANSPOSED = "transposed_embedding"
 
 normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+def product_precision(dtype: Any) -> jax.lax.Precision | None:
+    """The `precision` of every product of a network whose activations have this dtype.
+
+    JAX by itself rounds the operands of float32 products, to bfloat16 on a TPU and to TF32 on a
+    GPU, in most products but not in all: a pass of one token and one of several then choose other
+    tokens. Who decodes in float32 wants its digits; bfloat16 is there for speed.
+
+    Args:
+      dtype: the dtype of the activations.
+
+    Returns:
+      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; else None, by
+      which JAX takes the user's setting or its own.
+    """
+    config: Any = jax.config
+    if dtype != jnp.float32 or config.jax_default_matmul_precision is not None:
+        return None
+    return jax.lax.Precision.HIGHEST
 
 
 class RMSNorm(nn.Module):
@@ -92,7 +111,8 @@ class Dense(nn.Module):
         # As a product of two matrices: with three axes XLA on CPUs recomputes x and transposes its
         # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        return jnp.dot(flat, kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
+        y = jnp.dot(flat, kernel.astype(self.dtype), precision=product_precision(self.dtype))
+        return y.reshape(*x.shape[:-1], self.features)
 
 
 def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
@@ -101,12 +121,14 @@ def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
     bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
     the largest of a small network, is read as bfloat16.
     """
+    precision = product_precision(x.dtype)  # of the network, before x is converted
     if kernel.dtype != x.dtype:
         x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
     y = jax.lax.dot_general(
         x.reshape(-1, x.shape[-1]),  # as in Dense
         kernel,
         (((1,), (contract,)), ((), ())),
+        precision=precision,
         preferred_element_type=jnp.float32,
     )
     return y.reshape(*x.shape[:-1], y.shape[-1])
@@ -291,10 +313,11 @@ class Attention(nn.Module):
         weights = self.dropout(weights, deterministic=deterministic)
         ends = np.cumsum([segment.keys.shape[2] for segment in segments])[:-1].tolist()
         parts = jnp.split(weights, ends, axis=-1)
+        precision = product_precision(self.dtype)
         y = functools.reduce(
             operator.add,
             (
-                jnp.einsum("bknts,bkds->btknd", part, segment.values)
+                jnp.einsum("bknts,bkds->btknd", part, segment.values, precision=precision)
                 for part, segment in zip(parts, segments, strict=True)
             ),
         )
@@ -302,7 +325,11 @@ class Attention(nn.Module):
 
     def _logits(self, query: Array, segment: Segment) -> Array:
         logits = jnp.einsum(
-            "btknd,bksd->bknts", query, segment.keys, preferred_element_type=jnp.float32
+            "btknd,bksd->bknts",
+            query,
+            segment.keys,
+            precision=product_precision(self.dtype),
+            preferred_element_type=jnp.float32,
         )
         if self.scale != 1.0:
             logits = logits * self.scale

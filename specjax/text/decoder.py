@@ -267,6 +267,7 @@ class Decoder:
           device.
         """
         mesh = self._main.mesh
+        float32 = any(model.of_float32 for model in self._named.values())
         return {
             "models": {name: model.fingerprint for name, model in self._named.items()},
             **self.method.describe(),
@@ -284,7 +285,7 @@ class Decoder:
             "buckets": list(self.buckets),
             **({"stop": list(self.stop)} if self.stop else {}),
             "mesh": None if mesh is None else dict(mesh.shape),
-            "environment": environment.environment(),
+            "environment": environment.environment(float32=float32),
         }
 
     def engine(

@@ -72,6 +72,12 @@ class TextModel:
         """The parameters prepared for fast decoding (see `specjax.models.Model.prepare`)."""
         return self.model.prepare(self.params)
 
+    @property
+    def of_float32(self) -> bool:
+        """Whether its products may be of float32; of a network that is not ours nobody knows."""
+        config = getattr(self.model, "config", None)
+        return bool(getattr(config, "dtype", np.float32) == np.float32)
+
     @functools.cached_property
     def continues_prompts(self) -> bool:
         """Whether outputs go on with their prompt's text; those of an encoder-decoder do not."""
