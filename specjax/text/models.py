@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -71,12 +71,6 @@ class TextModel:
     def prepared(self) -> Params:
         """The parameters prepared for fast decoding (see `specjax.models.Model.prepare`)."""
         return self.model.prepare(self.params)
-
-    @property
-    def of_float32(self) -> bool:
-        """Whether its products may be of float32; of a network that is not ours nobody knows."""
-        config = getattr(self.model, "config", None)
-        return bool(getattr(config, "dtype", np.float32) == np.float32)
 
     @functools.cached_property
     def continues_prompts(self) -> bool:
@@ -347,6 +341,12 @@ def load_models(
             for name, path in paths.items()
         }
     )
+
+
+def any_float32(models: Iterable[TextModel]) -> bool:
+    """Whether products of float32 may take part; of a network that is not ours nobody knows."""
+    configs = [getattr(model.model, "config", None) for model in models]
+    return any(getattr(config, "dtype", np.float32) == np.float32 for config in configs)
 
 
 def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokenizer:
