@@ -1,11 +1,11 @@
 """Decoding: methods that turn prompts into tokens, each one jitted program."""
 
+from specjax.compilation import step_options
 from specjax.decoding.autoregressive import (
     Autoregressive,
     AutoregressiveParams,
     AutoregressiveState,
 )
-from specjax.decoding.compilation import step_options
 from specjax.decoding.loop import LoopMethod
 from specjax.decoding.oracle_cascade import OracleCascade
 from specjax.decoding.outcome import (

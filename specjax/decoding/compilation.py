@@ -1,4 +1,4 @@
-"""How the loops are compiled."""
+"""How the loops are compiled, and where their results lie."""
 
 import functools
 from collections.abc import Callable
@@ -6,30 +6,7 @@ from typing import Any
 
 import jax
 
-# XLA's CPU backend hands products to YNNPACK, with which rounds of few tokens take longer than
-# with Eigen: docs/benchmarks.md.
-_CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-
-
-@functools.cache
-def step_options(backend: str) -> dict[str, Any] | None:
-    """Options for `jax.jit` of programs whose products are of few tokens, or None.
-
-    Args:
-      backend: as named by `jax.default_backend()`.
-
-    Returns:
-      Names and values, for `compiler_options`; None where this XLA has no such options.
-    """
-    if backend != "cpu":
-        return None
-    try:
-        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS).lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
-            raise
-        return None
-    return dict(_CPU_OPTIONS)
+from specjax.compilation import Jitted, jit, step_options
 
 
 def placement(tree: Any) -> Any:
@@ -39,26 +16,25 @@ def placement(tree: Any) -> Any:
     return None if len(shardings[0].device_set) == 1 else (structure, shardings)
 
 
-def jit_at(fun: Callable[..., Any], where: Any, **options: Any) -> Any:
-    """`jax.jit(fun, **options)` whose result lies at `where`, from `placement`."""
+def jit_at(fun: Callable[..., Any], where: Any, **options: Any) -> Jitted:
+    """`jit(fun, **options)` whose result lies at `where`, from `placement`."""
     if where is not None:
         options["out_shardings"] = jax.tree.unflatten(*where)
-    return jax.jit(fun, **options)
+    return jit(fun, **options)
 
 
-def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def jit_steps(fun: Callable[..., Any], **options: Any) -> Callable[[Any], Jitted]:
     """Jits a function of a state with `step_options`, so that its result lies where the state lay.
 
     Returns:
-      A function of the state's `placement` that returns the jitted function: what backend there is,
-      is known once it is called. It may be told the backend of devices that are not this machine's.
+      A function of the state's `placement` that returns the jitted function.
     """
 
     @functools.cache
-    def jitted(backend: str, where: Any) -> Any:
-        return jit_at(fun, where, compiler_options=step_options(backend), **options)
+    def jitted(where: Any) -> Jitted:
+        return jit_at(fun, where, options=step_options, **options)
 
-    def at(where: Any = None, backend: str | None = None) -> Any:
-        return jitted(backend or jax.default_backend(), where)
+    def at(where: Any = None) -> Jitted:
+        return jitted(where)
 
     return at

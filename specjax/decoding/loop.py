@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specjax.compilation import jit
 from specjax.decoding.checks import check_eos_ids, check_prompts, check_stops, check_table
 from specjax.decoding.compilation import jit_at, jit_steps, placement
 from specjax.decoding.state import initial_state
@@ -274,7 +275,7 @@ def _start(
     )
 
 
-_init = jax.jit(_start, static_argnums=(0, 1, 2, 3))
+_init = jit(_start, static_argnums=(0, 1, 2, 3))
 
 
 def _products(jaxpr: Any) -> Iterator[int]:

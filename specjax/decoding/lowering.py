@@ -3,8 +3,6 @@
 The devices may be those of another machine (`jax.experimental.topologies`).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -48,10 +46,8 @@ def lower_init(
 
 def lower_run(method: LoopMethod, params: Params, state: DecodeState) -> jax.stages.Lowered:
     """The program of `method.run`; `state` as `lower_init` returns it."""
-    device: Any = next(iter(state.lengths.sharding.device_set))
     stop = _whole((), state)
-    run: Any = jitted_run(placement(state), device.platform)
-    return run.lower(method, params, state, stop, stop)
+    return jitted_run(placement(state)).lower(method, params, state, stop, stop)
 
 
 def lower_insert(state: DecodeState, new: DecodeState) -> jax.stages.Lowered:

@@ -4,9 +4,8 @@ Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (
 width, M feed-forward width, V vocabulary.
 
 Every parameter has logical axis names (collection `params_axes`), as in T5X. Softmax, norms and
-logits are float32 for activations of any dtype. Products of float32 have the backend's default
-precision: exact on a CPU, with rounded operands on a TPU or (TF32) a GPU. For exact products set
-`jax.config.update("jax_default_matmul_precision", "highest")`.
+logits are float32 for activations of any dtype. Products of float32 activations are of float32 on
+every device; see `product_precision`.
 """
 
 import functools
@@ -21,8 +20,8 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, write_layer
-from specjax.platforms import laid_out
 from specjax.models.rope import Rope, rotate
+from specjax.platforms import laid_out
 
 Array = jax.Array
 Initializer = Callable[..., Array]
@@ -38,6 +37,26 @@ _FEW = 32
 
 normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+def product_precision(dtype: Any) -> jax.lax.Precision | None:
+    """The `precision` of every product of a network whose activations have this dtype.
+
+    JAX by itself rounds the operands of float32 products, to bfloat16 on a TPU and to TF32 on a
+    GPU, in most products but not in all: a pass of one token and one of several then choose other
+    tokens. Who decodes in float32 wants its digits; bfloat16 is there for speed.
+
+    Args:
+      dtype: the dtype of the activations.
+
+    Returns:
+      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; else None, by
+      which JAX takes the user's setting or its own.
+    """
+    config: Any = jax.config
+    if dtype != jnp.float32 or config.jax_default_matmul_precision is not None:
+        return None
+    return jax.lax.Precision.HIGHEST
 
 
 class RMSNorm(nn.Module):
@@ -96,9 +115,10 @@ class Dense(nn.Module):
         # As a product of two matrices: with three axes XLA on CPUs recomputes x and transposes its
         # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
+        precision = product_precision(self.dtype)
         # Else XLA on TPUs turns the kernels of queries, keys and values for what follows: a copy of
         # each, for every call.
-        y = laid_out(jnp.dot(flat, kernel.astype(self.dtype)), (0, 1))
+        y = laid_out(jnp.dot(flat, kernel.astype(self.dtype), precision=precision), (0, 1))
         return y.reshape(*x.shape[:-1], self.features)
 
 
@@ -108,12 +128,14 @@ def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
     bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
     the largest of a small network, is read as bfloat16.
     """
+    precision = product_precision(x.dtype)  # of the network, before x is converted
     if kernel.dtype != x.dtype:
         x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
     y = jax.lax.dot_general(
         x.reshape(-1, x.shape[-1]),  # as in Dense
         kernel,
         (((1,), (contract,)), ((), ())),
+        precision=precision,
         preferred_element_type=jnp.float32,
     )
     return y.reshape(*x.shape[:-1], y.shape[-1])
@@ -321,10 +343,11 @@ class Attention(nn.Module):
         # Back to the heads that share keys.
         weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
         values = "bskd" if by_position else "bkds"
+        precision = product_precision(self.dtype)
         y = functools.reduce(
             operator.add,
             (
-                jnp.einsum(f"bknts,{values}->btknd", part, segment.values)
+                jnp.einsum(f"bknts,{values}->btknd", part, segment.values, precision=precision)
                 for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
             ),
         )
@@ -334,7 +357,11 @@ class Attention(nn.Module):
         """`[B, K, N, T, S]` float32, for a query from `_spread`."""
         keys = "bskd" if self.layout.by_position else "bksd"
         logits = jnp.einsum(
-            f"btknd,{keys}->bknts", query, segment.keys, preferred_element_type=jnp.float32
+            f"btknd,{keys}->bknts",
+            query,
+            segment.keys,
+            precision=product_precision(self.dtype),
+            preferred_element_type=jnp.float32,
         )
         logits = logits.reshape(logits.shape[0], self.num_kv_heads, -1, *logits.shape[3:])
         if self.scale != 1.0:

@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
+from specjax.compilation import jit
 from specjax.models import cache as cache_lib
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import ModelConfig
@@ -147,7 +148,7 @@ class Model(LanguageModel, abc.ABC):
         table = params["token_embedder"]["embedding"]
         if not self.config.tie_embeddings or platforms_of(table) != {"cpu"}:
             return params
-        transposed = {TRANSPOSED: jax.jit(jnp.transpose)(table)}
+        transposed = {TRANSPOSED: _transpose(table)}
         return {**params, "token_embedder": {**params["token_embedder"], **transposed}}
 
     def score(
@@ -219,7 +220,10 @@ def platforms_of(array: Any) -> set[str]:
     return {jax.default_backend()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+_transpose = jit(jnp.transpose)
+
+
+@functools.partial(jit, static_argnums=0)
 def _init(model: Model, key: Array) -> Params:
     return model._init_variables(key)["params"]
 

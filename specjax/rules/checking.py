@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_part
+from specjax.compilation import jit
 from specjax.types import Rule
 
 _TOLERANCE = 1e-4
@@ -66,6 +67,6 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
         )
 
 
-@jax.jit
+@jit
 def _targets(rule: Rule, *distributions: Any) -> Any:
     return jax.vmap(rule)(*distributions)

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib
+
+from specjax.compilation import cpu_options, step_options
+from specjax.models.layers import product_precision
 
 
 def specjax_version() -> str | None:
@@ -75,15 +79,38 @@ def xla_flags() -> str:
     return " ".join(sorted(flag for flag in flags if not flag.startswith(harmless)))
 
 
-def environment() -> dict[str, Any]:
-    """The versions, device and JAX settings that results depend on besides models and settings.
+def compiling(*, float32: bool = True) -> dict[str, Any]:
+    """How specjax compiles here, where its choices change results.
+
+    Args:
+      float32: whether a network of float32 takes part.
 
     Returns:
-      JSON values: the device, the versions, XLA's flags, and JAX's settings for random numbers and
-      products.
+      JSON values: on a CPU the options of programs and of steps; on other devices the precision of
+      float32 products, which on a CPU changes nothing.
+    """
+    backend = jax.default_backend()
+    if backend == "cpu":
+        return {"compiler_options": [cpu_options(backend), step_options(backend)]}
+    config: Any = jax.config
+    precision = product_precision(jnp.float32)
+    asked = config.jax_default_matmul_precision if precision is None else precision.name
+    return {"float32_products": asked} if float32 else {}
+
+
+def environment(*, float32: bool = True) -> dict[str, Any]:
+    """The versions, device and JAX settings that results depend on besides models and settings.
+
+    Args:
+      float32: whether a network of float32 takes part.
+
+    Returns:
+      JSON values: the device, the versions, XLA's flags and options, and JAX's settings for random
+      numbers and products.
     """
     config: Any = jax.config
     return {
+        **compiling(float32=float32),
         "device": device(),
         "xla_flags": xla_flags(),
         "versions": {

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.compilation import jit
 from specjax.types import Array, LanguageModel, Params
 from specjax.verification import Verification, next_token_probs, num_accepted_probs
 
@@ -169,9 +170,7 @@ def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
     """Jitted: stacked cases -> laws of counts and next tokens, and all possible carries."""
     key = (verification, accepted_probs)
     if key not in _OUTCOMES:
-        _OUTCOMES[key] = jax.jit(
-            jax.vmap(functools.partial(_outcome, verification, accepted_probs))
-        )
+        _OUTCOMES[key] = jit(jax.vmap(functools.partial(_outcome, verification, accepted_probs)))
     jitted = _OUTCOMES[key]
 
     def padded(*args):

@@ -21,7 +21,7 @@ from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, check_own_rule, checked_rule
 from specjax.text.baselines import MethodPlan
 from specjax.text.engine import Engine
-from specjax.text.models import Models, TextModel
+from specjax.text.models import Models, TextModel, any_float32
 from specjax.text.plans import DraftPlan
 from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
 from specjax.text.requests import Request, settings_of
@@ -284,7 +284,7 @@ class Decoder:
             "buckets": list(self.buckets),
             **({"stop": list(self.stop)} if self.stop else {}),
             "mesh": None if mesh is None else dict(mesh.shape),
-            "environment": environment.environment(),
+            "environment": environment.environment(float32=any_float32(self._named.values())),
         }
 
     def engine(

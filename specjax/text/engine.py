@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_count
+from specjax.compilation import jit
 from specjax.decoding import end_row, insert_rows, watch_stops
 from specjax.memory import told_if_full
 from specjax.partitioning import local_rows
@@ -370,4 +371,4 @@ def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
 
 @functools.cache
 def _copy_to(sharding: Any) -> Any:
-    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=sharding)
+    return jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=sharding)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -353,6 +353,12 @@ def load_models(
             for name, path in paths.items()
         }
     )
+
+
+def any_float32(models: Iterable[TextModel]) -> bool:
+    """Whether products of float32 may take part; of a network that is not ours nobody knows."""
+    configs = [getattr(model.model, "config", None) for model in models]
+    return any(getattr(config, "dtype", np.float32) == np.float32 for config in configs)
 
 
 def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokenizer:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import whole_number
+from specjax.compilation import jit
 from specjax.data.batching import BucketedBatches
 from specjax.models.config import ModelConfig
 from specjax.training.divergences import total_variation
@@ -156,7 +157,7 @@ class AcceptedTokens:
 def _step(task: TextTask, draft: int, teacher: ModelConfig | None) -> Callable[..., Total]:
     """Builds `step(params, teacher_params, batch)`, jitted; by sampled texts with a teacher."""
 
-    @jax.jit
+    @jit
     def step(params: Params, teacher_params: Params, batch: Any) -> Total:
         targets, mask = task.targets(batch)
         logits = task.logits(task.model, params, batch)

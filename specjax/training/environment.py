@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.runs.environment import device, xla_flags
+from specjax.runs.environment import compiling, device, xla_flags
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.step import GENERATOR, root_key
 
@@ -61,6 +61,7 @@ def environment() -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "device": device(),
         "xla_flags": xla_flags(),
+        **compiling(),
         "generator": GENERATOR,
         "streams": streams(),
     }
@@ -130,8 +131,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """The values that differ, in words, versions first."""
     pairs = {**{name: (theirs["versions"].get(name), ours["versions"][name]) for name in PACKAGES}}
+    # A record of an earlier version may lack some.
     pairs |= {
-        name: (theirs.get(name), ours[name])
-        for name in ("device", "xla_flags", "generator", "streams")
+        name: (theirs.get(name), ours.get(name)) for name in sorted({*theirs, *ours} - {"versions"})
     }
     return ", ".join(f"{name}: {a} there, {b} here" for name, (a, b) in pairs.items() if a != b)

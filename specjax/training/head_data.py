@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from specjax.acceptance_head import confidence_features
 from specjax.checks import one_number, whole_number
+from specjax.compilation import jit
 from specjax.data.examples import Example
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair
@@ -28,7 +28,7 @@ from specjax.writing import write_atomically
 
 DATA_NAME = "head_data"
 _COLUMNS = tuple(name for name in Positions._fields if name != "offsets")
-_features = jax.jit(confidence_features)
+_features = jit(confidence_features)
 # Positions of a batch are rounded up to one of a few sizes.
 _LEAST = 64
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from specjax.acceptance_head import apply_head, confidence_features
+from specjax.compilation import jit
 from specjax.evaluation import (
     Calibration,
     ClassWeights,
@@ -97,7 +97,7 @@ def predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) -
       `[n]` float32.
     """
 
-    @jax.jit
+    @jit
     def of_block(hidden: Any, *seen: Any) -> Any:
         return apply_head(task.head, params, hidden, confidence_features(*seen))
 

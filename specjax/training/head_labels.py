@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.acceptance_head import drawn_confidences
+from specjax.compilation import jit
 from specjax.sampling import confidence, distribution, draw, num_uniforms
 from specjax.text import Pair
 from specjax.training.step import root_key
@@ -171,7 +172,7 @@ def _read_batch(
     return _Chunk(*(np.concatenate(parts, axis=1) for parts in zip(*chunks, strict=True)))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jit, static_argnums=(0, 1))
 def _begin(
     models: _Models,
     along_text: bool,
@@ -208,7 +209,7 @@ def _begin(
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+@functools.partial(jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def _read_chunk(
     models: _Models,
     width: int,
@@ -283,7 +284,7 @@ def _of(probs: Array, tokens: Array) -> Array:
     return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
 
 
-@jax.jit
+@jit
 def _row_keys(seed: Any, ids: Array) -> Array:
     stream = jax.random.fold_in(root_key(seed), _STREAM)
     return jax.vmap(lambda row: jax.random.fold_in(stream, row))(ids)

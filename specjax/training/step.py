@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from specjax.compilation import jit
 from specjax.memory import check_fits
 from specjax.models.config import ModelConfig
 from specjax.training.optimizer import AdamW
@@ -123,7 +124,7 @@ def make_train_step(
         total = task.loss(params, constants, batch, key)
         return total.sum / jnp.maximum(total.items.astype(jnp.float32), 1.0), total.items
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jit, donate_argnums=0)
     def step(state: TrainState, constants: Any, batch: Any) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(root_key(seed), state.step)
         gradient = jax.value_and_grad(mean_loss, has_aux=True)
@@ -155,4 +156,4 @@ def make_eval_step(task: Task) -> Callable[..., Mapping[str, Total]]:
     Returns:
       The step; the same task gives the same function.
     """
-    return jax.jit(task.evaluate)
+    return jit(task.evaluate)

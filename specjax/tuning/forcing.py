@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.compilation import jit
 from specjax.drafting import MaxGram, lenience
 from specjax.sampling import distribution
 from specjax.text import TextModel
@@ -133,7 +134,7 @@ def _read(models: Sequence[TextModel], rows: Rows, sampling: Sampling) -> tuple[
     return [probs for probs, _ in found], found[0][1]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _laws_along(
     model: LanguageModel,
     params: Params,
@@ -147,7 +148,7 @@ def _laws_along(
     return jax.vmap(of_row)(said.logits), said.before
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _copy(copier: MaxGram, table: Params, rows: Rows, before: Array) -> _Copied:
     """What is copied after each beginning of each text."""
     longest = rows.texts.shape[1]
@@ -172,7 +173,7 @@ def _copy(copier: MaxGram, table: Params, rows: Rows, before: Array) -> _Copied:
     return jax.lax.map(lambda one: of_row(*one), jax.tree.map(jnp.asarray, rows_args))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _compare(
     laws: tuple[tuple[int, Law, float], ...],
     probs: tuple[Array, ...],

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.compilation import jit
 from specjax.rules import Deferral, Lossless, accept_probability
 from specjax.sampling import confidence, distribution, draw, num_uniforms, residual_weights, total
 from specjax.tuning.reading import read_texts
@@ -48,7 +49,7 @@ class Positions(NamedTuple):
     ratios: Any  # [S, M]
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="with_confidence")
+@functools.partial(jit, static_argnums=0, static_argnames="with_confidence")
 def laws_along(
     model: LanguageModel,
     params: Params,
@@ -66,7 +67,7 @@ def laws_along(
     return Laws(each(said.logits), plain, said.hidden)
 
 
-@functools.partial(jax.jit, static_argnames="samples")
+@functools.partial(jit, static_argnames="samples")
 def positions(
     rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array, *, samples: int
 ) -> Positions:
@@ -144,7 +145,7 @@ def _defers(rule: Rule, q: Any, p: Any, q_conf: Any, p_conf: Any) -> Array:
     return jnp.float32(jnp.nan)
 
 
-@functools.partial(jax.jit, static_argnames=("policy", "longest"))
+@functools.partial(jit, static_argnames=("policy", "longest"))
 def draft_lengths(
     policy: Stopping, params: Params, drafter: Laws, texts: Array, *, longest: int
 ) -> Array:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import layouts, models
+from benchmarks import fusions, layouts, models
 from specjax.models import T5
 
 TINY = ["--models", "tiny", "--steps", "2", "--repeats", "1"]
@@ -109,3 +109,12 @@ def test_a_plain_read_takes_every_step():
     read = models._plain_read(4_000, 3)
     assert float(read()) == 3_000
     assert float(read()) == 3_000
+
+
+def test_fusions_prints_a_row_for_each_way(capsys):
+    sizes = ["--tokens", "16", "--length", "8", "--prompts", "1", "--repeats", "1"]
+    assert fusions.main(sizes) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["way"] for row in rows} == set(fusions._WAYS)
+    assert len({row["program"] for row in rows}) * 3 == len(rows)
+    assert fusions.main(["--tokens", "0"]) == 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report, time_interleaved
-from specjax.decoding import step_options
+from specjax.compilation import jit, step_options
 from specjax.drafting import MaxGram
 from specjax.models import model_from_config, preset
 from specjax.sampling import Sampling
@@ -98,12 +98,12 @@ def _rounds(drafter: MaxGram, context: int, rows: int, match: int) -> Callable[[
         text[:, -match:] = text[:, context // 4 : context // 4 + match]
         text[:, -match - 1] = drafter.vocab_size - 1
     lengths = jnp.full((rows,), context, jnp.int32)
-    prefill = jax.jit(drafter.prefill, static_argnums=3)
+    prefill = jit(drafter.prefill, static_argnums=3)
     state = prefill((), jnp.asarray(text), lengths, context + drafter.max_draft + 1)
     sampling = Sampling(jnp.zeros((rows,), jnp.float32))
     limits, active = jnp.full((rows,), drafter.max_draft, jnp.int32), jnp.ones((rows,), bool)
 
-    @functools.partial(jax.jit, compiler_options=step_options(jax.default_backend()))
+    @functools.partial(jit, options=step_options)
     def rounds(state: Any, last: Any) -> Any:
         def one(_: Any, carry: Any) -> Any:
             state, last, _ = carry
@@ -138,7 +138,5 @@ def _pass(args: argparse.Namespace) -> Callable[[], Any]:
     tokens = jnp.ones((1, args.max_draft + 1), jnp.int32)
 
     # `score`, since a cache that is not donated would be copied.
-    read = jax.jit(
-        lambda *x: model.score(*x)[0], compiler_options=step_options(jax.default_backend())
-    )
+    read = jit(lambda *x: model.score(*x)[0], options=step_options)
     return lambda: read(params, cache, tokens, jnp.full((1,), 64, jnp.int32))

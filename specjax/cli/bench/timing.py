@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import decoding
 from specjax.cli.bench.pairs import REMEDY, Setup, Totals, check_positive, load
+from specjax.compilation import jit, step_options
 from specjax.memory import told_if_full
 from specjax.text.capacity import in_words
 from specjax.types import Array, LanguageModel, Method, Params
@@ -129,12 +129,10 @@ def _passes(
     """A function that runs passes of `width` tokens in mid-output and returns seconds per pass."""
     length = setup.inputs.shape[1] + setup.max_new + width
     inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
-    filled = jax.jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
+    filled = jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
     positions = filled.positions + setup.max_new // 2
 
-    options = decoding.step_options(jax.default_backend())
-
-    @functools.partial(jax.jit, donate_argnums=(1, 2), compiler_options=options)
+    @functools.partial(jit, options=step_options, donate_argnums=(1, 2))
     def passes(params: Params, cache: Any, tokens: Array, positions: Array, steps: Array) -> Any:
         def step(_: Any, carry: Any) -> Any:
             cache, tokens = carry

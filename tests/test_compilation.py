@@ -1,0 +1,115 @@
+"""What is compiled for a CPU is right: without the fusions whose code in YNNPACK has faults."""
+
+import ast
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+
+import specjax
+from specjax import compilation, models
+from specjax.training import AdamW, InverseSqrt, init_state, make_eval_step, make_train_step
+from specjax.training.task import Total
+from tests.models.tiny import CONFIGS
+
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA's compiler for CPUs")
+ROWS = 32_769
+
+
+def squares(matrix, rows):
+    """Sums of the squares of products (jax issue 39103)."""
+    return jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2))(rows)
+
+
+def given():
+    rows = np.zeros((ROWS, 3), np.float32)
+    rows[:, 0] = np.arange(ROWS)
+    return np.eye(3, dtype=np.float32), rows
+
+
+def wrong(found):
+    """The rows that are not the squares of their numbers, which float32 gives exactly rounded."""
+    return np.flatnonzero(np.asarray(found) != np.arange(ROWS, dtype=np.float32) ** 2).tolist()
+
+
+@on_cpu
+@pytest.mark.parametrize("options", [compilation.cpu_options, compilation.step_options])
+def test_sums_of_products_are_right(options):
+    assert wrong(compilation.jit(squares, options=options)(*given())) == []
+
+
+class Squares:
+    """A task of training whose loss, and whose evaluation, are such sums."""
+
+    def loss(self, params, constants, batch, key):
+        return Total(jnp.sum(self.evaluate(params, constants, batch)), jnp.int32(1))
+
+    def evaluate(self, params, constants, batch):
+        return squares(params["kernel"], batch)
+
+
+@on_cpu
+def test_sums_are_right_where_tasks_are_evaluated():
+    matrix, rows = given()
+    assert wrong(make_eval_step(Squares())({"kernel": matrix}, None, rows)) == []
+
+
+@on_cpu
+def test_training_steps_have_none_of_these_fusions():
+    matrix, rows = given()
+    optimizer = AdamW(schedule=InverseSqrt(peak=0.01, warmup_steps=1))
+    step = make_train_step(Squares(), optimizer, seed=0, ema_decay=0.0)
+    state = init_state({"kernel": matrix}, optimizer, 0.0)
+    text = step.lower(state, None, rows).compile().as_text()
+    assert fused(text) == []
+
+
+def fused(text):
+    """The bodies of YNNPACK's fusions that hold more than a product."""
+    names = {line.split("calls=%")[1].split(",")[0] for line in text.splitlines() if _YNN in line}
+    bodies = [text.split(f"\n%{name} (")[1].split("\n}")[0] for name in names]
+    return [body for body in bodies if " multiply(" in body or " reduce(" in body]
+
+
+_YNN = '"__ynn_fusion"'
+
+
+@on_cpu
+def test_without_the_options_they_are_not():
+    if jaxlib.__version__ != "0.10.2":
+        pytest.skip(f"the fault is known of jaxlib 0.10.2, this is {jaxlib.__version__}")
+    program = jax.jit(squares)
+    assert wrong(program(*given())) == [ROWS - 1]
+    assert fused(program.lower(*given()).compile().as_text())
+
+
+def test_options_are_those_that_xla_knows(monkeypatch):
+    assert compilation.cpu_options("tpu") is None and compilation.step_options("gpu") is None
+    monkeypatch.setattr(compilation, "CPU_OPTIONS", {compilation._FUSIONS: "NO_SUCH_TYPE"})
+    assert compilation.cpu_options("cpu") == compilation.step_options("cpu")
+    for name in ("CPU_OPTIONS", "STEP_OPTIONS"):
+        monkeypatch.setattr(compilation, name, {"xla_cpu_no_such_option": ""})
+    assert compilation.cpu_options("cpu") is None and compilation.step_options("cpu") is None
+    monkeypatch.setattr(compilation, "STEP_OPTIONS", {"xla_cpu_enable_fast_math": False})
+    assert compilation.step_options("cpu") == {"xla_cpu_enable_fast_math": False}
+
+
+def test_a_call_within_another_program_is_a_part_of_it():
+    model = models.model_from_config(CONFIGS["llama"])
+    alone, within = model.init(jax.random.key(0)), jax.jit(model.init)(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, alone, within)
+    doubled = jax.grad(lambda x: compilation.jit(lambda y: y**2)(x))(3.0)
+    assert doubled == 6.0
+
+
+def test_every_program_of_the_package_is_compiled_so():
+    root = pathlib.Path(specjax.__file__).parent
+    plain = []
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("jax.jit", "jax.pmap"):
+                plain.append(f"{path.relative_to(root)}:{node.lineno}")
+    assert {place.partition(":")[0] for place in plain} == {"compilation.py"}, plain
