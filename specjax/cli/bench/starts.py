@@ -69,7 +69,7 @@ def _prefills(setup: Setup, rows: int, length: int) -> Callable[[], float]:
         both = [m.prefill(p, inputs, lengths, length) for m, p in zip(models, params, strict=True)]
         # The next ones depend on these, so that they do not overlap.
         firsts = [jax.tree.leaves(one)[0].ravel()[0].astype(jnp.float32) for one in both]
-        return lengths + jnp.isnan(jnp.stack(firsts)).any(), both
+        return lengths + jnp.isnan(jnp.stack(firsts)).any().astype(jnp.int32), both
 
     def call() -> float:
         inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
