@@ -1,5 +1,6 @@
 """Checks of values that users give, with messages of one form."""
 
+import functools
 import importlib
 import os
 from collections.abc import Sequence
@@ -115,6 +116,23 @@ def checked(
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    asked = (name, value, low, high, open_low, open_high, dtype)
+    # Every call of a Decoder checks the same few numbers.
+    return _kept(*asked) if isinstance(value, int | float | np.number) else _checked(*asked)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _kept(*asked: Any) -> np.ndarray:
+    array = _checked(*asked)
+    array.setflags(write=False)  # it serves several callers
+    return array
+
+
+def _checked(
+    name: str, value: Any, low: float, high: float, open_low: bool, open_high: bool, dtype: Any
+) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:

@@ -91,7 +91,7 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
     greedy = temperature < TINY
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
-    # What would be 0 after the division by the sum is 0 before it, so that both say the same of what
+    # What would be 0 after the division by the sum is 0 before it: both then say the same of what
     # can be drawn. So are -inf logits at a huge temperature, where XLA computes inf * 0.
     weights = jnp.where(weights >= TINY * logits.size, weights, 0.0)
     if sampling.top_k is not None or sampling.top_p is not None:
@@ -154,8 +154,8 @@ def num_uniforms(vocab_size: int) -> int:
 def draw(weights: Array, uniform: Array) -> Array:
     """Draws one token by the inverse of the cumulative distribution.
 
-    Sums of up to 128 entries, sums of 128 such sums and so on form a tree. The draw descends from its
-    root, because a long cumulative sum is not monotone in float32 and would draw tokens of zero
+    Sums of up to 128 entries, sums of 128 such sums and so on form a tree. The draw descends from
+    its root, because a long cumulative sum is not monotone in float32 and would draw tokens of zero
     probability.
 
     Args:

@@ -197,7 +197,8 @@ def check_stops(
     Raises:
       ValueError: unless both are at least 1: a loop of no steps never ends.
     """
-    rows = state.finished.shape[0]
+    # Not of `finished`, which would be a program of its own.
+    rows = state.ended_by.shape[0]
     until_finished = rows if until_finished is None else until_finished
     for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
         if int(value) < 1:

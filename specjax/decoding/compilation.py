@@ -12,8 +12,10 @@ from specjax.compilation import Jitted, jit, step_options
 def placement(tree: Any) -> Any:
     """Where the arrays of a tree lie, as a hashable value for `jit_steps`; None on one device."""
     leaves, structure = jax.tree.flatten(tree)
-    shardings = tuple(leaf.sharding for leaf in leaves)
-    return None if len(shardings[0].device_set) == 1 else (structure, shardings)
+    # Every call of a loop asks, and on one device only the first leaf need say so.
+    if len(leaves[0].sharding.device_set) == 1:
+        return None
+    return structure, tuple(leaf.sharding for leaf in leaves)
 
 
 def jit_at(fun: Callable[..., Any], where: Any, **options: Any) -> Jitted:

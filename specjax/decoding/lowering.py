@@ -3,6 +3,8 @@
 The devices may be those of another machine (`jax.experimental.topologies`).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding

@@ -132,11 +132,11 @@ class Decoder:
         made = assemble(models, parts, self.batch_size, self.buckets[0])
         self.models, self.method, self._params = models, made.method, made.params
         self._named, self._main, self.tokenizer = made.models, made.main, made.main.tokenizer
-        self._own_params, self._stopping = made.own_params, made.stopping
-        self.costs, self._most_rows = made.costs, made.most_rows
+        self._own_params, self._stopping, self.costs = made.own_params, made.stopping, made.costs
+        self._most_rows, self.measured = made.most_rows, made.costs is not None and costs is None
         self.stop = check_stops(stop)
-        self._stop_table = stop_table(self.stop, self._main, self.method) if self.stop else None
-        self.measured = made.costs is not None and costs is None
+        table = stop_table(self.stop, self._main, self.method) if self.stop else None
+        self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
         self.rule: Rule | None = getattr(made.params, "rule", None)
         check_own_rule(self.rule)
 
@@ -331,7 +331,7 @@ class Decoder:
     def _engine(self, rule: Rule | None, sampling: Sampling, **sizes: Any) -> Engine:
         params = self._params if rule is None else self._params._replace(rule=rule)
         sizes |= {"max_new": self.max_new_tokens, "pad_id": self.tokenizer.pad_id}
-        return Engine(self.method, params, sampling=sampling, stop_table=self._stop_table, **sizes)
+        return Engine(self.method, params, sampling=sampling, **self._of_engines, **sizes)
 
     def _asked(
         self,

@@ -84,6 +84,8 @@ class Engine:
         writes none (see `specjax.decoding.add_log_probs`).
       stop_table: what ends rows by their texts; see `specjax.types.StopState`. A method is told of
         it only where there is one.
+      fitting: the shapes for which the memory is known to suffice, this one once it is made; shared
+        by engines of one method and parameters, for asking takes as long as some tokens.
 
     Raises:
       ValueError: if a size is no whole number of at least 1, a mesh does not divide the slots, or
@@ -103,6 +105,7 @@ class Engine:
         pad_id: int = 0,
         token_log_probs: bool = False,
         stop_table: Array | None = None,
+        fitting: set[Any] | None = None,
     ) -> None:
         check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
@@ -127,15 +130,7 @@ class Engine:
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         self._rule = getattr(params, "rule", None)
         self._max_length = method.cache_length(prompt_length, 0, max_new)
-        check_state_fits(
-            method,
-            params,
-            resized(self._batch([], 1, 1), rows, prompt_length),
-            max_new=max_new,
-            max_length=self._max_length,
-            token_log_probs=token_log_probs,
-            remedy=_REMEDY,
-        )
+        _check_fits(self, set() if fitting is None else fitting)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_id = 0
@@ -331,6 +326,23 @@ class Engine:
         return done
 
 
+def _check_fits(engine: Engine, fitting: set[Any]) -> None:
+    """Raises ValueError if the slots certainly cannot fit into the memory."""
+    kinds = jax.tree.structure((engine._rule, engine._sampling))
+    sizes = (engine._rows, engine._length, engine._max_new, engine._token_log_probs)
+    if (kinds, *sizes) not in fitting:
+        check_state_fits(
+            engine._method,
+            engine._params,
+            resized(engine._batch([], 1, 1), engine._rows, engine._length),
+            max_new=engine._max_new,
+            max_length=engine._max_length,
+            token_log_probs=engine._token_log_probs,
+            remedy=_REMEDY,
+        )
+    fitting.add((kinds, *sizes))
+
+
 def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
     """`[rows]`, first the values, then `rest`."""
     given = list(values)
@@ -361,7 +373,12 @@ def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
     known = (state.ended_by, state.steps)
     wanted = (state.tokens, state.lengths, state.steps, state.info)
     if state.ended_by.is_fully_addressable:
-        (ended_by, steps), rows = jax.device_get((known, wanted))
+        (device, *_) = state.ended_by.devices()
+        # On a CPU nothing is copied, and what `device_get` does for it takes four times as long.
+        get = functools.partial(jax.tree.map, np.asarray)
+        (ended_by, steps), rows = (get if device.platform == "cpu" else jax.device_get)(
+            (known, wanted)
+        )
         return ended_by, steps, np.arange(len(ended_by)), rows
     everywhere = jax.NamedSharding(state.ended_by.sharding.mesh, jax.P())  # type: ignore[attr-defined]
     ended_by, steps = map(np.asarray, _copy_to(everywhere)(known))

@@ -3,6 +3,7 @@
 Axes: n prompts, B rows of a batch, L length of a bucket.
 """
 
+import bisect
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -344,12 +345,12 @@ def plan(
     rows += -rows % row_multiple
     refill = max(1, rows // 4)
     refill += -refill % row_multiple
-    order = np.argsort(lengths, kind="stable")
-    sizes = np.asarray(buckets)[np.searchsorted(buckets, np.asarray(lengths)[order])]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    sizes = [buckets[bisect.bisect_left(buckets, lengths[place])] for place in order]
     start = 0
     for end in range(1, len(order) + 1):
         count = end - start
         last = end == len(order)
         if last or count == turns * rows or (count >= rows and sizes[end] != sizes[end - 1]):
-            yield SlotPlan(order[start:end][::-1], rows, refill, int(sizes[end - 1]))
+            yield SlotPlan(np.array(order[start:end][::-1]), rows, refill, int(sizes[end - 1]))
             start = end

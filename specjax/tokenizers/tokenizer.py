@@ -231,7 +231,8 @@ def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str
       The text without that of the prompt.
     """
     before, after = list(prompt), list(ids)
-    text, whole = tokenizer.decode(before), tokenizer.decode(before + after)
+    whole = tokenizer.decode(before + after)
+    text = tokenizer.decode(before) if before else ""
     # A character may have its first bytes in the prompt.
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, whole, strict=False))
     return whole[len(list(same)) :]

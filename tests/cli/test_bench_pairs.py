@@ -41,6 +41,7 @@ def test_overhead_is_the_loops_time_over_its_passes(arguments, capsys):
     assert row["overhead"] == pytest.approx(row["loop_ms"] / (drafter + verifier))
     # Two drafts per round, and a third if the whole block was accepted.
     assert 2 * row["verifier_calls"] <= row["drafter_calls"] <= 3 * row["verifier_calls"]
+    assert np.isfinite(row["start_ms"])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import specjax
 from specjax import memory
 from specjax.cli import failures
 from specjax.memory import nbytes
+from specjax.text import engine as engine_lib
 from specjax.text.capacity import resized
 from tests import tiny_pair
 
@@ -100,6 +101,18 @@ def test_a_model_that_drafts_for_itself_is_counted_once():
         sizes = {"max_new": 8, "max_length": 64}
         asked.append(engine._method.least_memory(engine._params, inputs, **sizes))
     assert asked[1] - asked[0] == nbytes(model.prepared)
+
+
+def test_calls_ask_once_for_each_shape(monkeypatch):
+    decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=4, buckets=(4, 8), batch_size=1)
+    asked = []
+    monkeypatch.setattr(engine_lib, "check_state_fits", lambda *_, **sizes: asked.append(sizes))
+    for prompt in ([1], [2, 1], [1] * 8, [1] * 5):
+        decoder([prompt])
+    assert len(asked) == 2
+    decoder([[1]], log_probs=True)
+    decoder([[1]], top_k=2)
+    assert len(asked) == 4
 
 
 def full(*args, **options):

@@ -166,7 +166,7 @@ class Setup:
 
     def longest(self, method: Method) -> int:
         """S, the cache positions of a batch."""
-        return self.inputs.shape[1] + self.max_new + method.max_draft + 1
+        return method.cache_length(self.inputs.shape[1], 0, self.max_new)
 
     def prompts(self, part: slice, temperature: float, limit: int | None = None) -> PromptBatch:
         """One batch, whose drafts have `limit` tokens at most."""

@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.cli.bench.pairs import REMEDY, Setup, Totals, check_positive, load
+from specjax.cli.bench.pairs import REMEDY, Setup, Totals, check_positive, load, read_texts
+from specjax.cli.bench.starts import call_start
 from specjax.compilation import jit, step_options
 from specjax.memory import told_if_full
 from specjax.text.capacity import in_words
@@ -38,6 +41,8 @@ class Measured:
       lone_totals: the totals of the verifier alone.
       totals: the totals of the speculative loop.
       policy_totals: those of the loop with a policy.
+      start: a call of a `Decoder` beside its prefills and rounds (the median of the batches); NaN
+        if it was not asked for.
     """
 
     alone: float
@@ -50,6 +55,7 @@ class Measured:
     lone_totals: Totals
     totals: Totals
     policy_totals: Totals
+    start: float = math.nan
 
     @property
     def overhead(self) -> float:
@@ -65,11 +71,18 @@ class Measured:
         return totals.drafter * self.draft + totals.verifier * self.block
 
 
-def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats: int) -> Measured:
+def measure(
+    setup: Setup,
+    rows: int,
+    max_draft: int,
+    temperature: float,
+    repeats: int,
+    start: Callable[[slice], float] | None = None,
+) -> Measured:
     """Decodes all prompts with both loops, and measures single passes in between.
 
     Loops and passes take turns at every batch, and the times of each are summed. So noise that is
-    longer than a batch affects all of them equally.
+    longer than a batch affects all of them equally. `start` says what the start of a batch took.
     """
     policy, own = setup.never_stops()
     methods: dict[str, tuple[Method, Params]] = {
@@ -86,7 +99,7 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
     }
     seconds = dict.fromkeys((*methods, *passes), 0.0)
     batches = setup.batches(rows)
-    totals = {}
+    totals, starts = {}, []
     for method, own in methods.values():
         setup.decode(method, batches[0], temperature, stopping=own)  # compiles
     for name, (method, own) in methods.items():
@@ -99,18 +112,24 @@ def measure(setup: Setup, rows: int, max_draft: int, temperature: float, repeats
             totals[name] += counted
         for name, call in passes.items():
             seconds[name] += call() / len(batches) / repeats
+        if start is not None:
+            starts.append(start(part))
     return Measured(
         **seconds,
         lone_totals=totals["alone"],
         totals=totals["loop"],
         policy_totals=totals["policy"],
+        start=statistics.median(starts) if starts else math.nan,
     )
 
 
-def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Measured]]:
+def measure_all(
+    args: argparse.Namespace, *, starts: bool = False
+) -> Iterator[tuple[dict[str, Any], Measured]]:
     """Measures the pair for every batch size, draft length and temperature of the arguments."""
     check_positive(args, "drafts")
-    setup = load(args)[0]
+    setup, pair = load(args)
+    texts = read_texts(args)
     setup.check_fits(max(args.rows), max(args.drafts))
     for rows, max_draft, temperature in itertools.product(
         args.rows, args.drafts, args.temperatures
@@ -119,7 +138,9 @@ def measure_all(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Meas
         sizes = {"rows": rows, "max_draft": max_draft, "temperature": temperature}
         asked = in_words(setup.speculative(max_draft), rows, setup.inputs.shape[1], setup.max_new)
         with told_if_full(asked, REMEDY):
-            measured = measure(setup, rows, max_draft, temperature, args.repeats)
+            own = (setup, rows, max_draft, temperature)
+            start = call_start(pair, texts, *own) if starts else None
+            measured = measure(*own, args.repeats, start)
         yield sizes, measured
 
 
@@ -127,7 +148,8 @@ def _passes(
     model: LanguageModel, params: Params, setup: Setup, rows: int, width: int
 ) -> Callable[[], float]:
     """A function that runs passes of `width` tokens in mid-output and returns seconds per pass."""
-    length = setup.inputs.shape[1] + setup.max_new + width
+    prompt = int(model.prompt_positions(setup.inputs.shape[1], 0))
+    length = prompt + setup.max_new + width
     inputs, lengths = jnp.asarray(setup.inputs[:rows]), jnp.asarray(setup.lengths[:rows])
     filled = jit(model.prefill, static_argnums=3)(params, inputs, lengths, length)
     positions = filled.positions + setup.max_new // 2
