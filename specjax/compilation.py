@@ -92,6 +92,10 @@ class Jitted:
         """As of a function of `jax.jit`."""
         return self._jitted(args, jax.default_backend())(*args, **kwargs)
 
+    def num_programs(self) -> int:
+        """How many programs the default backend has of it."""
+        return self._alone(jax.default_backend())._cache_size()
+
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of `jax.jit`; shapes may have shardings on another machine's devices."""
         return self._jitted(args, _backend_of(args)).trace(*args, **kwargs)

@@ -11,6 +11,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax.types.language_model import Array
 
+_as_on_tpus: contextvars.ContextVar[bool] = contextvars.ContextVar("as_on_tpus", default=False)
 _ways: contextvars.ContextVar[int] = contextvars.ContextVar("ways", default=1)
 
 
@@ -29,8 +30,20 @@ def vocabulary_ways() -> int:
     return _ways.get()
 
 
+@contextlib.contextmanager
+def as_on_tpus() -> Iterator[None]:
+    """While a program is traced: what is meant for TPUs, on any platform. Tests need it."""
+    token = _as_on_tpus.set(True)
+    try:
+        yield
+    finally:
+        _as_on_tpus.reset(token)
+
+
 def by_platform(*args: Any, tpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """Computes `tpu(*args)` in a program for TPUs, `default(*args)` in any other."""
+    if _as_on_tpus.get():
+        return tpu(*args)
     return lax.platform_dependent(*args, tpu=tpu, default=default)
 
 

@@ -12,21 +12,22 @@ import specjax
 ROOT = pathlib.Path(specjax.__file__).parent
 
 # Subpackage or module -> what of specjax it may import. Whatever is not listed may import all.
-CORE = {"types", "checks", "sampling"}
+CORE = {"types", "checks", "platforms", "sampling"}
 ALLOWED = {
     "types": {"checks"},
     "checks": set(),
+    "platforms": {"types"},
     "compiled": set(),
     "compilation": set(),
     "memory": set(),
-    "sampling": {"types", "checks"},
+    "sampling": {"types", "checks", "platforms"},
     "rules": CORE | {"compilation"},
     "verification": CORE,
     "partitioning": {"types", "checks", "models", "compiled"},
     "decoding": CORE
     | {"rules", "verification", "drafting", "partitioning", "memory", "compilation"},
     "drafting": CORE | {"rules", "verification", "decoding", "acceptance_head"},
-    "models": {"types", "checks", "compilation"},
+    "models": {"types", "checks", "platforms", "compilation"},
     "acceptance_head": CORE,
     "theory": CORE | {"rules", "verification"},
     "tokenizers": {"checks"},

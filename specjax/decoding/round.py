@@ -171,18 +171,14 @@ class Round:
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
         state, behind = _caught_up(self.verifier, params.verifier, state, active)
+        reads_bonus = rule.reads_draft or self.verification.has_carry
         drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
+        given = params.drafter, state.drafter, state.tokens, limits, for_draft, sampling
+        asked = rule.reads_draft_confidence
         proposed = self.drafter.propose(
-            params.drafter,
-            state.drafter,
-            state.tokens,
-            limits,
-            for_draft,
-            sampling,
-            active if self._reads_bonus(rule) else drafts,
-            with_confidence=rule.reads_draft_confidence,
+            *given, active if reads_bonus else drafts, with_confidence=asked
         )
-        block, drafter = checked_block(self.drafter, proposed, limits, rule.reads_draft_confidence)
+        block, drafter = checked_block(self.drafter, proposed, limits, asked)
         read = functools.partial(
             score, self.verifier, params.verifier, state.cache, widths=self.verifier_widths,
             sampling=sampling, with_confidence=rule.reads_verifier_confidence or with_confidence,
@@ -212,13 +208,11 @@ class Round:
             next_carry = jax.vmap(self.verification.next_carry)
             carry = next_carry(*judged, state.carry, accepted, next_token)
         next_target = jnp.where(whole[:, None], bonus_target, jax.vmap(row)(targets, accepted))
-        at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
-        targets = jnp.where(at_bonus[..., None], bonus_target[:, None], targets)
         tokens = emitted(block.tokens, accepted, next_token)
+        targets = _with_bonus(targets, bonus_target, block.num_drafted)
         outcome = RoundOutcome(tokens, accepted + 1, targets, scored.p_conf)
         info = report(block, scored.p, acceptance, outcome, next_target, bonus_nan)
-        calls = {self.name: behind + 1, **block.calls}
-        info = count_calls(info, calls, bonus_calls, took_bonus)
+        info = count_calls(info, {self.name: behind + 1, **block.calls}, bonus_calls, took_bonus)
         left = jnp.where(whole, credit, _at(credits, accepted + 1))
         state = state._replace(cache=scored.cache, drafter=drafter, carry=carry, credit=left)
         return outcome, state, info
@@ -228,15 +222,14 @@ class Round:
 
         Args:
           old: the state before the round.
-          new: the state that the round returned.
+          new: what the round returned.
           tokens: `[B, T]` int32, the outcome's.
           counts: `[B]` int32, how many of them are committed; fewer than the outcome's cut a block
             back (for verification without a carry and a rule without a budget). A nested round may
             be told more tokens, `[B, T]`, than it emitted; no other may.
 
         Returns:
-          The state for the next round. Caches are taken as they are: what was written past a
-          row's position is overwritten before it can be seen.
+          The state for the next round. Caches stay: what lies past a row's position is unseen.
         """
         moved = counts > 0
         last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
@@ -260,8 +253,8 @@ class Round:
     def rewind(self, state: RoundState, mark: RoundMark) -> RoundState:
         """Takes back what was committed since `mark`.
 
-        What was read stays in the caches, and is found again by `commit` where it is committed
-        again: a `commit` must follow. Only nested rounds can be moved back.
+        What was read stays in the caches for the `commit` that must follow. Only nested rounds can
+        be moved back.
         """
         drafter = self.drafter.rewind(state.drafter, mark.drafter)
         return state._replace(tokens=mark.tokens, positions=mark.positions, drafter=drafter)
@@ -273,10 +266,6 @@ class Round:
             cache=self.verifier.cache_axes(state.cache),
             drafter=self.drafter.state_axes(state.drafter),
         )
-
-    def _reads_bonus(self, rule: Rule) -> bool:
-        """Whether the drafter's distribution at the bonus position is read."""
-        return rule.reads_draft or self.verification.has_carry
 
     def _bonus(
         self,
@@ -291,19 +280,23 @@ class Round:
     ) -> tuple[Array, Array, Any, dict[str, Array], Array, Array]:
         """The target at the bonus position `[B, V]`, the credit after it, the drafter's state.
 
-        Then its passes; and, both `[B]` bool, which rows took them, and where they gave NaN.
-
-        The drafter runs once more only where a whole block stands (`whole`): there alone it lacks
-        the last token's entries, and there alone its distribution is read.
+        Then its passes; and, both `[B]` bool, which rows took them, and where they gave NaN. The
+        drafter runs once more only where a whole block stands (`whole`): there alone it lacks the
+        last token's entries, and there alone its distribution is read.
         """
         rule = params.rule
-        reads = self._reads_bonus(rule)
+        reads = rule.reads_draft or self.verification.has_carry
         needed = whole if reads else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
         none = {name: jnp.int32(0) for name in names}
-        if not reads and self.drafter.traits.catches_up:
+
+        def skip(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
             target = jax.vmap(row)(targets, block.num_drafted)
-            return target, state.credit, drafter, none, needed & False, needed & False
+            return target, state.credit, drafter, none, needed & False
+
+        if not reads and self.drafter.traits.catches_up:
+            target, credit, drafter, calls, nan = skip(drafter)
+            return target, credit, drafter, calls, nan, nan
 
         def run(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
             asked = rule.reads_draft_confidence
@@ -318,12 +311,14 @@ class Round:
             calls = {name: extra.calls[name] for name in names}
             return target, credit, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
 
-        def skip(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
-            target = jax.vmap(row)(targets, block.num_drafted)
-            return target, state.credit, drafter, none, needed & False
-
         target, credit, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
         return target, credit, drafter, calls, needed, nan
+
+
+def _with_bonus(targets: Array, bonus: Array, num_drafted: Array) -> Array:
+    """`targets [B, G + 1, V]` with `bonus [B, V]` behind each row's block."""
+    at_bonus = jnp.arange(targets.shape[1])[None] == num_drafted[:, None]
+    return jnp.where(at_bonus[..., None], bonus[:, None], targets)
 
 
 def _caught_up(

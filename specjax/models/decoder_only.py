@@ -12,20 +12,17 @@ import numpy as np
 from flax import linen as nn
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import CacheEntries, CacheLayout
-from specjax.models.config import Gemma2Config, LlamaConfig
-from specjax.models.layers import (
-    MLP,
+from specjax.models.attention import (
     Attention,
-    Embed,
-    LogitsDense,
     Memory,
     Past,
-    RMSNorm,
     attended,
     block_bias,
     block_updates,
 )
+from specjax.models.cache import CacheEntries, CacheLayout
+from specjax.models.config import Gemma2Config, LlamaConfig
+from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.model import Model, check_tokens, prefix_or_empty, repeat_first
 from specjax.models.rope import Rope, rope_angles
 from specjax.types import Array, Params, Prefilled

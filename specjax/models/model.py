@@ -13,9 +13,10 @@ from flax.linen.partitioning import get_axis_names
 
 from specjax.compilation import jit
 from specjax.models import cache as cache_lib
+from specjax.models.attention import Memory
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import ModelConfig
-from specjax.models.layers import TRANSPOSED, Memory
+from specjax.models.layers import TRANSPOSED
 from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled
 
 

@@ -11,23 +11,19 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import CacheEntries, CacheLayout, Cross
-from specjax.models.config import T5Config
-from specjax.models.layers import (
+from specjax.models.attention import (
     MASKED,
-    MLP,
     Attention,
-    Embed,
-    LogitsDense,
     Memory,
     Past,
-    RMSNorm,
     Segment,
     attended,
     block_bias,
     block_updates,
-    normal_init,
 )
+from specjax.models.cache import CacheEntries, CacheLayout, Cross
+from specjax.models.config import T5Config
+from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm, normal_init
 from specjax.models.model import Model, check_tokens, prefix_or_empty, repeat_first
 from specjax.models.relpos import RelativePositionBias
 from specjax.types import Array, Params, Prefilled
@@ -111,7 +107,7 @@ class EncoderLayer(nn.Module):
 
 
 def _relpos_of(stack: "EncoderStack | DecoderStack") -> list[RelativePositionBias]:
-    """The bias that all layers share, or one bias per layer."""
+    """The bias that all layers share, or one each, as in T5X's scanned checkpoints."""
     if stack.config.relpos_per_layer:
         return [layer.relpos_bias for layer in stack.layers]
     return [stack.relpos_bias]
@@ -195,8 +191,8 @@ class DecoderStack(nn.Module):
         """Creates the parameters and submodules."""
         if not self.config.relpos_per_layer:
             self.relpos_bias = _relpos(self.config, bidirectional=False)
-        count = self.config.num_decoder_layers
-        self.layers = [DecoderLayer(self.config, self.layout) for _ in range(count)]
+        every = range(self.config.num_decoder_layers)
+        self.layers = [DecoderLayer(self.config, self.layout) for _ in every]
         self.decoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
         if not self.config.tie_embeddings:
@@ -220,7 +216,6 @@ class DecoderStack(nn.Module):
         Without a memory the block starts at position 0 of each row.
         """
         length = x.shape[1]
-        # All layers share one bias, or each has its own, as in T5X's scanned checkpoints.
         relpos = _relpos_of(self)
         biases = [r.block(length) + block_bias(length) for r in relpos]
         past_biases = biases
@@ -235,8 +230,7 @@ class DecoderStack(nn.Module):
             encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
             bias = biases[i % len(relpos)]
             x, layer_keys, layer_values = layer(x, bias, past, encoded, deterministic)
-            keys.append(layer_keys)
-            values.append(layer_values)
+            keys, values = [*keys, layer_keys], [*values, layer_values]
         x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
         return x, block_updates(keys, values, x)
 

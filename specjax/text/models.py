@@ -36,8 +36,7 @@ class TextModel:
 
     Raises:
       TypeError: if the model, the tokenizer or the head is not what it must be.
-      ValueError: if the tokenizer has ids that are not in the model's vocabulary, or the head was
-        trained for another model.
+      ValueError: if the tokenizer has ids that the model has not, or the head is of another model.
     """
 
     model: LanguageModel
@@ -49,7 +48,8 @@ class TextModel:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, Model):
-            object.__setattr__(self, "model", self.model.for_devices(self.platform, self._ways))
+            ways = 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
+            object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
         methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
         check_part("model", self.model, methods, "models.T5(config)")
         check_static("model", self.model)
@@ -72,12 +72,8 @@ class TextModel:
 
     @property
     def platform(self) -> str:
-        """Of the devices that hold its parameters, as `jax.Device.platform` names it."""
+        """Of the devices that hold its parameters: "cpu", "gpu" or "tpu"."""
         return min(platforms_of(jax.tree.leaves(self.params)[0]))
-
-    @property
-    def _ways(self) -> int:
-        return 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
 
     @functools.cached_property
     def prepared(self) -> Params:
@@ -106,8 +102,7 @@ class TextModel:
     def weights_fingerprint(self) -> str:
         """A hash of the weights as bfloat16 has them, by which a head knows its drafter.
 
-        It is the same whether a checkpoint is loaded as float32 or bfloat16, and after it was
-        written as bfloat16; not after float32 weights were written as float16.
+        It is the same for a checkpoint loaded as float32 or bfloat16, or written as bfloat16.
         """
         return weights_fingerprint(self.params)
 
@@ -116,8 +111,7 @@ class TextModel:
         """A hash of the model, its tokenizer's vocabulary and settings, and every parameter."""
         words = self.tokenizer
         marks = (words.eos_ids, words.bos_id, words.add_bos, words.add_eos, words.chat_template)
-        described = f"{self.model.describe()}\n{words.fingerprint}\n{marks}"
-        return digest(self.params, described)
+        return digest(self.params, f"{self.model.describe()}\n{words.fingerprint}\n{marks}")
 
 
 class Models:
@@ -235,8 +229,8 @@ def load_text_model(
             "correct generation_config.json"
         )
     found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
-    model = dataclasses.replace(loaded.model, split=not replicate)
-    return TextModel(model, loaded.params, words, mesh, os.fspath(path), found)
+    model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
+    return TextModel(model, loaded.params, words, mesh, name, found)
 
 
 def load_pair(

@@ -283,9 +283,9 @@ def test_a_sweep_compiles_once_and_rows_may_have_their_own_strengths(name):
         return outputs(run(name, jax.tree.map(lambda x: strengths, CASES[name][1])))
 
     each = [texts(np.float32(0.0))]
-    before = jitted_run()._cache_size()
+    before = jitted_run().num_programs()
     each += [texts(np.float32(share)) for share in (0.5, 1.0)]
-    assert jitted_run()._cache_size() == before
+    assert jitted_run().num_programs() == before
     shares = np.arange(15, dtype=np.float32) % 2
     found = texts(shares)
     assert found == [each[2 if i % 2 else 0][i] for i in range(15)]

@@ -198,4 +198,4 @@ def test_the_cache_names_its_axes():
         lambda leaf, names: None if leaf.ndim == len(names) else pytest.fail(), cache, axes
     )
     assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(cache))
-    assert cache.max_length == 32
+    assert cache.max_length() == 32

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.models import attention
 from specjax.models import cache as cache_lib
-from specjax.models import layers
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
 from tests.variants import variants
 
@@ -56,32 +56,32 @@ def test_logits_equal_the_full_forward_pass(name):
 
 def _forgets_rollback(self, length, window=None):
     """Sees stale entries too: any position within a block of the row's own position."""
-    moved = layers.Memory(self.cache, self.positions + 1)
+    moved = attention.Memory(self.cache, self.positions + 1)
     return ORIGINAL_BIAS(moved, length, window)
 
 
 def _shares_positions(self, length, window=None):
     """Masks by the position of the slowest row."""
-    moved = layers.Memory(self.cache, jnp.full_like(self.positions, self.positions.min()))
+    moved = attention.Memory(self.cache, jnp.full_like(self.positions, self.positions.min()))
     return ORIGINAL_BIAS(moved, length, window)
 
 
-def _adds(cache, updates, positions):
+def _adds(cache, *args):
     """Adds to the cache, as T5X does, instead of overwriting."""
-    fresh = WRITE(jax.tree.map(jnp.zeros_like, cache), updates, positions)
+    fresh = WRITE(jax.tree.map(jnp.zeros_like, cache), *args)
     add = lambda old, new: tuple(map(jnp.add, old, new))  # noqa: E731
     return cache._replace(keys=add(cache.keys, fresh.keys), values=add(cache.values, fresh.values))
 
 
-ORIGINAL_BIAS, WRITE = layers.Memory.bias, cache_lib.write
+ORIGINAL_BIAS, WRITE = attention.Memory.bias, cache_lib.write
 
 
 @pytest.mark.parametrize("name", ["t5_v1_1", "gemma2"])
 @pytest.mark.parametrize(
     ("owner", "attribute", "wrong"),
     [
-        (layers.Memory, "bias", _forgets_rollback),
-        (layers.Memory, "bias", _shares_positions),
+        (attention.Memory, "bias", _forgets_rollback),
+        (attention.Memory, "bias", _shares_positions),
         (cache_lib, "write", _adds),
     ],
 )

@@ -63,14 +63,14 @@ def test_a_round_moves_no_vocabulary_and_no_cache(family, mesh):
     if ways == 1:
         # Whether all rows are finished, and the like.
         assert max(map(math.prod, arrays)) == 1
-    # Of a token: its width, or the vocabulary in sums of 64.
+    # Of a token its width, of a draw a node of the vocabulary.
     local = SIZES.rows // data
-    most = local * (SIZES.draft + 1) * max(WIDTH, VOCAB // 64)
+    most = local * max((SIZES.draft + 1) * WIDTH, 128)
     of_vocabulary = {VOCAB // divided for divided in (1, 2, 4)}
     for shape in arrays:
         assert not of_vocabulary & set(shape), shape
         assert SIZES.cache not in shape, shape
-        assert math.prod(shape) <= max(most, local * 64), shape
+        assert math.prod(shape) <= most, shape
     # A refill moves the new rows, and nothing of the others.
     for one in found["refill"]:
         for shape in one.shapes:

@@ -84,17 +84,17 @@ def test_what_the_verifier_cannot_draw_is_null_in_json(models, texts):
 
 def test_hundreds_of_strengths_are_one_program_each_rule(models, texts):
     few = Texts(texts.prompts[:8], texts.outputs[:8])
-    before = positions._cache_size()
+    before = positions.num_programs()
     strengths = tuple(np.linspace(-0.5, 1.5, 150))
     grid = ScreenGrid(rules={"OPT": strengths, "diff_log": strengths[:60]}, max_drafts=(1, 2, 3, 5))
     found = screen(models, few, grid.settings())
     assert len(found) == 1 + 210 * 4 * 2
-    assert positions._cache_size() - before <= 2
+    assert positions.num_programs() - before <= 2
     screen(models, few, ScreenGrid(rules={"OPT": (7.0,)}).settings())
-    assert positions._cache_size() - before <= 2
+    assert positions.num_programs() - before <= 2
     # Whether it would be seen: another rule is another program.
     screen(models, few, ScreenGrid(rules={"Chow": (0.5,)}).settings())
-    assert positions._cache_size() - before == 3
+    assert positions.num_programs() - before == 3
 
 
 def test_order_and_company_change_nothing(models, texts):

@@ -13,20 +13,17 @@ from flax import linen as nn
 
 from specjax.checkpoints.t5x_config import BUCKETS, MAX_DISTANCE
 from specjax.models import CacheEntries, Model, ModelConfig
-from specjax.models.cache import allocate, write
-from specjax.models.layers import (
+from specjax.models.attention import (
     MASKED,
-    MLP,
     Attention,
-    Embed,
-    LogitsDense,
     Memory,
     Past,
-    RMSNorm,
     attended,
     block_bias,
     block_updates,
 )
+from specjax.models.cache import allocate, write
+from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.model import check_tokens, repeat_first
 from specjax.models.relpos import RelativePositionBias
 from specjax.types import Array, Params, Prefilled

@@ -1,0 +1,61 @@
+"""What is computed otherwise on TPUs gives the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import platforms, sampling
+from specjax.types import Sampling
+
+
+def random(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("special", [None, np.nan, np.inf])
+def test_masks_find_what_indices_find(special):
+    x = random(5, 700)
+    if special is not None:
+        x[2, 3] = special
+    for index in (0, 2, 4):
+        at = jnp.int32(index)
+        row = platforms.row_by_mask(x, at)
+        np.testing.assert_array_equal(row, platforms.row_by_index(jnp.asarray(x), at))
+        for token in (0, 3, 699):
+            found = platforms.entry_by_mask(row, jnp.int32(token))
+            np.testing.assert_array_equal(found, platforms.entry_by_index(row, jnp.int32(token)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("vocab", [5, 600, 5000])
+def test_a_draw_is_the_same(vocab, temperature):
+    logits = random(200, vocab) * 3
+    logits[:, vocab // 2] = logits.max(axis=1)  # a tie, sometimes with an earlier token
+    logits[0, 1] = -np.inf
+    uniforms = np.random.default_rng(1).random((200, sampling.num_uniforms(vocab)), np.float32)
+
+    def drawn(logits, uniforms):
+        return jax.vmap(lambda *x: sampling.drawn(x[0], Sampling(temperature), x[1]))(
+            logits, uniforms
+        )
+
+    probs, tokens = jax.jit(drawn)(logits, uniforms)
+    law = jax.vmap(lambda x: sampling.distribution(x, Sampling(temperature)))
+    np.testing.assert_allclose(probs, law(logits), rtol=5e-6)
+    with platforms.as_on_tpus():
+        there, tokens_there = jax.jit(lambda *x: drawn(*x))(logits, uniforms)
+        law_there = jax.jit(lambda x: law(x))(logits)
+    np.testing.assert_allclose(there, probs, rtol=5e-6)
+    np.testing.assert_allclose(law_there, probs, rtol=5e-6)
+    # Sums round otherwise: a uniform beside an edge may fall on its other side.
+    assert (np.asarray(tokens) == tokens_there).mean() > (0.98 if temperature else 0.999)
+
+
+def test_nan_is_told_on_tpus_too():
+    logits = np.array([[0.0, np.nan, 1.0], [0.0, 2.0, 1.0]], np.float32)
+    with platforms.as_on_tpus():
+        for temperature in (0.0, 1.0):
+            one = lambda x: sampling.drawn(x, Sampling(temperature), jnp.zeros(1))[0]  # noqa: B023, E731
+            for probs in (jax.vmap(one)(logits), sampling.distribution(logits[0], Sampling(0.0))):
+                assert np.isnan(np.asarray(probs).reshape(-1, 3)[0]).all()
