@@ -94,7 +94,8 @@ class Jitted:
 
     def num_programs(self) -> int:
         """How many programs the default backend has of it."""
-        return self._alone(jax.default_backend())._cache_size()
+        jitted: Any = self._alone(jax.default_backend())
+        return jitted._cache_size()
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of `jax.jit`; shapes may have shardings on another machine's devices."""

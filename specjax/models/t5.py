@@ -125,7 +125,7 @@ class EncoderStack(nn.Module):
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
         self.encoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
-        # Dropout of the output drops single elements; all other dropout drops whole features.
+        # It drops single elements; all other dropout drops whole features.
         self.output_dropout = nn.Dropout(self.config.dropout_rate)
 
     def __call__(self, x: Array, mask: Array, deterministic: bool) -> Array:
@@ -230,7 +230,8 @@ class DecoderStack(nn.Module):
             encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
             bias = biases[i % len(relpos)]
             x, layer_keys, layer_values = layer(x, bias, past, encoded, deterministic)
-            keys, values = [*keys, layer_keys], [*values, layer_values]
+            keys.append(layer_keys)
+            values.append(layer_values)
         x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
         return x, block_updates(keys, values, x)
 
