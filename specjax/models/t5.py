@@ -125,8 +125,7 @@ class EncoderStack(nn.Module):
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
         self.encoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
-        # It drops single elements; all other dropout drops whole features.
-        self.output_dropout = nn.Dropout(self.config.dropout_rate)
+        self.output_dropout = nn.Dropout(self.config.dropout_rate)  # of single elements
 
     def __call__(self, x: Array, mask: Array, deterministic: bool) -> Array:
         """Embedded inputs `x [B, P, E]` and `mask [B, P]`, false at padding -> `[B, P, E]`."""
