@@ -1,0 +1,1 @@
+"""Kernels in Pallas for TPUs; each computes what plain code elsewhere does."""
