@@ -41,10 +41,22 @@ def entry_by_mask(x: Array, index: Array) -> Array:
     return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
 
 
+def laid_out(x: Array, order: tuple[int, ...]) -> Array:
+    """`x`, whose axes lie on TPUs in this order, the last one in lanes.
+
+    Left alone, XLA chooses for the whole loop what suits one operation in it best.
+    """
+
+    def constrain(x: Array) -> Array:
+        return with_layout_constraint(x, Layout(order))
+
+    return by_platform(x, tpu=constrain, default=lambda x: x)
+
+
 def rows_in_tiles(x: Array) -> Array:
     """`x [B, T, V]`, laid out on TPUs with rows and vocabulary in a tile, positions outside of it.
 
     Left alone, XLA takes rows and positions for the tile where a sum runs over the vocabulary:
     6 x 8 numbers in 128 x 8.
     """
-    return by_platform(x, tpu=lambda x: with_layout_constraint(x, Layout((1, 0, 2))), default=lambda x: x)
+    return laid_out(x, (1, 0, 2))

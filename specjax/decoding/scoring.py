@@ -65,34 +65,38 @@ def score(
       A `Scored`.
     """
 
-    def read(width: int, tokens: Array, positions: Array) -> tuple[Array, Array | None, Any]:
+    def said(logits: Array) -> tuple[Array, Array | None]:
+        if skipped is not None:
+            place = skipped[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
+            logits = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(logits, place)
+        with jax.named_scope("distribution"):
+            logits = rows_in_tiles(logits)
+            p = rows_in_tiles(jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling))
+            p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
+        return p, None if p_conf is None else rows_in_tiles(p_conf)
+
+    full = widths[-1]
+    if len(widths) == 1:
+        with jax.named_scope("verifier_pass"):
+            read = model.extend(params, cache, tokens[:, :full], positions)
+        return Scored(*said(read.logits), read.cache)
+
+    def branch(width: int, tokens: Array, positions: Array) -> Any:
         read_now = tokens[:, :width]
         with jax.named_scope("verifier_pass"):
             returned = model.score(params, cache, read_now, positions)
         logits, _, updates = checked_scores(model, returned, read_now)
-        if skipped is not None:
-            place = skipped[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
-            logits = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(logits, place)
-        logits = rows_in_tiles(logits)
-        with jax.named_scope("distribution"):
-            p = jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
-            p = rows_in_tiles(p)
-            p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
-        return p, p_conf, updates
+        return *said(logits), updates
 
-    full = widths[-1]
-    if len(widths) == 1:
-        p, p_conf, updates = read(full, tokens, positions)
-    else:
-        like = jax.eval_shape(functools.partial(read, full), tokens, positions)
+    like = jax.eval_shape(functools.partial(branch, full), tokens, positions)
 
-        def branch(width: int, tokens: Array, positions: Array) -> Any:
-            # Padded to one shape: what lies past the width is masked, or overwritten unseen.
-            return jax.tree.map(_pad_to, read(width, tokens, positions), like)
+    def padded(width: int, tokens: Array, positions: Array) -> Any:
+        # Padded to one shape: what lies past the width is masked, or overwritten unseen.
+        return jax.tree.map(_pad_to, branch(width, tokens, positions), like)
 
-        index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
-        branches = [functools.partial(branch, width) for width in widths]
-        p, p_conf, updates = lax.switch(index, branches, tokens, positions)
+    index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
+    branches = [functools.partial(padded, width) for width in widths]
+    p, p_conf, updates = lax.switch(index, branches, tokens, positions)
     # Outside of the switch, whose branches would copy the cache.
     with jax.named_scope("verifier_pass"):
         return Scored(p, p_conf, model.write(cache, updates, positions))

@@ -4,7 +4,7 @@ Axes: B rows, T tokens, E model width, D head width, V vocabulary.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import CacheEntries
+from specjax.models.cache import CacheEntries, CacheLayout
 from specjax.models.config import Gemma2Config, LlamaConfig
 from specjax.models.layers import (
     MLP,
@@ -20,8 +20,9 @@ from specjax.models.layers import (
     Embed,
     LogitsDense,
     Memory,
+    Past,
     RMSNorm,
-    Segment,
+    attended,
     block_bias,
     block_updates,
 )
@@ -64,6 +65,7 @@ class DecoderLayer(nn.Module):
 
     config: LlamaConfig | Gemma2Config
     style: Style
+    layout: CacheLayout
 
     def setup(self) -> None:
         """Creates the submodules."""
@@ -78,6 +80,7 @@ class DecoderLayer(nn.Module):
             param_dtype=config.param_dtype,
             scale=style.query_scale,
             softcap=style.attn_softcap,
+            layout=self.layout,
         )
         self.pre_mlp_layer_norm = _norm(config, style)
         self.mlp = MLP(config.mlp_dim, style.activations, config.dtype, config.param_dtype)
@@ -86,12 +89,13 @@ class DecoderLayer(nn.Module):
             self.post_mlp_layer_norm = _norm(config, style)
 
     def __call__(
-        self, x: Array, bias: Array, past: Sequence[Segment], rope: Rope
+        self, x: Array, bias: Array, past: Past | None, rope: Rope
     ) -> tuple[Array, Array, Array]:
-        """`x [B, T, E]` -> `[B, T, E]`; keys `[B, K, T, D]` and values `[B, K, D, T]`."""
+        """`x [B, T, E]` -> `[B, T, E]`, keys and values (see `attended`)."""
         y = self.pre_self_attention_layer_norm(x)
         keys, values = self.self_attention.keys_values(y, rope)
-        y = self.self_attention(y, [*past, Segment(keys, values, bias)], rope)
+        segments, keys, values = attended(past, keys, values, bias)
+        y = self.self_attention(y, segments, rope)
         if self.style.post_norms:
             y = self.post_self_attention_layer_norm(y)
         x = x + y
@@ -106,11 +110,13 @@ class DecoderStack(nn.Module):
 
     config: LlamaConfig | Gemma2Config
     style: Style
+    layout: CacheLayout
 
     def setup(self) -> None:
         """Creates the submodules."""
         config = self.config
-        self.layers = [DecoderLayer(config, self.style) for _ in range(config.num_layers)]
+        layer = functools.partial(DecoderLayer, config, self.style, self.layout)
+        self.layers = [layer() for _ in range(config.num_layers)]
         self.decoder_norm = _norm(config, self.style)
         if not config.tie_embeddings:
             self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
@@ -131,7 +137,7 @@ class DecoderStack(nn.Module):
             past_biases = {w: memory.bias(length, w) for w in set(windows)}
         keys, values = [], []
         for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
-            past = [] if memory is None else [memory.segment(i, past_biases[window])]
+            past = None if memory is None else memory.layer(i, past_biases[window])
             x, layer_keys, layer_values = layer(x, biases[window], past, rope)
             keys.append(layer_keys)
             values.append(layer_values)
@@ -144,6 +150,7 @@ class DecoderOnlyNetwork(nn.Module):
 
     config: LlamaConfig | Gemma2Config
     style: Style
+    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
 
     def setup(self) -> None:
         """Creates the submodules."""
@@ -155,7 +162,7 @@ class DecoderOnlyNetwork(nn.Module):
             config.param_dtype,
             self.style.embed_stddev,
         )
-        self.decoder = DecoderStack(config, self.style)
+        self.decoder = DecoderStack(config, self.style, self.layout)
 
     def embed(self, tokens: Array) -> Array:
         """Tokens `[B, T]` -> `[B, T, E]`."""
@@ -209,7 +216,7 @@ class DecoderOnly(Model):
     @property
     def network(self) -> DecoderOnlyNetwork:
         """The flax.linen module."""
-        return DecoderOnlyNetwork(self.config, self.style)
+        return DecoderOnlyNetwork(self.config, self.style, self.layout)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """The tokens of the prompt and the prefix."""
@@ -276,9 +283,10 @@ class DecoderOnly(Model):
             max_length,
             config.head_dim,
             config.dtype,
+            self.layout,
         )
         if tokens.shape[1] > 1:
             updates = self._apply(params, tokens[:, :-1], method="read")
-            cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
+            cache = self.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         return Prefilled(cache, last, positions)

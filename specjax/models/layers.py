@@ -20,8 +20,7 @@ import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
-from specjax.models.cache import CacheEntries, RaggedCache
-from specjax.platforms import by_platform
+from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, write_layer
 from specjax.models.rope import Rope, rotate
 
 Array = jax.Array
@@ -32,6 +31,9 @@ MASKED = -1e30
 
 # The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
 TRANSPOSED = "transposed_embedding"
+
+# Queries, of a block at most. Beyond, the zeros beside keys of several heads cost more than a copy.
+_FEW = 32
 
 normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -213,8 +215,8 @@ class Segment(NamedTuple):
     """Keys and values that queries attend to, under one softmax with the other segments.
 
     Attributes:
-      keys: `[B, K, S, D]`.
-      values: `[B, K, D, S]`.
+      keys: `[B, K, S, D]`, or as the layout of the attention has them.
+      values: `[B, K, D, S]`, likewise.
       bias: float32, broadcastable to `[B, K, N, T, S]`: position biases, or
         `MASKED` where the query must not see the key.
     """
@@ -238,6 +240,7 @@ class Attention(nn.Module):
       softcap: c in c·tanh(x / c), which is applied to the scaled logits, or None.
       query_init: the initialiser of the query kernel.
       dropout_rate: the rate for the attention weights; all queries share one mask.
+      layout: how the keys and values lie that it reads and makes.
     """
 
     num_heads: int
@@ -250,6 +253,7 @@ class Attention(nn.Module):
     softcap: float | None = None
     query_init: Initializer = normal_init
     dropout_rate: float = 0.0
+    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
@@ -266,12 +270,12 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))
 
     def keys_values(self, x: Array, rope: Rope | None = None) -> tuple[Array, Array]:
-        """`x [B, S, E]` -> keys `[B, K, S, D]` and values `[B, K, D, S]`."""
+        """`x [B, S, E]` -> keys and values as `layout` has them."""
         shape = (*x.shape[:2], self.num_kv_heads, self.head_dim)
         keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
         if rope is not None:
             keys = rotate(keys, rope)
-        return keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 3, 1)
+        return self.layout.arrange(keys, values)
 
     def __call__(
         self,
@@ -287,35 +291,48 @@ class Attention(nn.Module):
         if rope is not None:
             query = rotate(query, rope)
         query = query.reshape(batch, length, self.num_kv_heads, groups, self.head_dim)
-        attend = functools.partial(self._attend, deterministic=deterministic)
-        y = attend(query, segments)
-        if groups * length == 1 and deterministic:
-            y = by_platform(
-                query, list(segments), tpu=functools.partial(_doubled, attend), default=attend
-            )
+        y = self._attend(query, segments, deterministic)
         return self.out(y.reshape(batch, length, self.num_heads * self.head_dim))
 
-    def _attend(
-        self, query: Array, segments: Sequence[Segment], *, deterministic: bool
-    ) -> Array:
+    def _attend(self, query: Array, segments: Sequence[Segment], deterministic: bool) -> Array:
         """What queries `[B, T, K, N, D]` take of the segments' values, of the same shape."""
-        logits = [self._logits(query, segment) for segment in segments]
-        weights = jax.nn.softmax(jnp.concatenate(logits, axis=-1), axis=-1).astype(self.dtype)
+        length, groups = query.shape[1], query.shape[3]
+        heads, by_position = self.layout
+        if length > _FEW:
+            parts = (self.layout.separate(segment.keys, segment.values) for segment in segments)
+            segments = [
+                Segment(*part, segment.bias) for part, segment in zip(parts, segments, strict=True)
+            ]
+            heads = 1
+        query = _spread(query, heads)
+        # TPUs multiply a matrix with one vector outside of their matrix units, which takes three
+        # times as long as with two.
+        alone = by_position and length * query.shape[3] == 1
+        if alone:
+            query = jnp.pad(query, [(0, 0)] * 3 + [(0, 1), (0, 0)])
+        logits = jnp.concatenate([self._logits(query, segment) for segment in segments], axis=-1)
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
         weights = self.dropout(weights, deterministic=deterministic)
-        ends = np.cumsum([segment.keys.shape[2] for segment in segments])[:-1].tolist()
-        parts = jnp.split(weights, ends, axis=-1)
-        return functools.reduce(
+        ends = np.cumsum([segment.bias.shape[-1] for segment in segments])[:-1].tolist()
+        # Back to the heads that share keys.
+        weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
+        values = "bskd" if by_position else "bkds"
+        y = functools.reduce(
             operator.add,
             (
-                jnp.einsum("bknts,bkds->btknd", part, segment.values)
-                for part, segment in zip(parts, segments, strict=True)
+                jnp.einsum(f"bknts,{values}->btknd", part, segment.values)
+                for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
             ),
         )
+        return _own_parts(y[:, :, :, :1] if alone else y, heads, groups)
 
     def _logits(self, query: Array, segment: Segment) -> Array:
+        """`[B, K, N, T, S]` float32, for a query from `_spread`."""
+        keys = "bskd" if self.layout.by_position else "bksd"
         logits = jnp.einsum(
-            "btknd,bksd->bknts", query, segment.keys, preferred_element_type=jnp.float32
+            f"btknd,{keys}->bknts", query, segment.keys, preferred_element_type=jnp.float32
         )
+        logits = logits.reshape(logits.shape[0], self.num_kv_heads, -1, *logits.shape[3:])
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -323,13 +340,37 @@ class Attention(nn.Module):
         return logits + segment.bias
 
 
-def _doubled(attend: Callable[..., Array], query: Array, segments: Sequence[Segment]) -> Array:
-    """`attend` for one query per head, with a second one of zeros.
+def _own_lanes(heads: int, width: int) -> Array:
+    """`[P, 1, P D]` bool: which lanes of a vector that P heads share are each head's own."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, (heads, 1, heads * width), 2)
+    return lane // width == jax.lax.broadcasted_iota(jnp.int32, lane.shape, 0)
 
-    TPUs multiply a matrix with one vector outside of their matrix units, three times as slowly.
+
+def _spread(query: Array, heads: int) -> Array:
+    """Queries `[B, T, K, N, D]` for keys that share their vector with other heads' keys.
+
+    Returns:
+      `[B, T, K / P, P N, P D]`, P = `heads`: each query at the place of its own head, beside zeros.
     """
-    query = jnp.pad(query, ((0, 0), (0, 1), (0, 0), (0, 0), (0, 0)))
-    return attend(query, segments)[:, :1]
+    batch, length, kv_heads, groups, width = query.shape
+    if heads == 1:
+        return query
+    query = query.reshape(batch, length, kv_heads // heads, heads, groups, width).swapaxes(3, 4)
+    query = query.reshape(batch, length, -1, 1, groups, heads * width)
+    query = jnp.where(_own_lanes(heads, width), query, jnp.zeros((), query.dtype))
+    return query.reshape(batch, length, -1, heads * groups, heads * width)
+
+
+def _own_parts(y: Array, heads: int, groups: int) -> Array:
+    """Takes from `[B, T, K / P, P N, P D]` the part of each query's own head; `[B, T, K, N, D]`."""
+    batch, length, sets, _, width = y.shape
+    if heads == 1:
+        return y
+    y = y.reshape(batch, length, sets, heads, groups, width)
+    # The only part that is not zero.
+    y = jnp.where(_own_lanes(heads, width // heads), y, jnp.zeros((), y.dtype)).sum(axis=3)
+    y = y.reshape(batch, length, sets, groups, heads, width // heads).swapaxes(3, 4)
+    return y.reshape(batch, length, sets * heads, groups, width // heads)
 
 
 def block_bias(length: int, window: int | None = None) -> Array:
@@ -350,16 +391,62 @@ def block_bias(length: int, window: int | None = None) -> Array:
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
+class Past(NamedTuple):
+    """What a layer remembers of earlier tokens.
+
+    Attributes:
+      keys: of the cache.
+      values: of the cache.
+      bias: of the cached positions.
+      write: writes the keys and values of a block among them, which then attends to itself there;
+        None where they stay apart.
+    """
+
+    keys: Array
+    values: Array
+    bias: Array
+    write: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None
+
+
+def attended(
+    past: Past | None, keys: Array, values: Array, bias: Array
+) -> tuple[list[Segment], Array, Array]:
+    """What a block attends to, and its entries, or the layer's cache with them.
+
+    Args:
+      past: what the layer remembers of earlier tokens.
+      keys: of the block.
+      values: of the block.
+      bias: of the block that attends to itself.
+    """
+    own = Segment(keys, values, bias)
+    if past is None:
+        return [own], keys, values
+    if past.write is None:
+        return [Segment(past.keys, past.values, past.bias), own], keys, values
+    keys, values = past.write(past.keys, past.values, keys, values)
+    return [Segment(keys, values, past.bias)], keys, values
+
+
 class Memory(NamedTuple):
     """A cache and the positions where a block continues it.
 
     Attributes:
       cache: the entries of earlier tokens.
       positions: `[B]` int32, where the block of each row starts; entries before it are live.
+      layout: how the entries lie; static.
+      written: whether a layer writes its entries before it reads the cache; static.
     """
 
     cache: RaggedCache
     positions: Array
+    layout: CacheLayout = CacheLayout()
+    written: bool = False
+
+    @property
+    def max_length(self) -> int:
+        """S, the number of positions."""
+        return self.cache.max_length(self.layout)
 
     def bias(self, length: int, window: int | None = None) -> Array:
         """The mask of a block that attends to the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
@@ -369,19 +456,21 @@ class Memory(NamedTuple):
           window: the number of positions that a query sees, including its own; None for all.
 
         Returns:
-          The additive mask (T is 1 without a window).
+          The additive mask (T is 1 without a window, unless the block is written).
         """
-        keys = jnp.arange(self.cache.max_length, dtype=jnp.int32)[None, None, :]
+        keys = jnp.arange(self.max_length, dtype=jnp.int32)[None, None, :]
         start = self.positions[:, None, None]
-        seen = keys < start
+        queries = start + jnp.arange(length, dtype=jnp.int32)[None, :, None]
+        seen = keys <= queries if self.written else keys < start
         if window is not None:
-            queries = start + jnp.arange(length, dtype=jnp.int32)[None, :, None]
             seen = seen & (keys > queries - window)
         return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
-    def segment(self, layer: int, bias: Array) -> Segment:
-        """The cache's entries of one layer as a segment."""
-        return Segment(self.cache.keys[layer], self.cache.values[layer], bias)
+    def layer(self, index: int, bias: Array) -> Past:
+        """What one layer remembers."""
+        write = functools.partial(write_layer, self.positions, self.layout)
+        keys, values = self.cache.keys[index], self.cache.values[index]
+        return Past(keys, values, bias, write if self.written else None)
 
 
 def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:

@@ -12,10 +12,10 @@ from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import CacheEntries, RaggedCache
+from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED, Memory
-from specjax.types import Array, Axes, LanguageModel, Params, Prefilled
+from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,12 @@ class Model(LanguageModel, abc.ABC):
       config: its sizes and options.
       split: whether a mesh may split its parameters and its cache; else only the rows of the cache
         are spread, and each device that computes a row has all parameters.
+      layout: how the keys and values of its cache lie; see `for_devices`.
     """
 
     config: ModelConfig
     split: bool = True
+    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
 
     @property
     def vocab_size(self) -> int:
@@ -69,6 +71,23 @@ class Model(LanguageModel, abc.ABC):
     def _init_variables(self, key: Array) -> Any:
         """The network's variables, parameters and axis names."""
 
+    def for_devices(self, platform: str, ways: int = 1) -> "Model":
+        """The same model with the cache that decodes fastest there.
+
+        Args:
+          platform: as `jax.Device.platform` names it: "cpu", "gpu" or "tpu".
+          ways: over how many devices it is split.
+
+        Returns:
+          A model of the same parameters.
+        """
+        config: Any = self.config
+        kv_heads = getattr(config, "num_kv_heads", config.num_heads)
+        ways = ways if self.split else 1
+        return dataclasses.replace(
+            self, layout=layout_for(platform, kv_heads, config.head_dim, ways)
+        )
+
     def init(self, key: Array) -> Params:
         """Random parameters.
 
@@ -91,7 +110,7 @@ class Model(LanguageModel, abc.ABC):
 
     def cache_axes(self, cache: RaggedCache) -> Axes:
         """See `specjax.types.LanguageModel`."""
-        return self._axes(cache_lib.logical_axes(cache))
+        return self._axes(cache_lib.logical_axes(cache, self.layout))
 
     def _axes(self, names: Any) -> Axes:
         def of_one(axes: Any) -> tuple[str | None, ...]:
@@ -154,8 +173,22 @@ class Model(LanguageModel, abc.ABC):
         """
         check_block(cache, tokens, positions)
         # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
-        memory = Memory(cache, positions.astype(jnp.int32))
+        memory = Memory(cache, positions.astype(jnp.int32), self.layout)
         return self._apply(params, tokens, memory, method="score")
+
+    def extend(self, params: Params, cache: RaggedCache, tokens: Array, positions: Array) -> Extended:
+        """See `specjax.types.LanguageModel`.
+
+        Where a position lies whole in the cache, each layer writes its entries before it reads
+        them: one product over the cache in the place of two, and one softmax without a
+        concatenation.
+        """
+        if not self.layout.by_position:
+            return super().extend(params, cache, tokens, positions)
+        check_block(cache, tokens, positions)
+        memory = Memory(cache, positions.astype(jnp.int32), self.layout, written=True)
+        logits, hidden, new = self._apply(params, tokens, memory, method="score")
+        return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
 
     def write(self, cache: RaggedCache, updates: CacheEntries, positions: Array) -> RaggedCache:
         """Writes the updates from `score` at `positions[b] ..`; entries past the end are dropped.
@@ -172,7 +205,7 @@ class Model(LanguageModel, abc.ABC):
           ValueError: if `positions` is not one integer per row.
         """
         check_positions(cache, positions)
-        return cache_lib.write(cache, updates, positions)
+        return cache_lib.write(cache, updates, positions, self.layout)
 
     def _apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         return self.network.apply({"params": params}, *args, **kwargs)

@@ -5,14 +5,13 @@ Axes: B rows, P encoder length, T decoder tokens, E model width, V vocabulary.
 Source: Raffel et al. 2020; `t5x/examples/t5/network.py`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import CacheEntries, Cross
+from specjax.models.cache import CacheEntries, CacheLayout, Cross
 from specjax.models.config import T5Config
 from specjax.models.layers import (
     MASKED,
@@ -21,8 +20,10 @@ from specjax.models.layers import (
     Embed,
     LogitsDense,
     Memory,
+    Past,
     RMSNorm,
     Segment,
+    attended,
     block_bias,
     block_updates,
     normal_init,
@@ -36,7 +37,7 @@ def _norm(config: T5Config) -> RMSNorm:
     return RMSNorm(config.norm_eps, config.dtype, config.param_dtype)
 
 
-def _attention(config: T5Config) -> Attention:
+def _attention(config: T5Config, layout: CacheLayout = CacheLayout()) -> Attention:  # noqa: B008
     # T5 does not divide attention logits by sqrt(D); the initial query kernel is divided instead.
     def query_init(*args: Any) -> Array:
         kernel = normal_init(*args)
@@ -51,6 +52,7 @@ def _attention(config: T5Config) -> Attention:
         param_dtype=config.param_dtype,
         query_init=query_init,
         dropout_rate=config.dropout_rate,
+        layout=layout,
     )
 
 
@@ -144,13 +146,14 @@ class DecoderLayer(nn.Module):
     """A layer of the decoder: self-attention, cross-attention and a feed-forward block."""
 
     config: T5Config
+    layout: CacheLayout
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
         self.pre_self_attention_layer_norm = _norm(self.config)
-        self.self_attention = _attention(self.config)
+        self.self_attention = _attention(self.config, self.layout)
         self.pre_cross_attention_layer_norm = _norm(self.config)
-        self.encoder_decoder_attention = _attention(self.config)
+        self.encoder_decoder_attention = _attention(self.config, self.layout)
         self.pre_mlp_layer_norm = _norm(self.config)
         self.mlp = _mlp(self.config)
         self.dropout = _dropout(self.config)
@@ -165,14 +168,14 @@ class DecoderLayer(nn.Module):
         self,
         x: Array,
         bias: Array,
-        past: Sequence[Segment],
+        past: Past | None,
         cross: Segment,
         deterministic: bool,
     ) -> tuple[Array, Array, Array]:
-        """`x [B, T, E]` -> `[B, T, E]`; keys `[B, H, T, D]` and values `[B, H, D, T]`."""
+        """`x [B, T, E]` -> `[B, T, E]`, keys and values (see `attended`)."""
         y = self.pre_self_attention_layer_norm(x)
         keys, values = self.self_attention.keys_values(y)
-        segments = [*past, Segment(keys, values, bias)]
+        segments, keys, values = attended(past, keys, values, bias)
         y = self.self_attention(y, segments, deterministic=deterministic)
         x = x + self.dropout(y, deterministic=deterministic)
         y = self.pre_cross_attention_layer_norm(x)
@@ -186,12 +189,14 @@ class DecoderStack(nn.Module):
     """The layers, the last norm and the untied output projection of the decoder."""
 
     config: T5Config
+    layout: CacheLayout
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
         if not self.config.relpos_per_layer:
             self.relpos_bias = _relpos(self.config, bidirectional=False)
-        self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
+        count = self.config.num_decoder_layers
+        self.layers = [DecoderLayer(self.config, self.layout) for _ in range(count)]
         self.decoder_norm = _norm(self.config)
         self.dropout = _dropout(self.config)
         if not self.config.tie_embeddings:
@@ -220,13 +225,13 @@ class DecoderStack(nn.Module):
         biases = [r.block(length) + block_bias(length) for r in relpos]
         past_biases = biases
         if memory is not None:
-            size, mask = memory.cache.max_length, memory.bias(length)
+            size, mask = memory.max_length, memory.bias(length)
             past_biases = [mask + r.cached(memory.positions, length, size) for r in relpos]
         cross_bias = _mask_bias(cross.mask)
         x = self.dropout(x, deterministic=deterministic)
         keys, values = [], []
         for i, layer in enumerate(self.layers):
-            past = [] if memory is None else [memory.segment(i, past_biases[i % len(relpos)])]
+            past = None if memory is None else memory.layer(i, past_biases[i % len(relpos)])
             encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
             bias = biases[i % len(relpos)]
             x, layer_keys, layer_values = layer(x, bias, past, encoded, deterministic)
@@ -240,6 +245,7 @@ class T5Network(nn.Module):
     """The encoder and the decoder, which share one embedding."""
 
     config: T5Config
+    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
@@ -248,7 +254,7 @@ class T5Network(nn.Module):
             config.vocab_size, config.embed_dim, config.dtype, config.param_dtype
         )
         self.encoder = EncoderStack(config)
-        self.decoder = DecoderStack(config)
+        self.decoder = DecoderStack(config, self.layout)
 
     def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
         """Inputs `[B, P]` and `mask [B, P]`, false at padding -> the decoder's `Cross`."""
@@ -296,7 +302,7 @@ class T5(Model):
     @property
     def network(self) -> T5Network:
         """The flax.linen module."""
-        return T5Network(self.config)
+        return T5Network(self.config, self.layout)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """The start token and the prefix; the inputs take no positions of the decoder's cache."""
@@ -391,9 +397,10 @@ class T5(Model):
             max_length,
             config.head_dim,
             config.dtype,
+            self.layout,
         )._replace(cross=cross)
         if prefix.shape[1]:
             updates = self._apply(params, tokens[:, :-1], cross, method="read")
-            cache = cache_lib.write(cache, updates, jnp.zeros_like(positions))
+            cache = self.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         return Prefilled(cache, last, positions)

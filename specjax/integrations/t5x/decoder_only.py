@@ -21,8 +21,9 @@ from specjax.models.layers import (
     Embed,
     LogitsDense,
     Memory,
+    Past,
     RMSNorm,
-    Segment,
+    attended,
     block_bias,
     block_updates,
 )
@@ -67,11 +68,12 @@ class _Layer(nn.Module):
         self.pre_mlp_layer_norm = _norm(config)
         self.mlp = MLP(config.mlp_dim, config.mlp_activations, config.dtype, config.param_dtype)
 
-    def __call__(self, x: Array, bias: Array, past: list[Segment]) -> tuple[Array, Array, Array]:
+    def __call__(self, x: Array, bias: Array, past: Past | None) -> tuple[Array, Array, Array]:
         """`x [B, T, E]` -> `[B, T, E]`; keys `[B, H, T, D]` and values `[B, H, D, T]`."""
         y = self.pre_self_attention_layer_norm(x)
         keys, values = self.self_attention.keys_values(y)
-        x = x + self.self_attention(y, [*past, Segment(keys, values, bias)])
+        segments, keys, values = attended(past, keys, values, bias)
+        x = x + self.self_attention(y, segments)
         return x + self.mlp(self.pre_mlp_layer_norm(x)), keys, values
 
 
@@ -104,12 +106,12 @@ class _Decoder(nn.Module):
             mask = jnp.maximum(mask, jnp.where(seen, 0.0, MASKED)[:, None, None, None])
         bias, past_bias = self.relpos_bias.block(length) + mask, mask
         if memory is not None:
-            size = memory.cache.max_length
+            size = memory.max_length
             cached = self.relpos_bias.cached(memory.positions, length, size)
             past_bias = memory.bias(length) + cached
         keys, values = [], []
         for i, layer in enumerate(self.layers):
-            past = [] if memory is None else [memory.segment(i, past_bias)]
+            past = None if memory is None else memory.layer(i, past_bias)
             x, layer_keys, layer_values = layer(x, bias, past)
             keys.append(layer_keys)
             values.append(layer_values)
