@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_scalars
+from specjax.kernels import draw as draw_kernels
+from specjax.kernels import rows as row_kernels
+from specjax.kernels.choice import on_one_tpu
 from specjax.types import Array, Sampling
 
 # Entries per node of the tree that a draw descends (the lanes of a TPU), and of its root at most.
@@ -36,6 +39,27 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     Raises:
       ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
     """
+    if not _has_kernel(logits, sampling):
+        return _distribution(logits, sampling)
+    return on_one_tpu(
+        *_unfiltered(logits, sampling),
+        kernel=draw_kernels.distribution,
+        plain=lambda logits, temperature: _distribution(logits, Sampling(temperature)),
+    )
+
+
+def _has_kernel(logits: Array, sampling: Sampling) -> bool:
+    filtered = sampling.top_k is not None or sampling.top_p is not None
+    return not filtered and draw_kernels.suits(_vector("logits", logits).size)
+
+
+def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
+    """What the kernels of `distribution` and `drawn` read."""
+    check_scalars(sampling)
+    return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
+
+
+def _distribution(logits: Array, sampling: Sampling) -> Array:
     weights = _weights(logits, sampling)
     return weights / total(weights)
 
@@ -55,6 +79,17 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Arr
     Raises:
       ValueError: see `distribution` and `draw`.
     """
+    if not _has_kernel(logits, sampling) or uniform.ndim == 0:
+        return _drawn(logits, sampling, uniform)
+    return on_one_tpu(
+        *_unfiltered(logits, sampling),
+        uniform,
+        kernel=draw_kernels.drawn,
+        plain=lambda logits, temperature, *rest: _drawn(logits, Sampling(temperature), *rest),
+    )
+
+
+def _drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
     weights = _weights(logits, sampling)
     levels = _levels(weights)
     probs = weights / total(levels[-1])
@@ -132,6 +167,12 @@ def draw(weights: Array, uniform: Array) -> Array:
     weights = _vector("weights", weights)
     if weights.dtype != jnp.float32:
         raise ValueError(f"weights must be float32, got {weights.dtype}")
+    if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
+        return _draw(weights, uniform)
+    return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=_draw)
+
+
+def _draw(weights: Array, uniform: Array) -> Array:
     return _descend(_levels(weights), uniform)
 
 
@@ -191,6 +232,13 @@ def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) ->
 
 def residual_mass(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
     """sum_v (scale * target(v) - draft(v))_+; `[V]`, `[V]`, scalar -> scalar."""
+    if not draw_kernels.suits(target.size):
+        return _residual_mass(target, draft, scale)
+    scale = jnp.asarray(scale, jnp.float32)
+    return on_one_tpu(target, draft, scale, kernel=row_kernels.residual_mass, plain=_residual_mass)
+
+
+def _residual_mass(target: Array, draft: Array, scale: Array | float) -> Array:
     left = scale * target - draft
     # x + |x| is twice the positive part. It needs no constant: for max(x, 0) XLA on CPUs writes a
     # whole array of zeros, to share it between two such sums.

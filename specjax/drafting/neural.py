@@ -25,8 +25,7 @@ from specjax.drafting.stopping import (
     first_past,
     learn,
 )
-from specjax.kernels.draw import drawn_rows
-from specjax.sampling import confidence, distribution, num_uniforms
+from specjax.sampling import confidence, distribution, drawn, num_uniforms
 from specjax.types import (
     Array,
     Axes,
@@ -323,7 +322,7 @@ def _choose(
     confidences = block.confidences
     keep_confidence = confidences is not None or drafter.stopping.reads_confidence
     with jax.named_scope("draw"):
-        q, token = drawn_rows(logits, sampling, uniform)
+        q, token = jax.vmap(drawn)(logits, sampling, uniform)
     q_conf = _confidences(logits) if keep_confidence else None
     stops, policy = decide(
         drafter.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index

@@ -7,66 +7,38 @@ Axes: B rows, V vocabulary; R rows of a block, at most 8; C chunks of 128 tiles.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from specjax import sampling as sampling_lib
-from specjax.kernels.choice import on_one_tpu
 from specjax.kernels.lanes import (
     LANES,
-    SUBLANES,
     column,
     first_above,
     lane,
     only,
+    over_rows,
     over_tiles,
     row,
     tile_of,
+    traced_once,
 )
-from specjax.sampling import TINY, num_uniforms
-from specjax.types import Array, Sampling
+from specjax.types.language_model import Array
 
-# Holds logits and probabilities of eight rows at V = 262,144, each twice, to read ahead.
-_VMEM = 48 << 20
-
-
-def drawn_rows(logits: Array, sampling: Sampling, uniforms: Array) -> tuple[Array, Array]:
-    """`sampling.drawn` of all rows, by the kernel where it can be used.
-
-    Args:
-      logits: `[B, V]`, any float dtype.
-      sampling: fields `[B]`.
-      uniforms: `[B, num_uniforms(V)]` float32 in [0, 1).
-
-    Returns:
-      `[B, V]` float32 probabilities, and `[B]` int32 tokens.
-    """
-    plain = jax.vmap(sampling_lib.drawn)
-    filtered = sampling.top_k is not None or sampling.top_p is not None
-    if filtered or not suits(logits.shape[1]):
-        return plain(logits, sampling, uniforms)
-    return on_one_tpu(
-        logits.astype(jnp.float32),
-        jnp.broadcast_to(sampling.temperature, logits.shape[:1]).astype(jnp.float32),
-        uniforms,
-        kernel=drawn,
-        plain=lambda logits, temperature, uniforms: plain(logits, Sampling(temperature), uniforms),
-    )
+# The least normal number: below it a temperature is 0, and so is a probability.
+_TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 def suits(vocab_size: int) -> bool:
-    """Whether the kernel takes this vocabulary: more than 512 tokens, at most 2 million."""
-    return num_uniforms(vocab_size) > 1 and vocab_size <= LANES**3
+    """Whether the kernels take this vocabulary: more than a draw's root, at most 2 million."""
+    return 512 < vocab_size <= LANES**3
 
 
+@traced_once
 def drawn(
     logits: Array, temperature: Array, uniforms: Array, *, interpret: bool = False
 ) -> tuple[Array, Array]:
-    """`sampling.drawn` of all rows, for a `Sampling` without top-k and top-p.
+    """`sampling.drawn` of many rows, for a `Sampling` without top-k and top-p.
 
     Args:
       logits: `[B, V]` float32; `suits(V)` must hold.
@@ -78,35 +50,36 @@ def drawn(
       `[B, V]` float32 probabilities, equal to `sampling.drawn`'s to a few roundings, and `[B]`
       int32 tokens.
     """
-    batch, vocab = logits.shape
-    rows = min(batch, SUBLANES)
-    steps = pl.cdiv(batch, rows)
-    temperature = jnp.pad(temperature, (0, steps * rows - batch), constant_values=1.0)
-    # Vectors of rows lie in lanes, as XLA keeps them: [B, 1] would be a copy of its own.
-    vector = pl.BlockSpec((1, 1, rows), lambda i: (i, 0, 0))
-    whole = pl.BlockSpec((rows, pl.cdiv(vocab, LANES) * LANES), lambda i: (i, 0))
-    levels = pl.BlockSpec((rows, uniforms.shape[1]), lambda i: (i, 0))
-    chunks = pl.cdiv(vocab, LANES * LANES)
-    probs, tokens = pl.pallas_call(
-        functools.partial(_kernel, vocab=vocab),
-        grid=(steps,),
-        in_specs=[vector, levels, whole],
-        out_specs=[whole, vector],
-        out_shape=[
-            jax.ShapeDtypeStruct((batch, vocab), jnp.float32),
-            jax.ShapeDtypeStruct((steps, 1, rows), jnp.int32),
-        ],
-        scratch_shapes=[pltpu.VMEM((rows, chunks * LANES), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",), vmem_limit_bytes=_VMEM
-        ),
-        interpret=interpret,
-        name="drawn",
-    )(temperature.reshape(steps, 1, rows), uniforms, logits)
-    return probs, tokens.reshape(-1)[:batch]
+    vocab = logits.shape[1]
+    probs, tokens = over_rows(
+        functools.partial(_drawn, vocab=vocab), vocab, (temperature, uniforms, logits),
+        ((vocab, jnp.float32), (0, jnp.int32)), sums=True, interpret=interpret,
+    )  # fmt: skip
+    return probs, tokens
 
 
-def _kernel(
+@traced_once
+def distribution(logits: Array, temperature: Array, *, interpret: bool = False) -> Array:
+    """`sampling.distribution` of many rows likewise; arguments as of `drawn`."""
+    vocab = logits.shape[1]
+    (probs,) = over_rows(
+        functools.partial(_distribution, vocab=vocab), vocab, (temperature, logits),
+        ((vocab, jnp.float32),), sums=True, interpret=interpret,
+    )  # fmt: skip
+    return probs
+
+
+@traced_once
+def draw_by_weights(weights: Array, uniforms: Array, *, interpret: bool = False) -> Array:
+    """`sampling.draw` of many rows: weights `[B, V]` float32, uniforms as of `drawn` -> `[B]`."""
+    vocab = weights.shape[1]
+    kernel = functools.partial(_draw_by_weights, vocab=vocab)
+    inputs, outputs = (uniforms, weights), ((0, jnp.int32),)
+    (tokens,) = over_rows(kernel, vocab, inputs, outputs, sums=True, interpret=interpret)
+    return tokens
+
+
+def _drawn(
     temperature_ref: Any,
     uniforms_ref: Any,
     logits_ref: Any,
@@ -120,21 +93,74 @@ def _kernel(
 
     `sums_ref [R, C * 128]` takes the sums of the tiles.
     """
-    temperature, uniforms = column(temperature_ref[0]), uniforms_ref[...]
-    greedy = temperature < TINY
+    uniforms = uniforms_ref[...]
+    state = _softmax(temperature_ref, logits_ref, probs_ref, sums_ref, vocab)
+    leaf = _leaf(sums_ref, uniforms)
+    inside = _normalise(probs_ref, *state[:2], leaf, vocab)
+    index = first_above(inside, uniforms[:, uniforms.shape[1] - 1 :])
+    token_ref[0] = row(jnp.where(state.greedy, state.best, leaf * LANES + index))
+
+
+def _distribution(
+    temperature_ref: Any, logits_ref: Any, probs_ref: Any, sums_ref: Any, *, vocab: int
+) -> None:
+    """See `_drawn`."""
+    state = _softmax(temperature_ref, logits_ref, probs_ref, sums_ref, vocab)
+    _normalise(probs_ref, *state[:2], None, vocab)
+
+
+def _draw_by_weights(
+    uniforms_ref: Any, weights_ref: Any, token_ref: Any, sums_ref: Any, *, vocab: int
+) -> None:
+    """See `_drawn`."""
+    uniforms, none = uniforms_ref[...], jnp.zeros((weights_ref.shape[0], LANES), jnp.float32)
+
+    def add(chunk: Any, within: int, real: int, sums: Array) -> Array:
+        weights = only(tile_of(weights_ref, chunk, within)[...], real, 0.0)
+        return jnp.where(lane(sums) == within, jnp.sum(weights, axis=1, keepdims=True), sums)
+
+    def keep(chunk: Any, sums: Array) -> Array:
+        tile_of(sums_ref, 0, chunk)[...] = sums
+        return none
+
+    over_tiles(vocab, add, none, keep)
+    leaf = _leaf(sums_ref, uniforms)
+    wide = jnp.broadcast_to(leaf, none.shape)
+
+    def find(chunk: Any, within: int, real: int, inside: Array) -> Array:
+        weights = only(tile_of(weights_ref, chunk, within)[...], real, 0.0)
+        return jnp.where(wide - chunk * LANES == within, weights, inside)
+
+    inside = over_tiles(vocab, find, none)
+    token_ref[0] = row(leaf * LANES + first_above(inside, uniforms[:, uniforms.shape[1] - 1 :]))
+
+
+class _Softmax(NamedTuple):
+    """Attributes: what `_normalise` reads, and the greedy rows and their tokens `[R, 1]`."""
+
+    inverse: Array
+    one: Array
+    greedy: Array
+    best: Array
+
+
+def _softmax(
+    temperature_ref: Any, logits_ref: Any, weights_ref: Any, sums_ref: Any, vocab: int
+) -> _Softmax:
+    """Writes weights and sums, see `_weigh`."""
+    temperature = column(temperature_ref[0])
+    greedy = temperature < _TINY
     largest = _largest(logits_ref, vocab)
     divisor = jnp.where(greedy, 1.0, temperature)
-    first = _weigh(logits_ref, probs_ref, sums_ref, largest, divisor, vocab)
+    first = _weigh(logits_ref, weights_ref, sums_ref, largest, divisor, vocab)
     mass = jnp.sum(sums_ref[...], axis=1, keepdims=True)
     # The greedy rows are multiplied by zero, and their one is put in afterwards.
     zero = jnp.where(jnp.isnan(largest), largest, 0.0)
-    best = jnp.min(first * LANES + lane(first), axis=1, keepdims=True)
-    one = jnp.where(greedy & (first * LANES + lane(first) == best), first, -1)
-    leaf = _leaf(sums_ref, uniforms)
-    inside = _normalise(probs_ref, jnp.where(greedy, zero, 1.0 / mass), one, leaf, vocab)
-    index = first_above(inside, uniforms[:, uniforms.shape[1] - 1 :])
-    drawn = jnp.where(greedy, best, leaf * LANES + index)
-    token_ref[0] = row(jnp.where(jnp.isnan(largest), 0, drawn))
+    place = first * LANES + lane(first)
+    best = jnp.min(place, axis=1, keepdims=True)
+    one = jnp.where(greedy & (place == best), first, -1)
+    best = jnp.where(jnp.isnan(largest), 0, best)
+    return _Softmax(jnp.where(greedy, zero, 1.0 / mass), one, greedy, best)
 
 
 def _largest(logits_ref: Any, vocab: int) -> Array:
@@ -177,7 +203,7 @@ def _weigh(
         hit = logits == largest
         # See `sampling._weights` for both conditions.
         weights = jnp.exp(jnp.where(hit, 0.0, (largest - logits) * rate))
-        weights = only(jnp.where(weights >= TINY * vocab, weights, 0.0), real, 0.0)
+        weights = only(jnp.where(weights >= _TINY * vocab, weights, 0.0), real, 0.0)
         tile_of(weights_ref, chunk, within)[...] = weights
         sums = jnp.where(lane(sums) == within, jnp.sum(weights, axis=1, keepdims=True), sums)
         return first, jnp.minimum(inside, jnp.where(hit, within, none)), sums
@@ -206,14 +232,14 @@ def _leaf(sums_ref: Any, uniforms: Array) -> Array:
     return node * LANES + first_above(inside, uniforms[:, 1:2])
 
 
-def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array, vocab: int) -> Array:
+def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array | None, vocab: int) -> Array:
     """Turns weights into probabilities, in place.
 
     Args:
       probs_ref: `[R, V]`, weights.
       inverse: `[R, 1]`, the factor.
       one: `[R, 128]` int32, the tile in which a lane's probability is 1 instead, or -1.
-      leaf: `[R, 1]` int32, a tile.
+      leaf: `[R, 1]` int32, a tile; None if none is asked for.
       vocab: V.
 
     Returns:
@@ -225,7 +251,10 @@ def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array, vocab: i
         weights = tile_of(probs_ref, chunk, within)
         probs = jnp.where(one - chunk * LANES == within, 1.0, weights[...] * inverse)
         weights[...] = probs
+        if leaf is None:
+            return inside
         return jnp.where(leaf - chunk * LANES == within, probs, inside)
 
-    leaf = jnp.broadcast_to(leaf, one.shape)
+    if leaf is not None:
+        leaf = jnp.broadcast_to(leaf, one.shape)
     return over_tiles(vocab, body, jnp.zeros(one.shape, jnp.float32))

@@ -3,17 +3,24 @@
 For code inside of Pallas TPU kernels. R: rows of a block, at most 8.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from specjax.types import Array
+from specjax.types.language_model import Array
 
 LANES, SUBLANES = 128, 8
+# Holds two arrays of eight rows at V = 262,144, each twice, to read ahead.
+_VMEM = 48 << 20
+
+# A kernel of 250 tiles takes a second to trace and lower, and stands in several branches.
+traced_once = functools.partial(jax.jit, static_argnames="interpret")
 
 
 def lane(x: Array) -> Array:
@@ -33,6 +40,63 @@ def row(x: Array) -> Array:
     wide = jnp.broadcast_to(x, (x.shape[0], x.shape[0]))
     same = lane(wide) == lax.broadcasted_iota(jnp.int32, wide.shape, 0)
     return jnp.sum(jnp.where(same, wide, jnp.zeros_like(wide)), axis=0, keepdims=True)
+
+
+def over_rows(
+    kernel: Callable[..., None],
+    vocab: int,
+    inputs: tuple[Array, ...],
+    outputs: tuple[tuple[int, Any], ...],
+    *,
+    sums: bool = False,
+    interpret: bool = False,
+) -> list[Array]:
+    """Calls a kernel for blocks of up to eight rows.
+
+    Args:
+      kernel: takes a ref per input and output. A vector of rows `[B]` comes as `[1, 1, R]`, in
+        lanes, as in XLA's arrays; others `[B, n]` as `[R, n]`, where V is rounded up to tiles.
+      vocab: V.
+      inputs: `[B]` or `[B, n]`.
+      outputs: for each result n, 0 for a vector, and its dtype.
+      sums: whether the kernel takes one more ref, `[R, C * 128]` float32 for C chunks of tiles.
+      interpret: see `drawn`.
+
+    Returns:
+      The results, `[B]` or `[B, n]`.
+    """
+    batch = inputs[0].shape[0]
+    rows = min(batch, SUBLANES)
+    steps = pl.cdiv(batch, rows)
+
+    def spec(width: int) -> Any:
+        if not width:
+            return pl.BlockSpec((1, 1, rows), lambda i: (i, 0, 0))
+        width = pl.cdiv(width, LANES) * LANES if width == vocab else width
+        return pl.BlockSpec((rows, width), lambda i: (i, 0))
+
+    def vector(x: Array) -> Array:
+        if x.ndim > 1:
+            return x
+        return jnp.pad(x, (0, steps * rows - batch)).reshape(steps, 1, rows)
+
+    room = pltpu.VMEM((rows, pl.cdiv(vocab, LANES * LANES) * LANES), jnp.float32)
+    out = pl.pallas_call(
+        kernel,
+        grid=(steps,),
+        in_specs=[spec(x.shape[1] if x.ndim > 1 else 0) for x in inputs],
+        out_specs=[spec(width) for width, _ in outputs],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, width) if width else (steps, 1, rows), dtype)
+            for width, dtype in outputs
+        ],
+        scratch_shapes=[room] if sums else [],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=_VMEM
+        ),
+        interpret=interpret,
+    )(*map(vector, inputs))
+    return [x if x.ndim == 2 else x.reshape(-1)[:batch] for x in out]
 
 
 def over_tiles(
