@@ -7,9 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from specjax.kernels import rows as row_kernels
-from specjax.kernels.choice import on_one_tpu
-from specjax.kernels.draw import suits
 from specjax.types.language_model import Array
 
 
@@ -31,12 +28,6 @@ def entry(x: Array, index: Array) -> Array:
     Returns:
       A scalar.
     """
-    if x.dtype != jnp.float32 or not suits(x.size):
-        return _entry(x, index)
-    return on_one_tpu(x, index, kernel=row_kernels.entry, plain=_entry)
-
-
-def _entry(x: Array, index: Array) -> Array:
     return by_platform(x, index, tpu=entry_by_mask, default=entry_by_index)
 
 

@@ -13,7 +13,6 @@ from jax import lax
 
 from specjax.checks import check_scalars
 from specjax.kernels import draw as draw_kernels
-from specjax.kernels import rows as row_kernels
 from specjax.kernels.choice import on_one_tpu
 from specjax.types import Array, Sampling
 
@@ -232,13 +231,6 @@ def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) ->
 
 def residual_mass(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
     """sum_v (scale * target(v) - draft(v))_+; `[V]`, `[V]`, scalar -> scalar."""
-    if not draw_kernels.suits(target.size):
-        return _residual_mass(target, draft, scale)
-    scale = jnp.asarray(scale, jnp.float32)
-    return on_one_tpu(target, draft, scale, kernel=row_kernels.residual_mass, plain=_residual_mass)
-
-
-def _residual_mass(target: Array, draft: Array, scale: Array | float) -> Array:
     left = scale * target - draft
     # x + |x| is twice the positive part. It needs no constant: for max(x, 0) XLA on CPUs writes a
     # whole array of zeros, to share it between two such sums.

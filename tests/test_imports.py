@@ -12,18 +12,20 @@ import specjax
 ROOT = pathlib.Path(specjax.__file__).parent
 
 # Subpackage or module -> what of specjax it may import. Whatever is not listed may import all.
-CORE = {"types", "checks", "sampling"}
+CORE = {"types", "checks", "sampling", "platforms"}
 ALLOWED = {
     "types": {"checks"},
     "checks": set(),
     "memory": set(),
-    "sampling": {"types", "checks"},
+    "kernels": {"types"},
+    "platforms": {"types"},
+    "sampling": {"types", "checks", "kernels"},
     "rules": CORE,
     "verification": CORE,
     "partitioning": {"types", "checks", "models"},
     "decoding": CORE | {"rules", "verification", "drafting", "partitioning", "memory"},
     "drafting": CORE | {"rules", "verification", "decoding", "acceptance_head"},
-    "models": {"types", "checks"},
+    "models": {"types", "checks", "platforms"},
     "acceptance_head": CORE,
     "theory": CORE | {"rules", "verification"},
     "tokenizers": {"checks"},
