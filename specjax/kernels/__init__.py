@@ -1,5 +1,5 @@
 """Kernels in Pallas for TPUs; each computes what plain code elsewhere does.
 
-Only those are kept that gain by the compiler's simulation of their final instructions. Attention, single
-entries and residual masses of the vocabulary did not: XLA's own loops are as short.
+Kept are those that gain by the compiler's own simulation of their instructions. Attention to short
+caches, single entries and residual masses did not: XLA's loops are as short.
 """
