@@ -15,6 +15,8 @@ from jax import lax
 
 from specjax import platforms
 from specjax.checks import check_scalars
+from specjax.kernels import draw as draw_kernels
+from specjax.kernels.choice import on_one_tpu
 from specjax.platforms import by_platform
 from specjax.types import Array, Sampling
 
@@ -37,10 +39,30 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     Raises:
       ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
     """
-    weighed = _weighed(logits, sampling)
-    mass, first = by_platform(
-        weighed.weights, weighed.largest, tpu=_reduced, default=_reduced_apart
+    if not _has_kernel(logits, sampling):
+        return _distribution(logits, sampling)
+    return on_one_tpu(
+        *_unfiltered(logits, sampling),
+        kernel=draw_kernels.distribution,
+        plain=lambda logits, temperature: _distribution(logits, Sampling(temperature)),
     )
+
+
+def _has_kernel(logits: Array, sampling: Sampling) -> bool:
+    filtered = sampling.top_k is not None or sampling.top_p is not None
+    return not filtered and draw_kernels.suits(_vector("logits", logits).size)
+
+
+def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
+    """What the kernels of `distribution` and `drawn` read."""
+    check_scalars(sampling)
+    return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
+
+
+def _distribution(logits: Array, sampling: Sampling) -> Array:
+    weighed = _weighed(logits, sampling)
+    forms = {"tpu": _reduced, "default": _reduced_apart}
+    mass, first = by_platform(weighed.chosen, weighed.largest, **forms)
     return _probs(weighed, mass, first)
 
 
@@ -59,9 +81,20 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Arr
     Raises:
       ValueError: see `distribution` and `draw`.
     """
+    if not _has_kernel(logits, sampling) or uniform.ndim == 0:
+        return _drawn(logits, sampling, uniform)
+    return on_one_tpu(
+        *_unfiltered(logits, sampling),
+        uniform,
+        kernel=draw_kernels.drawn,
+        plain=lambda logits, temperature, *rest: _drawn(logits, Sampling(temperature), *rest),
+    )
+
+
+def _drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
     weighed = _weighed(logits, sampling)
     # The first of the largest logits is the token that a uniform of 0 finds among them.
-    levels = _levels(jnp.where(weighed.greedy, weighed.largest, weighed.weights))
+    levels = _levels(weighed.chosen)
     uniform = jnp.where(weighed.greedy, 0.0, uniform)
     token = _descend(levels, uniform, weighed.weights.size)
     return _probs(weighed, total(levels[-1]), token), token
@@ -71,14 +104,20 @@ class _Weighed(NamedTuple):
     """Logits, turned into weights.
 
     Attributes:
-      weights: `[V]` float32 >= 0: `distribution` before it is divided by its sum, if not greedy.
-      largest: `[V]` float32, 1 at the largest logits, else 0; NaN if one is.
+      weights: `[V]` float32 >= 0: `distribution` before it is divided by its sum, if not greedy;
+        NaN where a logit is.
+      largest: `[V]` float32, 1 at the largest logits, else 0; NaN where a logit is.
       greedy: bool scalar.
     """
 
     weights: Array
     largest: Array
     greedy: Array
+
+    @property
+    def chosen(self) -> Array:
+        """What a token is drawn by: `largest` if greedy, else `weights`."""
+        return jnp.where(self.greedy, self.largest, self.weights)
 
 
 def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
@@ -93,42 +132,42 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
     # What would be 0 after the division by the sum is 0 before it: both then say the same of what
     # can be drawn. So are -inf logits at a huge temperature, where XLA computes inf * 0.
-    weights = jnp.where(weights >= TINY * logits.size, weights, 0.0)
+    weights = jnp.where((weights < TINY * logits.size) | jnp.isinf(distance), 0.0, weights)
     if sampling.top_k is not None or sampling.top_p is not None:
         rank = _descending_bits(logits)
     if sampling.top_k is not None:
         weights = _keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
     if sampling.top_p is not None:
         weights = _keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
-    largest = jnp.where(jnp.isnan(top), top, is_top.astype(jnp.float32))
+    # A maximum may pass NaN over (XLA's are fast, not careful): a sum does not.
+    largest = jnp.where(jnp.isnan(logits), logits, is_top.astype(jnp.float32))
     return _Weighed(weights, largest, greedy)
 
 
 def _probs(weighed: _Weighed, mass: Array, first: Array) -> Array:
-    """`distribution`, from the sum of the weights and the first of the largest logits."""
+    """`distribution`, from the sum of what is chosen by and the first of the largest logits."""
     place = np.arange(weighed.weights.size, dtype=np.int32)
-    # NaN stays NaN: times 0 at other places.
-    one_hot = jnp.where(place == first, weighed.largest, 0.0 * weighed.largest)
+    one_hot = jnp.where(jnp.isnan(mass), mass, (place == first).astype(jnp.float32))
     return jnp.where(weighed.greedy, one_hot, weighed.weights / mass)
 
 
-def _reduced_apart(weights: Array, largest: Array) -> tuple[Array, Array]:
-    """The sum of the weights, and the first of the largest logits."""
-    place = np.arange(weights.size, dtype=np.int32)
+def _reduced_apart(chosen: Array, largest: Array) -> tuple[Array, Array]:
+    """The sum of what is chosen by, and the first of the largest logits."""
+    place = np.arange(chosen.size, dtype=np.int32)
     # Not argmax, which reduces pairs and takes five times as long on CPUs.
-    return total(weights), jnp.min(jnp.where(largest == 1.0, place, weights.size))
+    return total(chosen), jnp.min(jnp.where(largest == 1.0, place, chosen.size))
 
 
-def _reduced(weights: Array, largest: Array) -> tuple[Array, Array]:
+def _reduced(chosen: Array, largest: Array) -> tuple[Array, Array]:
     """`_reduced_apart` in one pass, which XLA on TPUs does not make of two sums by itself."""
-    place = lax.iota(jnp.int32, weights.size)
-    first = jnp.where(largest == 1.0, place, weights.size)
+    place = lax.iota(jnp.int32, chosen.size)
+    first = jnp.where(largest == 1.0, place, chosen.size)
 
     def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         return a[0] + b[0], lax.min(a[1], b[1])
 
-    start = (np.float32(0.0), np.int32(weights.size))
-    return tuple(lax.reduce((weights, first), start, join, (0,)))
+    start = (np.float32(0.0), np.int32(chosen.size))
+    return tuple(lax.reduce((chosen, first), start, join, (0,)))
 
 
 def confidence(logits: Array) -> Array:
@@ -174,6 +213,12 @@ def draw(weights: Array, uniform: Array) -> Array:
     weights = _vector("weights", weights)
     if weights.dtype != jnp.float32:
         raise ValueError(f"weights must be float32, got {weights.dtype}")
+    if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
+        return _draw(weights, uniform)
+    return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=_draw)
+
+
+def _draw(weights: Array, uniform: Array) -> Array:
     return _descend(_levels(weights), uniform, weights.size)
 
 

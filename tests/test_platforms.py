@@ -1,5 +1,7 @@
 """What is computed otherwise on TPUs gives the same."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,15 +49,23 @@ def test_a_draw_is_the_same(vocab, temperature):
         there, tokens_there = jax.jit(lambda *x: drawn(*x))(logits, uniforms)
         law_there = jax.jit(lambda x: law(x))(logits)
     np.testing.assert_allclose(there, probs, rtol=5e-6)
-    np.testing.assert_allclose(law_there, probs, rtol=5e-6)
+    # On a CPU the joint reduction goes one by one.
+    np.testing.assert_allclose(law_there, probs, rtol=5e-5)
     # Sums round otherwise: a uniform beside an edge may fall on its other side.
     assert (np.asarray(tokens) == tokens_there).mean() > (0.98 if temperature else 0.999)
 
 
-def test_nan_is_told_on_tpus_too():
-    logits = np.array([[0.0, np.nan, 1.0], [0.0, 2.0, 1.0]], np.float32)
-    with platforms.as_on_tpus():
-        for temperature in (0.0, 1.0):
-            one = lambda x: sampling.drawn(x, Sampling(temperature), jnp.zeros(1))[0]  # noqa: B023, E731
-            for probs in (jax.vmap(one)(logits), sampling.distribution(logits[0], Sampling(0.0))):
-                assert np.isnan(np.asarray(probs).reshape(-1, 3)[0]).all()
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab", [3, 600, 5000])
+@pytest.mark.parametrize("there", [False, True])
+def test_one_nan_is_told(there, vocab, temperature):
+    logits = random(8, vocab)
+    logits[3, 1] = np.nan
+    uniforms = np.full((8, sampling.num_uniforms(vocab)), 0.5, np.float32)
+    with platforms.as_on_tpus() if there else contextlib.nullcontext():
+        law = jax.jit(jax.vmap(lambda x: sampling.distribution(x, Sampling(temperature))))(logits)
+        drawn = jax.vmap(lambda *x: sampling.drawn(x[0], Sampling(temperature), x[1])[0])
+        drawn = jax.jit(drawn)(logits, uniforms)
+    for probs in (law, drawn):
+        assert (np.isnan(probs).all(axis=1) == (np.arange(8) == 3)).all()
+        assert np.isnan(probs).any(axis=1).sum() == 1

@@ -1,0 +1,84 @@
+"""The kernels of draws against the plain code, in Pallas' interpreter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import sampling
+from specjax.kernels import draw
+from specjax.sampling import num_uniforms
+from specjax.types import Sampling
+
+_SMALL = [(1, 513), (3, 640), (8, 1000), (9, 700)]
+_LARGE = [(8, 32128), (2, 128 * 128), (3, 128 * 128 + 5), (9, 70000)]
+
+
+def _inputs(rows: int, vocab: int):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((rows, vocab)) * rng.choice([0.1, 1.0, 8.0], (rows, 1))
+    logits[rng.random(logits.shape) < 0.3] = -np.inf
+    temperature = rng.choice([1.0, 0.5, 0.0, 2.0, 1e-3], rows)
+    uniforms = rng.random((rows, num_uniforms(vocab)))
+    return tuple(x.astype(np.float32) for x in (logits, temperature, uniforms))
+
+
+def _check(logits, temperature, uniforms):
+    """All three kernels."""
+    logits, temperature, uniforms = map(jnp.asarray, (logits, temperature, uniforms))
+    plain = jax.vmap(lambda x, t, u: sampling._drawn(x, Sampling(t), u))
+    probs, tokens = jax.jit(plain)(logits, temperature, uniforms)
+    got = draw.drawn(logits, temperature, uniforms, interpret=True)
+    np.testing.assert_allclose(got[0], probs, rtol=3e-5, atol=1e-37)
+    np.testing.assert_array_equal(got[1], tokens)
+    again = draw.distribution(logits, temperature, interpret=True)
+    np.testing.assert_array_equal(again, got[0])
+    tokens = jax.jit(jax.vmap(sampling._draw))(3.0 * probs, uniforms)
+    got = draw.draw_by_weights(3.0 * probs, uniforms, interpret=True)
+    np.testing.assert_array_equal(got, tokens)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), _SMALL)
+def test_equal_the_plain_code(rows, vocab):
+    _check(*_inputs(rows, vocab))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("rows", "vocab"), _LARGE)
+def test_equal_the_plain_code_at_large_vocabularies(rows, vocab):
+    _check(*_inputs(rows, vocab))
+
+
+def test_edges():
+    logits, temperature, uniforms = _inputs(8, 900)
+    temperature[:] = [1, 0, 1, 0, 0, 1, 1, 0.7]
+    logits[:2] = -np.inf  # nothing can be drawn
+    logits[2:4] = np.nan
+    logits[4, [700, 899]] = 50.0  # a tie
+    logits[5, 899] = np.inf
+    logits[6] = -np.inf
+    logits[6, 899] = -1e38  # the last token alone
+    uniforms[6:] = 0.0
+    uniforms[7] = np.nextafter(np.float32(1.0), np.float32(0.0))
+    _check(logits, temperature, uniforms)
+
+
+@pytest.mark.exhaustive
+def test_each_level_of_three_is_drawn_by_its_own_uniform():
+    logits, temperature, uniforms = _inputs(1, 65537)
+    logits[:] = 0.0
+    temperature[:] = 1.0
+    for uniform in ([0.0, 0.5, 0.999], [0.6, 0.001, 0.3]):
+        uniforms[0] = uniform
+        _check(logits, temperature, uniforms)
+
+
+def test_no_weight_draws_token_0():
+    uniforms = jnp.full((2, 2), 0.5)
+    tokens = draw.draw_by_weights(jnp.zeros((2, 600)), uniforms, interpret=True)
+    np.testing.assert_array_equal(tokens, 0)
+
+
+def test_vocabularies():
+    assert not draw.suits(512) and draw.suits(513) and draw.suits(262_144)
+    assert not draw.suits(3_000_000)
