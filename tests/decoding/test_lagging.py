@@ -231,3 +231,37 @@ def test_rounds_that_cannot_nest_are_refused():
     same = drafting.NeuralDrafter(whole.MODEL, 2, name="verifier")
     with pytest.raises(ValueError, match="models of a round must have different names"):
         decoding.Round(whole.MODEL, same, VERIFICATIONS["Token"])
+
+
+@pytest.mark.parametrize(("name", "rule_name"), [("Block", "Lossless"), ("Token", "TokenV2")])
+def test_the_law_of_a_drafter_that_catches_up(name, rule_name):
+    """A block that stands leaves its last token to the first step of the next draft."""
+    copies, rule = 7000, RULES[rule_name]
+    drafter = drafting.NeuralDrafter(whole.MODEL, 2, catches_up=True)
+    method = decoding.Speculative(whole.MODEL, drafter, VERIFICATIONS[name], eos_ids=(whole.EOS,))
+    _check(whole.sample(method, rule, copies), rule, copies)
+
+
+@pytest.mark.parametrize("rule_name", ["Lossless", "OPT"])
+def test_who_catches_up_writes_the_same_in_fewer_passes(rule_name):
+    t, rounds = tiny("llama"), {}
+    for catches_up in (False, True):
+        drafter = drafting.NeuralDrafter(t.model, 3, catches_up=catches_up)
+        method = decoding.Speculative(t.model, drafter)
+        params = pair(t.params, t.params, RULES[rule_name])
+        prompts = PromptBatch(
+            np.arange(20, dtype=np.int32).reshape(4, 5),
+            np.array([5, 1, 3, 5]),
+            ids=np.arange(4),
+            seeds=np.zeros(4, np.uint32),
+            limits=np.full(4, 14),
+            sampling=sampling.Sampling(),
+        )
+        state = method.init(params, prompts, max_new=14)
+        rounds[catches_up] = method.run(params, state, 100)
+    first, second = rounds[False], rounds[True]
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+    passes = [int(x.info.calls["drafter"].sum()) for x in (first, second)]
+    # The same model drafts and verifies: every block stands, and owes a pass.
+    saved = int(second.info.deferrals.sum()) if rule_name == "Lossless" else 0
+    assert passes[0] - passes[1] == saved

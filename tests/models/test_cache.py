@@ -199,3 +199,20 @@ def test_the_cache_names_its_axes():
     )
     assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(cache))
     assert cache.max_length() == 32
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ways", "layout"),
+    [
+        ((12, 12, 64), 1, (12, True)),  # T5 base: few heads, all in one vector
+        ((12, 12, 64), 4, (3, True)),
+        ((6, 6, 64), 4, (6, True)),  # not split
+        ((64, 64, 64), 1, (2, True)),  # T5 XXL: as many as fill the lanes
+        ((32, 8, 64), 1, (2, True)),  # Llama 3.2 1B
+        ((32, 8, 128), 1, (1, True)),  # Llama 3 8B
+        ((16, 8, 256), 2, (1, True)),  # Gemma 2 9B
+    ],
+)
+def test_layouts_for_tpus(sizes, ways, layout):
+    assert cache_lib.layout_for("tpu", *sizes, ways) == layout
+    assert cache_lib.layout_for("cpu", *sizes, ways) == cache_lib.CacheLayout()

@@ -9,6 +9,7 @@ import pytest
 
 from specjax.models import attention
 from specjax.models import cache as cache_lib
+from specjax.types import Extended
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
 from tests.variants import variants
 
@@ -52,6 +53,47 @@ def worst_error(t, extend=None, widths=range(1, MAX_BLOCK + 1), seed=5):
 @pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_logits_equal_the_full_forward_pass(name):
     assert worst_error(tiny(name)) <= 1e-5
+
+
+def _on_tpu(name):
+    t = tiny(name)
+    model = t.model.for_devices("tpu")
+    assert model.layout.by_position
+    return t._replace(
+        model=model,
+        prefill=quick_jit(model.prefill, static_argnums=3),
+        extend=quick_jit(model.extend),
+    )
+
+
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
+def test_logits_equal_the_full_forward_pass_in_the_layout_of_tpus(name):
+    """Heads share vectors; a block is written before it is read, or, in `score`, read apart."""
+    t = _on_tpu(name)
+    assert worst_error(t) <= 1e-5
+    model = t.model
+
+    def apart(params, cache, tokens, positions):
+        logits, hidden, updates = model.score(params, cache, tokens, positions)
+        return Extended(logits, hidden, model.write(cache, updates, positions))
+
+    assert worst_error(t, quick_jit(apart)) <= 1e-5
+
+
+def test_the_comparison_sees_wrong_lanes(monkeypatch):
+    t = _on_tpu("t5_v1_1")
+    assert t.model.layout.heads > 1
+    every = lambda heads, width: jnp.ones((heads, 1, heads * width), bool)  # noqa: E731
+    monkeypatch.setattr(attention, "_own_lanes", every)
+    assert worst_error(t, quick_jit(lambda *args: t.model.extend(*args)), [MAX_BLOCK]) > 1e-3
+
+
+def test_the_comparison_sees_a_block_that_is_not_written(monkeypatch):
+    t = _on_tpu("t5_v1_1")
+    monkeypatch.setattr(
+        attention, "write_layer", lambda at, layout, keys, values, *new: (keys, values)
+    )
+    assert worst_error(t, quick_jit(lambda *args: t.model.extend(*args)), [MAX_BLOCK]) > 1e-3
 
 
 def _forgets_rollback(self, length, window=None):
