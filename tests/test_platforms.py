@@ -69,3 +69,22 @@ def test_one_nan_is_told(there, vocab, temperature):
     for probs in (law, drawn):
         assert (np.isnan(probs).all(axis=1) == (np.arange(8) == 3)).all()
         assert np.isnan(probs).any(axis=1).sum() == 1
+
+
+@pytest.mark.parametrize("kind", ["counts", "masses"])
+def test_a_threshold_is_the_same(kind):
+    rng = np.random.default_rng(3)
+    rank = rng.integers(0, 2**32, (40, 300), np.uint32)
+    rank[:, 100:120] = rank[:, :1]  # ties
+    rank[0, :2] = 0, 2**32 - 1
+    if kind == "counts":
+        values, wanted = np.ones(rank.shape, np.int32), rng.integers(1, 302, 40).astype(np.int32)
+    else:
+        values = rng.integers(0, 8, rank.shape).astype(np.float32)  # exact in any order
+        wanted = (rng.random(40) * 1.05 * values.sum(1)).astype(np.float32)
+    found, expected = (
+        jax.jit(jax.vmap(edge))(rank, values, wanted)
+        for edge in (sampling._edge_by_sixteenths, sampling._edge_by_halves)
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert (np.asarray(expected) == 2**32 - 1).any() and len(set(expected.tolist())) > 20

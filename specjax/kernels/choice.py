@@ -16,6 +16,8 @@ from specjax.types.language_model import Array
 def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     """`plain(*args)`; under `jax.vmap` in a program for one TPU, `kernel` for all rows at once.
 
+    Rows may share numbers, such as a temperature; where they share a vector, `plain` is compiled.
+
     XLA does not split a kernel over the devices of a mesh: where it would have to, and on other
     platforms, `plain` is compiled. Inside of a `jax.shard_map` over all axes of a mesh each device
     has its own arrays, and runs the kernel.
@@ -84,6 +86,10 @@ def _on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def _batch(args: Any, dims: Any, *, axes: int, **params: Any) -> Any:
+    if any(dim is None and x.ndim > axes for x, dim in zip(args, dims, strict=True)):
+        # A vector that all rows share would be copied for each.
+        out = jax.vmap(_mapped(params["plain"], axes), in_axes=tuple(dims))(*args)
+        return out, [0] * len(out)
     (size,) = {x.shape[dim] for x, dim in zip(args, dims, strict=True) if dim is not None}
 
     def leading(x: Array, dim: Any) -> Array:
