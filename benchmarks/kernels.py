@@ -5,7 +5,8 @@ kernel. Nothing runs: an estimate is no measurement. Of each program there are t
 at the chip's clock, as if its operations ran one after the other:
 
 - `xla`: the estimates in the program's text, which charge most small operations some 1,800 cycles.
-  That of a kernel stands there only while libtpu simulates: it is the simulation's.
+  Gathers have none, and count as nothing. That of a kernel is the simulation's, at least the time
+  of its arrays in main memory.
 - `sim`: libtpu's simulation of the final instructions. It lets main memory be read and written at
   once, each at full speed: an operation counts at least the time of its arrays there, and the
   program that of all of them, with the copies that run beside it. At most gathers the simulator
