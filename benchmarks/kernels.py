@@ -1,0 +1,196 @@
+"""What a TPU's compiler says of the kernels of `specjax.kernels.draw`, and of what they stand for.
+
+Each operation is compiled twice as a program of its own: as plain code, vmapped over rows, and as a
+kernel. Nothing runs: an estimate is no measurement. Of each program there are two, in microseconds
+at the chip's clock, as if its operations ran one after the other:
+
+- `xla`: the estimates in the program's text, which charge most small operations some 1,800 cycles.
+  Gathers have none, and count as nothing. That of a kernel is the simulation's, at least the time
+  of its arrays in main memory.
+- `sim`: libtpu's simulation of the final instructions. It lets main memory be read and written at
+  once, each at full speed: an operation counts at least the time of its arrays there, and the
+  program that of all of them, with the copies that run beside it. At most gathers the simulator
+  ends the process: "-".
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks import command
+from benchmarks.predicted import CHIPS
+from benchmarks.tpu.estimates import executed
+from benchmarks.tpu.topologies import TPUS, mesh_of
+from specjax import sampling
+from specjax.cli.bench.pairs import check_positive
+from specjax.cli.bench.report import Report
+from specjax.compiled import Program, parse
+from specjax.kernels import draw
+from specjax.types import Sampling
+
+HELP = "estimated microseconds of the TPU kernels for softmax and draws, and of the plain code"
+
+# Plain code for one row, the kernel for many, and what both read: see `_compile`.
+OPERATIONS: dict[str, tuple[Any, Any, str]] = {
+    "drawn": (lambda x, t, u: sampling._drawn(x, Sampling(t), u), draw.drawn, "xtu"),
+    "draw": (sampling._draw, draw.draw_by_weights, "xu"),
+    "distribution": (lambda x, t: sampling._distribution(x, Sampling(t)), draw.distribution, "xt"),
+}
+_FORMS = PLAIN, KERNEL = ("plain", "kernel")
+
+
+class Case(NamedTuple):
+    """A name of `OPERATIONS`, one of `TPUS`, B rows and V numbers in each."""
+
+    operation: str
+    chip: str
+    rows: int
+    vocabulary: int
+
+
+def simulated(text: str) -> dict[str, int]:
+    """Operation -> cycles, from a textproto of libtpu's simulation."""
+    pattern = r'hlo_op_name:\s*"([^"]*)"\s+estimated_cycles:\s*(\d+)'
+    return {name: int(cycles) for name, cycles in re.findall(pattern, text)}
+
+
+def cycles_of(
+    program: Program, profile: Mapping[str, int], rate: float
+) -> tuple[float, float | None]:
+    """XLA's estimate and the simulation of a program, in cycles.
+
+    Args:
+      program: a compiled program.
+      profile: operation -> simulated cycles.
+      rate: bytes that the chip's main memory moves in a cycle.
+
+    Returns:
+      Both; None for the simulation if it lacks an operation.
+    """
+    known = {one.name: one for block in program.computations.values() for one in block}
+    xla, sim, moved, whole = 0.0, 0.0, 0.0, True
+    for item in executed(program, 1, loop=False):
+        one = item.instruction
+        moved += item.moved
+        if one.cycles is None and one.name not in profile:
+            continue
+        arrays = [array for name in one.operands if name in known for array in known[name].arrays]
+        size = sum(array.padded_nbytes for array in (*arrays, *one.arrays) if array.space == 0)
+        moved += item.times * size
+        whole &= one.name in profile
+        sim += item.times * max(profile.get(one.name, 0), size / rate)
+        xla += max(item.cycles, item.times * size / rate if one.target else 0)
+    return xla, max(sim, moved / rate) if whole else None
+
+
+def _compile(case: Case, form: str, simulate: bool, folder: Path) -> None:
+    """Writes the program and its profile; for a process of its own."""
+    os.dup2(os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY), 2)
+    if simulate:
+        flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+        os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_jf_dump_static_llo_profile_to={folder}"
+    jax.config.update("jax_enable_compilation_cache", False)  # what it holds is not simulated
+    where = NamedSharding(mesh_of(case.chip, 1, 1), PartitionSpec())
+    plain, kernel, names = OPERATIONS[case.operation]
+    uniforms = sampling.num_uniforms(case.vocabulary)
+    shapes = {"x": (case.vocabulary,), "t": (), "u": (uniforms,)}
+    args = [
+        jax.ShapeDtypeStruct((case.rows, *shapes[name]), jnp.float32, sharding=where)
+        for name in names
+    ]
+    code = jax.vmap(plain) if form == PLAIN else kernel
+    text = jax.jit(code).lower(*args).compile().as_text()
+    assert text is not None, "libtpu's programs have a text"
+    (folder / "program").write_text(text)
+
+
+def _measured(
+    case: Case, form: str, simulate: bool, seconds: float
+) -> tuple[tuple[float | None, float | None], str]:
+    """Both estimates in microseconds; why there is none, else ""."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        process = multiprocessing.get_context("spawn").Process(
+            target=_compile, args=(case, form, simulate, folder)
+        )
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return (None, None), f"stopped after {seconds:g} s"
+        if process.exitcode:
+            said = (folder / "stderr").read_text(errors="replace")
+            found = re.search(r"Static LLO profiling .*|^[\w.]+Error: .*", said, re.MULTILINE)
+            return (None, None), found[0] if found else f"exit status {process.exitcode}"
+        profile: dict[str, int] = {}
+        for file in folder.glob("*.textproto"):
+            profile |= simulated(file.read_text())
+        hertz = TPUS[case.chip].hertz
+        program = parse((folder / "program").read_text())
+        xla, sim = cycles_of(program, profile, CHIPS[case.chip].bandwidth / hertz)
+    return (1e6 * xla / hertz, None if sim is None else 1e6 * sim / hertz), ""
+
+
+def _row(case: Case, seconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Both forms of an operation, and what failed."""
+    row: dict[str, Any] = case._asdict()
+    notes, found = [], {}
+    for form in _FORMS:
+        what = f"{form} {case.operation}, {case.chip}, {case.rows} x {case.vocabulary}"
+        print(f"benchmarks.kernels: {what}", file=sys.stderr, flush=True)
+        found[form], why = _measured(case, form, True, seconds)
+        if why and form == PLAIN:  # a kernel has no estimate but the simulation
+            notes.append(f"{what} is not simulated: {why}")
+            found[form], why = _measured(case, form, False, seconds)
+        if why:
+            notes.append(f"{what} fails: {why}")
+    for i, kind in enumerate(("xla", "sim")):
+        plain, kernel = found[PLAIN][i], found[KERNEL][i]
+        row |= {f"plain_{kind}_us": plain, f"kernel_{kind}_us": kernel}
+        row[f"ratio_{kind}"] = plain / kernel if plain and kernel else None
+    return row, notes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is compiled, and for what."""
+    names = list(OPERATIONS)
+    parser.add_argument("--operations", nargs="+", default=names, choices=names)
+    parser.add_argument("--chips", nargs="+", default=["v5e"], choices=list(TPUS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[8], help="B")
+    parser.add_argument(
+        "--vocabularies", type=int, nargs="+", default=[32128, 128256, 256000], help="V"
+    )
+    parser.add_argument("--seconds", type=int, default=300, help="the limit of each compilation")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Compiles everything that is asked for; a row for each operation."""
+    check_positive(args, "rows", "vocabularies", "seconds")
+    if unsuited := [size for size in args.vocabularies if not draw.suits(size)]:
+        raise ValueError(f"--vocabularies must be such that kernels take, got {unsuited}")
+    mesh_of(args.chips[0], 1, 1)  # says if libtpu is missing
+    cases = itertools.product(args.operations, args.chips, args.rows, args.vocabularies)
+    made = [_row(Case(*case), args.seconds) for case in cases]
+    notes = [note for _, failed in made for note in failed]
+    return Report([row for row, _ in made], list(made[0][0]), notes)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m benchmarks.kernels`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
