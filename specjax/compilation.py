@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE
 
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 # Products by themselves alone.
@@ -59,9 +60,9 @@ def _known(**options: Any) -> bool:
     return True
 
 
-def _backend_of(args: tuple[Any, ...]) -> str:
-    """The platform of the first argument that has a place; else the default one."""
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+def _backend_of(leaves: list[Any]) -> str:
+    """The platform of the first of them that has a place; else the default one."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
     placed = next((where for where in shardings if where is not None), None)
     return jax.default_backend() if placed is None else next(iter(placed.device_set)).platform
 
@@ -83,14 +84,17 @@ class Jitted:
             lambda backend: jax.jit(fun, compiler_options=options(backend), **settings)
         )
 
-    def _jitted(self, args: tuple[Any, ...], backend: str) -> Any:
+    def _jitted(self, *given: Any) -> Any:
         # Within another program the options are that program's, and JAX refuses others.
-        traced = any(isinstance(arg, jax.core.Tracer) for arg in args)
-        return self._within if traced else self._alone(backend)
+        if unsafe_am_i_under_a_jit_DO_NOT_USE():
+            return self._within
+        leaves = jax.tree.leaves(given)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        return self._within if traced else self._alone(_backend_of(leaves))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of `jax.jit`."""
-        return self._jitted(args, jax.default_backend())(*args, **kwargs)
+        return self._jitted(args, kwargs)(*args, **kwargs)
 
     def num_programs(self) -> int:
         """How many programs the default backend has of it."""
@@ -99,11 +103,11 @@ class Jitted:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of `jax.jit`; shapes may have shardings on another machine's devices."""
-        return self._jitted(args, _backend_of(args)).trace(*args, **kwargs)
+        return self._jitted(args, kwargs).trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of `jax.jit`; see `trace`."""
-        return self._jitted(args, _backend_of(args)).lower(*args, **kwargs)
+        return self._jitted(args, kwargs).lower(*args, **kwargs)
 
 
 def jit(

@@ -5,6 +5,7 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -33,11 +34,13 @@ def vocabulary_ways() -> int:
 @contextlib.contextmanager
 def as_on_tpus() -> Iterator[None]:
     """While a program is traced: what is meant for TPUs, on any platform. Tests need it."""
+    jax.clear_caches()  # which do not know of it
     token = _as_on_tpus.set(True)
     try:
         yield
     finally:
         _as_on_tpus.reset(token)
+        jax.clear_caches()
 
 
 def by_platform(*args: Any, tpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
@@ -55,7 +58,7 @@ def entry(x: Array, index: Array) -> Array:
 
     Args:
       x: `[V]`.
-      index: int32 scalar in 0 .. V - 1.
+      index: int32 scalar in 0 .. V - 1; outside, anything is returned.
 
     Returns:
       A scalar.
@@ -78,7 +81,7 @@ def row(x: Array, index: Array) -> Array:
 
     Args:
       x: `[N, V]`.
-      index: int32 scalar in 0 .. N - 1.
+      index: int32 scalar in 0 .. N - 1; outside, anything is returned.
 
     Returns:
       `[V]`.

@@ -6,7 +6,7 @@ Its order is fixed: temperature, then top-k, then top-p. All computations are fl
 Functions take one position; `jax.vmap` them over rows. V: vocabulary.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import lax
 
 from specjax import platforms
 from specjax.checks import check_scalars
+from specjax.filters import descending_bits, keep_top_k, keep_top_p
 from specjax.kernels import draw as draw_kernels
 from specjax.kernels.choice import on_one_tpu
 from specjax.platforms import by_platform
@@ -44,7 +45,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     return on_one_tpu(
         *_unfiltered(logits, sampling),
         kernel=draw_kernels.distribution,
-        plain=lambda logits, temperature: _distribution(logits, Sampling(temperature)),
+        plain=_distribution_at,
     )
 
 
@@ -59,10 +60,18 @@ def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
     return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
 
 
+def _distribution_at(logits: Array, temperature: Array) -> Array:
+    return _distribution(logits, Sampling(temperature))
+
+
+def _drawn_at(logits: Array, temperature: Array, uniform: Array) -> tuple[Array, Array]:
+    return _drawn(logits, Sampling(temperature), uniform)
+
+
 def _distribution(logits: Array, sampling: Sampling) -> Array:
     weighed = _weighed(logits, sampling)
-    forms = {"tpu": _reduced, "default": _reduced_apart}
-    mass, first = by_platform(weighed.chosen, weighed.largest, **forms)
+    given = weighed.chosen, weighed.largest
+    mass, first = by_platform(*given, tpu=_reduced, default=_reduced_apart)
     return _probs(weighed, mass, first)
 
 
@@ -87,7 +96,7 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Arr
         *_unfiltered(logits, sampling),
         uniform,
         kernel=draw_kernels.drawn,
-        plain=lambda logits, temperature, *rest: _drawn(logits, Sampling(temperature), *rest),
+        plain=_drawn_at,
     )
 
 
@@ -134,11 +143,11 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     # can be drawn. So are -inf logits at a huge temperature, where XLA computes inf * 0.
     weights = jnp.where((weights < TINY * logits.size) | jnp.isinf(distance), 0.0, weights)
     if sampling.top_k is not None or sampling.top_p is not None:
-        rank = _descending_bits(logits)
+        rank = descending_bits(logits)
     if sampling.top_k is not None:
-        weights = _keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
+        weights = keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
     if sampling.top_p is not None:
-        weights = _keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
+        weights = keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
     # A maximum may pass NaN over (XLA's are fast, not careful): a sum does not.
     largest = jnp.where(jnp.isnan(logits), logits, is_top.astype(jnp.float32))
     return _Weighed(weights, largest, greedy)
@@ -158,6 +167,7 @@ def _reduced_apart(chosen: Array, largest: Array) -> tuple[Array, Array]:
     return total(chosen), jnp.min(jnp.where(largest == 1.0, place, chosen.size))
 
 
+@jax.custom_jvp
 def _reduced(chosen: Array, largest: Array) -> tuple[Array, Array]:
     """`_reduced_apart` in one pass, which XLA on TPUs does not make of two sums by itself."""
     place = lax.iota(jnp.int32, chosen.size)
@@ -168,6 +178,12 @@ def _reduced(chosen: Array, largest: Array) -> tuple[Array, Array]:
 
     start = (np.float32(0.0), np.int32(chosen.size))
     return tuple(lax.reduce((chosen, first), start, join, (0,)))
+
+
+@_reduced.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # A reduction of pairs has no derivative of its own in JAX.
+    return _reduced(*primals), (total(tangents[0]), np.zeros((), jax.dtypes.float0))
 
 
 def confidence(logits: Array) -> Array:
@@ -224,8 +240,10 @@ def _draw(weights: Array, uniform: Array) -> Array:
 
 def _levels(weights: Array) -> list[Array]:
     """The tree of sums, leaves first: nodes `[m, 128]`, and the root `[n]`."""
-    levels = [weights]
-    while levels[-1].size > _ROOT:
+    levels, size = [weights], weights.size
+    # As many as `num_uniforms` says, whatever is padded.
+    while size > _ROOT:
+        size = -(-size // _FAN_OUT)
         blocks = _blocks(levels[-1])
         levels[-1:] = [blocks, lax.optimization_barrier(jnp.sum(blocks, axis=1))]
     return levels
@@ -327,68 +345,6 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
     index = jnp.where(best < size, best, jnp.where(best < 2 * size, 2 * size - 1 - best, 0))
     before = jnp.where(index > 0, cumulative[jnp.maximum(index - 1, 0)], 0.0)
     return index, target - before
-
-
-def _descending_bits(logits: Array) -> Array:
-    """Integers that order floats from the largest (+inf) down; equal floats get equal integers."""
-    bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # -0 + 0 is 0
-    negative = bits >> 31 == 1
-    return jnp.where(negative, bits, ~(bits | jnp.uint32(1 << 31)))
-
-
-def _keep_top_k(weights: Array, rank: Array, k: Array) -> Array:
-    ones = jnp.ones(rank.shape, jnp.int32)
-    # The smallest threshold that keeps at least k tokens, without sorting the vocabulary.
-    return jnp.where(rank <= _edge(rank, ones, jnp.minimum(k, weights.size)), weights, 0.0)
-
-
-def _keep_top_p(weights: Array, rank: Array, p: Array) -> Array:
-    # Not below the least normal number, which devices take for 0: no token at all would reach it.
-    mass = jnp.maximum(p * total(weights), TINY)
-    # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
-    return jnp.where((rank <= _edge(rank, weights, mass)) | (p >= 1.0), weights, 0.0)
-
-
-def _edge(rank: Array, values: Array, wanted: Array) -> Array:
-    """The smallest bound up to which values sum up to what is wanted; if none, the largest uint32.
-
-    Args:
-      rank: `[V]` uint32.
-      values: `[V]`, non-negative: value i counts where `rank[i]` is at most the bound.
-      wanted: a scalar of their dtype.
-
-    Returns:
-      uint32 scalar.
-    """
-    return by_platform(rank, values, wanted, tpu=_edge_by_sixteenths, default=_edge_by_halves)
-
-
-def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:
-    """See `_edge`; 32 passes over the vocabulary."""
-
-    def halve(_, span):
-        low, high = span
-        middle = low + (high - low) // 2
-        hit = total(jnp.where(rank <= middle, values, jnp.zeros((), values.dtype))) >= wanted
-        return jnp.where(hit, low, middle + 1), jnp.where(hit, middle, high)
-
-    span = (jnp.uint32(0), jnp.uint32(0xFFFFFFFF))
-    return lax.fori_loop(0, 32, halve, span)[1]
-
-
-def _edge_by_sixteenths(rank: Array, values: Array, wanted: Array) -> Array:
-    """See `_edge`; eight passes with 15 bounds each, of which a TPU takes 1.5 times as long."""
-    none = np.zeros((), values.dtype)
-
-    def digit(i: Array, low: Array) -> Array:
-        width = jnp.uint32(1) << (28 - 4 * i).astype(jnp.uint32)
-        bounds = [low + np.uint32(j) * width - np.uint32(1) for j in range(1, 16)]
-        counted = tuple(jnp.where(rank <= bound, values, none) for bound in bounds)
-        sums = lax.reduce(counted, (none,) * 15, lambda x, y: jax.tree.map(jnp.add, x, y), (0,))
-        below = sum((x < wanted).astype(jnp.uint32) for x in sums)
-        return low + below * width
-
-    return lax.fori_loop(0, 8, digit, jnp.uint32(0))
 
 
 def _vector(name: str, x: Array) -> Array:

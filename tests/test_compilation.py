@@ -103,6 +103,15 @@ def test_a_call_within_another_program_is_a_part_of_it():
     jax.tree.map(np.testing.assert_array_equal, alone, within)
     doubled = jax.grad(lambda x: compilation.jit(lambda y: y**2)(x))(3.0)
     assert doubled == 6.0
+    tree = compilation.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree))
+    one = np.ones(2, np.float32)
+    for inside in (
+        lambda x: tree({"a": x})["a"],
+        lambda x: tree(tree={"a": x})["a"],
+        lambda x: tree({"a": one})["a"] * x,
+    ):
+        np.testing.assert_array_equal(jax.jit(inside)(one), 2 * one)
+        np.testing.assert_array_equal(jax.vmap(inside)(one[None]), 2 * one[None])
 
 
 def test_every_program_of_the_package_is_compiled_so():

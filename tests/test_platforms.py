@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import platforms, sampling
+from specjax import filters, platforms, sampling
 from specjax.types import Sampling
 
 
@@ -84,7 +84,13 @@ def test_a_threshold_is_the_same(kind):
         wanted = (rng.random(40) * 1.05 * values.sum(1)).astype(np.float32)
     found, expected = (
         jax.jit(jax.vmap(edge))(rank, values, wanted)
-        for edge in (sampling._edge_by_sixteenths, sampling._edge_by_halves)
+        for edge in (filters._edge_by_sixteenths, filters._edge_by_halves)
     )
     np.testing.assert_array_equal(found, expected)
     assert (np.asarray(expected) == 2**32 - 1).any() and len(set(expected.tolist())) > 20
+
+
+def test_rows_and_vocabulary_share_a_tile_in_programs_for_tpus():
+    traced = jax.jit(platforms.rows_in_tiles).trace(jnp.ones((2, 3, 5)))
+    there, here = (traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cpu"))
+    assert "LayoutConstraint" in there and "LayoutConstraint" not in here

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from specjax import sampling
+from specjax.kernels import choice
 from specjax.sampling import Sampling
 
 ONE_BELOW = np.float32(1.0) - np.finfo(np.float32).epsneg
@@ -281,3 +282,25 @@ def test_weights_and_uniforms_of_other_shapes_or_dtypes_are_refused():
         sampling.draw(jnp.ones((5,), jnp.bfloat16), jnp.float32(0.5))
     with pytest.raises(ValueError, match=r"uniform must be a scalar or \[2\] at V = 1000"):
         sampling.draw(jnp.ones((1000,)), jnp.zeros((3,)))
+
+
+@pytest.mark.parametrize("vocab", [100, 1000])
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_distributions_have_gradients_in_compiled_programs(vocab, top_p):
+    x, w = jnp.linspace(0.0, 1.0, vocab), jnp.arange(vocab, dtype=jnp.float32)
+
+    def mean(x):
+        return jnp.dot(sampling.distribution(x, Sampling(0.7, top_p=top_p)), w)
+
+    kept = sampling.distribution(x, Sampling(0.7, top_p=top_p)) > 0
+    softmax = lambda x: jax.nn.softmax(jnp.where(kept, x / 0.7, -jnp.inf))  # noqa: E731
+    want = jax.grad(lambda x: jnp.dot(softmax(x), w))(x)
+    np.testing.assert_allclose(jax.jit(jax.grad(mean))(x), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_distribution_compiles_once():
+    logits = jnp.linspace(0.0, 1.0, 1000)
+    sampling.distribution(logits, Sampling())
+    before = choice._plainly.num_programs()
+    sampling.distribution(logits, Sampling(0.5))
+    assert choice._plainly.num_programs() == before

@@ -14,7 +14,12 @@ from specjax.drafting.hierarchy import cascade, cascade_params, check_lengths
 from specjax.drafting.horizontal import HorizontalCascade, HorizontalCascadeState
 from specjax.drafting.lookup_first import LookupFirst, LookupFirstParams, LookupFirstState
 from specjax.drafting.max_gram import MaxGram, MaxGramState
-from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams, NeuralDrafterState
+from specjax.drafting.neural import (
+    NeuralDrafter,
+    NeuralDrafterParams,
+    NeuralDrafterState,
+    catches_up_on,
+)
 from specjax.drafting.ngrams import NGrams
 from specjax.drafting.oracle import GreedyOracle, agreeing_runs
 from specjax.drafting.stopping import FixedLength, check_policy
@@ -65,6 +70,7 @@ __all__ = [
     "agreeing_runs",
     "cascade",
     "cascade_params",
+    "catches_up_on",
     "check_lengths",
     "check_policy",
     "frequent_contexts",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from specjax.compilation import jit
 from specjax.types.language_model import Array
 
 
@@ -20,17 +21,18 @@ def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
 
     XLA does not split a kernel over the devices of a mesh: where it would have to, and on other
     platforms, `plain` is compiled. Inside of a `jax.shard_map` over all axes of a mesh each device
-    has its own arrays, and runs the kernel.
+    has its own arrays, and runs the kernel if `check_vma=False`.
 
     Args:
       *args: arrays of one row.
-      kernel: takes arrays with a leading axis of rows, and returns such arrays; a module's own
-        function, by which a program is recognised.
-      plain: what one row is given.
+      kernel: takes arrays with a leading axis of rows, and returns such arrays.
+      plain: takes those of one row. Both are functions of modules: they tell programs apart.
 
     Returns:
       What `plain` returns.
     """
+    if any(jax.typeof(x).mat.varying for x in args):
+        return plain(*args)  # JAX keeps account of what differs between devices in it
     leaves, tree = jax.tree.flatten(jax.eval_shape(plain, *args))
     out = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves)
     return jax.tree.unflatten(
@@ -102,8 +104,9 @@ def _batch(args: Any, dims: Any, *, axes: int, **params: Any) -> Any:
     return out, [0] * len(out)
 
 
+@functools.partial(jit, static_argnames=("kernel", "plain", "out", "axes"))
 def _plainly(*args: Array, plain: Callable[..., Any], axes: int, **_: Any) -> list[Array]:
-    return jax.jit(_mapped(plain, axes))(*args)
+    return _mapped(plain, axes)(*args)
 
 
 def _jvp(primals: Any, tangents: Any, *, plain: Callable[..., Any], axes: int, **_: Any) -> Any:

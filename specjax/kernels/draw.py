@@ -29,9 +29,13 @@ from specjax.types.language_model import Array
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
+# Eight rows of two arrays, each twice to read ahead, fit into `lanes`' part of VMEM.
+_MOST = 22 * LANES * LANES
+
+
 def suits(vocab_size: int) -> bool:
-    """Whether the kernels take this vocabulary: more than a draw's root, at most 2 million."""
-    return 512 < vocab_size <= LANES**3
+    """Whether the kernels take this vocabulary: more than a draw's root, at most 360,448."""
+    return 512 < vocab_size <= _MOST
 
 
 @traced_once
@@ -155,11 +159,11 @@ def _softmax(
     first = _weigh(logits_ref, weights_ref, sums_ref, largest, divisor, vocab)
     mass = jnp.sum(sums_ref[...], axis=1, keepdims=True)
     # The greedy rows are multiplied by zero, and their one is put in afterwards.
-    zero = jnp.where(jnp.isnan(largest), largest, 0.0)
+    zero = jnp.where(jnp.isnan(mass), mass, 0.0)
     place = first * LANES + lane(first)
     best = jnp.min(place, axis=1, keepdims=True)
     one = jnp.where(greedy & (place == best), first, -1)
-    best = jnp.where(jnp.isnan(largest), 0, best)
+    best = jnp.where(jnp.isnan(mass), 0, best)
     return _Softmax(jnp.where(greedy, zero, 1.0 / mass), one, greedy, best)
 
 
@@ -193,7 +197,7 @@ def _weigh(
     Returns:
       `[R, 128]` int32: in each lane the first tile with the largest logit there, or a tile past V.
     """
-    rate = -1.0 / temperature
+    rate = jnp.minimum(-1.0 / temperature, -_TINY)  # inf times it is never inf times 0
     none = jnp.full((logits_ref.shape[0], LANES), sums_ref.shape[1], jnp.int32)
     start = none, none, jnp.zeros(none.shape, jnp.float32)
 
@@ -201,9 +205,10 @@ def _weigh(
         first, inside, sums = carry
         logits = only(tile_of(logits_ref, chunk, within)[...], real, -jnp.inf)
         hit = logits == largest
-        # See `sampling._weights` for both conditions.
+        # See `sampling._weighed` for both conditions.
         weights = jnp.exp(jnp.where(hit, 0.0, (largest - logits) * rate))
-        weights = only(jnp.where(weights >= _TINY * vocab, weights, 0.0), real, 0.0)
+        # NaN stays, and so the sums tell of it; a maximum may pass it over.
+        weights = only(jnp.where(weights < _TINY * vocab, 0.0, weights), real, 0.0)
         tile_of(weights_ref, chunk, within)[...] = weights
         sums = jnp.where(lane(sums) == within, jnp.sum(weights, axis=1, keepdims=True), sums)
         return first, jnp.minimum(inside, jnp.where(hit, within, none)), sums

@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from specjax.compilation import jit
 from specjax.types.language_model import Array
 
 LANES, SUBLANES = 128, 8
@@ -20,7 +21,7 @@ LANES, SUBLANES = 128, 8
 _VMEM = 48 << 20
 
 # A kernel of 250 tiles takes a second to trace and lower, and stands in several branches.
-traced_once = functools.partial(jax.jit, static_argnames="interpret")
+traced_once = functools.partial(jit, static_argnames="interpret")
 
 
 def lane(x: Array) -> Array:

@@ -227,7 +227,10 @@ def write_layer(
     new_keys: Array,
     new_values: Array,
 ) -> tuple[Array, Array]:
-    """`write` for one layer, whatever the entries are."""
+    """`write` for one layer, whose entries are numbers: NaN becomes 0."""
+    # A mask is added, and NaN survives that: stale entries would be seen. The token's own logits
+    # are NaN all the same.
+    new_keys, new_values = (jnp.where(jnp.isnan(x), 0, x) for x in (new_keys, new_values))
     place = _places(positions, new_keys.shape[1 + layout.key_axis])
     return (
         _write_at(layout.key_axis, keys, new_keys, place),

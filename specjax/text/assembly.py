@@ -15,6 +15,7 @@ from specjax.drafting import (
     FixedLength,
     NeuralDrafter,
     NeuralDrafterParams,
+    catches_up_on,
     check_policy,
 )
 from specjax.rules import Budgeted, Lossless, check_rule
@@ -269,8 +270,7 @@ def _neural(
         stopping,
         min_draft,
         eos_ids=eos_ids,
-        # On a CPU two tokens take twice as long as one; elsewhere a pass waits for the weights.
-        catches_up=small.platform != "cpu",
+        catches_up=catches_up_on(small.platform),
     )
     return drafter, NeuralDrafterParams(small.prepared, own)
 

@@ -73,7 +73,7 @@ class TextModel:
     @property
     def platform(self) -> str:
         """Of the devices that hold its parameters: "cpu", "gpu" or "tpu"."""
-        return min(platforms_of(jax.tree.leaves(self.params)[0]))
+        return min(platforms_of(next(iter(jax.tree.leaves(self.params)), None)))
 
     @functools.cached_property
     def prepared(self) -> Params:

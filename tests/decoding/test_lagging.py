@@ -265,3 +265,22 @@ def test_who_catches_up_writes_the_same_in_fewer_passes(rule_name):
     # The same model drafts and verifies: every block stands, and owes a pass.
     saved = int(second.info.deferrals.sum()) if rule_name == "Lossless" else 0
     assert passes[0] - passes[1] == saved
+
+
+@pytest.mark.parametrize("catches_up", [False, True])
+def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
+    t, one = tiny("llama"), jnp.ones((1,), jnp.int32)
+    drafter = drafting.NeuralDrafter(t.model, 3, catches_up=catches_up)
+    params = drafting.NeuralDrafterParams(t.params)
+    state = drafter.prefill(params, jnp.array([[3, 4, 5]]), jnp.array([3]), 20)
+    for token in (7, 8, 9):  # another part drafted them
+        state = drafter.commit(state, jnp.array([[token]], jnp.int32), one)
+    last, settings = jnp.array([9], jnp.int32), sampling.Sampling(jnp.ones(1))
+    uniforms, active = jnp.zeros((1, drafter.num_uniforms)), jnp.array([True])
+    block, state = drafter.propose(
+        params, state, last, 0 * one, uniforms, settings, active, with_confidence=False
+    )
+    bonus, _ = drafter.bonus(params, state, last, block, settings, with_confidence=False)
+    logits = t.model.apply(t.params, jnp.array([[3, 4, 5, 7, 8, 9]]))[0, -1]
+    want = sampling.distribution(logits, sampling.Sampling(1.0))
+    np.testing.assert_allclose(bonus.probs[0], want, atol=1e-5)

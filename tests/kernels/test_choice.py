@@ -1,8 +1,11 @@
 """Kernels stand in programs for one TPU alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.kernels.choice import on_one_tpu
@@ -70,6 +73,10 @@ def test_a_mesh_has_plain_code_unless_its_devices_are_told_apart():
     x = jax.device_put(jnp.ones((4, 3)), NamedSharding(mesh, rows))
     text = _text(jax.vmap(_chosen), x)
     assert "hlo.sine" in text and "hlo.tan" not in text
-    apart = jax.shard_map(jax.vmap(_chosen), mesh=mesh, in_specs=rows, out_specs=(rows, rows))
-    text = _text(apart, x)
+    sharded = functools.partial(jax.shard_map, jax.vmap(_chosen), mesh=mesh, in_specs=rows)
+    text = _text(sharded(out_specs=(rows, rows), check_vma=False), x)
     assert "hlo.tan" in text and "hlo.sine" not in text
+    text = _text(sharded(out_specs=(rows, rows)), x)
+    assert "hlo.sine" in text and "hlo.tan" not in text
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.jit(sharded(out_specs=(PartitionSpec(), PartitionSpec())))(x)

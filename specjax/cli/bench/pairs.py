@@ -144,7 +144,10 @@ class Setup:
         policy = drafting.FixedLength() if policy is None else policy
         # As `Decoder` does it.
         ends = () if policy.is_fixed else self.eos_ids
-        drafter = drafting.NeuralDrafter(self.drafter, max_draft, policy, eos_ids=ends)
+        catches_up = drafting.catches_up_on(jax.default_backend())
+        drafter = drafting.NeuralDrafter(
+            self.drafter, max_draft, policy, eos_ids=ends, catches_up=catches_up
+        )
         return decoding.Speculative(
             self.verifier, drafter, Block(), widths=widths, eos_ids=self.eos_ids
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from specjax import Decoder, Pair
 from specjax.cli.bench.pairs import Setup
+from specjax.compilation import jit
 from specjax.types import Array, Params
 
 # Prefills in a row, so that the host's work for one is done during another.
@@ -63,7 +64,7 @@ def call_start(
 def _prefills(setup: Setup, rows: int, length: int) -> Callable[[], float]:
     """A function that takes prompts in with both models, and returns the seconds of that."""
 
-    @jax.jit
+    @jit
     def prefill(params: tuple[Params, Params], inputs: Array, lengths: Array) -> Any:
         models = (setup.verifier, setup.drafter)
         both = [m.prefill(p, inputs, lengths, length) for m, p in zip(models, params, strict=True)]

@@ -166,6 +166,10 @@ class DecoderOnlyT5(Model):
 
     config: DecoderOnlyT5Config
 
+    def for_devices(self, platform: str, ways: int = 1) -> "DecoderOnlyT5":
+        """Itself: its cache has one layout."""
+        return self
+
     @property
     def network(self) -> _Network:
         """The flax.linen module."""

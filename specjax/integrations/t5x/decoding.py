@@ -21,7 +21,13 @@ from specjax.decoding import (
     Speculative,
 )
 from specjax.decoding.checks import check_strengths
-from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams, check_policy
+from specjax.drafting import (
+    FixedLength,
+    NeuralDrafter,
+    NeuralDrafterParams,
+    catches_up_on,
+    check_policy,
+)
 from specjax.integrations.t5x.call import Call
 from specjax.integrations.t5x.sharding import constrain
 from specjax.rules import Lossless
@@ -212,7 +218,12 @@ def method_of(
         # A draft of a fixed length goes on: rows then do not depend on each other's passes.
         ends = () if stopping.is_fixed else eos_ids
         proposer = NeuralDrafter(
-            drafter, decoding.max_draft, stopping, decoding.min_draft, eos_ids=ends
+            drafter,
+            decoding.max_draft,
+            stopping,
+            decoding.min_draft,
+            eos_ids=ends,
+            catches_up=catches_up_on(jax.default_backend()),
         )
     verification = Block() if decoding.verification is None else decoding.verification
     method = Speculative(verifier, proposer, verification, eos_ids=eos_ids)
