@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +12,43 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax.types.language_model import Array
 
+
+class _Target(NamedTuple):
+    """Attributes: how arrays are spread, a `Partitioner`; None for one device."""
+
+    partitioner: Any
+
+
 _as_on_tpus: contextvars.ContextVar[bool] = contextvars.ContextVar("as_on_tpus", default=False)
-_ways: contextvars.ContextVar[int] = contextvars.ContextVar("ways", default=1)
+# None where nobody has said so, as in a caller's own program.
+_target: contextvars.ContextVar[_Target | None] = contextvars.ContextVar("target", default=None)
 
 
 @contextlib.contextmanager
-def vocabulary_over(ways: int) -> Iterator[None]:
-    """While a program is traced: over how many devices the axis of the vocabulary is split."""
-    token = _ways.set(ways)
+def compiled_for(partitioner: Any) -> Iterator[None]:
+    """While a program is traced: over which devices it is spread.
+
+    Args:
+      partitioner: a `specjax.partitioning.Partitioner`, or None for one device.
+    """
+    token = _target.set(_Target(partitioner))
     try:
         yield
     finally:
-        _ways.reset(token)
+        _target.reset(token)
 
 
 def vocabulary_ways() -> int:
-    """Over how many devices the vocabulary of the program that is traced is split."""
-    return _ways.get()
+    """Over how many devices the vocabulary of the program that is traced is split; 1 if unknown."""
+    target = _target.get()
+    return 1 if target is None or target.partitioner is None else target.partitioner.ways("vocab")
+
+
+def is_special() -> bool:
+    """Whether what is traced is for several devices, or what TPUs compute on any platform."""
+    target = _target.get()
+    part = None if target is None else target.partitioner
+    return _as_on_tpus.get() or (part is not None and part.mesh.size > 1)
 
 
 @contextlib.contextmanager
@@ -100,15 +120,34 @@ def row_by_mask(x: Array, index: Array) -> Array:
     return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
 
 
-def laid_out(x: Array, order: tuple[int, ...]) -> Array:
+def laid_out(
+    x: Array, order: tuple[int, ...], names: tuple[str | None, ...] | None = None
+) -> Array:
     """`x`, whose axes lie on TPUs in this order, the last one in lanes.
 
-    Left alone, XLA chooses for the whole loop what suits one operation in it best.
+    Left alone, XLA chooses for the whole loop what suits one operation in it best. It does not
+    split a layout over a mesh, so there each device fixes that of its own part.
+
+    Args:
+      x: any array.
+      order: its axes, the outermost first.
+      names: the logical names of its axes; None leaves it alone on a mesh.
     """
 
     def constrain(x: Array) -> Array:
         return with_layout_constraint(x, Layout(order))
 
+    target = _target.get()
+    if target is None:
+        return x
+    part = target.partitioner
+    if part is not None and part.mesh.size > 1:
+        if names is None:
+            return x
+        spec = part.shardings(jax.ShapeDtypeStruct(x.shape, x.dtype), names).spec
+        constrain = jax.shard_map(
+            constrain, mesh=part.mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
     return by_platform(x, tpu=constrain, default=lambda x: x)
 
 
@@ -118,4 +157,4 @@ def rows_in_tiles(x: Array) -> Array:
     Left alone, XLA takes rows and positions for the tile where a sum runs over the vocabulary:
     6 x 8 numbers in 128 x 8.
     """
-    return laid_out(x, (1, 0, 2))
+    return laid_out(x, (1, 0, 2), ("batch", None, "vocab"))

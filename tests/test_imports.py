@@ -17,7 +17,7 @@ ALLOWED = {
     "types": {"checks"},
     "checks": set(),
     "platforms": {"types"},
-    "kernels": {"types", "compilation"},
+    "kernels": {"types", "compilation", "platforms"},
     "compiled": set(),
     "compilation": set(),
     "memory": set(),

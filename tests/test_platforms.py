@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import filters, platforms, sampling
+from specjax.partitioning import Partitioner, make_mesh
 from specjax.types import Sampling
 
 
@@ -90,7 +91,18 @@ def test_a_threshold_is_the_same(kind):
     assert (np.asarray(expected) == 2**32 - 1).any() and len(set(expected.tolist())) > 20
 
 
-def test_rows_and_vocabulary_share_a_tile_in_programs_for_tpus():
-    traced = jax.jit(platforms.rows_in_tiles).trace(jnp.ones((2, 3, 5)))
-    there, here = (traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cpu"))
+def _texts(x):
+    traced = jax.jit(lambda x: platforms.rows_in_tiles(x)).trace(x)
+    return [traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cpu")]
+
+
+@pytest.mark.parametrize("mesh", [None, (4, 2)])
+def test_rows_and_vocabulary_share_a_tile_in_programs_for_tpus(mesh):
+    x = jnp.ones((8, 3, 6))
+    assert not any("LayoutConstraint" in text for text in _texts(x))  # whose devices nobody knows
+    with platforms.compiled_for(None if mesh is None else Partitioner(make_mesh(*mesh))):
+        there, here = _texts(x)
     assert "LayoutConstraint" in there and "LayoutConstraint" not in here
+    # XLA would gather what is split for a constraint of the whole: each device has its part.
+    (line,) = (line for line in there.splitlines() if "LayoutConstraint" in line)
+    assert ("tensor<8x3x6xf32>" if mesh is None else "tensor<2x3x3xf32>") in line

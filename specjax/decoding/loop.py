@@ -21,7 +21,7 @@ from specjax.decoding.compilation import jit_at, jit_steps, placement
 from specjax.decoding.state import initial_state
 from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
-from specjax.platforms import vocabulary_over
+from specjax.platforms import compiled_for
 from specjax.types import Array, Axes, DecodeState, Params, PromptBatch, row_axes
 
 # More steps than any loop takes.
@@ -194,7 +194,8 @@ class LoopMethod(abc.ABC):
         )
         if place is not None:
             state = place(state, _state_axes(self, state))
-        return _run(self, params, state, jnp.int32(_FOREVER), jnp.int32(state.limits.size))
+        # What its devices are, the caller knows.
+        return _loop(self, params, state, jnp.int32(_FOREVER), jnp.int32(state.limits.size))
 
     def least_memory(
         self,
@@ -343,6 +344,19 @@ def _run(
     stop_table: Array | None = None,
 ) -> DecodeState:
     """Steps until `until_finished` rows are, or `stop_after` steps are done (int32 scalars)."""
+    with compiled_for(method.partitioner):
+        return _loop(method, params, state, stop_after, until_finished, stop_table)
+
+
+def _loop(
+    method: LoopMethod,
+    params: Params,
+    state: DecodeState,
+    stop_after: Array,
+    until_finished: Array,
+    stop_table: Array | None = None,
+) -> DecodeState:
+    """`_run` as a part of any program."""
 
     def unfinished(carry):
         state, steps = carry
@@ -353,9 +367,7 @@ def _run(
         state, steps = carry
         return _with_table(method.step(params, _with_table(state, stop_table)), None), steps + 1
 
-    ways = 1 if method.partitioner is None else method.partitioner.ways("vocab")
-    with vocabulary_over(ways):
-        return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+    return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
 def _with_table(state: DecodeState, table: Array | None) -> DecodeState:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from specjax import platforms
 from specjax.compilation import jit
 from specjax.types.language_model import Array
 
@@ -31,8 +32,10 @@ def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
     Returns:
       What `plain` returns.
     """
-    if any(jax.typeof(x).mat.varying for x in args):
-        return plain(*args)  # JAX keeps account of what differs between devices in it
+    # JAX keeps account of what differs between devices in plain code alone. And what a program is
+    # traced for, plain code asks now: once this is lowered, nobody knows.
+    if any(jax.typeof(x).mat.varying for x in args) or platforms.is_special():
+        return plain(*args)
     leaves, tree = jax.tree.flatten(jax.eval_shape(plain, *args))
     out = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves)
     return jax.tree.unflatten(

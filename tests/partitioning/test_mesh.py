@@ -2,6 +2,8 @@
 
 import functools
 import math
+import types
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from specjax.partitioning import (
     partition_spec,
 )
 from specjax.partitioning.collectives import collectives
-from specjax.platforms import vocabulary_over
+from specjax.platforms import compiled_for
 from specjax.sampling import draw, num_uniforms
 from tests.models.tiny import QUICK, error, quick_jit, random_params
 from tests.variants import variants
@@ -165,11 +167,25 @@ def test_draws_gather_no_vocabulary(vocab, told):
     spread = NamedSharding(make_mesh(2, ways), P("data", "model"))
     uniforms = jax.ShapeDtypeStruct((rows, num_uniforms(vocab)), np.float32)
     weights = jax.ShapeDtypeStruct((rows, vocab), np.float32, sharding=spread)
-    with vocabulary_over(ways if told else 1):
+    with compiled_for(Partitioner(make_mesh(2, ways)) if told else None):
         program = jax.jit(jax.vmap(draw)).lower(weights, uniforms).compile()
     most = max(math.prod(shape) for one in collectives(program.as_text()) for shape in one.shapes)
     # What crosses is a few nodes at the borders, and the sums of all.
     assert (most <= vocab // 30) == told
+
+
+class Ways(NamedTuple):
+    """Stands for a partitioner of as many devices, which need not be there."""
+
+    number: int
+
+    @property
+    def mesh(self):
+        return types.SimpleNamespace(size=self.number)
+
+    def ways(self, name):
+        assert name == "vocab"
+        return self.number
 
 
 @pytest.mark.parametrize(("vocab", "most"), [(32_128, 16), (65_520, 6)])
@@ -178,7 +194,7 @@ def test_a_tree_is_the_same_however_many_devices_share_it(vocab, most):
     uniforms = np.random.default_rng(1).random((200, num_uniforms(vocab)), np.float32)
 
     def tokens(ways):
-        with vocabulary_over(ways):
+        with compiled_for(Ways(ways)):
             return np.asarray(jax.vmap(functools.partial(draw, weights))(uniforms))
 
     assert (tokens(1) == tokens(most)).mean() > 0.99
