@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, distribution
 from specjax.verification import num_accepted_probs
 from tests.models.tiny import quick_jit
 
@@ -60,6 +60,10 @@ class Choices:
         def draw(weights, uniform):
             return choose(weights, uniform.reshape(-1)[0])
 
+        def drawn(logits, sampling, uniform):
+            law = distribution(logits, sampling)
+            return law, draw(law, uniform)
+
         def accepted(algorithm, uniforms, thresholds):
             return choose(num_accepted_probs(algorithm, thresholds), uniforms[0])
 
@@ -67,7 +71,7 @@ class Choices:
             importlib.import_module, ("specjax.drafting.neural", "specjax.verification.verify")
         )
         places = (
-            (neural, "draw", draw),
+            (neural, "drawn", drawn),
             (verify, "draw", draw),
             (verify, "_num_accepted", accepted),
         )

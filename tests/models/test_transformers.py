@@ -153,7 +153,7 @@ def _on_meta_device(name):
             num_hidden_layers=config.num_layers,
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads,
-            tie_word_embeddings=gemma,
+            tie_word_embeddings=config.tie_embeddings,
         )
         kind = transformers.AutoModelForCausalLM
     with torch.device("meta"):

@@ -254,14 +254,14 @@ TABULAR_PROMPTS = [f"prompt {'x' * i}" for i in range(8)]
 
 def test_alone_batched_padded_and_on_eight_devices_bit_for_bit():
     decoder = tabular_decoder()
-    whole = decoder(TABULAR_PROMPTS, seed=3)
+    whole = decoder(TABULAR_PROMPTS, seed=4)
     assert len({len(tokens) for tokens in whole.tokens}) > 2
     for i in (0, 5):
-        same(pick(whole, [i]), decoder([TABULAR_PROMPTS[i]], seed=3, ids=[i]))
+        same(pick(whole, [i]), decoder([TABULAR_PROMPTS[i]], seed=4, ids=[i]))
     order = [3, 1, 7, 0, 6, 2, 5, 4]
-    same(pick(whole, order), decoder([TABULAR_PROMPTS[i] for i in order], seed=3, ids=order))
-    same(whole, tabular_decoder(buckets=(64,))(TABULAR_PROMPTS, seed=3))
-    same(whole, tabular_decoder(mesh=True)(TABULAR_PROMPTS, seed=3))
+    same(pick(whole, order), decoder([TABULAR_PROMPTS[i] for i in order], seed=4, ids=order))
+    same(whole, tabular_decoder(buckets=(64,))(TABULAR_PROMPTS, seed=4))
+    same(whole, tabular_decoder(mesh=True)(TABULAR_PROMPTS, seed=4))
 
 
 @pytest.mark.parametrize("default", ["rbg", "unsafe_rbg"])
