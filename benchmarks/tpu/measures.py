@@ -11,7 +11,7 @@ from benchmarks.tpu.cases import ALONE, Case
 from specjax.compiled import parse
 from specjax.models import model_from_config
 from specjax.partitioning import Partitioner
-from specjax.partitioning.collectives import KINDS
+from specjax.partitioning.collectives import KINDS, collectives
 
 MB = 1e6
 
@@ -27,7 +27,8 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
     Returns:
       Numbers that grow with the layers, line by line; and what does not.
     """
-    parsed = parse(program.as_text())
+    text = program.as_text()
+    parsed = parse(text)
     run = estimates.executed(parsed, case.sizes.draft, loop=name == "step")
     steps = [one.instruction for one in run]
     large = large_arrays(case)
@@ -47,6 +48,7 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
         numbers |= {f"region/{region}": cycles, f"moved/{region}": moved}
     padding, maker, array = waste.worst_padding(steps, large)
     facts = {
+        "widest_collective_MB": max((one.nbytes for one in collectives(text)), default=0) / 1e6,
         "padding": padding,
         "padded": None if maker is None else f"{array} {maker.op_name or maker.name}",
         "no_estimate": estimates.without_estimate(run),

@@ -71,6 +71,7 @@ def row_of(
         "arguments_MB": numbers["arguments"] / MB,
         "temporaries_MB": numbers["temporaries"] / MB,
         "filled": filled / CHIPS[case.chip].memory,
+        "widest_collective_MB": facts["widest_collective_MB"],
         "padding": facts["padding"],
         "padded": facts["padded"],
         "no_estimate": facts["no_estimate"],

@@ -40,7 +40,9 @@ def precisions(text):
     # The cumulative sums of a draw are no network's; in its gradients there are none.
     draws = len(re.findall(rf"dot_general.*tensor<{VOCAB}x{VOCAB}xf32>", text))
     exact = [(a, b) for _, a, b, _ in found].count(("HIGHEST", "HIGHEST"))
-    return {(a, b) for _, a, b, _ in found} - ({("HIGHEST", "HIGHEST")} if exact == draws else set())
+    return {(a, b) for _, a, b, _ in found} - (
+        {("HIGHEST", "HIGHEST")} if exact == draws else set()
+    )
 
 
 @pytest.mark.parametrize("family", variants(CONFIGS, "t5_v1_1", "gemma2"))
