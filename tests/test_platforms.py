@@ -1,6 +1,7 @@
 """What is computed otherwise on TPUs gives the same."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import filters, platforms, sampling
+from specjax.models import layers
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.types import Sampling
 
@@ -106,3 +108,15 @@ def test_rows_and_vocabulary_share_a_tile_in_programs_for_tpus(mesh):
     # XLA would gather what is split for a constraint of the whole: each device has its part.
     (line,) = (line for line in there.splitlines() if "LayoutConstraint" in line)
     assert ("tensor<8x3x6xf32>" if mesh is None else "tensor<2x3x3xf32>") in line
+
+
+def test_a_product_with_one_row_is_the_same():
+    x, kernel = random(1, 16), random(16, 8)
+    plain = functools.partial(layers.product, jnp.dot)
+    with platforms.as_on_tpus():
+        there = jax.jit(lambda *given: plain(*given))(x, kernel)
+        slopes = jax.jit(jax.grad(lambda x, kernel: plain(x, kernel).sum()))(x, kernel)
+        rows = jax.jit(jax.vmap(lambda x: plain(x, kernel)))(random(3, 1, 16))
+    np.testing.assert_allclose(there, x @ kernel, rtol=1e-5)
+    np.testing.assert_allclose(slopes, kernel.sum(axis=1)[None], rtol=1e-5)
+    assert rows.shape == (3, 1, 8)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
-from specjax.platforms import laid_out
+from specjax.platforms import by_platform, laid_out
 
 Array = jax.Array
 Initializer = Callable[..., Array]
@@ -109,8 +109,24 @@ class Dense(nn.Module):
         precision = product_precision(self.dtype)
         # Else XLA on TPUs turns the kernels of queries, keys and values for what follows: a copy of
         # each, for every call.
-        y = laid_out(jnp.dot(flat, kernel.astype(self.dtype), precision=precision), (0, 1))
+        dot = functools.partial(jnp.dot, precision=precision)
+        y = laid_out(product(dot, flat, kernel.astype(self.dtype)), (0, 1))
         return y.reshape(*x.shape[:-1], self.features)
+
+
+def product(dot: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
+    """`dot(x, kernel)`, `[n, E]` with a matrix; on TPUs a single row is two, the second of zeros.
+
+    XLA multiplies a matrix with one vector outside of the matrix units, four times as slowly.
+    """
+    if x.shape[0] > 1:
+        return dot(x, kernel)
+
+    def of_two(x: Array, kernel: Array) -> Array:
+        # Else XLA takes the row out before the product.
+        return jax.lax.optimization_barrier(dot(jnp.pad(x, ((0, 1), (0, 0))), kernel))[:1]
+
+    return by_platform(x, kernel, tpu=of_two, default=dot)
 
 
 def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
@@ -122,13 +138,13 @@ def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
     precision = product_precision(x.dtype)  # of the network, before x is converted
     if kernel.dtype != x.dtype:
         x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
-    y = jax.lax.dot_general(
-        x.reshape(-1, x.shape[-1]),  # as in Dense
-        kernel,
-        (((1,), (contract,)), ((), ())),
+    dot = functools.partial(
+        jax.lax.dot_general,
+        dimension_numbers=(((1,), (contract,)), ((), ())),
         precision=precision,
         preferred_element_type=jnp.float32,
     )
+    y = product(dot, x.reshape(-1, x.shape[-1]), kernel)  # as in Dense
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
