@@ -186,9 +186,8 @@ def _emitted_logs(
     The drafted ones are looked up together with what verification looks up, the last one (of
     `last_probs [B, V]`) by itself: one pass over all that is drafted, not two.
     """
-    longest = drafted.shape[1]
-    chances = jnp.pad(jax.vmap(jax.vmap(entry))(probs[:, :longest], drafted), ((0, 0), (0, 1)))
-    at_last = jnp.arange(longest + 1)[None] == accepted[:, None]
+    chances = jax.vmap(jax.vmap(entry))(probs, jnp.pad(drafted, ((0, 0), (0, 1))))
+    at_last = jnp.arange(probs.shape[1])[None] == accepted[:, None]
     return jnp.log(jnp.where(at_last, jax.vmap(entry)(last_probs, last)[:, None], chances))
 
 

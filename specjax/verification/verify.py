@@ -177,8 +177,9 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
 
 def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
     """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if one is; `[G]` float32."""
-    longest = tokens.size
-    target, draft = (jax.vmap(entry)(x[:longest], tokens) for x in (target_probs, draft_probs))
+    # A slice [G, V] of the arrays would be a copy, so what is found is cut.
+    padded = jnp.pad(tokens, (0, 1))
+    target, draft = (jax.vmap(entry)(x, padded)[:-1] for x in (target_probs, draft_probs))
     ratio = target / jnp.where(draft == 0.0, 1.0, draft)
     return jnp.where(draft == 0.0, jnp.where(target > 0.0, jnp.inf, target), ratio)
 
