@@ -12,18 +12,18 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.shapes import Sizes, lowered, of_params
+from benchmarks.traffic import Collective, collectives
 from specjax import decoding, drafting, rules
 from specjax.cli.bench.report import Report
 from specjax.models import (
     Gemma2Config,
     LlamaConfig,
+    ModelConfig,
     T5Config,
     model_from_config,
     preset,
 )
-from specjax.models.config import ModelConfig
 from specjax.partitioning import Partitioner, make_mesh
-from specjax.partitioning.collectives import Collective, collectives
 
 HELP = "the collectives of a round and of a refill on a mesh, with their sizes"
 
@@ -114,7 +114,7 @@ def compiled_pair(
     small = type(model)(config, split=not whole)
     drafter = drafting.NeuralDrafter(small, sizes.draft)
     method = decoding.Speculative(model, drafter, partitioner=part)
-    given = decoding.RoundParams(
+    given = decoding.MethodParams(
         of_params(model, part),
         drafting.NeuralDrafterParams(of_params(small, part)),
         rules.Lossless(),

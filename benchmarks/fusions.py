@@ -13,19 +13,14 @@ import jax
 import numpy as np
 
 from benchmarks import command
+from benchmarks.interleaved import time_interleaved
 from specjax import compilation
-from specjax.cli.bench.report import Report, time_interleaved
-from specjax.data import JoinedBatch, PairBatch
+from specjax.cli.bench.report import Report
+from specjax.data.batching import JoinedBatch, PairBatch
 from specjax.models import LlamaConfig, T5Config, model_from_config
-from specjax.training import (
-    AdamW,
-    DecoderOnly,
-    InverseSqrt,
-    Objective,
-    Seq2Seq,
-    init_state,
-    make_train_step,
-)
+from specjax.training import AdamW, Objective
+from specjax.training.step import init_state, make_train_step
+from specjax.training.tasks import TextTask
 
 HELP = "training, evaluation and prefill with YNNPACK's fusions, its single products, and without"
 
@@ -106,13 +101,13 @@ def _programs(args: argparse.Namespace) -> dict[str, Callable[[Options], Callabl
     inputs, targets = (rng.integers(3, 2048, shape).astype(np.int32) for _ in range(2))
     pairs = PairBatch(inputs, targets)
     joined = JoinedBatch(targets, np.ones(shape, bool))
-    distilled = Seq2Seq(
+    distilled = TextTask(
         model=_DRAFTER, objective=Objective(distillation_weight=1.0), teacher=_VERIFIER
     )
     tasks: dict[str, tuple[Any, Any]] = {
-        "train a T5": (Seq2Seq(model=_VERIFIER), pairs),
+        "train a T5": (TextTask(model=_VERIFIER), pairs),
         "distil a T5": (distilled, pairs),
-        "train a Llama": (DecoderOnly(model=_LLAMA), joined),
+        "train a Llama": (TextTask(model=_LLAMA), joined),
     }
     found: dict[str, Callable[[Options], Callable[[], Any]]] = {
         name: functools.partial(_train, *both) for name, both in tasks.items()
@@ -131,7 +126,7 @@ def _train(task: Any, batch: Any, options: Options) -> Callable[[], Any]:
     params = task.init(jax.random.key(0))
     teacher = None if task.teacher is None else model_from_config(task.teacher)
     constants = teacher and teacher.init(jax.random.key(1))
-    optimizer = AdamW(schedule=InverseSqrt(peak=1e-3, warmup_steps=10))
+    optimizer = AdamW(learning_rate=1e-3, warmup_steps=10)
     step = make_train_step(task, optimizer, seed=0, ema_decay=0.999)
     states = [init_state(params, optimizer, 0.999)]
     compiled = step.lower(states[0], constants, batch).compile(options)  # type: ignore[attr-defined]

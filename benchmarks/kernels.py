@@ -29,13 +29,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import command
+from benchmarks.compiled import Program, parse
 from benchmarks.predicted import CHIPS
 from benchmarks.tpu.estimates import executed
 from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax import sampling
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
-from specjax.compiled import Program, parse
 from specjax.kernels import draw
 from specjax.types import Sampling
 

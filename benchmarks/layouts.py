@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import command
-from specjax.cli.bench.report import Report, time_interleaved
+from benchmarks.interleaved import time_interleaved
+from specjax.cli.bench.report import Report
 
 HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits either way round"
 

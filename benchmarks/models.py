@@ -13,12 +13,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from benchmarks import command
-from specjax import decoding
-from specjax.checkpoints import hf_names
-from specjax.checkpoints.hf_config import config_to_hf
+from benchmarks.interleaved import time_interleaved
+from specjax.checkpoints.hf import config_to_hf
 from specjax.cli.bench import pairs
-from specjax.cli.bench.report import Report, time_interleaved
-from specjax.models import T5, RaggedCache, T5Config, preset
+from specjax.cli.bench.report import Report
+from specjax.compilation import step_options
+from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.types import Params
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> Report:
 def _measure(
     name: str, config: T5Config, args: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], str]:
-    model = T5(config)
+    model = Seq2SeqLM(config)
     params = _random_params(model)
     inputs = np.random.default_rng(0).integers(3, config.vocab_size, (args.rows, args.prompt))
     inputs = inputs.astype(np.int32)
@@ -131,7 +131,7 @@ def _measure(
     return rows, note
 
 
-def _random_params(model: T5) -> Params:
+def _random_params(model: Seq2SeqLM) -> Params:
     """Random parameters of the initialisers' scale, quickly."""
     rng = np.random.default_rng(0)
     head_dim = model.config.head_dim
@@ -161,10 +161,10 @@ def _bytes_read(config: T5Config, params: Params, cache: RaggedCache) -> int:
 
 
 def _our_loop(
-    model: T5, params: Params, prefilled: Any, tokens: int, steps: int
+    model: Seq2SeqLM, params: Params, prefilled: Any, tokens: int, steps: int
 ) -> Callable[[], Any]:
     """`steps` greedy extends by `tokens` tokens, each one position on; the state is donated."""
-    options = decoding.step_options(jax.default_backend())
+    options = step_options(jax.default_backend())
 
     @functools.partial(jax.jit, donate_argnums=1, compiler_options=options)
     def loop(params: Params, cache: RaggedCache, block: jax.Array, start: jax.Array) -> Any:
@@ -203,7 +203,7 @@ def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
 
 
 def _peer_loops(
-    model: T5, params: Params, prefilled: Any, inputs: np.ndarray, steps: int
+    model: Seq2SeqLM, params: Params, prefilled: Any, inputs: np.ndarray, steps: int
 ) -> tuple[dict[str, Callable[[], Any]], str]:
     """The cached decoder of transformers on the same weights, once its logits proved to be ours."""
     try:
@@ -218,7 +218,7 @@ def _peer_loops(
         peer = transformers.T5ForConditionalGeneration(transformers.T5Config(**values))
     arrays = {}
     for path, leaf in flatten_dict(params, sep="/").items():
-        rule = hf_names.to_hf(T5Config, path)
+        rule = family_of(config).hf_name(path)
         # A copy that PyTorch lays out as it likes best, contiguous as [out, in].
         array = np.array(leaf.T if rule.transposed else leaf, order="C")
         arrays[rule.hf] = torch.from_numpy(array)

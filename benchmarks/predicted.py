@@ -16,8 +16,15 @@ from flax.traverse_util import flatten_dict
 
 from benchmarks import command
 from specjax.cli.bench.report import Report
-from specjax.models import PRESETS, T5Config, model_from_config, preset
-from specjax.models.config import Gemma2Config, LlamaConfig, ModelConfig
+from specjax.models import (
+    PRESETS,
+    Gemma2Config,
+    LlamaConfig,
+    ModelConfig,
+    T5Config,
+    model_from_config,
+    preset,
+)
 
 HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
 

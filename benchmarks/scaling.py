@@ -17,12 +17,13 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.collectives import TINY, Sizes, compiled_pair
+from benchmarks.traffic import collectives
 from specjax.cli.bench import pairs
+from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
-from specjax.decoding.compilation import placement
+from specjax.compilation import placement
 from specjax.decoding.loop import jitted_run
 from specjax.models import PRESETS, preset
-from specjax.partitioning.collectives import collectives
 
 HELP = "tokens/s and memory against batch, draft and context; work of a device against devices"
 
@@ -64,7 +65,7 @@ def _decoded(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     axes = {"rows": args.rows, "max_draft": args.drafts, "context": args.contexts}
     points += [{**base, name: value} for name, values in axes.items() for value in values]
     args.rows = [1]
-    loaded, _ = pairs.load(args)
+    loaded = Loops.of(*pairs.load(args), args.max_new)
     for point in sorted({tuple(point.items()) for point in points}, key=points_order(base)):
         row = _measured(loaded, **dict(point), repeats=args.repeats)
         print(f"benchmarks.scaling: {row}", file=sys.stderr, flush=True)  # the others may take long
@@ -81,25 +82,25 @@ def points_order(base: dict[str, int]) -> Any:
 
 
 def _measured(
-    loaded: pairs.Setup, rows: int, max_draft: int, context: int, repeats: int
+    loaded: Loops, rows: int, max_draft: int, context: int, repeats: int
 ) -> dict[str, Any]:
     # Prompts that are too short are told again.
     told = [np.resize(x[:n], context) for x, n in zip(loaded.inputs, loaded.lengths, strict=True)]
-    setup = dataclasses.replace(
+    loops = dataclasses.replace(
         loaded,
         inputs=np.resize(np.stack(told), (rows, context)),
         lengths=np.full(rows, context, np.int32),
     )
-    setup.check_fits(rows, max_draft)
-    method = setup.speculative(max_draft)
-    params = setup.params_of(method)
+    loops.check_fits(rows, max_draft)
+    method = loops.speculative(max_draft)
+    params = loops.params_of(method)
     batch = slice(0, rows)
-    state = setup.start(method, batch, 0.0)
+    state = loops.start(method, batch, 0.0)
     stops = _FOREVER, np.int32(rows)
     decode = jitted_run(placement(state)).lower(method, params, state, *stops).compile()
     seconds, emitted, steps = np.inf, 0, 0
     for _ in range(repeats):
-        state = jax.block_until_ready(setup.start(method, batch, 0.0))
+        state = jax.block_until_ready(loops.start(method, batch, 0.0))
         begin = time.perf_counter()
         end = jax.block_until_ready(decode(params, state, *stops))
         seconds = min(seconds, time.perf_counter() - begin)

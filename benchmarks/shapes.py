@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from specjax.decoding import LoopMethod
-from specjax.decoding.lowering import lower_init, lower_insert, lower_run, with_shardings
+from benchmarks.lowering import lower_init, lower_insert, lower_run, with_shardings
+from specjax.decoding import Method
 from specjax.models.model import Model
 from specjax.partitioning import Partitioner
 from specjax.types import PromptBatch, Sampling, row_axes
@@ -41,7 +41,7 @@ def of_numbers(tree: Any, part: Partitioner) -> Any:
 
 
 def lowered(
-    method: LoopMethod,
+    method: Method,
     params: Any,
     sizes: Sizes,
     programs: tuple[str, ...] = PROGRAMS,

@@ -1,11 +1,11 @@
-"""How often what `specjax tune` chooses meets its demand on texts that it has not seen."""
+"""How often what is chosen for a demand meets it on texts that the choice has not seen."""
 
 import argparse
 import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ from benchmarks import command
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.evaluation import Bootstrap
-from specjax.sweeping import Bench, Measured, Measuring, Scores, Texts, measure, read_texts, score
-from specjax.sweeping.scores import RELATIVE
-from specjax.sweeping.storage import read_measured, write_measured
-from specjax.tuning import NOT_MET, Demand, Judge, Setting, halve, verdict
-from specjax.tuning.evidence import parts_of
-from specjax.tuning.judging import Texts as Counts
-from specjax.writing import new_directory
+from specjax.runs.run_directory import RunDirectory
+from specjax.runs.store import Store
+from specjax.study.choose import Search, halve
+from specjax.study.demand import NOT_MET, Counts, Demand, Judge, verdict
+from specjax.study.measure import Bench, Measured, Measuring, measure
+from specjax.study.scores import RELATIVE, Scores, score
+from specjax.study.texts import read_texts
+from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
 
-HELP = "how often the choice of `specjax tune` meets its demand on held-out texts"
+HELP = "how often the choice for a demand meets it on held-out texts"
 # Each rule is a program to compile, its strengths are none.
 STRENGTHS: dict[str, Sequence[float | None]] = {
     "Lossless": (None,),
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--demands", nargs="+", default=list(DEMANDS))
     parser.add_argument("--seeds", type=int, default=10, help="how many splits")
     parser.add_argument("--draft", type=int, default=5, help="G")
-    parser.add_argument("--confidence", type=float, default=0.9, help="see `specjax tune`")
+    parser.add_argument("--confidence", type=float, default=0.9, help="see `study.choose.Search`")
     parser.add_argument("--resamples", type=int, default=400)
 
 
@@ -69,24 +70,19 @@ def run(args: argparse.Namespace) -> Report:
     if args.texts < 16:
         raise ValueError(f"--texts must be at least 16, got {args.texts}")
     bootstrap = Bootstrap(resamples=args.resamples)
-    how = Measuring(seeds=1, latency_texts=args.texts, repeats=1, bootstrap=bootstrap)
+    how = Measuring(num_samples=1, latency_limit=args.texts, repeats=1, bootstrap=bootstrap)
     texts = read_texts(args.inputs, references=args.references, limit=args.texts)
-    settings = [Setting(max_draft=0)] + [
-        Setting(rule=rule, strength=strength, max_draft=args.draft)
+    settings = [Setting(method=VERIFIER_ALONE)] + [
+        Setting(rule=named_method(rule, strength).rule, max_draft=args.draft)
         for rule, strengths in STRENGTHS.items()
         for strength in strengths
     ]
     pair = specjax.load_pair()
     options: dict[str, Any] = {"max_new_tokens": 64, "buckets": (48, 96)}
-
-    def maker(setting: Setting) -> Callable[[int], specjax.Decoder]:
-        return lambda rows: setting.decoder(pair.named, batch_size=rows, **options)
-
-    bench = _bench(texts, maker(settings[0])(1), how)
-    found = {
-        setting: _measured(setting, maker, bench, Path(args.store).expanduser())
-        for setting in settings
-    }
+    decoder = settings[0].decoder(pair.named, batch_size=1, **options)
+    tokens = [decoder.encode(example.inputs) for example in texts.examples]
+    bench = Bench(pair.named, texts, tokens, how, options)
+    found = _measured(settings, bench, Path(args.store).expanduser())
     outcomes: dict[Demand, list[dict[str, Any]]] = {demand: [] for demand in demands}
     for seed in range(args.seeds):
         split = Split(found, bench, seed)
@@ -97,26 +93,26 @@ def run(args: argparse.Namespace) -> Report:
     return Report(rows, _COLUMNS, _NOTES, summary={"texts": args.texts, "seeds": args.seeds})
 
 
-def _bench(texts: Texts, decoder: specjax.Decoder, how: Measuring) -> Bench:
-    tokens = [decoder.encode(example.inputs) for example in texts.examples]
-    return Bench(texts.examples, tokens, texts.references, how)
-
-
-def _measured(setting: Setting, maker: Any, bench: Bench, store: Path) -> Measured:
-    """What was measured of a setting, now or by an earlier call."""
-    inputs = [example.inputs for example in bench.examples]
+def _measured(
+    settings: Sequence[Setting], bench: Bench, directory: Path
+) -> dict[Setting, Measured]:
+    """What was measured of settings, now or by an earlier call."""
+    inputs = [example.inputs for example in bench.texts.examples]
     # The decoder tells of its models and the machine too.
-    about = maker(setting)(1).describe(), bench.measuring.describe()
-    told = json.dumps((setting.to_dict(), inputs, *about), sort_keys=True, default=repr)
-    place = store / f"{setting.rule}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
-    if not place.exists():
-        print(f"{setting.described()} ...", flush=True)
-        store.mkdir(parents=True, exist_ok=True)
-        alone = maker(Setting(max_draft=0)) if setting.max_draft else None
-        made = measure(maker(setting), alone, bench, setting.temperature)
-        with new_directory(place, replace=True) as partial:
-            write_measured(partial, made)
-    return read_measured(place)
+    about = bench.decoder(settings[0], 1).describe(), bench.measuring.describe()
+    told = json.dumps((inputs, *about), sort_keys=True, default=repr)
+    found = {}
+    with RunDirectory(directory, config_name="tuning.json", makes=("measured",)) as run:
+        run.claim({"measured": hashlib.sha256(told.encode()).hexdigest()})
+        store = Store(run, "measured")
+        for setting in settings:
+            if setting.key not in store:
+                print(f"{setting.described()} ...", flush=True)
+                store.put(setting.key, *measure(setting, bench).to_record())
+            record = store.get(setting.key)
+            assert record is not None
+            found[setting] = Measured.of_record(record.value, record.arrays)
+    return found
 
 
 class Split:
@@ -131,9 +127,9 @@ class Split:
     def __init__(self, found: Mapping[Setting, Measured], bench: Bench, seed: int):
         self._found, self._bench = found, bench
         self._settings = list(found)
-        order = np.random.default_rng(seed).permutation(len(bench.examples))
+        order = np.random.default_rng(seed).permutation(len(bench.prompts))
         half = len(order) // 2
-        self._ends = parts_of(half, _ROUNDS)
+        self._ends = Search(rounds=_ROUNDS).ends(len(order), 2)
         self._seen, self._held_out = order[:half], order[half:]
         self._scored: dict[tuple[Setting, bytes], Scores] = {}
 
@@ -165,13 +161,13 @@ class Split:
         key = (setting, rows.tobytes())
         if key not in self._scored:
             whole, bench = self._found[setting], self._bench
-            part = Bench(
-                [bench.examples[i] for i in rows],
-                [bench.prompts[i] for i in rows],
-                [bench.references[i] for i in rows],
-                dataclasses.replace(bench.measuring, latency_texts=len(rows)),
+            part = dataclasses.replace(
+                bench,
+                texts=bench.texts.in_order(rows.tolist()),
+                prompts=[bench.prompts[i] for i in rows],
+                measuring=dataclasses.replace(bench.measuring, latency_limit=len(rows)),
             )
-            self._scored[key] = score(_rows_of(whole, rows), part, setting.described())
+            self._scored[key] = score(setting, _rows_of(whole, rows), part)
         return self._scored[key]
 
 
@@ -210,7 +206,7 @@ def _rows_of(whole: Measured, rows: np.ndarray) -> Measured:
 
     return dataclasses.replace(
         whole,
-        records=[[records[i] for i in rows] for records in whole.records],
+        rows=[[lines[i] for i in rows] for lines in whole.rows],
         times=of(whole.times),
         verifier_times=None if whole.verifier_times is None else of(whole.verifier_times),
     )

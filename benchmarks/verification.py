@@ -11,19 +11,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks import command
+from benchmarks.interleaved import time_interleaved
 from specjax import rules, verification
 from specjax.cli.bench import pairs
-from specjax.cli.bench.report import Report, time_interleaved
+from specjax.cli.bench.report import Report
 from specjax.types import Array
 
 HELP = "rules and verification, as a ratio to copying the draft and target arrays once"
 
 _STRENGTHS: dict[str, dict[str, float]] = {
     "Lossless": {},
-    "Chow": {"alpha": 0.5},
-    "ChowLog": {"alpha": 5.0},
-    "BiLD": {"alpha": 8.0},
-    "Mentored": {"budget": 0.1},
+    "Chow": {"strength": 0.5},
+    "ChowLog": {"strength": 5.0},
+    "BiLD": {"strength": 8.0},
+    "Mentored": {"strength": 0.1},
 }
 _TUNED = (rules.LossyTuned, rules.Mentored)
 _MAX_TUNED_BYTES = 1e8
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Measures every combination that fits."""
     chosen_rules = [
-        _named("--rules", rules.ALL_RULES, name)(**_STRENGTHS.get(name, {"alpha": 0.1}))
+        _named("--rules", rules.ALL_RULES, name)(**_STRENGTHS.get(name, {"strength": 0.1}))
         for name in args.rules
     ]
     algorithms = [

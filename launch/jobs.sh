@@ -138,7 +138,7 @@ judge() {
   fi
   ! grep -q '^specjax-worker [0-9]* running' <<<"$said" || return 1
   bad="$(sed -n 's/^specjax-worker \([0-9]*\) failed 3$/\1/p' <<<"$said" | xargs)"
-  [[ -z $bad ]] || say "points failed on worker(s) $bad, the others are done: points.jsonl says why"
+  [[ -z $bad ]] || say "settings failed on worker(s) $bad, the others are done: points.jsonl says why"
 }
 
 watch() {
@@ -204,7 +204,7 @@ run() {
   WORKERS="$(count_workers)"
   case $((WORKERS > 1)):$COMMAND in
     0:* | 1:infer) ;;
-    1:sweep | 1:evaluate)
+    1:compare | 1:evaluate)
       [[ -n $REPLICAS ]] || die "COMMAND=$COMMAND on $WORKERS workers needs run --replicas"
       ;;
     *) die "COMMAND=$COMMAND takes one worker, TPU $TPU_NAME has $WORKERS: take an ACCELERATOR_TYPE of one host" ;;

@@ -122,8 +122,10 @@ main() {
     die "gcloud is not on PATH: install the Google Cloud CLI"
   [[ $RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*$ ]] ||
     die "RUN_NAME must have letters, digits, '_', '.' and '-' only, got '$RUN_NAME'"
-  [[ " infer evaluate sweep screen tune tune_drafts train train_head " == *" $COMMAND "* ]] ||
-    die "COMMAND must be infer, evaluate, sweep, screen, tune, tune_drafts, train or train_head, got '$COMMAND'"
+  case $COMMAND in
+    infer | evaluate | compare | train | "train head") ;;
+    *) die "COMMAND must be infer, evaluate, compare, train or 'train head', got '$COMMAND'" ;;
+  esac
   [[ " ${words[*]:-}" != *" --gin.OUTPUT_DIR="* ]] ||
     die "--gin.OUTPUT_DIR must be left out: the directory is that of RUN_NAME, which is $RUN_NAME"
   local place

@@ -166,14 +166,15 @@ export_replica() {
 }
 
 run() {
-  local status=0 child pusher=""
+  local status=0 child pusher="" command
+  read -ra command <<<"$COMMAND" # of one word or two
   cd "$ROOT"
   mkdir -p runs
   rm -f "$OUTPUT.status"
   [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
   if ((COUNT > 1)) && [[ -z $REPLICAS && $COMMAND != infer ]]; then
     printf '2\n' >"$OUTPUT.status"
-    refuse "COMMAND=$COMMAND is no program of $COUNT hosts: sweep and evaluate take REPLICAS=1, others one host"
+    refuse "COMMAND=$COMMAND is no program of $COUNT hosts: compare and evaluate take REPLICAS=1, others one host"
   fi
   if [[ -n $BUCKET ]]; then
     PLACE="${BUCKET%/}/$RUN_NAME/worker-$INDEX"
@@ -190,7 +191,7 @@ run() {
     keep_pushing & # nothing fails between it and the program, which would leave it alive
     pusher=$!
   fi
-  "$SPECJAX" "$COMMAND" "$@" --gin.OUTPUT_DIR="$OUTPUT" &
+  "$SPECJAX" "${command[@]}" "$@" --gin.OUTPUT_DIR="$OUTPUT" &
   child=$!
   # A machine that is taken away sends TERM first: what there is then goes to the bucket.
   trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT

@@ -4,108 +4,106 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specjax import (
-        acceptance_head,
-        checkpoints,
-        data,
-        decoding,
-        drafting,
-        evaluation,
-        models,
-        partitioning,
-        rules,
-        sampling,
-        sweeping,
-        testing,
-        text,
-        theory,
-        tokenizers,
-        training,
-        tuning,
-        types,
-        verification,
-    )
+    from specjax import acceptance_head as acceptance_head
+    from specjax import checkpoints as checkpoints
+    from specjax import data as data
+    from specjax import decoding as decoding
+    from specjax import drafting as drafting
+    from specjax import evaluation as evaluation
+    from specjax import models as models
+    from specjax import partitioning as partitioning
+    from specjax import rules as rules
+    from specjax import sampling as sampling
+    from specjax import study as study
+    from specjax import testing as testing
+    from specjax import text as text
+    from specjax import theory as theory
+    from specjax import tokenizers as tokenizers
+    from specjax import training as training
+    from specjax import types as types
+    from specjax import verification as verification
     from specjax.runs.compilation_cache import enable_compilation_cache
-    from specjax.sampling import Sampling
     from specjax.text import (
+        BiLDCascade,
+        Cascade,
         Decoder,
         Engine,
+        Lookup,
         Models,
+        OracleCascade,
+        Own,
         Pair,
         Request,
         Result,
+        SequenceCascade,
+        Setting,
         TextModel,
+        TokenCascade,
         load_models,
         load_pair,
         load_text_model,
     )
+    from specjax.types import Sampling
 
 __all__ = [
+    "BiLDCascade",
+    "Cascade",
     "Decoder",
     "Engine",
+    "Lookup",
     "Models",
+    "OracleCascade",
+    "Own",
     "Pair",
     "Request",
     "Result",
     "Sampling",
+    "SequenceCascade",
+    "Setting",
     "TextModel",
+    "TokenCascade",
+    "enable_compilation_cache",
+    "load_models",
+    "load_pair",
+    "load_text_model",
+]
+
+# The names that do not come from `specjax.text`, and the packages that are attributes.
+_FROM = {"Sampling": "types", "enable_compilation_cache": "runs.compilation_cache"}
+_PACKAGES = (
     "acceptance_head",
     "checkpoints",
     "data",
     "decoding",
     "drafting",
-    "enable_compilation_cache",
     "evaluation",
-    "load_models",
-    "load_pair",
-    "load_text_model",
     "models",
     "partitioning",
     "rules",
     "sampling",
-    "sweeping",
+    "study",
     "testing",
     "text",
     "theory",
     "tokenizers",
     "training",
-    "tuning",
     "types",
     "verification",
-]
-
-# Where the names that are no modules come from.
-_MODULES = {
-    "Sampling": "sampling",
-    "enable_compilation_cache": "runs.compilation_cache",
-    **dict.fromkeys(
-        (
-            "Decoder",
-            "Engine",
-            "Models",
-            "Pair",
-            "Request",
-            "Result",
-            "TextModel",
-            "load_models",
-            "load_pair",
-            "load_text_model",
-        ),
-        "text",
-    ),
-}
+)
 
 if not TYPE_CHECKING:
     # Each name is imported on its first use: the `specjax` command must be able to say that it was
     # interrupted before JAX is imported, and Orbax alone takes as long as all else.
     def __getattr__(name):
-        if name not in __all__:
+        if name in _PACKAGES:
+            value = importlib.import_module(f"{__name__}.{name}")
+        elif name in __all__:
+            module = importlib.import_module(f"{__name__}.{_FROM.get(name, 'text')}")
+            value = getattr(module, name)
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
-        if name in _MODULES:
-            value = getattr(value, name)
         globals()[name] = value
         return value
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, *_PACKAGES})

@@ -44,8 +44,9 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
         )
     missing = [attribute for attribute in needed if not hasattr(value, attribute)]
     if missing:
-        lacks = f" (it has no {missing[0]})" if len(missing) < len(needed) else ""
-        raise TypeError(f"{name} must be one such as {example}, got {value!r}{lacks}")
+        plain = type(value).__module__ == "builtins"
+        lacks = "" if plain else f": it has no {', '.join(missing)}"
+        raise TypeError(f"{name} must be like {example}, got {value!r}{lacks}")
 
 
 def check_static(name: str, value: Any) -> None:
@@ -162,15 +163,7 @@ def _checked(
 
 
 def whole_number(name: str, value: Any, *, low: int) -> int:
-    """Checks one whole number that a user gives; see `checked`.
-
-    Args:
-      name: the argument's name, for the message.
-      value: a number; 1e3 is one.
-      low: the smallest value allowed.
-
-    Returns:
-      It as an int.
+    """Checks one whole number of at least `low` that a user gives, as `checked` does; 1e3 is one.
 
     Raises:
       TypeError: if `value` is not one number.
@@ -183,15 +176,7 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
 
 
 def one_number(name: str, value: Any, **span: Any) -> float:
-    """Checks one number that a user gives; see `checked`.
-
-    Args:
-      name: the argument's name, for the message.
-      value: a number; None, where a bound part has left it to its parameters, is none.
-      **span: as of `checked`.
-
-    Returns:
-      It as a float.
+    """Checks one number that a user gives, as `checked` does with the range of `span`.
 
     Raises:
       TypeError: if `value` is not one number.

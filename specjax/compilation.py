@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE
+import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
 
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 # Products by themselves alone.
@@ -60,11 +61,27 @@ def _known(**options: Any) -> bool:
     return True
 
 
-def _backend_of(leaves: list[Any]) -> str:
-    """The platform of the first of them that has a place; else the default one."""
-    shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
-    placed = next((where for where in shardings if where is not None), None)
+def _first_placed(tree: Any) -> Any:
+    """Where the first leaf lies that has a place; None if none has."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        leaves = [tree] if hasattr(tree, "sharding") else jax.tree.leaves(tree)
+        return next((x.sharding for x in leaves if getattr(x, "sharding", None) is not None), None)
+    return next((found for found in map(_first_placed, tree) if found is not None), None)
+
+
+def _backend_of(tree: Any) -> str:
+    """The platform of the first leaf that has a place; else the default one."""
+    placed = _first_placed(tree)
     return jax.default_backend() if placed is None else next(iter(placed.device_set)).platform
+
+
+@functools.cache
+def _no_trace() -> Any:
+    """JAX's state where nothing is traced."""
+    with jax.ensure_compile_time_eval():
+        return get_opaque_trace_state()
 
 
 class Jitted:
@@ -86,11 +103,9 @@ class Jitted:
 
     def _jitted(self, *given: Any) -> Any:
         # Within another program the options are that program's, and JAX refuses others.
-        if unsafe_am_i_under_a_jit_DO_NOT_USE():
+        if get_opaque_trace_state() != _no_trace():
             return self._within
-        leaves = jax.tree.leaves(given)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        return self._within if traced else self._alone(_backend_of(leaves))
+        return self._alone(_backend_of(given))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of `jax.jit`."""
@@ -115,7 +130,7 @@ def jit(
 ) -> Jitted:
     """`jax.jit(fun, **settings)`, compiled with `options`.
 
-    A call among whose arguments is a traced array belongs to the program that is being traced.
+    A call while another program is traced belongs to that program.
 
     Args:
       fun: as `jax.jit` takes it.
@@ -126,3 +141,83 @@ def jit(
       A `Jitted`, which is called, traced and lowered as a function of `jax.jit`.
     """
     return Jitted(fun, options, settings)
+
+
+def product_precision(dtype: Any) -> jax.lax.Precision | None:
+    """The `precision` of every product of a network whose activations have this dtype.
+
+    JAX by itself rounds the operands of float32 products, to bfloat16 on a TPU and to TF32 on a
+    GPU, in most products but not in all: a pass of one token and one of several then choose other
+    tokens. Who decodes in float32 wants its digits; bfloat16 is there for speed.
+
+    Args:
+      dtype: the dtype of the activations.
+
+    Returns:
+      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; else None, by
+      which JAX takes the user's setting or its own.
+    """
+    config: Any = jax.config
+    if dtype != jnp.float32 or config.jax_default_matmul_precision is not None:
+        return None
+    return jax.lax.Precision.HIGHEST
+
+
+# Events of jax.monitoring: the parts of a compilation, which do not overlap.
+COMPILE_PARTS = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+)
+
+
+def compile_seconds() -> float:
+    """What this process has spent on compilation since this was first asked.
+
+    Tracing and lowering count, and programs that are read from the cache on disk.
+    """
+    return sum(_spent())
+
+
+@functools.cache
+def _spent() -> list[float]:
+    """One number, which grows."""
+    spent = [0.0]
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        if event in COMPILE_PARTS:
+            spent[0] += duration_secs
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return spent
+
+
+def placement(tree: Any) -> Any:
+    """Where the arrays of a tree lie, as a hashable value for `jit_at`; None on one device."""
+    # Every call of a loop asks, and on one device the first leaf says it.
+    if len(_first_placed(tree).device_set) == 1:
+        return None
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple(leaf.sharding for leaf in leaves)
+
+
+def jit_at(fun: Callable[..., Any], **options: Any) -> Callable[..., Jitted]:
+    """Jits a function whose result is to lie where the caller says.
+
+    Args:
+      fun: as `jit` takes it.
+      **options: of `jit`.
+
+    Returns:
+      A function of a `placement` (None by default) that returns the jitted function.
+    """
+
+    @functools.cache
+    def jitted(where: Any) -> Jitted:
+        there = {} if where is None else {"out_shardings": jax.tree.unflatten(*where)}
+        return jit(fun, **options, **there)
+
+    def at(where: Any = None) -> Jitted:
+        return jitted(where)
+
+    return at

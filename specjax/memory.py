@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
+# Positions of a cache are int32, and writes to drop go to the second half of their range.
+MOST_POSITIONS = 2**30
 # What the control group of a container allows, version 2 and version 1.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -138,4 +140,65 @@ def check_fits(
         raise ValueError(
             f"{what}: this needs at least {in_words(needed)} of memory, but {where} "
             f"{in_words(room)}: {remedy}"
+        )
+
+
+def sizes_in_words(rows: int, length: int, max_draft: int, max_new: int) -> str:
+    """What is asked of a method, for messages.
+
+    Args:
+      rows: B.
+      length: L, of the prompts.
+      max_draft: G.
+      max_new: N, the longest output.
+    """
+    drafts = f", drafts of {max_draft}" if max_draft else ""
+    return (
+        f"{rows} row{'s' * (rows != 1)} with prompts of {length}{drafts} and outputs of {max_new} "
+        "tokens"
+    )
+
+
+def check_state_fits(
+    method: Any,
+    params: Any,
+    prompts: Any,
+    *,
+    max_new: int,
+    max_length: int,
+    remedy: str,
+    token_log_probs: bool = False,
+) -> None:
+    """Raises ValueError if such prompts and outputs certainly cannot fit.
+
+    Args:
+      method: the decoding method; nothing is known of one without `least_memory`.
+      params: its parameters.
+      prompts: a `PromptBatch` of arrays or of their shapes.
+      max_new: N, the longest output.
+      max_length: S, cache positions.
+      remedy: what to do.
+      token_log_probs: see `Method.init`.
+    """
+    if not hasattr(method, "least_memory"):
+        return
+    rows, length = np.shape(prompts.inputs)
+    # Tracing needs memory too: more is asked for only if this much fits.
+    traced = min(length, 2**20)
+    inputs: Any = jax.ShapeDtypeStruct((rows, traced), np.int32)
+    mesh = None if method.partitioner is None else method.partitioner.mesh
+    devices = jax.devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
+    needed = 4 * rows * (length - traced) // len(devices) + method.least_memory(
+        params,
+        prompts._replace(inputs=inputs),
+        max_new=min(max_new, MOST_POSITIONS),
+        max_length=min(max_length, MOST_POSITIONS),
+        token_log_probs=token_log_probs,
+    )
+    asked = sizes_in_words(rows, length, method.max_draft, max_new)
+    check_fits(asked, needed, remedy, devices)
+    if max_length > MOST_POSITIONS:
+        raise ValueError(
+            f"{asked}: this takes {max_length} positions of the cache, which has at most "
+            f"{MOST_POSITIONS}: {remedy}"
         )

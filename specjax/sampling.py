@@ -130,6 +130,10 @@ class _Weighed(NamedTuple):
 
 
 def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
+    if sampling.processing is not None:
+        raise ValueError(
+            "sampling has a processor: draw rows by the functions of specjax.processing"
+        )
     logits = _vector("logits", logits).astype(jnp.float32)
     check_scalars(sampling)
     top = jnp.max(logits)

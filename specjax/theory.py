@@ -20,6 +20,17 @@ from numpy.typing import ArrayLike
 
 from specjax.checks import check_count, one_number
 
+__all__ = [
+    "expected_tokens",
+    "horizontal_ewif",
+    "optimal_draft",
+    "speculative_ewif",
+    "standardised_improvement",
+    "tokens_of_models",
+    "vertical_ewif",
+    "vertical_expected_tokens",
+]
+
 
 def expected_tokens(acceptance: float, draft: int) -> float:
     """How many tokens a round emits: (1 - a^{k+1}) / (1 - a).

@@ -3,11 +3,12 @@
 import contextlib
 import errno
 import os
-import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 
@@ -130,6 +131,68 @@ def check_free(path: Path) -> None:
         raise NotADirectoryError(f"{existing} is a file; give a path that does not go through it")
 
 
+class InUseError(OSError):
+    """Another process has the lock."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, in_use: str) -> Iterator[None]:
+    """Holds a lock, which ends with the process; a file system without locks gets a warning.
+
+    Args:
+      path: the file of the lock, which is empty and is removed in the end. Its directory exists.
+      in_use: the message for a lock that another process has.
+
+    Raises:
+      InUseError: another process has it.
+      OSError: a file of its name is there that no lock has made.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    while True:
+        with _opened_lock(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUseError(in_use) from None
+            except OSError as error:
+                print(
+                    f"specjax: warning: the file system of {path.parent} has no locks "
+                    f"({error.strerror}): do not start a second process in this directory",
+                    file=sys.stderr,
+                )
+            # The process that had the lock removes the file: lock the one that is there now.
+            try:
+                if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    continue
+            except FileNotFoundError:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _opened_lock(path: Path) -> IO[bytes]:
+    """Opens the lock, which is an empty file; another's file of this name stays as it is."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be locked ({error.strerror}): move it, or choose another directory"
+        ) from None
+    if os.fstat(file.fileno()).st_size:
+        file.close()
+        raise FileExistsError(
+            f"{path} is not empty, so no run made it: move it, or choose another directory"
+        )
+    return file
+
+
 @contextlib.contextmanager
 def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """A directory beside `path` that becomes `path` on a regular exit and vanishes on an error.
@@ -145,43 +208,44 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Raises:
       FileExistsError: `path` may not be replaced and is a file, or a directory with something in
-        it; or another process of this machine is writing it.
+        it.
+      InUseError: another process is writing it.
       NotADirectoryError: one of its parents is a file.
       OSError: it cannot be written.
     """
     # Of a link, what it leads to is replaced.
     path = path.resolve() if path.is_symlink() else path.absolute()
-    old = path.with_name(f".{path.name}.specjax-old")
-    first = jax.process_index() == 0
+    partial, old, lock = (
+        path.with_name(f".{path.name}.specjax-{what}") for what in ("partial", "old", "lock")
+    )
+    first = jax.process_index() == 0  # the others of one program write into the same directory
     if not replace:
         check_free(path)
-    # Two programs must not meet in one directory; but all processes of one must.
-    stem = f".{path.name}.specjax-partial"
-    alone = jax.process_count() == 1
-    mine = f"{stem}-{platform.node()}-{os.getpid()}" if alone else stem
-    partial = path.with_name(mine)
-    try:
-        with naming_failures(path):
-            if first:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if replace:
-                    _put_back(path, old)
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir()
-                if alone:
-                    _refuse_others(path, f"{stem}-{platform.node()}-")
-        _wait_for_all(f"{partial} made")
-        with naming_full_disk(path):
-            yield partial
-        _wait_for_all(f"{partial} written")
-        with naming_failures(path):
-            if first:
-                _put(partial, path, old, replace=replace)
-        _wait_for_all(f"{path} in place")
-    except BaseException:
+    with contextlib.ExitStack() as stack:
         if first:
-            _remove(partial)
-        raise
+            with naming_failures(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            in_use = f"{path}: another process is writing it: wait for it, or choose another one"
+            stack.enter_context(locked(lock, in_use))
+        try:
+            with naming_failures(path):
+                if first:
+                    if replace:
+                        _put_back(path, old)
+                    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
+                    partial.mkdir()
+            _wait_for_all(f"{partial} made")
+            with naming_full_disk(path):
+                yield partial
+            _wait_for_all(f"{partial} written")
+            with naming_failures(path):
+                if first:
+                    _put(partial, path, old, replace=replace)
+            _wait_for_all(f"{path} in place")
+        except BaseException:
+            if first:
+                _remove(partial)
+            raise
 
 
 def _remove(path: Path) -> None:
@@ -211,35 +275,6 @@ def _put_back(path: Path, old: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         old.rename(path)
-
-
-def _refuse_others(path: Path, prefix: str) -> None:
-    """Removes what killed processes of this machine left; refuses where another one is at work."""
-    at_work = []
-    for other in path.parent.iterdir():
-        pid = other.name.removeprefix(prefix)
-        if other.name == pid or not pid.isdecimal() or int(pid) == os.getpid():
-            continue
-        if _runs(int(pid)):
-            at_work.append((pid, other))
-        else:
-            shutil.rmtree(other, ignore_errors=True)
-    if at_work:
-        pid, other = at_work[0]
-        raise FileExistsError(
-            f"{path}: another process ({pid}) is writing it into {other}: wait for it, or give "
-            "another directory; if that process is no specjax, delete what is left there"
-        )
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True
 
 
 def _wait_for_all(name: str) -> None:

@@ -15,46 +15,46 @@ from specjax.types import traced_dataclass
 
 @traced_dataclass
 class Strength:
-    alpha: object
+    strength: object
 
     def __post_init__(self):
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
+        object.__setattr__(self, "strength", checked("strength", self.strength, low=0.0, high=1.0))
 
 
 def test_values_are_checked_only_where_a_user_gives_them():
     strength = Strength(0.5)
-    assert isinstance(strength.alpha, np.ndarray) and strength.alpha.dtype == np.float32
-    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 2"):
+    assert isinstance(strength.strength, np.ndarray) and strength.strength.dtype == np.float32
+    with pytest.raises(ValueError, match=r"strength must lie in \[0, 1\], got 2"):
         Strength(2)
     # Leaves of a pytree are not checked, because transformations put other values there.
     doubled = jax.tree.map(lambda x: 4 * x, strength)
-    assert doubled.alpha == 2.0
-    assert jax.eval_shape(lambda s: s, strength).alpha.shape == ()
-    assert jax.tree.map(lambda _: None, strength).alpha is None
-    assert jax.vmap(lambda s: s.alpha + 1.0)(Strength([0.0, 0.5])).shape == (2,)
-    assert jax.jit(lambda a: Strength(a).alpha)(jnp.float32(7.0)) == 7.0
+    assert doubled.strength == 2.0
+    assert jax.eval_shape(lambda s: s, strength).strength.shape == ()
+    assert jax.tree.map(lambda _: None, strength).strength is None
+    assert jax.vmap(lambda s: s.strength + 1.0)(Strength([0.0, 0.5])).shape == (2,)
+    assert jax.jit(lambda a: Strength(a).strength)(jnp.float32(7.0)) == 7.0
 
 
 def test_the_bad_row_is_named():
     with pytest.raises(ValueError, match=r"got 3.0 in row 1"):
-        checked("alpha", [0.5, 3.0], low=0.0, high=1.0)
+        checked("strength", [0.5, 3.0], low=0.0, high=1.0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -1e-9, 1.0])
 def test_open_and_closed_ends(bad):
-    with pytest.raises(ValueError, match="alpha"):
-        checked("alpha", bad, low=0.0, high=1.0, open_high=True)
+    with pytest.raises(ValueError, match="strength"):
+        checked("strength", bad, low=0.0, high=1.0, open_high=True)
 
 
 def test_a_value_that_rounds_to_the_excluded_end_is_refused():
-    with pytest.raises(ValueError, match="alpha"):
-        checked("alpha", 1.0 - 1e-12, low=0.0, high=1.0, open_high=True)
+    with pytest.raises(ValueError, match="strength"):
+        checked("strength", 1.0 - 1e-12, low=0.0, high=1.0, open_high=True)
 
 
 @pytest.mark.parametrize("bad", ["0.5", None, [0.1, "x"], True])
 def test_values_that_are_not_numbers_are_refused(bad):
-    with pytest.raises(TypeError, match="alpha must be a number"):
-        checked("alpha", bad)
+    with pytest.raises(TypeError, match="strength must be a number"):
+        checked("strength", bad)
 
 
 def test_whole_numbers():
@@ -65,8 +65,8 @@ def test_whole_numbers():
 
 def test_leaves_have_names_and_a_readable_form():
     ((path, _),) = jax.tree_util.tree_leaves_with_path(Strength(0.25))
-    assert jax.tree_util.keystr(path) == ".alpha"
-    assert repr(Strength(0.25)) == "Strength(alpha=0.25)"
+    assert jax.tree_util.keystr(path) == ".strength"
+    assert repr(Strength(0.25)) == "Strength(strength=0.25)"
 
 
 @pytest.mark.parametrize("bad", [2**33 + 2, 2**31, 1e10, np.inf])
@@ -74,14 +74,14 @@ def test_a_number_too_large_for_its_dtype_is_shown_as_given(bad):
     with pytest.raises(ValueError, match="top_k must be a whole number of at least 1") as error:
         checked("top_k", bad, low=1, dtype=np.int32)
     assert str(bad) in str(error.value)
-    with pytest.raises(ValueError, match="^alpha must be small enough for float32, got 1e.39$"):
-        checked("alpha", 1e39)
+    with pytest.raises(ValueError, match="^strength must be small enough for float32, got 1e.39$"):
+        checked("strength", 1e39)
 
 
 @pytest.mark.parametrize("bad", [[], [[0.1], [0.2]]])
 def test_other_shapes_are_refused(bad):
-    with pytest.raises(ValueError, match="alpha must be a number or one number per row"):
-        checked("alpha", bad)
+    with pytest.raises(ValueError, match="strength must be a number or one number per row"):
+        checked("strength", bad)
 
 
 def test_require_imports_a_library_or_names_its_extra(monkeypatch):

@@ -11,8 +11,9 @@ import pytest
 
 import specjax
 from specjax import compilation, models
-from specjax.training import AdamW, InverseSqrt, init_state, make_eval_step, make_train_step
-from specjax.training.task import Total
+from specjax.training import AdamW
+from specjax.training.losses import Total
+from specjax.training.step import init_state, make_eval_step, make_train_step
 from tests.models.tiny import CONFIGS
 
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA's compiler for CPUs")
@@ -60,7 +61,7 @@ def test_sums_are_right_where_tasks_are_evaluated():
 @on_cpu
 def test_training_steps_have_none_of_these_fusions():
     matrix, rows = given()
-    optimizer = AdamW(schedule=InverseSqrt(peak=0.01, warmup_steps=1))
+    optimizer = AdamW(learning_rate=0.01, warmup_steps=1)
     step = make_train_step(Squares(), optimizer, seed=0, ema_decay=0.0)
     state = init_state({"kernel": matrix}, optimizer, 0.0)
     text = step.lower(state, None, rows).compile().as_text()

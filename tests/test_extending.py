@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, rules, testing, types
+from specjax import models, rules, testing, types
+from specjax.types import Sampling
 from tests import tiny_pair
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -44,6 +45,7 @@ def page(pair):
     """The page, run with a pair that compiles quickly in the place of the built-in one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specjax, "load_pair", lambda: pair)
+        patch.setitem(models.FAMILIES, "biased", models.FAMILIES["llama"])  # taken out again
         return run_page()
 
 
@@ -74,7 +76,7 @@ def test_a_rule(pair, page):
 def test_a_wrong_rule_is_told_in_one_line(pair, page):
     @types.traced_dataclass
     class Doubled(page.Mixture):
-        alpha: object
+        strength: object
 
         def __call__(self, q, p, q_conf=None, p_conf=None):
             return 2.0 * p
@@ -88,6 +90,9 @@ def test_a_wrong_rule_is_told_in_one_line(pair, page):
         reads_draft_confidence: bool = False
         reads_verifier_confidence: bool = False
 
+        def __call__(self, q, p, q_conf=None, p_conf=None):
+            return p
+
     with pytest.raises(TypeError, match="rule must be a pytree, got Plain: decorate the class"):
         specjax.Decoder(pair, rule=Plain())
 
@@ -98,28 +103,46 @@ def test_a_stopping_policy(pair, page, temperature):
         decoder = specjax.Decoder(
             pair,
             max_draft=4,
-            stopping=page.Unsure(),
-            stopping_params=jnp.float32(threshold),
-            temperature=temperature,
+            stopping=specjax.Own(page.Unsure(), jnp.float32(threshold)),
+            sampling=Sampling(temperature),
             **SHAPE,
         )
         return decoder(PROMPTS, seed=2)
 
     eager, careful, always = decode(0.0), decode(0.15), decode(2.0)
     longest, middle, shortest = (
-        x.info.rows.drafted.sum() / x.info.rows.rounds.sum() for x in (eager, careful, always)
+        x.info.per_row.drafted.sum() / x.info.per_row.rounds.sum() for x in (eager, careful, always)
     )
     assert longest > middle >= shortest
-    assert careful.info.rows.drafted_lengths[:, 1:4].any()
-    assert not always.info.rows.drafted_lengths[:, 2:].any()
+    assert careful.info.per_row.drafted_lengths[:, 1:4].any()
+    assert not always.info.per_row.drafted_lengths[:, 2:].any()
     if temperature == 0.0:
         assert eager.texts == careful.texts == always.texts
 
 
 def test_a_language_model_drafts(pair, page):
     both = specjax.Pair(drafter=page.counter, verifier=pair.verifier)
-    alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)
-    assert specjax.Decoder(both, temperature=0.0, **SHAPE)(PROMPTS).texts == alone(PROMPTS).texts
+    alone = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
+    assert (
+        specjax.Decoder(both, sampling=Sampling(0.0), **SHAPE)(PROMPTS).texts
+        == alone(PROMPTS).texts
+    )
+
+
+@pytest.mark.filterwarnings("ignore:the drafter has")  # scales are numbers too
+def test_a_family_and_weights_of_8_bits_draft_and_verify(pair, page):
+    """A drafter of stored weights beside a verifier of arrays, and the other way round."""
+    stored = dataclasses.replace(page.biased, params=page.stored)
+    assert page.one.texts == page.other.texts
+    kernel = page.stored["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert isinstance(kernel, page.Int8) and kernel.values.dtype == jnp.int8
+    for verifier, drafter in ((page.biased, stored), (stored, page.biased)):
+        both = specjax.Pair(drafter=drafter, verifier=verifier)
+        alone = specjax.Decoder(verifier, sampling=page.greedy, **SHAPE)(PROMPTS)
+        result = specjax.Decoder(both, max_draft=2, sampling=page.greedy, **SHAPE)(PROMPTS)
+        assert result.texts == alone.texts
+    axes = page.model.param_axes(page.stored)["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert (axes.values, axes.scales) == (("mlp", "embed"), (None, None))
 
 
 def test_a_drafter_that_lags_and_catches_up(pair, page):
@@ -128,18 +151,17 @@ def test_a_drafter_that_lags_and_catches_up(pair, page):
     looping = specjax.TextModel(
         testing.TabularModel(259, 1), jnp.asarray(table), pair.verifier.tokenizer
     )
-    alone = specjax.Decoder(looping, temperature=0.0, **(SHAPE | {"max_new_tokens": 24}))
+    alone = specjax.Decoder(looping, sampling=Sampling(0.0), **(SHAPE | {"max_new_tokens": 24}))
     decoder = specjax.Decoder(
         looping,
-        drafter=page.Remembered(3, 259),
-        drafter_params=(),
-        temperature=0.0,
+        drafting=specjax.Own(page.Remembered(3, 259)),
+        sampling=Sampling(0.0),
         **(SHAPE | {"max_new_tokens": 24}),
     )
     result = decoder(PROMPTS)
     assert result.texts == alone(PROMPTS).texts
-    assert result.info.rows.accepted.sum() > 0
-    assert result.info.rows.rounds.max() < 24
+    assert result.info.per_row.accepted.sum() > 0
+    assert result.info.per_row.rounds.max() < 24
     # It has no confidence: a rule that reads one is refused.
     with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but Remembered has"):
         decoder(PROMPTS, rule=rules.Chow(0.5))
@@ -147,13 +169,10 @@ def test_a_drafter_that_lags_and_catches_up(pair, page):
 
 def test_a_whole_method(pair, page):
     model = pair.verifier
-    echo = specjax.Decoder(
-        model,
-        method=page.Echo(model.model, eos_ids=tuple(model.tokenizer.eos_ids)),
-        params=page.EchoParams(model.params),
-        **SHAPE,
-    )
-    plain = specjax.Decoder(model, temperature=0.0, **SHAPE)(PROMPTS)
+    method = page.Echo(model.model, eos_ids=tuple(model.tokenizer.eos_ids))
+    own = specjax.Own(method, page.EchoParams(model.params))
+    echo = specjax.Decoder(model, method=own, **SHAPE)
+    plain = specjax.Decoder(model, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
     doubled = echo(PROMPTS)
     for one, two in zip(plain, doubled, strict=True):
         np.testing.assert_array_equal(np.repeat(one.tokens, 2)[: len(two.tokens)], two.tokens)
@@ -161,7 +180,7 @@ def test_a_whole_method(pair, page):
     with pytest.raises(ValueError, match="rule must be left out: Echo has none"):
         echo(PROMPTS, rule=rules.Lossless())
     with pytest.raises(ValueError, match="max_draft= must be left out: the method has its own"):
-        specjax.Decoder(model, method=echo.method, params=(), max_draft=3)
+        specjax.Decoder(model, method=own, max_draft=3)
 
 
 def test_any_number_of_models_has_one_vocabulary(pair):
@@ -202,24 +221,22 @@ def test_what_is_left_out_of_a_part_is_told():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafter_params": ()}, "drafter_params= must be left out: it belongs to drafter="),
-        ({"stopping_params": 0.5}, "stopping_params= must be left out: it belongs to stopping="),
-        ({"params": ()}, "params= must be left out: it is for a method of your own"),
         ({"widths": (1, 2)}, r"widths must .* G \+ 1 = 6, got \(1, 2\)"),
         ({"widths": 3}, r"widths must .* G \+ 1 = 6, got \(3,\)"),
     ],
 )
-def test_parts_without_their_owner_are_refused(pair, options, message):
+def test_widths_end_with_the_longest_draft(pair, options, message):
     with pytest.raises(ValueError, match=message):
         specjax.Decoder(pair, **options)
 
 
 def test_descriptions_tell_own_parameters_apart(pair, page):
-    def described(**options):
-        return specjax.Decoder(pair, stopping=page.Unsure(), **options, **SHAPE).describe()
+    def described(threshold):
+        own = specjax.Own(page.Unsure(), jnp.float32(threshold))
+        return specjax.Decoder(pair, stopping=own, **SHAPE).describe()
 
-    one, two = (described(stopping_params=jnp.float32(x)) for x in (0.1, 0.2))
-    assert one != two and one == described(stopping_params=jnp.float32(0.1))
+    one, two = described(0.1), described(0.2)
+    assert one != two and one == described(0.1)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +244,12 @@ def test_descriptions_tell_own_parameters_apart(pair, page):
 )
 def test_greedy_block_decodes_any_number_of_prompts(pair, count):
     decoder = specjax.Decoder(
-        pair, verification=specjax.verification.GreedyBlock(), max_draft=3, temperature=0.0, **SHAPE
+        pair,
+        verification=specjax.verification.GreedyBlock(),
+        max_draft=3,
+        sampling=Sampling(0.0),
+        **SHAPE,
     )
-    alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)
+    alone = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
     prompts = [f"p{i}" for i in range(count)]
     assert decoder(prompts).texts == alone(prompts).texts
-
-
-def test_drafting_is_public():
-    assert {"Drafter", "NeuralDrafter", "Stopping"} <= set(drafting.__all__)

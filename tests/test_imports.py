@@ -12,20 +12,20 @@ import specjax
 ROOT = pathlib.Path(specjax.__file__).parent
 
 # Subpackage or module -> what of specjax it may import. Whatever is not listed may import all.
-CORE = {"types", "checks", "platforms", "sampling"}
+CORE = {"types", "checks", "platforms", "sampling", "processing"}
 ALLOWED = {
     "types": {"checks"},
     "checks": set(),
     "platforms": {"types"},
     "kernels": {"types", "compilation", "platforms"},
-    "compiled": set(),
     "compilation": set(),
     "memory": set(),
     "filters": {"types", "platforms"},
     "sampling": {"types", "checks", "platforms", "kernels", "filters"},
+    "processing": {"types", "checks", "sampling"},
     "rules": CORE | {"compilation"},
     "verification": CORE,
-    "partitioning": {"types", "checks", "models", "compiled"},
+    "partitioning": {"types"},
     "decoding": CORE
     | {"rules", "verification", "drafting", "partitioning", "memory", "compilation"},
     "drafting": CORE | {"rules", "verification", "decoding", "acceptance_head"},

@@ -1,6 +1,11 @@
 """A tiny T5 pair with random weights and a trained SentencePiece vocabulary, on disk."""
 
+import fcntl
+import functools
+import os
 import random
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +13,7 @@ import jax.numpy as jnp
 
 from specjax import TextModel, testing
 from specjax.checkpoints import save_model
-from specjax.models import T5, T5Config
+from specjax.models import Seq2SeqLM, T5Config
 from specjax.tokenizers import ByteTokenizer
 from specjax.training.vocabulary import train_vocabulary
 from tests.models.tiny import random_params
@@ -38,7 +43,7 @@ def write_model(directory: Path, name: str, *, vocab: int = VOCAB, seed: int = 0
         num_encoder_layers=1,
         **SIZES[name],
     )
-    model = T5(config)
+    model = Seq2SeqLM(config)
     params = random_params(model, seed)
     # Flatter than random: every token has a chance, the end of sequence too.
     head = params["decoder"]["logits_dense"]
@@ -52,14 +57,23 @@ def write_vocabulary(directory: Path, syllables: Sequence[str] = SYLLABLES) -> N
     (directory / "spiece.model").write_bytes(model)
 
 
-def write_pair(directory: Path) -> dict[str, Path]:
-    """Writes both; the keys are `load_pair`'s arguments."""
-    directory.mkdir(exist_ok=True)
-    paths = {}
-    for seed, name in enumerate(SIZES):
-        paths[name] = write_model(directory / name, name, seed=seed)
-        write_vocabulary(paths[name])
+@functools.cache
+def shared_pair() -> dict[str, Path]:
+    """Both, written once by all processes of a run of the tests; the keys are `load_pair`'s."""
+    root = Path(os.environ.get("SPECJAX_TESTS_SHARED") or tempfile.mkdtemp())
+    with open(root / "pair.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        paths = {name: root / "pair" / name for name in SIZES}
+        for seed, name in enumerate(SIZES):
+            if not (paths[name] / "spiece.model").exists():  # the last file of each
+                write_model(paths[name], name, seed=seed)
+                write_vocabulary(paths[name])
     return paths
+
+
+def write_pair(directory: Path) -> dict[str, Path]:
+    """A copy of `shared_pair`, for tests that write into it or name its directory."""
+    return {name: shutil.copytree(path, directory / name) for name, path in shared_pair().items()}
 
 
 def tabular(seed: int, tokenizer=None, mesh=None) -> TextModel:

@@ -9,8 +9,15 @@ from jax.sharding import Mesh
 
 from benchmarks.shapes import Sizes, lowered, of_numbers, of_params
 from specjax import decoding, drafting, rules, verification
-from specjax.models import PRESETS, T5Config, model_from_config, preset
-from specjax.models.config import Gemma2Config, LlamaConfig, ModelConfig
+from specjax.models import (
+    PRESETS,
+    Gemma2Config,
+    LlamaConfig,
+    ModelConfig,
+    T5Config,
+    model_from_config,
+    preset,
+)
 from specjax.partitioning import Partitioner
 
 PAIRS = {
@@ -140,7 +147,7 @@ def _of_depth(config: ModelConfig, layers: int) -> ModelConfig:
 
 def _alone(large: Any, _: Any, variant: Variant, draft: int, part: Partitioner) -> tuple[Any, Any]:
     method = decoding.Autoregressive(large, partitioner=part)
-    return method, decoding.AutoregressiveParams(of_params(large, part))
+    return method, decoding.MethodParams(of_params(large, part))
 
 
 def _pair(
@@ -151,7 +158,7 @@ def _pair(
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
     own = drafting.NeuralDrafterParams(of_params(small, part), of_numbers(numbers, part))
     rule = of_numbers(variant.rule, part)
-    return method, decoding.RoundParams(of_params(large, part), own, rule)
+    return method, decoding.MethodParams(of_params(large, part), own, rule)
 
 
 def at_depth(

@@ -23,8 +23,8 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 
-from specjax.compiled import Instruction, Program
-from specjax.partitioning.collectives import KINDS
+from benchmarks.compiled import Instruction, Program
+from benchmarks.traffic import KINDS
 
 PARTS = (
     "verifier_pass",

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 
+from benchmarks.compiled import parse
 from benchmarks.predicted import CHIPS, LOGIT_TRIPS, Network, logit_bytes, pass_seconds
 from benchmarks.tpu import estimates, waste
 from benchmarks.tpu.cases import ALONE, Case
-from specjax.compiled import parse
+from benchmarks.traffic import KINDS, collectives
 from specjax.models import model_from_config
 from specjax.partitioning import Partitioner
-from specjax.partitioning.collectives import KINDS, collectives
 
 MB = 1e6
 

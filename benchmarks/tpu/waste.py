@@ -6,7 +6,7 @@ Axes: B rows, V vocabulary, S cache positions; all sizes are those on one device
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
-from specjax.compiled import ArrayLayout, Instruction, Program
+from benchmarks.compiled import ArrayLayout, Instruction, Program
 
 _TRANSPARENT = ("bitcast", "copy", "parameter", "reshape", "transpose")
 _HOST = 5  # a memory space

@@ -69,7 +69,7 @@ class Head:
           ValueError: if it is another one.
         """
         remedy = (
-            "train one for this drafter (specjax train_head), or load the drafter without it "
+            "train one for this drafter (specjax train head), or load the drafter without it "
             "(head=False)"
         )
         if self.config.width != width:

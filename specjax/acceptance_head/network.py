@@ -71,14 +71,9 @@ class AcceptanceHead(nn.Module):
     def __call__(self, hidden: Array, features: Array | None = None) -> Array:
         """Hidden states `[..., D]`, features `[..., F]` or None -> log-odds `[...]` float32."""
         config = self.config
-        _check("hidden", hidden, hidden.shape[:-1], config.width)
         x = hidden.astype(jnp.float32)
         if config.confidences:
-            if features is None:
-                raise ValueError(
-                    "features is None, but the head reads them: give confidence_features(...)"
-                )
-            _check("features", features, hidden.shape[:-1], NUM_FEATURES)
+            assert features is not None
             x = jnp.concatenate([x, features.astype(jnp.float32)], axis=-1)
         names = ["block"] if config.shared else [f"block_{i}" for i in range(config.blocks)]
         layers = [nn.Dense(x.shape[-1], name=name) for name in names[: config.blocks]]
@@ -86,14 +81,6 @@ class AcceptanceHead(nn.Module):
             x = x + jax.nn.silu(layers[0 if config.shared else i](x))
         # From zero: an untrained head says one half everywhere.
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(x)[..., 0]
-
-
-def _check(name: str, array: Array, rows: tuple[int, ...], width: int) -> None:
-    if array.ndim < 1 or array.shape != (*rows, width):
-        raise ValueError(
-            f"{name} must be {[*rows, width]}, as the head was trained, got shape "
-            f"{list(array.shape)}: use the drafter that the head was trained for"
-        )
 
 
 def confidence_features(top: Array, entropy: Array, drawn: Array) -> Array:
@@ -166,9 +153,6 @@ def apply_head(
 
     Returns:
       `[...]` float32; their sigmoid is the probability of SpecDec++ (3.1).
-
-    Raises:
-      ValueError: (at trace time) if D is not the width of the head, or features are missing.
     """
     log_odds: Any = AcceptanceHead(config).apply({"params": params}, hidden, features)
     return log_odds

@@ -1,9 +1,14 @@
 """Checkpoints: Hugging Face safetensors, T5X, and our own Orbax directories."""
 
-from specjax.checkpoints.bigrams import load_bigram, save_bigram
-from specjax.checkpoints.heads import has_head, load_head, save_head
-from specjax.checkpoints.load import LoadedModel, load_model, read_config
-from specjax.checkpoints.save import FORMATS, save_model
+from specjax.checkpoints.attachments import (
+    has_head,
+    load_bigram,
+    load_head,
+    save_bigram,
+    save_head,
+)
+from specjax.checkpoints.loading import LoadedModel, load_model, read_config
+from specjax.checkpoints.saving import FORMATS, save_model
 from specjax.checkpoints.sizes import sized
 from specjax.checkpoints.t5x_pair import save_t5x_pair
 from specjax.tokenizers.model_files import SpecialIds

@@ -1,22 +1,27 @@
 """From the arrays of a checkpoint to the parameters of a model, one array at a time."""
 
-import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Params
+from specjax.memory import check_fits
 
 FLOATS = ("float32", "bfloat16", "float16")
 _READABLE = (*FLOATS, "float64")
-# Numbers that are looked at together.
+# Numbers that are looked at, or compared, together.
 _BLOCK = 2**22
+
+# A nested dict as `{"decoder/layers_0/mlp/wo/kernel": leaf}`, and back.
+flatten = functools.partial(flax.traverse_util.flatten_dict, sep="/")
+unflatten = functools.partial(flax.traverse_util.unflatten_dict, sep="/")
 
 
 class ArraySpec(NamedTuple):
@@ -42,7 +47,7 @@ class NotFiniteError(ValueError):
     """An array has a NaN or an infinity."""
 
 
-class Reader(Protocol):
+class ArrayReader(Protocol):
     """An open checkpoint.
 
     Attributes:
@@ -66,72 +71,46 @@ class Piece(NamedTuple):
     """
 
     source: str
-    view: Callable[[np.ndarray], np.ndarray]
+    view: Callable[[np.ndarray], np.ndarray] = np.asarray
 
 
-@dataclasses.dataclass
-class Mismatch:
-    """How a checkpoint differs from what a configuration asks for.
-
-    Attributes:
-      missing: names asked for and not there.
-      extra: names there and not asked for.
-      wrong: (name, shape found, shape asked for).
-    """
-
-    missing: list[str] = dataclasses.field(default_factory=list)
-    extra: list[str] = dataclasses.field(default_factory=list)
-    wrong: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
-        default_factory=list
-    )
-
-    def raise_if_any(self, path: Path, remedy: str) -> None:
-        """Raises an error that names every difference in one line.
-
-        Args:
-          path: the checkpoint.
-          remedy: what the user can do.
-
-        Raises:
-          ValueError: if there is any difference.
-        """
-        parts = []
-        if self.missing:
-            parts.append(f"{_count(self.missing)} missing: {condense(self.missing)}")
-        if self.wrong:
-            described = [
-                f"{name} is {found} and should be {asked}" for name, found, asked in self.wrong
-            ]
-            parts.append(f"{_count(self.wrong)} of a wrong shape: {condense(described)}")
-        if self.extra:
-            parts.append(f"{_count(self.extra)} unknown: {condense(self.extra)}")
-        if parts:
-            raise ValueError(f"{path}: {'; '.join(parts)}. {remedy}")
-
-
-def _count(items: Sequence[Any]) -> str:
-    return f"{len(items)} array{'s' if len(items) > 1 else ''}"
-
-
-def compare(found: Mapping[str, ArraySpec], asked: Mapping[str, tuple[int, ...]]) -> Mismatch:
-    """Compares names and shapes.
+def check_same(
+    path: Path,
+    found: Mapping[str, ArraySpec],
+    asked: Mapping[str, tuple[int, ...]],
+    remedy: str,
+    unknown: Iterable[str] | None = None,
+) -> None:
+    """Refuses a checkpoint that is not what a configuration asks for.
 
     Args:
-      found: what a checkpoint holds.
-      asked: what a configuration asks for.
+      path: the checkpoint.
+      found: what it holds.
+      asked: the shapes by name.
+      remedy: what the user can do.
+      unknown: what of it is not asked for; by default by its names.
 
-    Returns:
-      The differences, each list sorted.
+    Raises:
+      ValueError: naming every difference in one line.
     """
-    return Mismatch(
-        missing=sorted(set(asked) - set(found)),
-        extra=sorted(set(found) - set(asked)),
-        wrong=[
-            (name, found[name].shape, shape)
-            for name, shape in sorted(asked.items())
-            if name in found and found[name].shape != shape
-        ],
-    )
+    unknown = set(found) - set(asked) if unknown is None else unknown
+    wrong = [
+        f"{name} is {found[name].shape} and should be {shape}"
+        for name, shape in sorted(asked.items())
+        if name in found and found[name].shape != shape
+    ]
+    differences = {
+        "missing": sorted(set(asked) - set(found)),
+        "of a wrong shape": wrong,
+        "unknown": sorted(unknown),
+    }
+    parts = [
+        f"{len(names)} array{'s' if len(names) > 1 else ''} {kind}: {condense(names)}"
+        for kind, names in differences.items()
+        if names
+    ]
+    if parts:
+        raise ValueError(f"{path}: {'; '.join(parts)}. {remedy}")
 
 
 def condense(names: Iterable[str]) -> str:
@@ -181,6 +160,13 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
     return dtype
 
 
+def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
+    """The dtype that holds arrays without loss: their own, or float32 where they differ."""
+    found = {np.dtype(dtype) for dtype in dtypes}
+    only = found.pop() if len(found) == 1 else np.dtype(np.float32)
+    return only if only.name in FLOATS else np.dtype(np.float32)  # float64 is rounded
+
+
 def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     """Refuses quantised checkpoints.
 
@@ -200,40 +186,23 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
         )
 
 
-def own_dtype(specs: Iterable[ArraySpec]) -> np.dtype:
-    """The dtype that holds a checkpoint's parameters without loss.
+def check_sizes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
+    """Refuses arrays that the host cannot hold one at a time, as a damaged shape makes them.
 
     Args:
-      specs: of the arrays that are parameters.
+      path: the checkpoint, for messages.
+      specs: its arrays.
 
-    Returns:
-      bfloat16 or float16 if all arrays are, else float32 (float64 is rounded to it).
+    Raises:
+      ValueError: naming the largest one.
     """
-    dtypes = {spec.dtype for spec in specs}
-    only = dtypes.pop() if len(dtypes) == 1 else None
-    return only if only is not None and only.itemsize == 2 else np.dtype(np.float32)
-
-
-def flatten(tree: Params) -> dict[str, Any]:
-    """A nested dict as `{"decoder/layers_0/mlp/wo/kernel": leaf}`."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        node = tree
-        *parents, last = path.split("/")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
+    name = max(specs, key=lambda name: specs[name].nbytes)
+    what = f"{path}: the numbers of {name} of shape {specs[name].shape}"
+    check_fits(what, specs[name].nbytes, "copy the whole checkpoint again")
 
 
 def materialise(
-    reader: Reader,
+    reader: ArrayReader,
     pieces: Mapping[str, Piece],
     *,
     dtype: np.dtype,
@@ -265,50 +234,13 @@ def materialise(
     largest_first = sorted(users, key=lambda name: -reader.specs[name].nbytes)
     flat: dict[str, Any] = {}
     for source, array in reader.arrays(largest_first):
-        if check_finite:
-            _check_finite(source, array)
         for path in users[source]:
-            flat[path] = _place(pieces[path].view(array), dtype, shardings[path])
+            view = pieces[path].view(array)
+            flat[path] = _place(view, dtype, shardings[path])
+            if check_finite:
+                check_shards(path, flat[path])
         del array  # before the reader brings the next one
     return unflatten({path: flat[path] for path in pieces})
-
-
-def check_shards(name: str, array: jax.Array) -> None:
-    """Raises NotFiniteError if what this process has of an array is not finite."""
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            begins = tuple(at.start or 0 for at in shard.index)
-            _check_finite(name, np.asarray(shard.data), begins)
-
-
-def _check_finite(name: str, array: np.ndarray, begins: tuple[int, ...] = ()) -> None:
-    for start, block in _blocks(array):
-        if block.dtype == jnp.bfloat16:
-            # ml_dtypes is 20 times slower.
-            finite = (block.view(np.uint16) & 0x7F80) != 0x7F80
-        else:
-            finite = np.isfinite(block)
-        if not finite.all():
-            at = np.unravel_index(int(np.argmin(finite)), block.shape)
-            place = tuple(int(i + j) for i, j in zip(start, at, strict=True))
-            value = array[place]
-            if begins:
-                place = tuple(i + j for i, j in zip(begins, place, strict=True))
-            raise NotFiniteError(f"{name} has {value} at {place}")
-
-
-def _blocks(array: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """Views that make up an array, each of at most `_BLOCK` numbers, and where each begins."""
-    if array.size <= _BLOCK:
-        yield (0,) * array.ndim, array
-        return
-    # Along the axis whose slices lie together.
-    axis = int(np.argmax(np.where(np.array(array.shape) > 1, np.abs(array.strides), -1)))
-    rows = max(1, _BLOCK * array.shape[axis] // array.size)
-    for i in range(0, array.shape[axis], rows):
-        part = array[(slice(None),) * axis + (slice(i, i + rows),)]
-        for start, block in _blocks(part):
-            yield (*start[:axis], start[axis] + i, *start[axis + 1 :]), block
 
 
 def _place(view: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -317,6 +249,33 @@ def _place(view: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -
     )
     # Else the host copies of several arrays could be alive at once.
     return placed.block_until_ready()
+
+
+def check_shards(name: str, array: jax.Array) -> None:
+    """Raises NotFiniteError if what this process has of an array is not finite."""
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            values = np.asarray(shard.data)
+            if (place := _find_not_finite(values)) is not None:
+                begins = (at.start or 0 for at in shard.index)
+                at = tuple(i + j for i, j in zip(begins, place, strict=True))
+                raise NotFiniteError(f"{name} has {values[place]} at {at}")
+
+
+def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
+    """The place of the first NaN or infinity of a C-ordered array."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        if block.dtype == jnp.bfloat16:
+            # ml_dtypes is 20 times slower.
+            finite = (block.view(np.uint16) & 0x7F80) != 0x7F80
+        else:
+            finite = np.isfinite(block)
+        if not finite.all():
+            place = np.unravel_index(start + int(np.argmin(finite)), array.shape)
+            return tuple(int(i) for i in place)
+    return None
 
 
 def copy_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -334,7 +293,7 @@ def same_values(a: np.ndarray, b: np.ndarray) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = (x.reshape(x.shape[0] if x.ndim else 1, -1) for x in (a, b))
-    rows = max(1, 2**22 // max(1, a.shape[1]))
+    rows = max(1, _BLOCK // max(1, a.shape[1]))
     return all(
         a[i : i + rows].tobytes() == b[i : i + rows].tobytes() for i in range(0, len(a), rows)
     )

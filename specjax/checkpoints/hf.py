@@ -1,9 +1,11 @@
-"""Hugging Face directories: config.json, and safetensors in one file or several with an index."""
+"""Hugging Face directories: `config.json`, and safetensors in one file or several with an index.
+
+What they say of a network is in its family (`specjax.models.family`).
+"""
 
 import json
 import re
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,34 +15,26 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specjax.checkpoints import hf_config, hf_names
 from specjax.checkpoints.arrays import (
     ArraySpec,
     Piece,
     check_floating,
-    compare,
+    check_same,
     copy_as,
     same_values,
 )
-from specjax.models import T5Config
-from specjax.models.config import ModelConfig
-from specjax.tokenizers.model_files import SpecialIds, read_json
+from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Renaming, family_of
+from specjax.tokenizers.model_files import SpecialIds, read_json, special_ids_from_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-LM_HEAD = "lm_head.weight"
 SHARD_BYTES = 5 * 10**9
-
-_DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": jnp.dtype("bfloat16"),
-}
+_EMBEDDING, _HEAD = "token_embedder/embedding", "lm_head.weight"
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class SafetensorsReader:
-    """The arrays of a directory's safetensors files, memory-mapped.
+    """The arrays of a directory's safetensors files.
 
     Args:
       directory: a Hugging Face directory.
@@ -53,12 +47,17 @@ class SafetensorsReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
-        self._places: dict[str, tuple[Path, int]] = {}
-        for path in _files(directory):
-            self._add(path)
-        _check_index(directory, {name: path.name for name, (path, _) in self._places.items()})
+        self._files: dict[str, Any] = {}
+        weight_map = _weight_map(directory)
+        for name in sorted(set(weight_map.values())) or [SINGLE]:
+            self._add(directory / name, weight_map)
+        if absent := sorted(set(weight_map) - set(self.specs)):
+            raise ValueError(
+                f"{directory / INDEX} places {absent[0]} in {weight_map[absent[0]]}, but it is in "
+                "none of the shards; download the whole checkpoint"
+            )
 
-    def _add(self, path: Path) -> None:
+    def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
         try:
             path.open("rb").close()  # the library calls each failure "No such file"
         except FileNotFoundError:
@@ -69,83 +68,57 @@ class SafetensorsReader:
             raise OSError(f"{path} cannot be read ({error.strerror}); correct that") from None
         try:
             # The library checks the whole header, and that the file is as long as it says.
-            with safetensors.safe_open(path, framework="numpy"):
-                pass
+            file = safetensors.safe_open(path, framework="numpy")
         except safetensors.SafetensorError as error:
             raise ValueError(
                 f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            if name in self._places:
+        for name in file.keys():  # noqa: SIM118
+            if weight_map and weight_map.get(name) != path.name:
                 raise ValueError(
-                    f"{path} holds {name}, and so does {self._places[name][0].name}; download the "
-                    "whole checkpoint again"
+                    f"{path.parent / INDEX} places {name} in {weight_map.get(name)}, but it is in "
+                    f"{path.name}; download the whole checkpoint"
                 )
-            dtype = _DTYPES.get(entry["dtype"], np.dtype(np.uint8))
-            self.specs[name] = ArraySpec(tuple(entry["shape"]), dtype, entry["dtype"])
-            self._places[name] = (path, 8 + length + entry["data_offsets"][0])
+            entry = file.get_slice(name)
+            label = entry.get_dtype()
+            dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
+            self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
+            self._files[name] = file
 
     def read(self, name: str) -> np.ndarray:
-        """One array, as a read-only memory map."""
-        path, offset = self._places[name]
-        shape, dtype, _ = self.specs[name]
-        if 0 in shape or not shape:
-            return np.fromfile(path, dtype, int(np.prod(shape)), offset=offset).reshape(shape)
-        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape).view(np.ndarray)
+        """One array."""
+        return self._files[name].get_tensor(name)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `Reader`."""
+        """See `ArrayReader`."""
         for name in names:
             yield name, self.read(name)
 
 
-def _files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory."""
+def _weight_map(directory: Path) -> dict[str, str]:
+    """In which file of a directory each array is, by its index; empty where there is one file."""
     index = directory / INDEX
     if (directory / SINGLE).is_file():
-        return [directory / SINGLE]
+        return {}
     if not index.is_file():
-        torch = sorted(p.name for p in directory.glob("*.bin"))
-        hint = (
-            f"save its {torch[0]} again with transformers' save_pretrained"
-            if torch
-            else "download the whole checkpoint"
-        )
+        hint = "download the whole checkpoint"
+        if torch := sorted(p.name for p in directory.glob("*.bin")):
+            hint = f"save its {torch[0]} again with transformers' save_pretrained"
         raise FileNotFoundError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} has no weight_map; download the file again")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
+    for name in {str(name) for name in weight_map.values()}:
         if Path(name).name != name:
             raise ValueError(
                 f"{index}: {name!r} must be the name of a file beside it; download the file again"
             )
         if not (directory / name).is_file():
-            arrays = sum(value == name for value in weight_map.values())
             raise FileNotFoundError(
-                f"{directory / name} is missing, though {INDEX} places {arrays} arrays in it; "
-                "download the whole checkpoint"
+                f"{directory / name} is missing, though {INDEX} places arrays in it; download the "
+                "whole checkpoint"
             )
-    return [directory / name for name in names]
-
-
-def _check_index(directory: Path, places: Mapping[str, str]) -> None:
-    """Asserts that every array is in the shard where the index places it, if there is an index."""
-    if (directory / SINGLE).is_file():
-        return
-    index = directory / INDEX
-    for name, shard in read_json(index)["weight_map"].items():
-        if places.get(name) != shard:
-            where = f"is in {places[name]}" if name in places else "is in none of the shards"
-            raise ValueError(
-                f"{index} places {name} in {shard}, but it {where}; download the whole checkpoint"
-            )
+    return weight_map
 
 
 def open_hf(
@@ -153,86 +126,75 @@ def open_hf(
 ) -> tuple[SafetensorsReader, ModelConfig, SpecialIds]:
     """Opens a directory and settles its configuration.
 
-    A T5's head is tied unless `lm_head.weight` is there and differs from the embedding; whether a
-    tied head scales is `scale_decoder_outputs`, else `tie_word_embeddings`.
-
     Args:
       directory: holds config.json (unless `config` is given) and safetensors.
       config: instead of config.json's.
 
     Returns:
-      The reader, the configuration, the ids of config.json.
+      The reader, the configuration, the ids that transformers assumes where files are silent.
 
     Raises:
       FileNotFoundError: for a missing file.
-      ValueError: for an unreadable file, another architecture, or flags and arrays at odds.
+      ValueError: for an unreadable file, another architecture, a value that the family does not
+        compute, or fields and arrays at odds.
     """
     path = directory / "config.json"
     if config is not None:
-        return SafetensorsReader(directory), config, hf_config.DEFAULT_IDS[type(config)]
+        return SafetensorsReader(directory), config, default_ids(family_of(config))
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing; copy it beside the safetensors, or give `config`"
         )
     values = read_json(path)
-    config = hf_config.config_from_hf(values, path)
+    family = _family(values, path)
     reader = SafetensorsReader(directory)
-    head, embedding = LM_HEAD in reader.specs, _embedding(reader, type(config))
-    copied = (
-        head and embedding is not None and same_values(reader.read(LM_HEAD), reader.read(embedding))
-    )
-    if isinstance(config, T5Config):
-        untied = _t5_is_untied(values, path, head, copied)
-        config = config.replace(
-            tie_embeddings=not untied, scale_tied_logits=untied or config.scale_tied_logits
-        )
-    elif config.tie_embeddings and head and embedding is not None and not copied:
+    head, embedding = None, _embedding(reader, family)
+    if _HEAD in reader.specs:
+        same = embedding and same_values(reader.read(_HEAD), reader.read(embedding))
+        head = "copied" if same else "own"
+    try:
+        found = family.from_hf(HFFields(values, path, head))
+    except ValueError as error:
+        prefix = "" if str(error).startswith(str(path)) else f"{path}: "
+        raise ValueError(f"{prefix}{error}") from None
+    if found.tie_embeddings and head == "own" and embedding is not None:
         raise ValueError(
-            f"{path}: tie_word_embeddings is true, but {LM_HEAD} differs from the embedding; "
+            f"{path}: tie_word_embeddings is true, but {_HEAD} differs from the embedding; "
             "set it to false if the head is untied"
         )
-    return reader, config, hf_config.DEFAULT_IDS[type(config)]
+    return reader, found, default_ids(family)
 
 
-def _t5_is_untied(values: Mapping[str, Any], path: Path, head: bool, copied: bool) -> bool:
-    """Whether a T5 has a head of its own.
+def default_ids(family: Family) -> SpecialIds:
+    """What transformers assumes where files are silent."""
+    return special_ids_from_json(dict(family.special_ids), Path(family.name))
 
-    Args:
-      values: of config.json.
-      path: of config.json, for messages.
-      head: whether the checkpoint has a head.
-      copied: whether it equals the embedding.
 
-    Raises:
-      ValueError: where transformers would scale the logits of an untied head.
-    """
-    said_untied = values.get("tie_word_embeddings") is False
-    scales = values.get("scale_decoder_outputs")
-    if copied or not (head or said_untied):
-        return False
-    if scales and not head:
+def _family(values: Mapping[str, Any], path: Path) -> Family:
+    """The family that a config.json names."""
+    name = values.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"{path}: model_type={name!r} must be one of {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    named = values.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(a, str) for a in named):
+        raise ValueError(f"{path}: architectures={named!r} must be a list of names")
+    if named and not set(named) & set(family.architectures):
         raise ValueError(
-            f"{path}: tie_word_embeddings is false and {LM_HEAD} is absent, but "
-            "scale_decoder_outputs is true, which belongs to a tied head; set tie_word_embeddings "
-            "to true if the head is tied"
+            f"{path}: architectures={named} must name {family.architectures[0]}, which is what "
+            f"specjax runs for model_type {name!r}"
         )
-    if scales:
+    if values.get("quantization_config"):
         raise ValueError(
-            f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but {LM_HEAD} "
-            "differs from shared.weight; set it to false if the head is untied"
+            f"{path}: quantization_config is set, but quantised checkpoints are not read; use the "
+            "float32 or bfloat16 one, or delete the field if the arrays are not quantised"
         )
-    if scales is None and not said_untied:
-        raise ValueError(
-            f"{path}: {LM_HEAD} differs from shared.weight, but tie_word_embeddings is not false, "
-            "so transformers 4 ties the head and transformers 5 scales its logits; set "
-            "tie_word_embeddings to false if the head is untied, as in T5 v1.1 and FLAN-T5"
-        )
-    return True
+    return family
 
 
-def _embedding(reader: SafetensorsReader, family: type[ModelConfig]) -> str | None:
+def _embedding(reader: SafetensorsReader, family: Family) -> str | None:
     """The name under which the embedding is stored; a checkpoint may keep only a copy."""
-    names = (hf_names.embedding_name(family), *hf_names.EMBEDDING_COPIES[family])
+    names = (family.hf_name(_EMBEDDING).hf, *family.copies)
     return next((name for name in names if name in reader.specs), None)
 
 
@@ -252,48 +214,61 @@ def hf_pieces(
     Raises:
       ValueError: if arrays are missing, unknown, of a wrong shape, or copies that differ.
     """
-    family = type(config)
-    rules = {path: hf_names.to_hf(family, path) for path in shapes}
+    family = family_of(config)
+    lines = {path: family.hf_name(path) for path in shapes}
     stored = _embedding(reader, family)
+    copies = {lines[_EMBEDDING].hf, *family.copies, *([_HEAD] if config.tie_embeddings else [])}
     if stored is not None:
-        path = "token_embedder/embedding"
-        rules[path] = rules[path]._replace(hf=stored)
+        lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
     asked = {
-        rule.hf: shapes[path][::-1] if rule.transposed else shapes[path]
-        for path, rule in rules.items()
+        line.hf: shapes[path][::-1] if line.transposed else shapes[path]
+        for path, line in lines.items()
     }
-    mismatch = compare(reader.specs, asked)
     # What stands in the place of a missing array may be its quantised form.
-    taken = reader.specs if mismatch.missing else {n: reader.specs[n] for n in asked}
-    check_floating(reader.directory, taken)
-    mismatch.extra = _unknown(reader, config, mismatch.extra, stored)
-    mismatch.raise_if_any(
-        reader.directory, "Give the checkpoint whose arrays these are, or correct config.json"
-    )
+    taken = asked if set(asked) <= set(reader.specs) else reader.specs
+    check_floating(reader.directory, {name: reader.specs[name] for name in taken})
+    unknown = []
+    for name in set(reader.specs) - set(asked):
+        if re.fullmatch(family.unused, name):
+            continue
+        if name in copies and stored is not None:
+            if same_values(reader.read(name), reader.read(stored)):
+                continue
+            name = f"{name} (a copy that differs from {stored})"
+        unknown.append(name)
+    remedy = "Give the checkpoint whose arrays these are, or correct config.json"
+    check_same(reader.directory, reader.specs, asked, remedy, unknown)
     return {
-        path: Piece(rule.hf, np.transpose if rule.transposed else np.asarray)
-        for path, rule in rules.items()
+        path: Piece(line.hf, np.transpose if line.transposed else np.asarray)
+        for path, line in lines.items()
     }
 
 
-def _unknown(
-    reader: SafetensorsReader, config: ModelConfig, extra: list[str], embedding: str | None
-) -> list[str]:
-    """Leaves out of `extra` what may be dropped: unused constants, true copies of the embedding."""
-    family = type(config)
-    copies = {hf_names.embedding_name(family), *hf_names.EMBEDDING_COPIES[family]}
-    if config.tie_embeddings:
-        copies.add(LM_HEAD)
-    left = []
-    for name in extra:
-        if re.fullmatch(hf_names.UNUSED[family], name):
-            continue
-        if name in copies and embedding is not None:
-            if same_values(reader.read(name), reader.read(embedding)):
-                continue
-            name = f"{name} (a copy that differs from {embedding})"
-        left.append(name)
-    return left
+def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
+    """Makes a `config.json` that transformers 4.x and 5.x read alike.
+
+    Args:
+      config: the model's configuration.
+      ids: its special ids.
+      dtype: of the arrays written beside it.
+
+    Returns:
+      The JSON object.
+
+    Raises:
+      ValueError: for a configuration that transformers cannot hold.
+    """
+    family = family_of(config)
+    return {
+        "architectures": [family.architectures[0]],
+        "model_type": family.name,
+        "vocab_size": config.vocab_size,
+        "dtype": dtype.name,  # 5.x
+        "torch_dtype": dtype.name,  # 4.x
+        "use_cache": True,
+        **ids.or_else(default_ids(family)).to_json(),
+        **family.to_hf(config),
+    }
 
 
 def write_hf(
@@ -315,45 +290,42 @@ def write_hf(
       ids: its special ids.
       dtype: of the arrays on disk.
       shard_bytes: the size above which the arrays go to several files with an index.
-      max_position_embeddings: what config.json of a decoder-only model names; its family's usual
-        one by default.
+      max_position_embeddings: what config.json names, where a family has the field; its usual one
+        by default.
 
     Raises:
       ValueError: for a configuration that transformers cannot hold.
     """
-    values = hf_config.config_to_hf(config, ids, dtype)
-    if max_position_embeddings is not None and not isinstance(config, T5Config):
+    values = config_to_hf(config, ids, dtype)
+    if max_position_embeddings is not None and "max_position_embeddings" in values:
         values["max_position_embeddings"] = max_position_embeddings
-    rules = [hf_names.to_hf(type(config), path) for path in params]
-    if isinstance(config, T5Config) and config.tie_embeddings and not config.scale_tied_logits:
-        # 4.x scales every tied head: an equal head, called untied, is right there and in 5.x.
-        rules.append(hf_names.Renaming(LM_HEAD, "token_embedder/embedding"))
-    shards: list[list[hf_names.Renaming]] = [[]]
+    lines = [family_of(config).hf_name(path) for path in params]
+    if config.tie_embeddings and not values["tie_word_embeddings"]:
+        lines.append(Renaming(_HEAD, _EMBEDDING))  # called untied, so an equal head is written
+    shards: list[list[Renaming]] = [[]]
     filled = 0
-    for rule in rules:
-        nbytes = params[rule.path].size * dtype.itemsize
+    for line in lines:
+        nbytes = params[line.path].size * dtype.itemsize
         if filled and filled + nbytes > shard_bytes:
             shards.append([])
             filled = 0
-        shards[-1].append(rule)
+        shards[-1].append(line)
         filled += nbytes
     write_json(directory / "config.json", values)
     weight_map = {}
     for number, shard in enumerate(shards, 1):
-        name = SINGLE
-        if len(shards) > 1:
-            name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
         arrays = {}
-        for rule in shard:
-            value = np.asarray(params[rule.path])
-            arrays[rule.hf] = copy_as(value.T if rule.transposed else value, dtype)
-            weight_map[rule.hf] = name
+        for line in shard:
+            value = np.asarray(params[line.path])
+            arrays[line.hf] = copy_as(value.T if line.transposed else value, dtype)
+            weight_map[line.hf] = name
         # transformers 4.x refuses a file without this mark.
         safetensors.numpy.save_file(arrays, directory / name, metadata={"format": "pt"})
         # The library makes its files readable by their owner alone.
         shutil.copymode(directory / "config.json", directory / name)
     if len(shards) > 1:
-        total = sum(params[rule.path].size for rule in rules) * dtype.itemsize
+        total = sum(params[line.path].size for line in lines) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(directory / INDEX, index)
 

@@ -15,8 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from specjax.checkpoints.arrays import ArraySpec, check_shards, flatten, unflatten
-from specjax.checkpoints.extent import check_arrays
+from specjax.checkpoints.arrays import ArraySpec, check_shards, check_sizes, flatten, unflatten
 from specjax.types import Params
 
 PARAMS = "params"
@@ -60,10 +59,10 @@ class OrbaxReader:
         if not self.specs:
             where = f" under {prefix!r}" if prefix else ""
             raise ValueError(f"{directory} holds no arrays{where}; give another checkpoint")
-        check_arrays(directory, self.specs)
+        check_sizes(directory, self.specs)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `Reader`."""
+        """See `ArrayReader`."""
         # One call of Orbax per array: one call for all would hold all their buffers at once.
         for name in names:
             yield name, self._read(name)

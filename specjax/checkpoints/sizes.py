@@ -1,9 +1,8 @@
 """Whether a checkpoint is of a published size."""
 
 import os
-from typing import Any
 
-from specjax.checkpoints.load import read_config
+from specjax.checkpoints.loading import read_config
 from specjax.models import preset
 
 # A fine-tuned model may have another vocabulary or dropout; these make its size.
@@ -37,21 +36,16 @@ def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str
       ValueError: the size is unknown, the checkpoint unreadable, or its network another.
     """
     wanted, found = preset(size), read_config(directory)
+    differences = [
+        f"{name} {here} (not {there})"
+        for name in _SIZES
+        if (here := getattr(found, name, None)) != (there := getattr(wanted, name, None))
+    ]
     if type(found) is not type(wanted):
+        differences = [f"a {type(found).__name__}"]
+    if differences:
         raise ValueError(
-            f"{os.fspath(directory)} has a {type(found).__name__[:-6]}, not {size}: give another "
+            f"{os.fspath(directory)} is not {size}: it has {', '.join(differences)}: give another "
             "directory, or another size"
-        )
-
-    def differs(name: str) -> tuple[Any, Any] | None:
-        here, there = getattr(found, name, None), getattr(wanted, name, None)
-        return None if here == there else (here, there)
-
-    others = {name: pair for name in _SIZES if (pair := differs(name))}
-    if others:
-        told = ", ".join(f"{name} {here} (not {there})" for name, (here, there) in others.items())
-        raise ValueError(
-            f"{os.fspath(directory)} is not {size}: it has {told}: give another directory, or "
-            "another size"
         )
     return directory

@@ -5,7 +5,7 @@
 
 A leaf of the msgpack is an array, or a TensorStore spec whose `kvstore` has a path inside the
 directory. The spec's driver (`file`, `gfile`, `gcs`) says where T5X wrote it, not where it is now.
-T5X's Orbax form (`checkpoint_<step>/state/_METADATA`) is read by `orbax.py`.
+T5X's Orbax form (`checkpoint_<step>/state/_METADATA`) is read by `OrbaxReader`.
 
 Source: `t5x/checkpoints.py`.
 """
@@ -22,8 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-from specjax.checkpoints.arrays import ArraySpec, condense, copy_as
-from specjax.checkpoints.extent import check_arrays
+from specjax.checkpoints.arrays import (
+    ArrayReader,
+    ArraySpec,
+    check_sizes,
+    condense,
+    copy_as,
+    flatten,
+)
+from specjax.checkpoints.orbax import OrbaxReader, is_orbax
 
 VERSION = 3
 CHUNK_BYTES = 64 * 2**20
@@ -45,6 +52,28 @@ def step_of(directory: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def t5x_directory(path: Path) -> Path | None:
+    """`checkpoint_<step>` itself, or the latest one in a model directory."""
+    found = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
+    if found is not None and not _is_checkpoint(found):
+        raise ValueError(
+            f"{found} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "
+            "checkpoint"
+        )
+    return found
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    return (directory / "checkpoint").is_file() or is_orbax(directory / "state")
+
+
+def t5x_reader(directory: Path) -> ArrayReader:
+    """The arrays of a `checkpoint_<step>` under T5X's own names."""
+    if (directory / "checkpoint").is_file():
+        return T5XReader(directory)
+    return OrbaxReader(directory / "state", "target")
+
+
 class T5XReader:
     """The parameters (`target`) of a checkpoint in T5X's own format.
 
@@ -59,7 +88,9 @@ class T5XReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         path = directory / "checkpoint"
-        leaves = _flatten(_read_target(path))
+        target = _read_target(path)
+        # A TensorStore spec is a leaf.
+        leaves = flatten(target, is_leaf=lambda _, value: "driver" in value and "kvstore" in value)
         if not leaves:
             raise ValueError(f"{path} holds no parameters; give another checkpoint")
         folders = {
@@ -81,7 +112,7 @@ class T5XReader:
             name: ArraySpec(tuple(leaf.shape), _meant_dtype(_dtype(leaf)))
             for name, leaf in self._leaves.items()
         }
-        check_arrays(directory, self.specs)
+        check_sizes(directory, self.specs)
 
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
         """Where the zarr array of one spec lies."""
@@ -102,7 +133,7 @@ class T5XReader:
         return self.directory / inside
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `Reader`."""
+        """See `ArrayReader`."""
         for name in names:
             yield name, self._read(name)
 
@@ -158,13 +189,6 @@ def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
             number, place = divmod(number, size)
             index.append(str(place))
         yield separator.join(reversed(index)) or "0"
-
-
-def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `flax.traverse_util.flatten_dict`, but a TensorStore spec is a leaf."""
-    return flax.traverse_util.flatten_dict(
-        tree, sep="/", is_leaf=lambda _, value: "driver" in value and "kvstore" in value
-    )
 
 
 def _read_target(path: Path) -> dict[str, Any]:

@@ -5,25 +5,23 @@ checkpoint_<step>/target.verifier.<name>/ one zarr array
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from specjax.checkpoints import t5x, t5x_config
+from specjax.checkpoints import t5x
 from specjax.checkpoints.arrays import (
     NotFiniteError,
     Piece,
     check_floating,
+    common_dtype,
     flatten,
     float_dtype,
     materialise,
-    own_dtype,
 )
-from specjax.checkpoints.load import load_model, read_config, t5x_directory, t5x_reader
-from specjax.checkpoints.save import check_format
+from specjax.checkpoints.loading import load_model, read_config
+from specjax.checkpoints.t5x_network import as_t5x, check_writable, gin_text
 from specjax.checksums import write_checksums
 from specjax.models import T5Config
 from specjax.tokenizers.model_files import SPECJAX_FILE, copy_tokenizer_files
@@ -68,42 +66,39 @@ def save_t5x_pair(
     for role, source in sources.items():
         found, steps[role], configs[role] = _arrays(source, check_weights)
         arrays |= {f"{role}/{name}": value for name, value in found.items()}
-    dtypes = {np.dtype(value.dtype) for value in arrays.values()}
-    own = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+    own = common_dtype(value.dtype for value in arrays.values())
     disk = own if dtype is None else float_dtype(dtype)
     with new_directory(Path(path)) as directory:
         copy_tokenizer_files(sources["verifier"], directory)
         t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)
-        minimal = {role: config for role, config in configs.items() if config is not None}
-        if len(minimal) == len(ROLES):
-            (directory / PAIR_FILE).write_text(_gin_text(minimal))
+        if all(configs.values()):
+            # To be read after gin_configs/t5x/models/encoder_decoder.gin.
+            included = "t5x/models/encoder_decoder.gin"
+            (directory / PAIR_FILE).write_text(gin_text(configs, included))
         checkpoint = next(directory.glob("checkpoint_*"))
         write_checksums(checkpoint, lambda name: "/" in name or name == "checkpoint")
     return Path(path)
 
 
-def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, T5Config | None]:
+def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
     """A checkpoint's arrays as T5X names them, its step, and a minimal T5's configuration."""
+    host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     checkpoint = None
-    own = any((source / name).exists() for name in (SPECJAX_FILE, "config.json"))
-    if source.is_dir() and not own:
-        checkpoint = t5x_directory(source)
+    if source.is_dir() and not any((source / n).exists() for n in (SPECJAX_FILE, "config.json")):
+        checkpoint = t5x.t5x_directory(source)
     if checkpoint is None:
-        config = read_config(source)
-        check_format(config, "t5x")
-        loaded = load_model(source, shardings=_host(), check_weights=check)
-        assert isinstance(loaded.config, T5Config)
-        written, arrays = t5x_config.as_t5x(loaded.config, flatten(loaded.params))
+        check_writable(read_config(source))
+        loaded: Any = load_model(source, shardings=host, check_weights=check)
+        written, arrays = as_t5x(loaded.config, flatten(loaded.params))
         return arrays, loaded.step or 0, written
-    reader = t5x_reader(checkpoint)
+    reader = t5x.t5x_reader(checkpoint)
     check_floating(checkpoint, reader.specs)
-    pieces = {name: Piece(name, lambda array: array) for name in reader.specs}
     try:
         params = materialise(
             reader,
-            pieces,
-            dtype=own_dtype(reader.specs.values()),
-            shardings=dict.fromkeys(pieces, _host()),
+            {name: Piece(name) for name in reader.specs},
+            dtype=common_dtype(spec.dtype for spec in reader.specs.values()),
+            shardings=dict.fromkeys(reader.specs, host),
             check_finite=check,
         )
     except NotFiniteError as error:
@@ -111,31 +106,9 @@ def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, T5Config | 
             f"{checkpoint}: {error}: copy the checkpoint again, or convert it with "
             "--no-check-weights"
         ) from None
-    minimal = "encoder/relpos_bias/rel_embedding" in pieces and not any(
+    minimal = "encoder/relpos_bias/rel_embedding" in reader.specs and not any(
         len(spec.shape) > 2 for spec in reader.specs.values()
     )
-    return flatten(params), t5x.step_of(checkpoint) or 0, (_config(source) if minimal else None)
-
-
-def _config(source: Path) -> T5Config | None:
-    config = read_config(source)
-    return config if isinstance(config, T5Config) else None
-
-
-def _host() -> Any:
-    return jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-
-
-def _gin_text(configs: Mapping[str, T5Config]) -> str:
-    """The sizes of both networks, to be read after gin_configs/t5x/models/encoder_decoder.gin."""
-    lines = [
-        "from __gin__ import dynamic_registration\n",
-        "from t5x.examples.t5 import network\n\n",
-        "include 't5x/models/encoder_decoder.gin'\n\n",
-    ]
-    for role, config in configs.items():
-        lines += [
-            f"{role}/network.T5Config.{name} = {value!r}\n"
-            for name, value in t5x_config.t5x_fields(config).items()
-        ]
-    return "".join(lines)
+    config = read_config(source) if minimal else None
+    step = t5x.step_of(checkpoint) or 0
+    return flatten(params), step, config if isinstance(config, T5Config) else None

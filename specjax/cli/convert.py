@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 if TYPE_CHECKING:
-    from specjax.acceptance_head import Head
+    from specjax.acceptance_head.head import Head
 
 TO_HELP = (
     "its format (t5x holds T5 alone, and a head that is tied without scaling as an untied copy, "
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import has_head, load_head, load_model, read_config, save_model
-    from specjax.checkpoints.save import check_format
+    from specjax.checkpoints.saving import check_format
     from specjax.tokenizers.model_files import SPECJAX_FILE, read_json_if_there
     from specjax.writing import check_free
 
@@ -123,7 +123,7 @@ def _merge(args: argparse.Namespace) -> int:
 def _copy_head(head: "Head", destination: Path, host: Any) -> None:
     """Writes an acceptance head beside its drafter, if the weights there are still the same."""
     from specjax.checkpoints import load_model, save_head
-    from specjax.text.fingerprint import weights_fingerprint
+    from specjax.text.text_models import weights_fingerprint
 
     written = load_model(destination, shardings=host, check_weights=False)
     if weights_fingerprint(written.params) == head.drafter_fingerprint:
@@ -131,6 +131,6 @@ def _copy_head(head: "Head", destination: Path, host: Any) -> None:
     else:
         print(
             "specjax: warning: the acceptance head is left out, because it knows other weights "
-            f"(as bfloat16 has them): train one for {destination} with `specjax train_head`",
+            f"(as bfloat16 has them): train one for {destination} with `specjax train head`",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""`specjax demo`: decodes sample captions with the built-in pair, method by method."""
+"""`specjax demo`: decodes sample texts with a built-in pair, setting by setting."""
 
 import argparse
 import io
@@ -10,36 +10,39 @@ from pathlib import Path
 from typing import Any
 
 import specjax
-from specjax import drafting, rules, verification
 from specjax.checks import require
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
 from specjax.data.files import read_lines
-from specjax.evaluation import METRICS, Bootstrap, figure, pooled
+from specjax.evaluation import METRICS, Bootstrap, figure
+from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
-from specjax.text.built_in import DEFAULT_PAIR, built_in_pair
-from specjax.types import Stopping
+from specjax.text.directories import DEFAULT_PAIR, built_in_pair
+from specjax.text.setting import Setting
+from specjax.types import Sampling
 
-_CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_latency.png"
+_CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_speed.png"
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
-# The samples of each built-in pair, and the longest output, in tokens.
-_SAMPLES = {"multi30k_ende": ("samples.tsv", 64), "gsm8k": ("samples.jsonl", 192)}
+# Of each built-in pair: its samples, the longest output in tokens, and the drafter of the demo. The
+# small one of the first pair is weak enough to show what a cascade trades.
+_SAMPLES = {
+    "multi30k_ende": ("samples.tsv", 64, "drafter_small"),
+    "gsm8k": ("samples.jsonl", 192, "drafter"),
+}
 _BUCKET = 48
 _NOTES = (
-    "interval: of BLEU, 95 % of bootstrap resamples of the captions. over_verifier: BLEU minus",
-    "that of the verifier alone, paired on the captions; its intervals hold for all rows at once,",
-    "in 95 % of tables. Where 0 is in one, neither is shown to be better.",
+    "bleu: with the interval of 95 % of bootstrap resamples of texts. over_verifier: BLEU minus",
+    "that of the verifier alone on the same texts; its intervals hold for all rows at once in 95 %",
+    "of tables. If an interval contains 0, neither setting is shown to be better. Lossless rows",
+    "follow the verifier's distribution: at temperature 1 they differ from it by chance alone.",
 )
 # Ends of an interval so far out need more resamples than usual.
 _RESAMPLES = 5000
-# Where adaptive drafts end: the least confidence, or with an acceptance head the most risk.
-_SURE, _RISK = 0.4, 0.5
 _COLUMNS = (
-    "method",
+    "setting",
     "temperature",
     "bleu",
-    "interval",
     "over_verifier",
     "tokens_per_second",
     "speedup",
@@ -56,12 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(_SAMPLES),
         help="the pair: T5s that translate captions, or Llamas that write about school mathematics",
     )
-    parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
-    parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
+    parser.add_argument("--drafter", help="the drafter's directory; default: a built-in one")
+    parser.add_argument("--verifier", help="the verifier's directory; default: the built-in one")
     parser.add_argument(
         "--samples",
         help="a TSV file of sources and references below a header line, or a JSONL file of objects "
-        "with these two; the built-in one if left out",
+        "with these two; default: the built-in samples",
     )
     parser.add_argument("--max-new", type=int, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
@@ -75,17 +78,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", default="demo_output", help="the directory of the results and the plot"
     )
-    parser.add_argument(
-        "--show", type=int, default=3, help="how many translations to show side by side"
-    )
+    parser.add_argument("--show", type=int, default=3, help="how many outputs to show side by side")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decodes the samples with every method, prints the table, writes results and plot."""
+    """Decodes the samples with every setting, prints the table, writes results and plot."""
     for module in ("sacrebleu", "matplotlib"):
         require(module, "eval")
-    name, usual = _SAMPLES[args.built_in]
+    name, usual, drafter = _SAMPLES[args.built_in]
     args.max_new = usual if args.max_new is None else args.max_new
+    if args.drafter is None and args.verifier is None:
+        args.drafter = f"built-in:{args.built_in}/{drafter}"
+        args.verifier = f"built-in:{args.built_in}/verifier"
     samples = Path(args.samples) if args.samples else built_in_pair(args.built_in) / name
     sources, references = _read(samples)
     check_positive(args, "max_draft", "max_new", "rows", "repeats")
@@ -101,18 +105,18 @@ def run(args: argparse.Namespace) -> int:
 def _run(
     args: argparse.Namespace, output: RunDirectory, sources: list[str], references: list[str]
 ) -> None:
-    pair = specjax.load_pair(args.built_in, drafter=args.drafter, verifier=args.verifier)
-    methods = _methods(pair, args, sources)
-    for decoder in methods.values():
-        decoder.rows(sources)  # refuses what does not fit, before the first one takes its time
-    for name, decoder in methods.items():
-        print(f"preparing: {name} ...", flush=True)
+    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    decoders = _decoders(pair, args, sources)
+    for decoder in decoders.values():
+        decoder.rows(sources)  # refuses what does not fit, before any long work
+    for name, decoder in decoders.items():
+        print(f"compiling: {name} ...", flush=True)
         decoder(sources[: args.rows + 1], progress=False)  # one row more: a slot is refilled
     results: list[dict[str, Any]] = []
     shown: dict[str, list[str]] = {}
     for temperature in (0.0, 1.0):
         print(f"decoding at temperature {temperature:g} ...", flush=True)
-        rows, texts = _measure(methods, temperature, sources, references, args.repeats)
+        rows, texts = _measure(decoders, temperature, sources, references, args.repeats)
         results += rows
         if temperature == 0.0:
             shown = texts
@@ -127,12 +131,16 @@ def _run(
     output.record(command=args.command_line)
     written = _write(output, results)
     print("\nwritten: " + ", ".join(map(str, written)))
+    print(
+        "next, with models and texts of your own: specjax compare --gin.VERIFIER=LARGE "
+        "--gin.DRAFTER=SMALL --gin.INPUT=TEXTS --gin.OUTPUT_DIR=RUN"
+    )
 
 
 def _show(
     count: int, sources: list[str], references: list[str], outputs: dict[str, list[str]]
 ) -> None:
-    """Prints greedy outputs side by side, for the samples on which the methods differ most."""
+    """Prints greedy outputs side by side, for the samples on which the settings differ most."""
     texts = [dict.fromkeys(of_one) for of_one in zip(*outputs.values(), strict=True)]
     order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
     for i in order[:count]:
@@ -141,60 +149,55 @@ def _show(
             print(f"  {'; '.join(m for m, out in outputs.items() if out[i] == text)}: {text}")
 
 
-def _methods(
+def settings(max_draft: int) -> dict[str, Setting]:
+    """What the demo compares, from the verifier's quality to the drafter's speed."""
+    rules = ("OPT(0.1)", "OPT(0.2)", "OPT(0.4)", "TokenV3(0.8)")
+    return {
+        ALONE: Setting(method="VerifierAlone"),
+        "lossless": Setting(max_draft=max_draft),
+        # Twice as long where the drafter is sure, shorter where it is not.
+        "lossless, adaptive": Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
+        **{rule: Setting(rule=rule, max_draft=max_draft) for rule in rules},
+        DRAFTER: Setting(method="DrafterAlone"),
+    }
+
+
+def _decoders(
     pair: specjax.Pair, args: argparse.Namespace, sources: list[str]
 ) -> dict[str, specjax.Decoder]:
-    max_draft = args.max_draft
-    # One bucket holds every sample, so that each method is one program.
+    # One bucket holds every sample, so that each kind of setting is one program.
     longest = max(len(pair.verifier.tokenizer.encode(source)) for source in sources)
-    bucket = _BUCKET * -(-longest // _BUCKET)
-    shape: dict[str, Any] = {"batch_size": args.rows, "buckets": (bucket,)}
-    shape["max_new_tokens"] = args.max_new
-
-    def both(rule: rules.Rule, algorithm: verification.Verification) -> specjax.Decoder:
-        return specjax.Decoder(
-            pair, rule=rule, verification=algorithm, max_draft=max_draft, **shape
-        )
-
-    block = verification.Block()
-    # Twice as long where the drafter is sure, shorter where it is not.
-    sure: Stopping = drafting.Confidence(_SURE)
-    if pair.drafter.head is not None:
-        sure = drafting.Survival(threshold=_RISK)
+    shape: dict[str, Any] = {
+        "batch_size": args.rows,
+        "buckets": (_BUCKET * -(-longest // _BUCKET),),
+        "max_new_tokens": args.max_new,
+    }
     return {
-        ALONE: specjax.Decoder(pair.verifier, **shape),
-        DRAFTER: specjax.Decoder(pair.drafter, **shape),
-        "lossless, token": both(rules.Lossless(), verification.Token()),
-        "lossless, block": both(rules.Lossless(), block),
-        "lossless, adaptive": specjax.Decoder(
-            pair, stopping=sure, max_draft=2 * max_draft, **shape
-        ),
-        "Lossy(0.5)": both(rules.Lossy(0.5), block),
-        "OPT(0.2)": both(rules.OPT(0.2), block),
-        "TokenV3(0.5)": both(rules.TokenV3(0.5), block),
+        name: setting.decoder(pair.named, **shape)
+        for name, setting in settings(args.max_draft).items()
     }
 
 
 def _measure(
-    methods: dict[str, specjax.Decoder],
+    decoders: dict[str, specjax.Decoder],
     temperature: float,
     sources: list[str],
     references: list[str],
     repeats: int,
 ) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """One line of the table per method, and its texts."""
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    outputs: dict[str, list[specjax.Result]] = {name: [] for name in methods}
+    """One line of the table per setting, and its texts."""
+    seconds: dict[str, list[float]] = {name: [] for name in decoders}
+    outputs: dict[str, list[specjax.Result]] = {name: [] for name in decoders}
     for seed in range(repeats):
         # Turn by turn, so that a noisy machine disturbs all of them alike.
-        for name, decoder in methods.items():
+        for name, decoder in decoders.items():
             start = time.perf_counter()
-            result = decoder(sources, temperature=temperature, seed=seed, progress=False)
+            result = decoder(sources, sampling=Sampling(temperature), seed=seed, progress=False)
             seconds[name].append(time.perf_counter() - start)
             outputs[name].append(result)
     speeds = {
         name: statistics.median(
-            float(result.info.rows.emitted.sum() / spent)
+            float(result.info.per_row.emitted.sum() / spent)
             for result, spent in zip(results, seconds[name], strict=True)
         )
         for name, results in outputs.items()
@@ -219,7 +222,7 @@ def _measure(
         )
         rows.append(
             {
-                "method": name,
+                "setting": name,
                 "temperature": temperature,
                 "bleu": bleu.value,
                 "bleu_interval": [bleu.low, bleu.high],
@@ -239,8 +242,8 @@ def _intervals(row: dict[str, Any]) -> dict[str, str | None]:
     (low, high), (least, most) = row["bleu_interval"], row["bleu_over_verifier_interval"]
     over = f"{row['bleu_over_verifier']:+.1f} [{least:+.1f}, {most:+.1f}]"
     return {
-        "interval": f"[{low:.1f}, {high:.1f}]",
-        "over_verifier": None if row["method"] == ALONE else over,
+        "bleu": f"{row['bleu']:.1f} [{low:.1f}, {high:.1f}]",
+        "over_verifier": None if row["setting"] == ALONE else over,
     }
 
 
@@ -283,19 +286,23 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
     require("matplotlib", "eval").use("Agg")
     pyplot = require("matplotlib.pyplot", "eval")
     table = output.write(_TABLE_NAME, (json.dumps(results, indent=1) + "\n").encode())
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
-        points = [row for row in results if row["temperature"] == temperature]
-        for row, marker in zip(points, "os^v<DPX"[: len(points)], strict=True):
-            latency = 1e3 / row["tokens_per_second"]
+        rows = [row for row in results if row["temperature"] == temperature]
+        rules = [row for row in rows if row["setting"].startswith("OPT")]
+        axis.plot([row["speedup"] for row in rules], [row["bleu"] for row in rules], c="0.7")
+        for row in rows:
             low, high = row["bleu_interval"]
             errors = [[row["bleu"] - low], [high - row["bleu"]]]
-            style: dict[str, Any] = {"fmt": marker, "ms": 9, "alpha": 0.75, "lw": 1, "capsize": 3}
-            axis.errorbar(latency, row["bleu"], errors, label=row["method"], **style)
-        axis.set(title=f"temperature {temperature:g}", xlabel="ms per token", ylabel="BLEU")
-        axis.margins(0.15)
+            style: dict[str, Any] = {"fmt": "o", "ms": 7, "alpha": 0.8, "lw": 1, "capsize": 3}
+            axis.errorbar(row["speedup"], row["bleu"], errors, **style)
+            place: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
+            axis.annotate(row["setting"], (row["speedup"], row["bleu"]), fontsize=8, **place)
+        axis.axhline(rows[0]["bleu"], c="0.8", ls="--", lw=1)
+        axis.set(title=f"temperature {temperature:g}", xlabel="times the verifier's speed")
+        axis.set(ylabel="BLEU", xscale="log")
+        axis.margins(0.2)
         axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=130)
     pyplot.close(figure)

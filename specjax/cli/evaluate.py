@@ -3,13 +3,10 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specjax.cli import gin_config, hosts
 from specjax.cli.bench.report import Report
-
-if TYPE_CHECKING:
-    from specjax.runs.run_directory import RunDirectory
 
 DEFAULT_FILE = "runs/evaluate.gin"
 
@@ -23,21 +20,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Scores as the gin files say; prints tables and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
+    from specjax.data.few_shot import FewShot
     from specjax.evaluation import AnswerAfter, AnswerPattern, Bootstrap, Sandbox
     from specjax.runs.evaluation import evaluate
+    from specjax.study.points import predictions_in
 
-    if args.part is not None and args.part.index:
-        told = f"process {args.part.index} of {args.part.count} has nothing to do: process 0 scores"
-        print(f"specjax evaluate: {told}", file=sys.stderr)
+    process = args.process
+    if process is not None and process.index:
+        print(
+            f"specjax evaluate: process {process.index} of {process.count} has nothing to do: "
+            "process 0 scores",
+            file=sys.stderr,
+        )
         return 0
-    gin_config.register(evaluate, AnswerAfter, AnswerPattern, Bootstrap, Sandbox)
+    # A task's file names what makes its prompts, too.
+    gin_config.register(evaluate, AnswerAfter, AnswerPattern, Bootstrap, FewShot, Sandbox)
     gin_config.configure_from(args)
-
-    def record(run: "RunDirectory", *, paths: dict[str, str]) -> None:
-        config = gin_config.operative_config()
-        run.record(command=args.command_line, config=config, paths=paths)
-
-    scores = gin_config.call(evaluate, on_start=record)
+    recorder = gin_config.recorder(args)
+    scores = gin_config.call(evaluate, on_start=recorder, compared=predictions_in)
     for name, method in scores["methods"].items():
         if method["failed"]:
             print(

@@ -1,7 +1,6 @@
 """How a command that failed ends: one line on stderr, and a status that says what kind it was."""
 
 import contextlib
-import dis
 import errno
 import os
 import select
@@ -13,7 +12,6 @@ from pathlib import Path
 from specjax.runs.processes import LostProcessError
 
 _PACKAGE = str(Path(__file__).parents[1])
-_RAISE = dis.opmap["RAISE_VARARGS"]
 BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as a shell says it
 SOME_FAILED = 3  # the run is whole, but for points that another start would fail, too
 
@@ -23,20 +21,16 @@ def is_refusal(error: BaseException) -> bool:
 
     Its type cannot tell: a ValueError of NumPy's, or a KeyError of a dict, is an accident.
     """
-    if isinstance(error, AssertionError):
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, AssertionError) or not frames:
         return False
-    trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return code.co_filename.startswith(_PACKAGE) and code.co_code[trace.tb_lasti] == _RAISE
+    made_at = frames[-1]
+    return made_at.filename.startswith(_PACKAGE) and (made_at.line or "").startswith("raise")
 
 
 def one_line(error: BaseException) -> str:
-    """The words of an error without line breaks."""
-    return " ".join(str(error).split())
+    """The words of an error without line breaks, and without gin's notes on where it was."""
+    return " ".join(str(error).split("\n  In ")[0].split())
 
 
 def tell(command: str, error: Exception) -> int:

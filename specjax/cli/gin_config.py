@@ -1,8 +1,9 @@
 """gin files and overrides for the commands: `--gin_file=FILE --gin.NAME=value`.
 
-gin reads the files; what stands here turns its errors into one line, finds the recipes that specjax
-ships, and refuses names that nothing uses. A gin file lists on top the names (macros) that must be
-given, then those that one commonly overrides, each below a comment that says what it is:
+gin reads the statements of the files; what stands here finds the files, the recipes that specjax
+ships among them, refuses names that nothing uses, and says what is wrong in one line. A gin file
+lists on top the names (macros) that must be given, then those that one commonly overrides, each
+below a comment that says what it is:
 
     # A directory.
     DATA_DIR = %gin.REQUIRED
@@ -13,77 +14,66 @@ gin is imported here and nowhere in the library.
 """
 
 import argparse
-import difflib
-import itertools
-import logging
+import contextlib
+import inspect
 import os
 import re
-import textwrap
 import tokenize
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
-from gin import resource_reader
+from gin import config_parser
+from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
 from specjax.checks import check_path
-from specjax.cli import gin_errors
-from specjax.cli.failures import is_refusal
-from specjax.cli.gin_references import check_references
+from specjax.cli.failures import is_refusal, one_line
+from specjax.cli.help_format import SHIPPED, definitions, names_and_files
+from specjax.cli.renamed import hint
 from specjax.runs.processes import LostProcessError
 
-_PACKAGE = Path(__file__).parents[1]
-# The names that `register` has made configurable.
-_configurables: set[str] = set()
-_MODULE = "specjax"
-# The names that the command line has bound.
-_overrides: list[str] = []
-# The recipes that are part of the package.
-SHIPPED = _PACKAGE / "gin_configs"
 # A file is also looked up in the folder of this name above any other gin file.
 _ROOT = "gin_configs"
-_DEFINITION = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.*)$")
-_REFERENCE = re.compile(r"%([A-Za-z_]\w*)(?![\w.])")
-# Python's words, and gin's for the name under which it knows what was called.
-_MISSING = re.compile(
-    r"missing \d+ required [^\n]*arguments?: ([^\n]*).*?In call to configurable '([\w.]+)'", re.S
-)
+# The folder of the files that say all of a command.
+_RUNS = "runs"
+_MODULE = "specjax"
+_MACRO = "gin.macro"
+_CONSTANT, _REQUIRED = "gin.constant", "%gin.REQUIRED"
+# What gin and Python raise while they read.
+_READING = (
+    OSError, ImportError, RecursionError, ValueError, TypeError, SyntaxError, RuntimeError,
+    tokenize.TokenError,
+)  # fmt: skip
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-
-def _is_in_a_package(path: str) -> bool:
-    """Whether gin finds a file in an importable package; a folder `runs` here is none."""
-    try:
-        return resource_reader.system_path_file_exists(path)
-    except TypeError:  # gin's, of a folder without __init__.py
-        return False
-
-
-gin.config._FILE_READERS[1:] = [(resource_reader.system_path_reader, _is_in_a_package)]
+# What `register` has made configurable, by name.
+_registered: dict[str, Callable[..., Any]] = {}
+# The names that the command line has bound.
+_overrides: list[str] = []
 
 
 def add_arguments(
     parser: argparse.ArgumentParser,
-    default: str | None = None,
+    default: str,
     groups: Mapping[str, str] | None = None,
 ) -> None:
     """Adds gin's options, named as in T5X; `specjax` also takes `--gin.NAME=VALUE`.
 
     Args:
       parser: of the command.
-      default: the file to read where none is given; without it one must be given. Its names are
-        listed below the options.
+      default: the run file of the command, which is read first unless another one is given. Its
+        names are listed below the options.
       groups: folder of shipped gin files, or a pattern of their names -> what they are; listed with
         the names that they add.
     """
     parser.add_argument(
         "--gin_file",
         action="append",
-        required=default is None,
+        default=[],
         metavar="FILE",
         help="a gin file, looked up here, in the search paths and among specjax's own; may be "
-        + (f"repeated, read in order (default: {default})" if default else "repeated"),
+        f"repeated; read in order, after {default} unless another file of {_RUNS}/ is given",
     )
     parser.add_argument(
         "--gin_search_paths",
@@ -102,37 +92,47 @@ def add_arguments(
         help="override a name of the gin files, or a parameter such as AdamW.weight_decay; may be "
         "repeated; short: --gin.NAME=VALUE",
     )
-    if default:
-        parser.set_defaults(default_gin_file=default)
-        parser.epilog = "\n".join(_describe(default, groups or {}))
+    parser.set_defaults(default_gin_file=default)
+    parser.epilog = "\n".join(names_and_files(default, groups or {}))
 
 
 def configure_from(args: argparse.Namespace) -> None:
     """Like `configure`, with what `add_arguments` has added."""
-    files = args.gin_file or [args.default_gin_file]
-    configure(files, args.gin_binding, args.gin_search_paths)
+    configure(args.gin_file, args.gin_binding, args.gin_search_paths, args.default_gin_file)
+
+
+def recorder(args: argparse.Namespace) -> Callable[..., None]:
+    """A function `on_start(run, paths=None)` that records how a run was started."""
+
+    def record(run: Any, paths: Any = None) -> None:
+        run.record(command=args.command_line, config=operative_config(), paths=paths)
+
+    return record
 
 
 def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) -> None:
     """Makes library functions and classes configurable; those that are already stay so.
 
+    Where a gin file hands over one of them to be called later, as in `infer.make_decoder =
+    @Decoder`, the caller gives no argument that it needs.
+
     Args:
       *configurables: under their own names.
       **named: under these names.
     """
-    _configurables.update(c.__name__ for c in configurables)
-    _configurables.update(named)
     for name, configurable in ({c.__name__: c for c in configurables} | named).items():
+        _registered[name] = configurable
         try:
             gin.get_configurable(configurable)
         except ValueError:
-            # A command run before this one in the same process has locked the configuration.
-            with gin.unlock_config():
-                gin.external_configurable(configurable, name=name, module=_MODULE)
+            gin.external_configurable(configurable, name=name, module=_MODULE)
 
 
 def configure(
-    files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str] = ()
+    files: Sequence[str],
+    bindings: Sequence[str],
+    search_paths: Sequence[str] = (),
+    default: str | None = None,
 ) -> None:
     """Reads gin files and overrides into gin's global configuration.
 
@@ -142,114 +142,371 @@ def configure(
       bindings: `NAME=value`, from the command line. A value that gin cannot read is taken as a
         string, so that paths need no quotes.
       search_paths: folders in which files and includes are looked up.
+      default: the file that is read first, unless one of the files is, or includes, a file of a
+        folder `runs`.
 
     Raises:
       OSError: a gin file or an included file is not found.
-      ValueError: a syntax error, an unknown name, a name that nothing uses, or a required name
-        without a value; one line.
+      ValueError: a syntax error, an unknown name, or a name that nothing uses; one line.
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder")
-    folders = [str(folder) for folder in (*search_paths, *_folders_of(files), SHIPPED)]
     for path in files:
         check_path(path, "--gin_file=")
-    reading = ""  # the file or the override that gin is at
-    gin.clear_config()
-    # gin has no call that forgets the folders of an earlier configuration, which would go first.
-    del gin.config._LOCATION_PREFIXES[1:]
-    for folder in folders:
-        gin.add_config_file_search_path(folder)
-    try:
-        # gin logs every folder in which a file is not.
-        logging.disable(logging.ERROR)
-        parsed: list[gin.config.ParsedConfigFileIncludesAndImports] = []
+    reader = _Reader(files, search_paths)
+    if default is not None and not any(path.parent.name == _RUNS for path in reader.read):
+        reader = _Reader([default, *files], search_paths)
+    _overrides[:] = [binding.partition("=")[0].strip() for binding in bindings]
+    for binding in bindings:
+        reader.override(binding)
+    reader.check_names()
+
+
+class _Delegate(ParserDelegate):
+    """Makes references as gin does; notes which names are used, and refuses unknown ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: set[str] = set()
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
+        name = scoped_configurable_name.rpartition("/")[2]
+        _check_known(name)
+        return super().configurable_reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Any:
+        found = super().macro(macro_name)
+        if found.configurable.selector == _MACRO:  # else a constant
+            self.used.add(macro_name)
+        return found
+
+
+class _Reader:
+    """Reads gin files into gin's configuration, which it clears.
+
+    Args:
+      files: see `configure`.
+      search_paths: see `configure`.
+
+    Attributes:
+      read: the files that were read, with those that they include.
+      defined: the names (macros) that they define.
+    """
+
+    def __init__(self, files: Sequence[str], search_paths: Sequence[str]) -> None:
+        gin.clear_config()
+        self.read: list[Path] = []
+        self.defined: set[str] = set()
+        self._delegate = _Delegate()
+        self._folders = list(search_paths)
         for file in files:
-            reading = f"--gin_file={file}"
-            parsed += gin.parse_config_files_and_bindings([file], None, finalize_config=False)
-        reading = ""
-        texts = list(_texts(parsed, ["", *folders]))
-        defined = [m[1] for text in texts for line in text if (m := _DEFINITION.match(line))]
-        used = {name for text in texts for line in text for name in _REFERENCE.findall(line)}
-        used.update(name for binding in bindings for name in _REFERENCE.findall(binding))
-        _overrides[:] = [binding.partition("=")[0].strip() for binding in bindings]
-        for binding in bindings:
-            reading = f"--gin.{binding}"
-            _override(binding, set(defined), used)
-        reading = ""
-        _refuse_unused(defined, used)
-        _refuse_missing(defined)
-        gin.finalize()
-    except gin_errors.READING as error:
-        raise gin_errors.told(error, reading, _configurables) from None
-    finally:
-        logging.disable(logging.NOTSET)
+            self._look_around(Path(file))
+        for file in files:
+            self._include(file, f"--gin_file={file}", [])
+
+    def _include(self, name: str, place: str, within: list[Path]) -> None:
+        path = self._find(name, place)
+        if path in within:
+            raise _NamedError(
+                f"{path}: this gin file includes itself, perhaps by way of others: remove the "
+                "include"
+            )
+        self.read.append(path)
+        self._look_around(path)
+        with path.open(encoding="utf-8") as file, _naming(str(path)):
+            statements = config_parser.ConfigParser(file, self._delegate)
+            while True:
+                with _naming(str(path), statements):
+                    statement: Any = next(statements, None)
+                if statement is None:
+                    return
+                place = f"{path}:{statement.location.line_num}"
+                if isinstance(statement, config_parser.IncludeStatement):
+                    included = f"{place}: include {statement.filename!r}"
+                    self._include(statement.filename, included, [*within, path])
+                else:
+                    with _naming(place):
+                        self._execute(statement)
+
+    def _look_around(self, file: Path) -> None:
+        """Adds the folders in which the includes of a file are looked up."""
+        if file.is_file():
+            folder = file.absolute().parent
+            roots = [parent for parent in folder.parents if parent.name == _ROOT]
+            self._folders += [str(x) for x in (*roots, folder) if str(x) not in self._folders]
+
+    def _find(self, name: str, place: str) -> Path:
+        candidates = (Path(folder, name) for folder in ("", *self._folders, str(SHIPPED)))
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is not None:
+            return found.absolute()
+        remedy = hint(name, (), "give its full path, or its folder in --gin_search_paths")
+        raise FileNotFoundError(
+            f"{place}: no such file, neither here nor in {[*self._folders, str(SHIPPED)]}; {remedy}"
+        )
+
+    def _execute(self, statement: Any) -> None:
+        if isinstance(statement, config_parser.ImportStatement):
+            gin.parse_config(statement.format())
+        elif isinstance(statement, config_parser.BlockDeclaration):
+            _check_known(statement.selector)
+        elif statement.arg_name:
+            _check_known(statement.selector, statement.arg_name)
+            gin.bind_parameter(statement[:3], statement.value)
+        else:
+            name = "/".join(filter(None, statement[:2]))
+            self.defined.add(name)
+            gin.bind_parameter((name, _MACRO, "value"), statement.value)
+
+    def override(self, binding: str) -> None:
+        """Binds `NAME=value`, a name that exists to what gin reads from the value, or its text."""
+        name, equals, value = (part.strip() for part in binding.partition("="))
+        if not equals:
+            raise ValueError(f"--gin.{binding}: must have the form --gin.NAME=value")
+        if "\n" in binding or "\r" in binding:
+            raise ValueError(f"--gin.{name}: the value has a line break: give it in one line")
+        if "." not in name and name not in self.defined | self._delegate.used:
+            absent = ", ".join(sorted(self._delegate.used - self.defined))
+            rest = f"; they use {absent}: add the file that defines these" if absent else ""
+            known = f"the gin files define {', '.join(sorted(self.defined)) or 'none'}{rest}"
+            raise ValueError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
+        with _naming(f"--gin.{name}"):
+            try:
+                statements = self._parsed(f"{name} = {value}")
+            except (SyntaxError, tokenize.TokenError):
+                if value[:1] in ("@", "%"):
+                    raise ValueError(f"{value} is not a gin reference") from None
+                statements = self._parsed(f"{name} = {value!r}")
+            for statement in statements:
+                self._execute(statement)
+
+    def _parsed(self, text: str) -> list[Any]:
+        return list(config_parser.ConfigParser(text, self._delegate))
+
+    def check_names(self) -> None:
+        """Raises ValueError unless each name is defined and used, here or by another command.
+
+        So one file can say all of a task, from its prompts to its metrics.
+        """
+        used = self._delegate.used
+        others = {name for file in (SHIPPED / _RUNS).glob("*.gin") for name in definitions(file)}
+        if unused := sorted(self.defined - used - others):
+            raise ValueError(
+                f"the gin files define {', '.join(unused)}, which nothing in them uses; "
+                + hint(unused[0], used, "delete it")
+            )
+        if undefined := sorted(used - self.defined):
+            raise ValueError(
+                f"the gin files use %{undefined[0]}, but none defines it; add the file that does, "
+                f"or --gin.{undefined[0]}=..."
+            )
 
 
-def call(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
+class _NamedError(ValueError):
+    """Names the file and the line, or the option."""
+
+
+@contextlib.contextmanager
+def _naming(place: str, parser: Any = None) -> Iterator[None]:
+    """Turns what gin and Python raise while they read into one line that begins with a place."""
+
+    def named(text: str) -> _NamedError:
+        line = "" if parser is None else f":{parser.current_token.start[0]}"
+        return _NamedError(f"{place}{line}: {text}")
+
+    try:
+        yield
+    except (_NamedError, FileNotFoundError):
+        raise
+    except RecursionError:
+        raise named("the value is nested too deeply: give a flat one") from None
+    except ImportError as error:
+        raise named(
+            f"{one_line(error)}; install what is imported, or name its folder in PYTHONPATH"
+        ) from None
+    except SyntaxError as error:
+        raise named(error.msg) from None
+    except _READING as error:
+        raise named(one_line(error)) from None
+
+
+def _check_known(name: str, parameter: str | None = None) -> None:
+    """Raises ValueError unless gin has a function or class of this name, with this parameter."""
+    plain = name.rpartition(".")[2]
+    try:
+        gin.get_configurable(name)
+    except ValueError:
+        known = f"gin files can name {', '.join(sorted(_registered))}"
+        raise ValueError(
+            f"{name} is no function or class that gin can use; {hint(plain, _registered, known)}"
+        ) from None
+    if parameter is not None and plain in _registered:
+        parameters = dict(inspect.signature(_registered[plain]).parameters)
+        parameters.pop("unknown", None)  # `Decoder` takes these to refuse them
+        variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if parameter not in parameters and not variadic:
+            known = f"it has {', '.join(parameters)}"
+            raise ValueError(f"{plain} has no {parameter}; {hint(parameter, parameters, known)}")
+
+
+def call(
+    configurable: Callable[..., Any],
+    *first: Any,
+    before: Callable[[], None] = lambda: None,
+    **arguments: Any,
+) -> Any:
     """Calls a registered function with its configured arguments.
 
     Args:
       configurable: the function.
       *first: its first arguments; what is bound to them is not evaluated.
+      before: is called before anything that is bound is evaluated.
       **arguments: given to it as they are.
 
     Returns:
       What it returns.
 
     Raises:
-      ValueError: as the function does, or where an argument has no value or one of a type that
-        specjax refuses; without gin's notes on who called whom.
-      OSError: likewise.
-      ImportError: likewise. Errors that specjax has not made itself pass as they are.
+      ValueError: a required name has no value, an argument has none, a name is defined by itself,
+        or an override binds what nothing uses; or the function refuses a value. Names of gin
+        files stand in the place of parameters to which they are bound. Errors that specjax has
+        not made itself pass as they are.
     """
-    own = {f"{_MODULE}.{name}" for name in _configurables}
-    check_references(gin.config._inverse_lookup(configurable).selector, _overrides, own)
-    return call_part(configurable, *first, **arguments)
-
-
-def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
-    """Like `call`, for a part of what the overrides are for: some may belong to other parts."""
-    called = gin.get_configurable(configurable)
+    name = next(name for name, known in _registered.items() if known is configurable)
+    walk = _Walk()
+    given = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
+    walk.start(f"{_MODULE}.{name}", configurable, given)
+    walk.check_overrides(_overrides)
     try:
-        return called(*first, **arguments)
+        before()
+        return gin.get_configurable(configurable)(*first, **arguments)
+    except LostProcessError:
+        raise
     except Exception as error:
-        if "Required bindings" in str(error):
-            raise ValueError(gin_errors.one_line(error)) from None
-        if isinstance(error, TypeError) and _raised_in(error) == gin.config.__file__:
-            missing = _MISSING.search(str(error))
-            if not missing:
-                raise ValueError(gin_errors.one_line(error)) from None
-            names, name = re.findall(r"'(\w+)'", missing[1]), missing[2]
-            raise ValueError(
-                f"{name} has no value for {', '.join(names)}; add a gin file that binds them, "
-                f"or --gin.{name}.{names[0]}=... and so on"
-            ) from None
         if not is_refusal(error):
             raise
-        kinds = (OSError, ImportError, LostProcessError)
-        kind = next((k for k in kinds if isinstance(error, k)), ValueError)
-        raise kind(gin_errors.one_line(error)) from None
+        raise ValueError(walk.in_names_of_files(one_line(error))) from error
 
 
-def find(file: str, search_paths: Sequence[str] = ()) -> Path | None:
-    """Where a gin file is that `configure` would read; None if it is nowhere."""
-    places = (Path(folder, file) for folder in ("", *search_paths, str(SHIPPED)))
-    return next((path for path in places if path.is_file()), None)
+class _Walk:
+    """Which bindings of gin's configuration a call will read, found before the call."""
+
+    def __init__(self) -> None:
+        self._done: set[_Key] = set()
+        self._used: set[tuple[str, str]] = set()
+        self._handed_over: list[tuple[tuple[str, ...], ConfigurableReference]] = []
+        self._missing: list[str] = []
+        # Parameter -> the names (macros) that are bound to it, in all that is called.
+        self._names: dict[str, set[str]] = {}
+
+    def start(self, selector: str, function: Callable[..., Any], given: Sequence[str]) -> None:
+        """Follows all references from a function that will be called.
+
+        Args:
+          selector: its name in gin.
+          function: it.
+          given: the parameters that the caller gives.
+
+        Raises:
+          ValueError: a name refers to itself, or a required name or an argument has no value.
+        """
+        self._follow(((), selector), function, [], given)
+        while self._handed_over:  # each by itself: handing over a function does not call it
+            scopes, reference = self._handed_over.pop()
+            wrapped = reference.configurable.wrapped
+            # Who calls a user's own function may give it arguments.
+            called = wrapped if wrapped in _registered.values() else None
+            self._follow((scopes, reference.configurable.selector), called, [])
+        if self._missing:
+            # First the names of files, which say what they are.
+            names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
+            raise ValueError(
+                f"required but not given: {', '.join(names)}; add a gin file that gives "
+                f"{'it' if len(names) == 1 else 'them'}, or "
+                + " ".join(f"--gin.{name}=..." for name in names)
+            )
+
+    def _follow(
+        self,
+        key: "_Key",
+        function: Callable[..., Any] | None,
+        path: list["_Key"],
+        given: Sequence[str] = (),
+    ) -> None:
+        if key in path:
+            circle = [*path[path.index(key) :], key]
+            raise ValueError(
+                f"the gin files define {_shown(key)} by itself "
+                f"({' -> '.join(map(_shown, circle))}): give one of them another value"
+            )
+        if key in self._done:
+            return
+        self._done.add(key)
+        scopes, selector = key
+        # As gin looks them up: the inner scope overrides.
+        self._used |= {("/".join(scopes[:i]), selector) for i in range(len(scopes) + 1)}
+        bindings = gin.get_bindings("/".join((*scopes, selector)), resolve_references=False)
+        self._note_missing(key, function, {*bindings, *given})
+        for parameter, value in bindings.items():
+            if parameter in given:
+                continue
+            if isinstance(value, ConfigurableReference) and str(value).startswith("%"):
+                self._names.setdefault(parameter, set()).add(str(value)[1:])
+            if str(value) == _REQUIRED:
+                self._missing.append(_shown(key).removeprefix("%"))
+            for reference in iterate_references(value):
+                inner = tuple(reference.scopes) or scopes
+                target = reference.configurable
+                if not reference.evaluate:
+                    self._handed_over.append((inner, reference))
+                elif target.selector != _CONSTANT:
+                    self._follow((inner, target.selector), target.wrapped, [*path, key])
+
+    def _note_missing(
+        self, key: "_Key", function: Callable[..., Any] | None, known: Collection[str]
+    ) -> None:
+        if function is None or key[1] == _MACRO:
+            return
+        for name, parameter in inspect.signature(function).parameters.items():
+            needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+            if needed and name not in known:
+                self._missing.append(f"{_shown(key)}.{name}")
+
+    def check_overrides(self, overrides: Sequence[str]) -> None:
+        """Raises ValueError if the command line has bound a parameter that nothing reads.
+
+        A user's own function may be called in Python, too.
+        """
+        for name in (name for name in overrides if "." in name):
+            scope, selector, _ = config_parser.parse_binding_key(name)
+            plain = selector.removeprefix(f"{_MODULE}.")
+            if plain in _registered and (scope, f"{_MODULE}.{plain}") not in self._used:
+                where = f" in the scope {scope}" if scope else ""
+                raise ValueError(
+                    f"--gin.{name}: nothing here uses {selector}{where}: leave it out, or choose "
+                    "what it belongs to"
+                )
+
+    def in_names_of_files(self, text: str) -> str:
+        """A message, with the names of gin files in the place of parameters."""
+        for parameter, names in self._names.items():
+            if len(names) > 1:
+                continue
+            word = rf"\b{re.escape(parameter)}\b"
+            if "_" not in parameter:
+                # A word of English is a parameter where it is marked as one.
+                word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
+            text = re.sub(word, next(iter(names)), text)
+        return text
 
 
-def definitions(file: Path) -> dict[str, str]:
-    """The names that a gin file itself defines, in order, and their values (their first lines)."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return {match[1]: match[2] for line in lines if (match := _DEFINITION.match(line))}
+_Key = tuple[tuple[str, ...], str]
 
 
-def binding_of(parameter: str) -> str:
-    """What is bound to a parameter, as "%MAX_DRAFT" to `Decoder.max_draft`; "None" for nothing."""
-    try:
-        return str(gin.query_parameter(parameter))
-    except ValueError:
-        return "None"
+def _shown(key: _Key) -> str:
+    scopes, selector = key
+    return "%" + "/".join(scopes) if selector == _MACRO else selector.rpartition(".")[2]
 
 
 def value_of(parameter: str, default: Any = None) -> Any:
@@ -258,13 +515,9 @@ def value_of(parameter: str, default: Any = None) -> Any:
         found = gin.query_parameter(parameter)
     except ValueError:
         return default
-    if isinstance(found, gin.config.ConfigurableReference) and found.evaluate:
+    if isinstance(found, ConfigurableReference) and found.evaluate:
         return found.scoped_configurable_fn()
     return found
-
-
-def _raised_in(error: Exception) -> str:
-    return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def operative_config() -> str:
@@ -272,121 +525,14 @@ def operative_config() -> str:
     return gin.operative_config_str()
 
 
-def _folders_of(files: Iterable[str]) -> Iterator[Path]:
-    """The folders in which the includes of these files are looked up."""
-    for file in map(Path, files):
-        if file.is_file():
-            yield from (parent for parent in file.absolute().parents if parent.name == _ROOT)
-            yield file.absolute().parent
+def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
+    """Like `call`, for a part of what the overrides are for: some may belong to other parts."""
+    return gin.get_configurable(configurable)(*first, **arguments)
 
 
-def _texts(
-    parsed: Iterable[gin.config.ParsedConfigFileIncludesAndImports], folders: Sequence[str]
-) -> Iterator[list[str]]:
-    """The lines of all files that gin has read, found as gin finds them."""
-    for file in parsed:
-        candidates = [Path(folder, file.filename) for folder in folders]
-        path = next(path for path in candidates if path.is_file())
-        yield path.read_text(encoding="utf-8").splitlines()
-        yield from _texts(file.includes, folders)
-
-
-def _override(binding: str, defined: set[str], used: set[str]) -> None:
-    """Binds `NAME=value`, a name that exists to what gin reads from the value, or to its text."""
-    name, equals, value = (part.strip() for part in binding.partition("="))
-    if not equals:
-        raise ValueError(f"--gin.{binding}: must have the form --gin.NAME=value")
-    if "\n" in binding or "\r" in binding:
-        raise ValueError(f"--gin.{name}: the value has a line break: give it in one line")
-    if "." not in name and name not in defined | used:
-        near = difflib.get_close_matches(name, defined, n=1)
-        undefined = ", ".join(sorted(used - defined))
-        raise ValueError(
-            f"--gin.{name}: no such name; "
-            + (f"did you mean {near[0]}? " if near else "")
-            + f"The gin files define {', '.join(sorted(defined)) or 'none'}"
-            + (f"; they use {undefined}: add the file that defines these" if undefined else "")
-        )
+def binding_of(parameter: str) -> str:
+    """What is bound to a parameter, as "%MAX_DRAFT" to `Decoder.max_draft`; "None" for nothing."""
     try:
-        gin.parse_config(f"{name} = {value}")
-    except (SyntaxError, tokenize.TokenError):
-        if value[:1] in ("@", "%"):
-            raise ValueError(f"--gin.{binding}: {value} is not a gin reference") from None
-        gin.parse_config(f"{name} = {value!r}")
-
-
-def _refuse_unused(defined: Iterable[str], used: set[str]) -> None:
-    unused = sorted(set(defined) - used)
-    if unused:
-        near = difflib.get_close_matches(unused[0], used, n=1)
-        raise ValueError(
-            f"the gin files define {', '.join(unused)}, which nothing in them uses; "
-            + (f"did you mean {near[0]}?" if near else "delete it")
-        )
-
-
-def _refuse_missing(defined: Iterable[str]) -> None:
-    missing = [
-        name
-        for name in sorted(set(defined))
-        if str(gin.query_parameter(f"{name}/macro.value")) == "%gin.REQUIRED"
-    ]
-    if missing:
-        raise ValueError(
-            f"required but not given: {', '.join(missing)}; add "
-            + " ".join(f"--gin.{name}=..." for name in missing)
-        )
-
-
-def _describe(default: str, groups: Mapping[str, str]) -> Iterator[str]:
-    """The lines below the options: the names that can be set, then the files that can be added."""
-    own = list(_names_in(SHIPPED / default))
-    yield f"names in {default}, each set by --gin.NAME=VALUE:"
-    yield ""
-    yield from _columns(own, "  ")
-    known = {name for name, _ in own}
-    for folder, what in groups.items():
-        yield ""
-        yield f"{what}:"
-        yield ""
-        files = sorted(SHIPPED.glob(folder if "*" in folder else f"{folder}/*.gin"))
-        width = 2 + max(len(file.stem) for file in files)
-        for file in files:
-            yield from _columns([(file.stem, _header(file))], "  ", width)
-            yield from _columns(list(_names_in(file, known)), "      ")
-
-
-def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each name that a file defines but the known ones: the comment above it and its default."""
-    comment: list[str] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            comment.append(line.removeprefix("#").strip())
-            continue
-        if (match := _DEFINITION.match(line)) and match[1] not in known:
-            name, value = match.groups()
-            value += {"{": "...}", "(": "...)", "[": "...]"}.get(value, "")  # of several lines
-            default = "required" if value == "%gin.REQUIRED" else f"default: {value}"
-            yield name, " ".join([*comment, f"({default})"])
-        comment = []
-
-
-def _header(file: Path) -> str:
-    """The first paragraph of the comment on top of a file."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    header = itertools.takewhile(lambda line: line.startswith("# "), lines)
-    return " ".join(line.removeprefix("#").strip() for line in header)
-
-
-def _columns(rows: Sequence[tuple[str, str]], margin: str, width: int = 0) -> Iterator[str]:
-    """Names on the left, texts on the right, wrapped."""
-    width = max([width, *(len(name) + 2 for name, _ in rows)])
-    for name, text in rows:
-        yield textwrap.fill(
-            text,
-            width=100,
-            initial_indent=f"{margin}{name:<{width}}",
-            subsequent_indent=margin + " " * width,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        return str(gin.query_parameter(parameter))
+    except ValueError:
+        return "None"

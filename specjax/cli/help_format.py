@@ -1,6 +1,15 @@
-"""How `--help` shows options and the text below them."""
+"""How `--help` shows options, and below them the names and the files of gin."""
 
 import argparse
+import itertools
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+# The recipes that are part of the package.
+SHIPPED = Path(__file__).parents[1] / "gin_configs"
+_DEFINITION = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.*)$")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -13,3 +22,68 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return action.help
         shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
         return f"{action.help} (default: {shown.replace('%', '%%')})"
+
+
+def names_and_files(default: str, groups: Mapping[str, str]) -> Iterator[str]:
+    """The lines below the options: the names that can be set, then the files that can be added.
+
+    Args:
+      default: the run file of the command.
+      groups: folder of gin files, or a pattern of their names -> what they are.
+    """
+    own = list(_names_in(SHIPPED / default))
+    yield f"names in {default}, each set by --gin.NAME=VALUE:"
+    yield ""
+    yield from _columns(own, "  ")
+    known = {name for name, _ in own}
+    for folder, what in groups.items():
+        yield ""
+        yield f"{what}:"
+        yield ""
+        files = sorted(SHIPPED.glob(folder if "*" in folder else f"{folder}/*.gin"))
+        width = 2 + max(len(file.stem) for file in files)
+        for file in files:
+            yield from _columns([(file.stem, _header(file))], "  ", width)
+            yield from _columns(list(_names_in(file, known)), "      ")
+
+
+def definitions(file: Path) -> dict[str, str]:
+    """The names that a gin file itself defines, in order, and their values (their first lines)."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {match[1]: match[2] for line in lines if (match := _DEFINITION.match(line))}
+
+
+def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Each name that a file defines but the known ones: the comment above it and its default."""
+    comment: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            comment.append(line.removeprefix("#").strip())
+            continue
+        if (match := _DEFINITION.match(line)) and match[1] not in known:
+            name, value = match.groups()
+            value += {"{": "...}", "(": "...)", "[": "...]"}.get(value, "")  # of several lines
+            default = "required" if value == "%gin.REQUIRED" else f"default: {value}"
+            yield name, " ".join([*comment, f"({default})"])
+        comment = []
+
+
+def _header(file: Path) -> str:
+    """The first paragraph of the comment on top of a file."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    header = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line.removeprefix("#").strip() for line in header)
+
+
+def _columns(rows: Sequence[tuple[str, str]], margin: str, width: int = 0) -> Iterator[str]:
+    """Names on the left, texts on the right, wrapped."""
+    width = max([width, *(len(name) + 2 for name, _ in rows)])
+    for name, text in rows:
+        yield textwrap.fill(
+            text,
+            width=100,
+            initial_indent=f"{margin}{name:<{width}}",
+            subsequent_indent=margin + " " * width,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from specjax.checks import whole_number
 
 if TYPE_CHECKING:
-    from specjax.runs.processes import Part
+    from specjax.runs.processes import Process
 
 _JOINED = "--coordinator_address or --distributed"
 
@@ -50,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> Non
     )
 
 
-def start(args: argparse.Namespace) -> "Part | None":
+def start(args: argparse.Namespace) -> "Process | None":
     """Finds out which process this is, and joins the others if they are one program.
 
     Args:
       args: with the options of `add_arguments`. JAX must not have started its devices.
 
     Returns:
-      The part of this process; None for one alone.
+      This process; None for one alone.
 
     Raises:
       ValueError: the options contradict one another, or the processes cannot be joined.
@@ -92,11 +92,11 @@ def start(args: argparse.Namespace) -> "Part | None":
                 "(launch/tpu.sh run --replicas does both)"
             )
         return processes.join() if detected or several else None
-    part = processes.Part(index, count)
+    process = processes.Process(index, count)
     if count == 1:
         return None
     if not address:
-        return part
+        return process
     _check_address(address)
     return processes.join(address, count, index)
 
@@ -108,7 +108,7 @@ def check_joined(args: argparse.Namespace) -> None:
     TPU's runtime knows of them, once it has started: each host would then do all of the work.
 
     Args:
-      args: of any command; `part` is what `start` has returned.
+      args: of any command; `process` is what `start` has returned.
 
     Raises:
       ValueError: there are several processes, and no program of them was joined.
@@ -116,7 +116,7 @@ def check_joined(args: argparse.Namespace) -> None:
     import jax
 
     count = jax.process_count()
-    if count == 1 or getattr(getattr(args, "part", None), "together", False):
+    if count == 1 or getattr(getattr(args, "process", None), "together", False):
         return
     joins = getattr(args, "joins", None)
     if joins:

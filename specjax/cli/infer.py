@@ -1,10 +1,9 @@
 """`specjax infer --gin.NAME=value`: decodes a file of prompts."""
 
 import argparse
-import functools
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts
 
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     import jax
 
     from specjax import drafting, text
-    from specjax.runs.run_directory import RunDirectory
 
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
@@ -33,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Makes configurable what a decoder is made of; imports it."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import checkpoints, drafting, partitioning, rules, text, verification
-    from specjax.data import FewShot
+    from specjax import checkpoints, drafting, partitioning, rules, text, types, verification
+    from specjax.data.few_shot import FewShot
     from specjax.runs import inference
+    from specjax.text.setting import CASCADES
 
     gin_config.register(
         text.Decoder,
+        types.Sampling,
         text.Cascade,
         text.Lookup,
         text.load_pair,
@@ -48,13 +48,12 @@ def register() -> None:
         inference.infer,
         FewShot,
         checkpoints.sized,
-        verifier_alone,
-        drafter_alone,
+        load_alone,
         *rules.ALL_RULES,
         rules.Budgeted,
         *rules.SEQUENTIAL_RULES,
         *rules.ALL_AGGREGATIONS,
-        *text.ALL_CASCADES,
+        *CASCADES,
         *verification.ALL_VERIFICATIONS,
         *drafting.ALL_POLICIES,
         *drafting.ALL_ESTIMATES,
@@ -68,23 +67,30 @@ def run(args: argparse.Namespace) -> int:
 
     register()
     gin_config.configure_from(args)
-    check_values()
-    on_start = functools.partial(_record, command=args.command_line)
-    print(json.dumps(gin_config.call(inference.infer, on_start=on_start, part=args.part)))
+    given = {"on_start": gin_config.recorder(args), "process": args.process}
+    print(json.dumps(gin_config.call(inference.infer, before=check_values, **given)))
     return 0
 
 
 def check_values() -> None:
     """Refuses values of a decoder before its models are read, which may take minutes."""
-    from specjax.text.options import CHECKED, check_decoding
+    from specjax.text.options import CHECKED, DRAWN, check_decoding
+    from specjax.types import Sampling
 
     absent = object()
-    given = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
-    check_decoding({name: value for name, value in given.items() if value is not absent})
-
-
-def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
-    run.record(command=command, config=gin_config.operative_config(), paths=paths)
+    if gin_config.binding_of("Decoder.models") == "@load_pair()":
+        pair = {name: gin_config.value_of(f"load_pair.{name}") for name in ("verifier", "drafter")}
+        given = [name for name, path in pair.items() if path is not None]
+        if len(given) == 1:
+            other = "drafter" if given == ["verifier"] else "verifier"
+            raise ValueError(
+                f"{given[0].upper()} is given without {other.upper()}: give both, or decode with "
+                f"it alone: --gin_file=methods/{given[0]}_alone.gin"
+            )
+    values = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
+    check_decoding({name: value for name, value in values.items() if value is not absent})
+    drawn = {name: gin_config.value_of(f"Sampling.{name}", absent) for name in DRAWN}
+    Sampling(**{name: value for name, value in drawn.items() if value is not absent})
 
 
 def costs_from(file: "str | None" = None) -> "drafting.Costs | None":
@@ -111,11 +117,32 @@ def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.shard
     return partitioning.make_mesh(data, 1 if model is None else model)
 
 
-def verifier_alone(pair: "text.Pair") -> "text.TextModel":
-    """The verifier of a pair, to decode with it alone."""
-    return pair.verifier
+def load_alone(
+    name: str,
+    *,
+    verifier: "str | None" = None,
+    drafter: "str | None" = None,
+    dtype: Any = None,
+    mesh: "jax.sharding.Mesh | None" = None,
+    tokenizer: "str | None" = None,
+    check_weights: bool = True,
+) -> "text.TextModel":
+    """One model of a pair, to decode with it alone.
 
+    Args:
+      name: which one: "verifier" or "drafter".
+      verifier: its directory; None for that of the built-in pair.
+      drafter: likewise.
+      dtype: see `load_text_model`.
+      mesh: likewise.
+      tokenizer: likewise.
+      check_weights: likewise.
+    """
+    from specjax import text
+    from specjax.text.directories import DEFAULT_PAIR, PREFIX
 
-def drafter_alone(pair: "text.Pair") -> "text.TextModel":
-    """The drafter of a pair, to decode with it alone."""
-    return pair.drafter
+    path = {"verifier": verifier, "drafter": drafter}[name]
+    place = f"{PREFIX}{DEFAULT_PAIR}/{name}" if path is None else path
+    return text.load_text_model(
+        place, dtype=dtype, mesh=mesh, tokenizer=tokenizer, check_weights=check_weights
+    )

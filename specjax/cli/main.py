@@ -18,68 +18,56 @@ from absl import logging
 from specjax.cli import hosts
 from specjax.cli.entry import INTERRUPTED
 from specjax.cli.failures import tell
-from specjax.cli.help_format import HelpFormatter
+from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions
+from specjax.cli.renamed import hint
+from specjax.environment import check_devices, specjax_version
 from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
-from specjax.runs.environment import check_devices, specjax_version
 
-# name -> (module, what it does)
+# name -> (module, what it is for)
 COMMANDS = {
-    "bench": (
-        "specjax.cli.bench",
-        "measure a pair of models; print a table and, as the last line, JSON",
-    ),
-    "convert": (
-        "specjax.cli.convert",
-        "convert a checkpoint between Hugging Face, T5X and specjax (Orbax) formats",
-    ),
     "demo": (
         "specjax.cli.demo",
-        "decode sample captions with the built-in pair, method by method; print a table",
-    ),
-    "evaluate": (
-        "specjax.cli.evaluate",
-        "score predictions against references, with intervals; compare methods",
+        "see it work: sample texts with the built-in pair, method by method, in a table",
     ),
     "infer": (
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
     ),
-    "merge": (
-        "specjax.cli.merge",
-        "make one run of infer or sweep from the parts of several processes",
+    "evaluate": (
+        "specjax.cli.evaluate",
+        "score predictions against references, with intervals; compare methods",
     ),
-    "screen": (
-        "specjax.cli.screen",
-        "tell what hundreds of settings should bring, from one pass over texts",
-    ),
-    "sweep": (
-        "specjax.cli.sweep",
-        "measure methods, strengths and draft lengths; print table 2 and draw figures (resumable)",
+    "compare": (
+        "specjax.cli.compare",
+        "compare rules, strengths and drafts on your texts, and find the best (resumable)",
     ),
     "train": (
         "specjax.cli.train",
-        "train or fine-tune a model from aligned text, TSV, JSONL or a seqio task (resumable)",
+        "train, fine-tune or distil a model, such as a drafter for your verifier (resumable)",
     ),
-    "train_bigram": (
-        "specjax.cli.train_bigram",
-        "count what follows each token in a text, for drafts that are looked up",
-    ),
-    "train_head": (
+    "train head": (
         "specjax.cli.train_head",
-        "train the acceptance head of a pair's drafter, for adaptive draft lengths (resumable)",
+        "train a drafter's acceptance head, which ends its drafts in time (resumable)",
     ),
-    "tune": (
-        "specjax.cli.tune",
-        "find the fastest way to decode that meets a demand on quality, latency or divergence "
-        "(resumable)",
+    "train bigram": (
+        "specjax.cli.train_bigram",
+        "count what follows each token in a text, to draft without a model",
     ),
-    "tune_drafts": (
-        "specjax.cli.tune_drafts",
-        "choose how to draft for a verifier: a drafter, copies, a cascade, or not at all",
+    "convert": (
+        "specjax.cli.convert",
+        "convert a checkpoint between the formats of Hugging Face, T5X and specjax (Orbax)",
+    ),
+    "bench": (
+        "specjax.cli.bench",
+        "measure a pair on this machine: speed-up, acceptance, the cost of a pass, other libraries",
+    ),
+    "merge": (
+        "specjax.cli.merge",
+        "bring together what several processes of one run have written on different disks",
     ),
 }
 # A program that is compiled once is not worth keeping.
-_WITHOUT_CACHE = ("convert", "evaluate", "merge", "train_bigram")
+_WITHOUT_CACHE = ("convert", "evaluate", "merge", "train bigram")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,26 +77,28 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a sweep that is done but for
-      points that failed, 130 interrupted; one line on stderr says what it was. If SPECJAX_TRACEBACK
-      is set, errors come as Python shows them.
+      The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a comparison in which
+      settings failed, 130 interrupted; one line on stderr says what it was. If SPECJAX_TRACEBACK is
+      set, errors come as Python shows them.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(argv)
-    args.command_line = ["specjax", *argv]
+    command, rest = _command(argv)
+    args = argparse.Namespace()
     _tell_failed_writes_once()
     try:
+        _parse(command, rest, args)
+        args.command_line = ["specjax", *argv]
         return _run(args)
     except Exception as error:
-        together = getattr(getattr(args, "part", None), "together", False)
+        together = getattr(getattr(args, "process", None), "together", False)
         if os.environ.get("SPECJAX_TRACEBACK") and not together:
             raise
-        status = tell(args.command, error)
+        status = tell(command, error)
         if together:
             hosts.end(status)
         return status
     except KeyboardInterrupt:
-        print(f"specjax {args.command}: interrupted", file=sys.stderr)
+        print(f"specjax {command}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -128,7 +118,7 @@ def _raises_nothing(record: LogRecord) -> bool:
 
 def _run(args: argparse.Namespace) -> int:
     if hasattr(args, "process_count"):
-        args.part = hosts.start(args)
+        args.process = hosts.start(args)
     check_devices()
     hosts.check_joined(args)
     announcement = ""
@@ -143,14 +133,25 @@ def _run(args: argparse.Namespace) -> int:
         return status
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    name = argv[0] if argv and argv[0] in COMMANDS else None
+def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that words begin with, of one word or two, and what is behind it."""
+    for length in (2, 1):
+        if (command := " ".join(argv[:length])) in COMMANDS:
+            return command, list(argv[length:])
+    return (argv[0], list(argv[1:])) if argv else ("", [])
+
+
+def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
+    """Reads the words of a command into `args`."""
+    if name not in COMMANDS and not name.startswith("-") and name:
+        remedy = hint(name.replace("-", "_"), COMMANDS, f"choose from {', '.join(COMMANDS)}")
+        raise ValueError(f"no such command; {remedy}")
     parser = argparse.ArgumentParser(
         prog="specjax", description="Speculative decoding and model cascades in JAX"
     )
     version = f"specjax {specjax_version() or '(not installed)'}, jax {jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ARGUMENT")
     for command, (module_name, what) in COMMANDS.items():
         sub = commands.add_parser(
             command, help=what, description=what, formatter_class=HelpFormatter
@@ -161,9 +162,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             sub.set_defaults(run=module.run)
     # --gin.NAME=value cannot be declared to argparse, because NAME is open.
     short = "--gin."
-    return parser.parse_args(
-        [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in argv]
-    )
+    words = [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in rest]
+    _, unknown = parser.parse_known_args([name, *words] if name else [], args)
+    if unknown:
+        default = getattr(args, "default_gin_file", None)
+        names = definitions(SHIPPED / default) if default else {}
+        option, equals, value = unknown[0].partition("=")
+        wanted = option.lstrip("-").replace("-", "_").upper()
+        meant = f"did you mean --gin.{wanted}{equals}{value}?"
+        remedy = meant if wanted in names else f"see specjax {name} --help"
+        raise ValueError(f"{unknown[0]}: no such option; {remedy}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`specjax merge DIRECTORY`: one run of `infer` or `sweep` from the parts of several processes."""
+"""`specjax merge DIRECTORY`: one run of `infer` or `compare` from the parts of its processes."""
 
 import argparse
 import functools
@@ -24,17 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merges, and prints the metrics, or the table of a sweep, as one line of JSON."""
-    from specjax.runs import parts
-    from specjax.sweeping import parts as sweeps
+    """Merges, and prints the metrics, or the tables of a comparison, as one line of JSON."""
+    from specjax.runs import merging
+    from specjax.study.replicas import is_comparison
+    from specjax.study.replicas import merge as merge_points
 
     on_start = functools.partial(_record, command=args.command_line)
-    merge = sweeps.merge if sweeps.is_sweep(args.parts or [args.directory]) else parts.merge
+    is_study = is_comparison(args.parts or [args.directory])
+    merge = merge_points if is_study else merging.merge
     print(json.dumps(merge(args.directory, args.parts, on_start=on_start)))
     return 0
 
 
 def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
-    from specjax.runs import parts
+    from specjax.runs import merging
 
-    run.record(command=command, config=parts.gin_text(paths), paths=paths)
+    run.record(command=command, config=merging.gin_text(paths), paths=paths)

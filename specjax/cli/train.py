@@ -21,32 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains as the gin files say, and prints the result as one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import data, models, training
-    from specjax.runs.run_directory import RunDirectory
+    from specjax import models, training
+    from specjax.data.batching import Batching
+    from specjax.data.examples import read_aligned, read_examples
+    from specjax.training.scorer import Evaluation
 
+    families = models.FAMILIES.values()
     gin_config.register(
-        data.read_aligned,
-        data.read_examples,
-        models.T5Config,
-        models.LlamaConfig,
-        models.Llama3RopeScaling,
-        models.Gemma2Config,
-        data.Batching,
-        training.Acceptance,
+        read_aligned,
+        read_examples,
+        *(family.config for family in families),
+        *(part for family in families for part in family.config.parts.values()),
+        Batching,
         training.AdamW,
-        training.Cosine,
-        training.Evaluation,
-        training.InverseSqrt,
+        Evaluation,
         training.Objective,
-        training.OnPolicy,
         training.Recipe,
+        training.Teacher,
         training.TrainerConfig,
-        train=training.run_recipe,
+        train=training.train_model,
     )
     gin_config.configure_from(args)
-
-    def record(run: RunDirectory) -> None:
-        run.record(command=args.command_line, config=gin_config.operative_config())
-
-    print(json.dumps(gin_config.call(training.run_recipe, on_start=record)))
+    record = gin_config.recorder(args)
+    print(json.dumps(gin_config.call(training.train_model, on_start=record)))
     return 0

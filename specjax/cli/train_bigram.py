@@ -1,4 +1,4 @@
-"""`specjax train_bigram SRC --tokenizer DIR --output DIR`: what most often follows each token.
+"""`specjax train bigram SRC --tokenizer DIR --output DIR`: what most often follows each token.
 
 With `--order`, also what follows longer contexts.
 """
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     from specjax.checkpoints import save_bigram
     from specjax.checks import check_count
-    from specjax.drafting import Bigram, frequent_contexts, most_frequent_successors
+    from specjax.drafting import Bigram
+    from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
     from specjax.tokenizers import load_tokenizer
     from specjax.writing import check_free
 
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _texts(args: argparse.Namespace, words: object, seen: dict[str, int]) -> Iterator[list[int]]:
-    from specjax.data import read_examples
+    from specjax.data.examples import read_examples
     from specjax.tokenizers import Tokenizer
 
     assert isinstance(words, Tokenizer)

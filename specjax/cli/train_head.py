@@ -1,13 +1,9 @@
-"""`specjax train_head --gin.NAME=value`: trains the acceptance head of a pair's drafter."""
+"""`specjax train head --gin.NAME=value`: trains the acceptance head of a pair's drafter."""
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config
-
-if TYPE_CHECKING:
-    from specjax.training import HeadGrid, HeadRecipe
 
 DEFAULT_FILE = "runs/train_head.gin"
 GROUPS = {
@@ -27,45 +23,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains as the gin files say; prints a table and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import data, text, training
+    from specjax import text, training
     from specjax.cli.bench.report import Report
-    from specjax.runs.run_directory import RunDirectory
+    from specjax.data.examples import read_examples
+    from specjax.training.head_data import Labelling
+    from specjax.training.head_recipe import HeadGrid
 
     gin_config.register(
-        data.read_examples,
+        read_examples,
         text.load_pair,
-        training.HeadGrid,
+        HeadGrid,
         training.HeadRecipe,
-        training.Labelling,
-        train_head,
+        Labelling,
+        training.train_head,
     )
     gin_config.configure_from(args)
-
-    def record(run: RunDirectory) -> None:
-        run.record(command=args.command_line, config=gin_config.operative_config())
-
-    results = gin_config.call(train_head, on_start=record)
+    results = gin_config.call(training.train_head, on_start=gin_config.recorder(args))
     if "heads" in results:
         print(Report(results["heads"], (*_GRID, *_MEASURED)).table())
     else:
         print(Report(results["rows"], _PREDICTORS).table())
     print(json.dumps(results))
     return 0
-
-
-def train_head(
-    recipe: "HeadRecipe",
-    make_pair: Any,
-    *,
-    grid: "HeadGrid | None" = None,
-    install: bool = False,
-    **others: Any,
-) -> dict[str, Any]:
-    """One head; or, with a grid, all of its heads."""
-    from specjax import training
-
-    if grid is None:
-        return training.run_head_recipe(recipe, make_pair, install=install, **others)
-    if install:
-        raise ValueError("INSTALL must be False with a grid: copy the head that you choose")
-    return training.run_head_grid(grid, recipe, make_pair, **others)

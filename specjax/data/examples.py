@@ -1,17 +1,12 @@
-"""Reads examples from text, TSV and JSONL files and from seqio tasks."""
+"""Examples, an input with its reference, of the fields of records."""
 
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from specjax.checks import check_path
-from specjax.data.files import read_lines
-
-FORMATS = ("text", "tsv", "jsonl")
-SEQIO_PREFIX = "seqio:"
-_REMEDY = "every line must be one JSON object"
+from specjax.data.records import SEQIO_PREFIX, Record, guess_format, read_records
+from specjax.data.templates import look_up
 
 
 class Example(NamedTuple):
@@ -21,12 +16,14 @@ class Example(NamedTuple):
       id: the example's place in its source, from 0. It does not depend on the batches, so that
         random streams can depend on it.
       inputs: the source text.
-      targets: the reference text, or several where a task reads them, or None.
+      targets: the reference text, a tuple of several, or None.
+      where: its name in messages: the file and the line; "" for none.
     """
 
     id: int
     inputs: str
     targets: Any = None
+    where: str = ""
 
 
 def read_examples(
@@ -42,11 +39,11 @@ def read_examples(
 
     Args:
       source: a file, plain or `.gz`, or `seqio:TASK` for a registered seqio task.
-      format: "text" (one input per line), "tsv" or "jsonl". By default it follows from the
-        file's name: `.tsv` or `.jsonl` (before `.gz`), else text.
+      format: see `read_records`.
       inputs_field: the field of the input. TSV: a column, counted from 0 (0 by default), or its
         name in the first line, which is then a header. JSONL: a key, "inputs" by default. seqio:
-        a feature, "inputs" by default. Text files have no fields.
+        a feature, "inputs" by default. Text files have no fields. A field may go into objects and
+        lists (see `Template`), such as "answers.text".
       targets_field: the field of the reference, given in the same way. By default no reference is
         read.
       split: the split of a seqio task.
@@ -56,37 +53,39 @@ def read_examples(
       `Example`s, whose ids count from 0.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      TypeError: a path is neither str nor os.PathLike.
-      ValueError: the format or task is unknown, seqio is not installed, the file is empty or not
-        UTF-8, a field is missing or is not text, or the columns of a line are not as many as those
-        of the first. The message names the file and the line.
+      TypeError: a field is neither a name nor a number.
+      ValueError: a field is missing, or is neither a text nor a number.
+      Exception: see `read_records`.
     """
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if isinstance(field, bool) or not isinstance(field, str | int | None):
             raise TypeError(
                 f"{name} must be a field's name or the number of a column, such as 0, got {field!r}"
             )
-    if isinstance(source, str) and source.startswith(SEQIO_PREFIX):
-        # Imported only here: seqio imports TensorFlow, which takes seconds and a gigabyte.
-        from specjax.data.seqio_tasks import task_texts
+    header = isinstance(inputs_field, str) or isinstance(targets_field, str)
+    options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
+    if inputs_field is None:
+        name = str(source)
+        has_keys = name.startswith(SEQIO_PREFIX) or (format or guess_format(name)) == "jsonl"
+        inputs_field = "inputs" if has_keys else 0
+    for i, record in enumerate(read_records(source, header=header, **options)):
+        inputs = field_of(record, inputs_field)
+        if not isinstance(inputs, str):
+            raise ValueError(f"{record.where}: {inputs_field!r} must be a text, got a list")
+        targets = None if targets_field is None else field_of(record, targets_field)
+        yield Example(i, inputs, targets, record.where)
 
-        pairs = task_texts(
-            source.removeprefix(SEQIO_PREFIX), split, inputs_field or "inputs", targets_field
-        )
-    else:
-        source = _join(directory, source)
-        format = format or guess_format(source)
-        if format == "text":
-            pairs = _text(source, inputs_field, targets_field)
-        elif format == "tsv":
-            pairs = _tsv(source, 0 if inputs_field is None else inputs_field, targets_field)
-        elif format == "jsonl":
-            pairs = _jsonl(source, inputs_field or "inputs", targets_field)
-        else:
-            raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
-    for i, (inputs, targets) in enumerate(pairs):
-        yield Example(i, inputs, targets)
+
+def field_of(record: Record, field: str | int) -> str | tuple[str, ...]:
+    """The text, or the texts of a list, that a key or the number of a column names.
+
+    Raises:
+      ValueError: it is missing, or is no text, number or list of them.
+    """
+    values = record.values
+    if isinstance(field, int) and str(field) not in values and 0 <= field < len(values):
+        field = list(values)[field]  # of a header
+    return look_up(values, str(field), record.where)
 
 
 def read_aligned(
@@ -106,134 +105,19 @@ def read_aligned(
       `Example`s, whose ids count from 0.
 
     Raises:
-      FileNotFoundError: a file is missing.
-      TypeError: a path is neither str nor os.PathLike.
-      ValueError: a file is empty or not UTF-8, or one has more lines than the other.
+      ValueError: one file has more lines than the other.
+      Exception: see `read_records`.
     """
-    inputs_path, targets_path = (_join(directory, p) for p in (inputs_path, targets_path))
-    pairs = itertools.zip_longest(read_lines(inputs_path), read_lines(targets_path))
-    for i, (source, target) in enumerate(pairs):
+    sides = [
+        read_records(path, format="text", directory=directory)
+        for path in (inputs_path, targets_path)
+    ]
+    for i, (source, target) in enumerate(itertools.zip_longest(*sides)):
         if source is None or target is None:
-            longer, shorter = (
-                (targets_path, inputs_path) if source is None else (inputs_path, targets_path)
-            )
+            longer = source or target
+            shorter = targets_path if target is None else inputs_path
             raise ValueError(
-                f"{longer}:{i + 1}: this line has no counterpart: {shorter} ends after "
+                f"{longer.where}: this line has no counterpart: {os.fspath(shorter)} ends after "
                 f"{i} lines, but aligned files must have the same number of lines"
             )
-        yield Example(i, source[1], target[1])
-
-
-def _join(directory: Any, path: Any) -> str:
-    for value in (directory, path):
-        check_path(value)
-    return os.path.join(os.fspath(directory), os.fspath(path))
-
-
-def guess_format(path: str) -> str:
-    """The format that follows from a file's name: "tsv", "jsonl" or else "text"."""
-    ending = os.path.splitext(path.removesuffix(".gz"))[1]
-    return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
-
-
-def _text(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[str, None]]:
-    for field in (inputs_field, targets_field):
-        if field is not None:
-            raise ValueError(
-                f"{path}: a text file has no field {field!r}: use a .tsv or .jsonl file, "
-                "or two aligned text files"
-            )
-    for _, line in read_lines(path):
-        yield line, None
-
-
-def _tsv(
-    path: str, inputs_field: str | int, targets_field: str | int | None
-) -> Iterator[tuple[str, str | None]]:
-    has_header = isinstance(inputs_field, str) or isinstance(targets_field, str)
-    first: list[str] = []
-    number = 0
-    for number, line in read_lines(path):
-        row = line.split("\t")
-        if number == 1:
-            first = row
-            inputs_column = _column(path, first, inputs_field)
-            targets_column = None if targets_field is None else _column(path, first, targets_field)
-            if has_header:
-                continue
-        if len(row) != len(first):
-            raise ValueError(
-                f"{path}:{number}: the line has {len(row)} columns, but line 1 has {len(first)}: "
-                "every line must have the same number of tabs"
-            )
-        yield row[inputs_column], None if targets_column is None else row[targets_column]
-    if has_header and number == 1:
-        raise ValueError(
-            f"{path} has a header but no other line: add lines; or, if line 1 is data, give the "
-            "fields by number"
-        )
-
-
-def _column(path: str, first: list[str], field: str | int) -> int:
-    if isinstance(field, str):
-        if field in first:
-            return first.index(field)
-        raise ValueError(
-            f"{path}:1: the header has no column {field!r} but only {', '.join(map(repr, first))}"
-        )
-    if 0 <= field < len(first):
-        return field
-    raise ValueError(
-        f"{path}:1: there is no column {field}: the line has {len(first)} columns, counted from 0"
-    )
-
-
-def _jsonl(path: str, inputs_field: Any, targets_field: Any) -> Iterator[tuple[str, str | None]]:
-    for number, _, row in read_objects(path):
-        inputs = _value(path, number, row, inputs_field)
-        targets = None if targets_field is None else _value(path, number, row, targets_field)
-        yield inputs, targets
-
-
-def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yields the objects of a JSONL file, plain or `.gz`.
-
-    Args:
-      path: the file.
-
-    Yields:
-      (line number from 1, the line, its object).
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is empty or not UTF-8, or a line is not one JSON object.
-    """
-    for number, line in read_lines(path):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            why = f"{error.msg} at column {error.colno}"
-            raise ValueError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
-        except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-            raise ValueError(
-                f"{path}:{number}: the line is not readable ({error}): {_REMEDY}"
-            ) from None
-        if not isinstance(row, dict):
-            raise ValueError(
-                f"{path}:{number}: the line must be a JSON object {{...}}, got {line[:40]}"
-            )
-        yield number, line, row
-
-
-def _value(path: str, number: int, row: dict[str, Any], field: Any) -> str:
-    if field not in row:
-        raise ValueError(
-            f"{path}:{number}: there is no key {field!r}: the object has "
-            f"{', '.join(map(repr, row))}"
-        )
-    value = row[field]
-    if not isinstance(value, str):
-        raise ValueError(
-            f"{path}:{number}: {field!r} must be a string, got {json.dumps(value)[:40]}"
-        )
-    return value
+        yield Example(i, source.values["0"], target.values["0"], source.where)

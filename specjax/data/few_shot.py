@@ -3,28 +3,14 @@
 import dataclasses
 import os
 import random
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from specjax.checks import whole_number
+from specjax.data.examples import Example
 from specjax.data.records import Record, read_records
 from specjax.data.templates import Template, look_up
-
-
-class Prompted(NamedTuple):
-    """An input with its prompt.
-
-    Attributes:
-      id: its place among those that are asked for, from 0.
-      inputs: the prompt.
-      targets: its references, or None.
-      where: its name in messages.
-    """
-
-    id: int
-    inputs: str
-    targets: tuple[str, ...] | None
-    where: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +21,7 @@ class FewShot:
 
     Attributes:
       prompt: the template of an input (see `Template`), such as "Question: {question}\nAnswer:".
-      answer: the template of what an example adds to its prompt, such as " {answer}".
+      completion: the template of what an example adds to its prompt, such as " {answer}".
       references: the field of the references, a text or a list of texts, such as "answers.text";
         "answers.text|none" has a text for an empty list. None: there are none.
       examples: a file, or seqio:TASK, of the examples.
@@ -45,8 +31,9 @@ class FewShot:
       seed: the examples are drawn with it; None takes the first ones.
       instruction: a text before all examples.
       separator: stands between instruction, examples and input.
-      num_inputs: so many inputs are drawn from all, in their order; None takes all.
-      inputs_seed: of this draw.
+      limit: how many inputs are drawn from all, in their order; None, or more than there are,
+        takes all.
+      limit_seed: of this draw.
 
     Raises:
       TypeError: if a value is of a wrong type.
@@ -55,7 +42,7 @@ class FewShot:
     """
 
     prompt: str
-    answer: str = ""
+    completion: str = ""
     references: str | None = None
     examples: str | os.PathLike[str] | None = None
     examples_format: str | None = None
@@ -64,8 +51,8 @@ class FewShot:
     seed: int | None = None
     instruction: str = ""
     separator: str = "\n\n"
-    num_inputs: int | None = None
-    inputs_seed: int = 0
+    limit: int | None = None
+    limit_seed: int = 0
 
     def __post_init__(self) -> None:
         if not self._templates[0].fields:
@@ -74,10 +61,10 @@ class FewShot:
                 "write one, such as '{question}'"
             )
         whole_number("shots", self.shots, low=0)
-        for name, low in (("num_inputs", 1), ("seed", 0)):
+        for name, low in (("limit", 1), ("seed", 0)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), low=low)
-        whole_number("inputs_seed", self.inputs_seed, low=0)
+        whole_number("limit_seed", self.limit_seed, low=0)
         for name in ("instruction", "separator"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
@@ -85,8 +72,8 @@ class FewShot:
             raise TypeError(f"references must be a field's name, got {self.references!r}")
         if self.shots and self.examples is None:
             raise ValueError(f"shots={self.shots} needs examples: give a file of them, or shots=0")
-        if self.shots and not self.answer:
-            raise ValueError("answer must say how an example goes on, such as ' {answer}'")
+        if self.shots and not self.completion:
+            raise ValueError("completion must say how an example goes on, such as ' {answer}'")
 
     def read(
         self,
@@ -94,7 +81,7 @@ class FewShot:
         *,
         format: str | None = None,
         split: str = "test",
-    ) -> list[Prompted]:
+    ) -> list[Example]:
         """The inputs of a source.
 
         Args:
@@ -129,12 +116,12 @@ class FewShot:
                 )
             parts = [self.instruction] if self.instruction else []
             text = self.separator.join([*parts, *others[: self.shots], own])
-            made.append(Prompted(place, text, self._references(record), record.where))
+            made.append(Example(place, text, self._references(record), record.where))
         return made
 
     @property
     def _templates(self) -> tuple[Template, Template]:
-        return Template(self.prompt), Template(self.answer)
+        return Template(self.prompt), Template(self.completion)
 
     @property
     def _header(self) -> bool:
@@ -170,14 +157,17 @@ class FewShot:
         return kept
 
     def _drawn(self, records: Sequence[Record], source: Any) -> Sequence[Record]:
-        if self.num_inputs is None:
+        if self.limit is None:
             return records
-        if len(records) < self.num_inputs:
-            raise ValueError(
-                f"{os.fspath(source)} has {len(records)} inputs, but num_inputs={self.num_inputs}: "
-                "ask for fewer, or leave it out for all"
-            )
-        places = random.Random(self.inputs_seed).sample(range(len(records)), self.num_inputs)
+        if len(records) <= self.limit:
+            if len(records) < self.limit:
+                print(
+                    f"specjax: {os.fspath(source)} has {len(records)} inputs: all are taken, fewer "
+                    f"than limit={self.limit}",
+                    file=sys.stderr,
+                )
+            return records
+        places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
         return [records[place] for place in sorted(places)]
 
     def _references(self, record: Record) -> tuple[str, ...] | None:

@@ -23,6 +23,19 @@ class TokenPairs:
     tokens: np.ndarray  # [all tokens]
     offsets: np.ndarray  # [2 * pairs + 1]
 
+    @classmethod
+    def of(cls, parts: Sequence[np.ndarray]) -> "TokenPairs":
+        """Those of the inputs and targets of pair 0, then of pair 1, and so on."""
+        tokens = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+        return cls(tokens, np.cumsum([0, *map(len, parts)], dtype=np.int64))
+
+    @classmethod
+    def joined(cls, several: Sequence["TokenPairs"]) -> "TokenPairs":
+        """All pairs of several, in order."""
+        lengths = np.concatenate([np.diff(pairs.offsets) for pairs in several])
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return cls(np.concatenate([pairs.tokens for pairs in several]), offsets)
+
     def __len__(self) -> int:
         return len(self.offsets) // 2
 
@@ -62,6 +75,11 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
                 f"{name}: example {example.id} has no reference text: name its field "
                 "(targets_field) or use aligned files"
             )
+        if not isinstance(example.targets, str):
+            raise ValueError(
+                f"{name}: example {example.id} has several reference texts: name the field of one "
+                "(targets_field), such as answers.0"
+            )
         for text in (example.inputs, example.targets):
             try:
                 text.encode()
@@ -77,27 +95,15 @@ def tokenize_pairs(
     encode_inputs: Callable[[str], Sequence[int]],
     encode_targets: Callable[[str], Sequence[int]],
 ) -> TokenPairs:
-    """Tokenises pairs.
+    """Tokenises pairs, in order.
 
     Args:
-      examples: pairs with `targets`.
+      examples: pairs with `targets`; see `check_pairs`.
       encode_inputs: text -> token ids with special tokens, as a model reads a prompt.
       encode_targets: text -> token ids with the end-of-sequence token.
-
-    Returns:
-      The pairs, in order.
-
-    Raises:
-      ValueError: see `check_pairs`.
     """
-    examples = list(examples)
-    check_pairs(examples)
-    chunks = [
-        np.asarray(encode(text or ""), np.int32)
-        for example in examples
-        for encode, text in (
-            (encode_inputs, example.inputs),
-            (encode_targets, example.targets),
-        )
-    ]
-    return TokenPairs(np.concatenate(chunks), np.cumsum([0, *map(len, chunks)], dtype=np.int64))
+    parts = []
+    for example in examples:
+        parts.append(np.asarray(encode_inputs(example.inputs), np.int32))
+        parts.append(np.asarray(encode_targets(example.targets or ""), np.int32))
+    return TokenPairs.of(parts)

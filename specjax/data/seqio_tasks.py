@@ -1,59 +1,71 @@
-"""Reads pairs of texts from seqio tasks. This module imports seqio and TensorFlow."""
+"""Records of seqio tasks, and specjax's own tasks over TensorFlow Datasets: the papers' data."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.data.tfds_names import TASK_PREFIX
+from specjax.checks import require
 
-try:
-    import seqio
-except ImportError as error:
-    raise ValueError(
-        f"a seqio task needs seqio, which cannot be imported ({error}): "
-        "in the checkout, run pip install '.[seqio]'"
-    ) from None
+# Of the names of specjax's own tasks.
+TASK_PREFIX = "specjax_"
 
 
-def task_texts(
-    name: str, split: str, inputs_field: Any, targets_field: Any
-) -> Iterator[tuple[str, str | None]]:
-    """Yields (input, reference) texts of a registered task or mixture, unshuffled.
+class TfdsData(NamedTuple):
+    """A data set of TensorFlow Datasets.
 
-    A feature's text is `<feature>_pretokenized` where the task keeps it, else what the feature's
-    vocabulary decodes. The prompts are then tokenised like any other text, by the model's own
-    tokenizer.
-
-    Args:
-      name: the registered task or mixture.
-      split: one of its splits.
-      inputs_field: the feature to read as the input.
-      targets_field: the feature to read as the reference, or None.
-
-    Yields:
-      (input, reference or None).
-
-    Raises:
-      ValueError: the task, the split or a feature is unknown.
+    Attributes:
+      name: its name there, with its configuration and version.
+      fields: name of a record's field -> the way to it in an example; a dot goes into an object.
+        Public JSONL files of the same data have the same fields.
+      splits: those that are used.
     """
-    task = _task(name, split)
-    fields = [inputs_field] + ([targets_field] if targets_field is not None else [])
-    for field in fields:
-        if field not in task.output_features:
-            raise ValueError(
-                f"seqio task {name!r} has no feature {field!r}; its features are "
-                f"{list(task.output_features)}"
-            )
-    for row in _rows(task, split):
-        texts = [_text(row, field, task.output_features[field].vocabulary) for field in fields]
-        yield texts[0], texts[1] if len(texts) == 2 else None
+
+    name: str
+    fields: dict[str, tuple[str, ...]]
+    splits: tuple[str, ...] = ("train", "validation", "test")
 
 
-def task_records(name: str, split: str) -> Iterator[dict[str, Any]]:
+def _same(*names: str) -> dict[str, tuple[str, ...]]:
+    return {name: (name,) for name in names}
+
+
+TFDS_DATA = {
+    "wmt14_ende": TfdsData("wmt14_translate/de-en:1.0.0", _same("en", "de")),
+    "xsum": TfdsData("xsum:1.1.0", _same("document", "summary")),
+    "cnn_dm": TfdsData("cnn_dailymail:3.4.0", _same("article", "highlights")),
+    "gsm8k": TfdsData("gsm8k:1.0.0", _same("question", "answer"), ("train", "test")),
+    "mbpp": TfdsData(
+        "huggingface:mbpp/full",
+        _same("text", "code", "test_list", "test_setup_code"),
+        ("train", "validation", "test", "prompt"),
+    ),
+    "squad2": TfdsData(
+        "squad/v2.0:3.0.0",
+        _same("title", "context", "question") | {"answers.text": ("answers", "text")},
+        ("train", "validation"),
+    ),
+    "web_questions": TfdsData(
+        "web_questions:1.0.0", _same("question", "answers"), ("train", "test")
+    ),
+    "natural_questions": TfdsData(
+        "natural_questions_open:1.0.0", _same("question", "answer"), ("train", "validation")
+    ),
+    "trivia_qa": TfdsData(
+        "trivia_qa/unfiltered.nocontext:1.1.0",
+        {
+            **_same("question"),
+            "answer.value": ("answer", "value"),
+            "answer.aliases": ("answer", "aliases"),
+        },
+    ),
+}
+
+
+def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     """Yields the records of a registered task or mixture, unshuffled.
 
-    Those of specjax (`specjax.data.tfds_tasks`) are registered here.
+    Those of `TFDS_DATA` are registered here.
 
     Args:
       name: the task or mixture.
@@ -61,28 +73,16 @@ def task_records(name: str, split: str) -> Iterator[dict[str, Any]]:
 
     Yields:
       For each row its texts, numbers and lists of them; what is tokens as the text that it was made
-      of (`<feature>_pretokenized`) or that the feature's vocabulary decodes.
+      of (`<feature>_pretokenized`) or that the feature's vocabulary decodes, so that prompts are
+      tokenised like any other text, by the model's own tokenizer.
 
     Raises:
+      ImportError: seqio is not installed.
       ValueError: the task or the split is unknown.
     """
+    seqio = require("seqio", "seqio")
     if name.startswith(TASK_PREFIX):
-        from specjax.data.tfds_tasks import register
-
-        register(name)
-    task = _task(name, split)
-    for row in _rows(task, split):
-        made = {key: _value(value) for key, value in row.items()}
-        for field, feature in task.output_features.items():
-            tokens = row.get(field)
-            if f"{field}_pretokenized" in row:
-                made[field] = _text(row, field, None)
-            elif isinstance(tokens, np.ndarray) and tokens.ndim == 1 and tokens.dtype.kind in "iu":
-                made[field] = _text(row, field, feature.vocabulary)
-        yield _nested(made)
-
-
-def _task(name: str, split: str) -> Any:
+        _register(seqio, name)
     try:
         task = seqio.get_mixture_or_task(name)
     except ValueError:
@@ -94,13 +94,43 @@ def _task(name: str, split: str) -> Any:
         raise ValueError(
             f"seqio task {name!r} has no split {split!r}; its splits are {list(task.splits)}"
         )
-    return task
-
-
-def _rows(task: Any, split: str) -> Iterator[dict[str, Any]]:
     # Without num_epochs a mixture would repeat without end.
     dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)
-    yield from dataset.as_numpy_iterator()
+    for row in dataset.as_numpy_iterator():
+        made = {key: _value(value) for key, value in row.items()}
+        for field, feature in task.output_features.items():
+            tokens = np.asarray(row.get(field, ""))
+            if f"{field}_pretokenized" in row:
+                made[field] = str(_value(row[f"{field}_pretokenized"]))
+            elif tokens.ndim == 1 and tokens.dtype.kind in "iu":
+                made[field] = str(feature.vocabulary.decode(tokens.tolist()))
+        yield _nested(made)
+
+
+def _register(seqio: Any, name: str) -> None:
+    """Registers a task of `TFDS_DATA`, unless it is there; its features are texts."""
+    known = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
+    if name not in known:
+        raise ValueError(f"specjax has no seqio task {name!r}; it has {', '.join(known)}")
+    if name in seqio.TaskRegistry.names():
+        return
+    data = TFDS_DATA[name.removeprefix(TASK_PREFIX)]
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.TfdsDataSource(data.name, splits=data.splits),
+        preprocessors=[lambda dataset: dataset.map(lambda example: _fields(data, example))],
+        output_features={},
+    )
+
+
+def _fields(data: TfdsData, example: Mapping[str, Any]) -> dict[str, Any]:
+    made = {}
+    for field, path in data.fields.items():
+        value: Any = example
+        for name in path:
+            value = value[name]
+        made[field] = value
+    return made
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -121,10 +151,3 @@ def _value(value: Any) -> Any:
     if isinstance(value, list):
         return [_value(one) for one in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value
-
-
-def _text(row: dict[str, Any], field: str, vocabulary: Any) -> str:
-    text = row.get(f"{field}_pretokenized")
-    if text is None:
-        return str(vocabulary.decode([int(token) for token in row[field]]))
-    return text.decode("utf-8") if isinstance(text, bytes) else str(text)

@@ -81,7 +81,7 @@ def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[st
     """
     path, bar, default = field.partition("|")
     value: Any = record
-    for i, name in enumerate(path.split(".")):
+    for i, name in enumerate([path] if path in record else path.split(".")):
         inner = _inner(value, name)
         if inner is None:
             if bar:

@@ -1,4 +1,4 @@
-"""Decoding in a loop: a method adds how its models take prompts in, and one step.
+"""What a decoding method is, and its loop: prompts in, tokens out, for rows that advance alone.
 
 Axes: B rows, N longest output, G longest block.
 """
@@ -6,46 +6,71 @@ Axes: B rows, N longest output, G longest block.
 import abc
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.compilation import jit
-from specjax.decoding.checks import check_eos_ids, check_prompts, check_stops, check_table
-from specjax.decoding.compilation import jit_at, jit_steps, placement
-from specjax.decoding.state import initial_state
+from specjax.checks import check_part, check_static
+from specjax.compilation import jit_at, placement, step_options
+from specjax.decoding.guards import check_eos_ids, check_prompts, check_stops, check_strengths
+from specjax.decoding.state import Step, add_step, initial_state
 from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
-from specjax.types import Array, Axes, DecodeState, Params, PromptBatch, row_axes
+from specjax.processing import begun, bound
+from specjax.rules import Lossless
+from specjax.types import Array, Axes, DecodeState, Params, Processor, PromptBatch, row_axes
 
 # More steps than any loop takes.
 _FOREVER = 2**31 - 1
 
 
+class MethodParams(NamedTuple):
+    """What a method reads besides its state; one that is alone has no drafter.
+
+    Attributes:
+      verifier: the verifier's parameters.
+      drafter: the drafter's; a neural drafter's are `drafting.NeuralDrafterParams`.
+      rule: the rule, its strengths scalar or `[B]`.
+      processor: the processor's parameters.
+    """
+
+    verifier: Params
+    drafter: Params = ()
+    rule: Any = Lossless()
+    processor: Params = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoopMethod(abc.ABC):
-    """A `specjax.types.Method` but for `prefill` and `step`; static and hashable.
+class Method(abc.ABC):
+    """A decoding method: static and hashable; all arrays travel in its parameters and the state.
+
+    A method adds how its models take prompts in, and one step. Its parameters are `MethodParams`,
+    or a NamedTuple of its own with a field `processor` if it is to have one.
 
     Attributes:
       eos_ids: tokens that end a row.
       partitioner: where arrays lie on a mesh; None for one device.
+      processor: changes the verifier's logits, and those of drafters that heed it; or None.
 
     Raises:
-      TypeError: if `eos_ids` is no tuple.
+      TypeError: if `eos_ids` is no tuple, or a part is not what it must be.
       ValueError: if an end-of-sequence token is outside the vocabulary.
     """
 
     eos_ids: tuple[int, ...] = ()
     partitioner: Partitioner | None = None
+    processor: Processor | None = None
 
     def __post_init__(self) -> None:
         check_eos_ids(self.eos_ids, self.vocab_size)
+        if self.processor is not None:
+            check_part("processor", self.processor, ("init", "process", "advance"), "one of yours")
+            check_static("processor", self.processor)
 
     @property
     @abc.abstractmethod
@@ -55,7 +80,7 @@ class LoopMethod(abc.ABC):
     @property
     @abc.abstractmethod
     def model_names(self) -> tuple[str, ...]:
-        """See `Method`."""
+        """The keys of `DecodeInfo.calls`; the first is the model whose tokens are committed."""
 
     @abc.abstractmethod
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -66,13 +91,16 @@ class LoopMethod(abc.ABC):
         """What the step carries after the prompt; traced."""
 
     @abc.abstractmethod
-    def step(self, params: Params, state: DecodeState) -> DecodeState:
-        """One step of all rows; traced. It leaves finished rows as they are.
+    def step(self, params: Params, state: DecodeState) -> Step:
+        """One step of all rows; traced.
 
-        `specjax.decoding.append` appends its tokens, `step_uniforms` draws its random numbers; the
-        step counts itself in `state.steps`. `add_log_probs` writes the tokens' log-probabilities;
-        where a step leaves it out, those by token (`log_probs=True`) are NaN.
+        `state.inner` is what the step before has left. `specjax.decoding.step_uniforms` gives its
+        random numbers.
         """
+
+    def stepped(self, params: Params, before: DecodeState, after: DecodeState) -> DecodeState:
+        """The state once a step's tokens are appended; by default as it is."""
+        return after
 
     @property
     def max_draft(self) -> int:
@@ -81,17 +109,21 @@ class LoopMethod(abc.ABC):
 
     @property
     def min_draft(self) -> int:
-        """See `Method`."""
+        """The least draft limit of a row: 0, or G where all blocks must have a fixed length."""
         return 0
 
     @property
     def independent_rows(self) -> bool:
-        """See `Method`; a method must know that it is so."""
+        """Whether a row's result, its counts included, depends on nothing in the rows beside it.
+
+        Rows then have draft limits of G. False is always safe: True lets a resumed call leave
+        finished rows out, and yet give the others the bits that they would have had.
+        """
         return False
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
-        """See `Method`."""
+        """What may give NaN; see `DecodeInfo.nan_in`."""
         return self.model_names
 
     def inner_axes(self, inner: Any) -> Axes:
@@ -99,15 +131,16 @@ class LoopMethod(abc.ABC):
         return row_axes(inner)
 
     def check_rule(self, rule: Any) -> None:
-        """Raises ValueError: a method has no rule unless it says so."""
+        """Raises TypeError or ValueError if the method does not decode under this rule."""
         raise ValueError(f"rule must be left out: {type(self).__name__} has none, got {rule!r}")
 
-    def check_params(self, params: Params, state: DecodeState) -> None:
-        """Raises TypeError or ValueError if the parameters do not fit the method or the batch."""
-        return None
+    def describe(self) -> dict[str, Any]:
+        """What determines the outputs besides the parameters, as JSON values."""
+        processor = {} if self.processor is None else {"processor": repr(self.processor)}
+        return {"method": type(self).__name__, "max_draft": self.max_draft, **processor}
 
     def cache_length(self, prompt_length: int, prefix_length: int, max_new: int) -> int:
-        """See `Method`."""
+        """S, the cache positions that such prompts and an output of `max_new` tokens take."""
         prompt = int(np.max(self.prompt_positions(prompt_length, prefix_length)))
         return prompt + max_new + self.max_draft + 1
 
@@ -120,9 +153,24 @@ class LoopMethod(abc.ABC):
         max_length: int | None = None,
         token_log_probs: bool = False,
     ) -> DecodeState:
-        """See `Method`."""
-        sizes = {"vocab_size": self.vocab_size, "max_draft": self.max_draft, "max_new": max_new}
-        check_prompts(prompts, **sizes)
+        """Takes prompts in.
+
+        Args:
+          params: the method's parameters.
+          prompts: B prompts.
+          max_new: N, the longest output (static).
+          max_length: S, cache positions (static); by default what `cache_length` says.
+          token_log_probs: whether `DecodeInfo` holds log-probabilities token by token.
+
+        Returns:
+          A state for `run`.
+
+        Raises:
+          TypeError: if the parameters are not what they must be.
+          ValueError: naming the argument that is of a wrong shape or out of range.
+        """
+        check_prompts(prompts, self.vocab_size, self.min_draft, self.max_draft, max_new)
+        self.check_params(params, np.shape(prompts.inputs)[0])
         forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
         lengths = (prompts.input_lengths, prompts.prefix_lengths)
         positions = self.prompt_positions(
@@ -142,9 +190,11 @@ class LoopMethod(abc.ABC):
             ids=np.asarray(prompts.ids).astype(np.uint32),
         )
         static = (max_new, int(max_length), bool(token_log_probs))
+        where = None
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
-        return self._jitted_init(static, params, prompts)[0](self, *static, params, prompts)
+            where = first_state(self, static, params, prompts)[1]
+        return jitted_init(where)(self, *static, params, prompts)
 
     def traced(
         self,
@@ -184,18 +234,11 @@ class LoopMethod(abc.ABC):
         if copies > 1:
             nth = jnp.arange(prompts.ids.size, dtype=prompts.ids.dtype) % copies
             prompts = prompts._replace(ids=prompts.ids * copies + nth)
-        state = initial_state(
-            inner,
-            prompts,
-            max_new=max_new,
-            max_draft=self.max_draft,
-            model_names=self.model_names,
-            token_log_probs=False,
-        )
+        state = self._begun(inner, prompts, max_new, token_log_probs=False)
         if place is not None:
             state = place(state, _state_axes(self, state))
         # What its devices are, the caller knows.
-        return _loop(self, params, state, jnp.int32(_FOREVER), jnp.int32(state.limits.size))
+        return _loop(self, params, state, jnp.int32(_FOREVER), jnp.int32(state.limits.size), None)
 
     def least_memory(
         self,
@@ -206,38 +249,18 @@ class LoopMethod(abc.ABC):
         max_length: int,
         token_log_probs: bool = False,
     ) -> int:
-        """The bytes that `init` needs on each device, at least; it allocates nothing.
+        """The bytes of the parameters and of a first state on each device; it allocates nothing.
 
-        Args:
-          params: the method's parameters.
-          prompts: see `init`; shapes will do.
-          max_new: see `init`.
-          max_length: see `init`.
-          token_log_probs: see `init`.
-
-        Returns:
-          The bytes of the state and of the parameters; or, if it is more, a part of the largest
-          product, which the compiler need not hold whole. What else a program needs, only it knows.
+        What else a program needs, only the compiler knows. Arguments are those of `init`; of the
+        prompts shapes will do.
         """
         seeds, ids = (
             jax.ShapeDtypeStruct(np.shape(x), np.uint32) for x in (prompts.seeds, prompts.ids)
         )
-        prompts = prompts._replace(seeds=seeds, ids=ids)
         static = (max_new, int(max_length), bool(token_log_probs))
-        leaves, structure = jax.tree.flatten((params, prompts))
-        state, product = _traced_bytes(self, static, structure, tuple(map(_kind, leaves)))
+        shapes, where = first_state(self, static, params, prompts._replace(seeds=seeds, ids=ids))
         devices = 1 if self.partitioner is None else self.partitioner.mesh.size
-        return max(state + nbytes(params) // devices, product // (64 * devices))
-
-    def _jitted_init(
-        self, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
-    ) -> tuple[Any, Any]:
-        """The jitted function, and where its results lie (None on one device)."""
-        if self.partitioner is None:
-            return _init, None
-        leaves, structure = jax.tree.flatten((params, prompts))
-        where = _places(self, static, structure, tuple((x.shape, x.dtype) for x in leaves))
-        return _init_at(where), list(where[1])
+        return nbytes(shapes, where and list(where[1])) + nbytes(params) // devices
 
     def run(
         self,
@@ -247,96 +270,113 @@ class LoopMethod(abc.ABC):
         until_finished: int | Array | None = None,
         stop_table: Array | None = None,
     ) -> DecodeState:
-        """See `Method`."""
-        stops = check_stops(state, stop_after, until_finished)
-        check_table(state, stop_table)
-        self.check_params(params, state)
+        """Decodes on. The state is donated: use the result.
+
+        Args:
+          params: the method's parameters.
+          state: from `init`, `run` or an engine.
+          stop_after: for at most so many steps.
+          until_finished: return once so many rows are finished, those that were before included;
+            all by default. Both are traced.
+          stop_table: see `StopState`, where the state has one.
+
+        Returns:
+          The state; the rows are finished, or the steps are done.
+
+        Raises:
+          ValueError: for a stop below 1, or a table too many or too few.
+        """
+        stops = check_stops(state, stop_after, until_finished, stop_table)
         return jitted_run(placement(state))(self, params, state, *stops, stop_table)
 
-    def describe(self) -> dict[str, Any]:
-        """See `Method`."""
-        return {"method": type(self).__name__, "max_draft": self.max_draft}
+    def check_params(self, params: Params, rows: int) -> None:
+        """Raises TypeError or ValueError if the parameters do not fit the method or the batch."""
+        return None
+
+    def _begun(
+        self, inner: Any, prompts: PromptBatch, max_new: int, token_log_probs: bool
+    ) -> DecodeState:
+        return initial_state(
+            inner,
+            prompts,
+            max_new=max_new,
+            max_draft=self.max_draft,
+            model_names=self.model_names,
+            token_log_probs=token_log_probs,
+            processing=begun(self.processor, prompts),
+        )
+
+
+def check_pair(method: Method, params: Any, rows: int) -> None:
+    """Raises TypeError or ValueError unless parameters and their rule fit a method and a batch."""
+    if not isinstance(params, MethodParams):
+        raise TypeError(
+            "params must be decoding.MethodParams(verifier=, drafter=, rule=), got "
+            f"{type(params).__name__}"
+        )
+    method.check_rule(params.rule)
+    check_strengths(params.rule, rows)
+
+
+def per_row(rule: Any, rows: Array) -> Any:
+    """The rule with strengths `[B]`; `rows` is any `[B]`."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, rows.shape), rule)
 
 
 def _start(
-    method: LoopMethod,
+    method: Method,
     max_new: int,
     max_length: int,
     token_log_probs: bool,
     params: Params,
     prompts: PromptBatch,
 ) -> DecodeState:
-    return initial_state(
-        method.prefill(params, prompts, max_length),
-        prompts,
-        max_new=max_new,
-        max_draft=method.max_draft,
-        model_names=method.model_names,
-        token_log_probs=token_log_probs,
-    )
+    inner = method.prefill(params, prompts, max_length)
+    return method._begun(inner, prompts, max_new, token_log_probs)
 
 
-_init = jit(_start, static_argnums=(0, 1, 2, 3))
+jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3))
 
 
-def _products(jaxpr: Any) -> Iterator[int]:
-    """The bytes of the results of all products of matrices."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (result,) = (variable.aval for variable in equation.outvars)
-            yield math.prod(result.shape) * result.dtype.itemsize
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                yield from _products(getattr(inner, "jaxpr", inner))
+def first_state(
+    method: Method, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
+) -> tuple[DecodeState, Any]:
+    """The shapes of what `init` returns, and its `placement`; nothing is allocated.
 
-
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(value, "eqns")
-
-
-def _kind(leaf: Any) -> tuple[Any, ...]:
-    """What the tracing of a function depends on of an argument."""
-    return leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
+    Args:
+      method: the method.
+      static: N, S, and whether log-probabilities are kept token by token.
+      params: its parameters, or their shapes.
+      prompts: its prompts, or their shapes.
+    """
+    leaves, structure = jax.tree.flatten((params, prompts))
+    kinds = ((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
+    return _first_state(method, static, structure, tuple(kinds))
 
 
 # Kept, because every call of a Decoder asks, and tracing takes as long as decoding some tokens.
 @functools.lru_cache(maxsize=256)
-def _traced_bytes(
-    method: LoopMethod, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
-) -> tuple[int, int]:
-    """The bytes of a first state on each device, and of its largest product on all."""
+def _first_state(
+    method: Method, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
+) -> tuple[DecodeState, Any]:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], sharding=kind[2]) for kind in kinds]
     params, prompts = jax.tree.unflatten(structure, shapes)
-    jitted, shardings = method._jitted_init(static, params, prompts)
     # What is traced here is not traced again by `init`.
-    traced = jitted.trace(method, *static, params, prompts)
-    return nbytes(traced.out_info, shardings), max(_products(traced.jaxpr.jaxpr), default=0)
+    state = jitted_init().trace(method, *static, params, prompts).out_info
+    if method.partitioner is None:
+        return state, None
+    leaves, where = jax.tree.flatten(
+        method.partitioner.shardings(state, _state_axes(method, state))
+    )
+    return state, (where, tuple(leaves))
 
 
-@functools.lru_cache(maxsize=256)
-def _places(
-    method: LoopMethod, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
-) -> Any:
-    """Where every array of a first state is to lie, as `jit_at` takes it."""
-    assert method.partitioner is not None
-    params, prompts = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*k) for k in kinds])
-    shapes = jax.eval_shape(functools.partial(_start, method, *static), params, prompts)
-    axes = _state_axes(method, shapes)
-    leaves, where = jax.tree.flatten(method.partitioner.shardings(shapes, axes))
-    return where, tuple(leaves)
-
-
-def _state_axes(method: LoopMethod, state: DecodeState) -> Axes:
+def _state_axes(method: Method, state: DecodeState) -> Axes:
     return row_axes(state._replace(inner=()))._replace(inner=method.inner_axes(state.inner))
 
 
-@functools.cache
-def _init_at(where: Any) -> Any:
-    return jit_at(_start, where, static_argnums=(0, 1, 2, 3))
-
-
 def _run(
-    method: LoopMethod,
+    method: Method,
     params: Params,
     state: DecodeState,
     stop_after: Array,
@@ -349,14 +389,15 @@ def _run(
 
 
 def _loop(
-    method: LoopMethod,
+    method: Method,
     params: Params,
     state: DecodeState,
     stop_after: Array,
     until_finished: Array,
-    stop_table: Array | None = None,
+    stop_table: Array | None,
 ) -> DecodeState:
     """`_run` as a part of any program."""
+    shared = () if method.processor is None else params.processor
 
     def unfinished(carry):
         state, steps = carry
@@ -364,14 +405,18 @@ def _loop(
         return (steps < stop_after) & (finished < until_finished)
 
     def body(carry):
-        state, steps = carry
-        return _with_table(method.step(params, _with_table(state, stop_table)), None), steps + 1
+        before, steps = carry
+        before = _with_shared(before, stop_table, shared)
+        after = add_step(before, method.step(params, before), method.eos_ids)
+        return _with_shared(method.stepped(params, before, after), None, None), steps + 1
 
     return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
-def _with_table(state: DecodeState, table: Array | None) -> DecodeState:
-    return state if state.stop is None else state._replace(stop=state.stop._replace(table=table))
+def _with_shared(state: DecodeState, table: Array | None, processor: Params) -> DecodeState:
+    """The state with what belongs to no row: it is there while a method steps."""
+    stop = None if state.stop is None else state.stop._replace(table=table)
+    return state._replace(stop=stop, sampling=bound(state.sampling, processor))
 
 
-jitted_run = jit_steps(_run, static_argnums=0, donate_argnums=2)
+jitted_run = jit_at(_run, options=step_options, static_argnums=0, donate_argnums=2)

@@ -4,8 +4,6 @@ Axes: B rows, G longest block, V vocabulary, W tokens that the verifier reads.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,21 +12,32 @@ import numpy as np
 from jax import lax
 
 from specjax.decoding import history as history_lib
-from specjax.decoding.checks import check_names, check_nests, check_parts, check_rule
+from specjax.decoding.guards import (
+    check_parts,
+    check_rule,
+    check_state,
+    checked_block,
+    checked_bonus,
+    committed,
+    planned,
+)
+from specjax.decoding.loop import MethodParams, per_row
 from specjax.decoding.outcome import (
+    AfterBlock,
     RoundInfo,
     RoundMark,
     RoundOutcome,
-    RoundParams,
     RoundState,
-    count_calls,
+    block_targets,
     emitted,
+    nan_in_passes,
+    next_target,
     report,
 )
-from specjax.decoding.returned import check_state, checked_block, checked_bonus, committed, planned
-from specjax.decoding.scoring import Scored, check_widths, powers_of_two, score
-from specjax.decoding.targets import block_targets, next_target
+from specjax.decoding.scoring import Scored, Wanted, check_widths, powers_of_two, score
+from specjax.decoding.tree import Judgement, along, draw_after, judge, kept
 from specjax.platforms import row, rows_in_tiles
+from specjax.processing import advance
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Array,
@@ -42,12 +51,12 @@ from specjax.types import (
     Verification,
     row_axes,
 )
-from specjax.verification import accept, draw_next
+from specjax.types.pytrees import where_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """The parts of a round; static and hashable. Its parameters are `RoundParams`.
+    """The parts of a round; static and hashable. Its parameters are `MethodParams`.
 
     Attributes:
       verifier: the large model.
@@ -75,12 +84,12 @@ class Round:
     nested: bool = False
 
     def __post_init__(self) -> None:
-        check_parts(self.verifier, self.drafter, self.verification)
-        check_names(self.model_names)
+        check_parts(self.verifier, self.drafter, self.verification, self.nested)
+        names = self.model_names
+        if len(set(names)) < len(names):
+            raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
         if self.widths is not None:
             check_widths(self.widths, self.drafter.max_draft + 1)
-        if self.nested:
-            check_nests(self.verification)
 
     @property
     def num_uniforms(self) -> int:
@@ -118,7 +127,7 @@ class Round:
 
     def prefill(
         self,
-        params: RoundParams,
+        params: MethodParams,
         inputs: Array,
         input_lengths: Array,
         max_length: int,
@@ -142,7 +151,7 @@ class Round:
 
     def __call__(
         self,
-        params: RoundParams,
+        params: MethodParams,
         sampling: Sampling,
         state: RoundState,
         uniforms: Array,
@@ -166,58 +175,61 @@ class Round:
           What is emitted, the state with caches filled, and what happened.
         """
         self.check_rule(params.rule)
-        rule = jax.tree.map(lambda x: jnp.broadcast_to(x, active.shape), params.rule)
+        params = params._replace(rule=per_row(params.rule, active))
         ends = np.cumsum(self._uniforms)[:-1].tolist()
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
         state, behind = _caught_up(self.verifier, params.verifier, state, active)
-        reads_bonus = rule.reads_draft or self.verification.has_carry
-        drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
-        given = params.drafter, state.drafter, state.tokens, limits, for_draft, sampling
-        asked = rule.reads_draft_confidence
-        proposed = self.drafter.propose(
-            *given, active if reads_bonus else drafts, with_confidence=asked
+        block, drafter = self._draft(params, sampling, state, for_draft, active, limits)
+        calls = {self.name: behind + 1, **block.calls}
+        wanted = Wanted(
+            sampling,
+            with_confidence or params.rule.reads_verifier_confidence,
+            self.drafter.traits.reads_verifier_hidden,
+            block.parents,
         )
-        block, drafter = checked_block(self.drafter, proposed, limits, asked)
-        read = functools.partial(
-            score, self.verifier, params.verifier, state.cache, widths=self.verifier_widths,
-            sampling=sampling, with_confidence=rule.reads_verifier_confidence or with_confidence,
-        )  # fmt: skip
-        scored, state = _scored(read, state, block, active)
+        scored, state = self._read(params.verifier, state, block, active, wanted)
         block = block._replace(probs=rows_in_tiles(block.probs))
+        nan = nan_in_passes(block, scored.p)
         # The bonus row of the block is not filled in yet, and not read before it is.
         with jax.named_scope("rule"):
             targets, credits = block_targets(
-                rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
+                params.rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
             )
         targets = rows_in_tiles(targets)
         with jax.named_scope("verification"):
-            acceptance, accepted = jax.vmap(functools.partial(accept, self.verification))(
-                for_accept, block.tokens, block.probs, targets, block.num_drafted, state.carry
-            )
+            judged = judge(self.verification, for_accept, block, targets, state.carry)
+        cache = kept(judged, self.verifier, scored.cache, state.positions)
+        block, targets, p, p_conf, hidden = along(
+            judged, block, targets, scored.p, scored.p_conf, scored.hidden
+        )
+        accepted = judged.accepted
         whole = accepted == block.num_drafted
-        before_bonus = state._replace(credit=_at(credits, block.num_drafted))
+        before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter)
         with jax.named_scope("bonus"):
-            bonus_target, credit, drafter, bonus_calls, took_bonus, bonus_nan = self._bonus(
-                params._replace(rule=rule), sampling, before_bonus, drafter, block, scored,
-                targets, active & whole,
-            )  # fmt: skip
-        judged = acceptance, block.probs, block.num_drafted
+            after = self._after(
+                params, sampling, before, block, (targets, p, p_conf), active & whole
+            )
         with jax.named_scope("verification"):
-            next_token = jax.vmap(draw_next)(for_next, *judged, accepted, bonus_target)
-            next_carry = jax.vmap(self.verification.next_carry)
-            carry = next_carry(*judged, state.carry, accepted, next_token)
-        next_target = jnp.where(whole[:, None], bonus_target, jax.vmap(row)(targets, accepted))
+            next_token = draw_after(judged, for_next, block, after.target)
+            carry = self._next_carry(judged, block, state.carry, next_token)
         tokens = emitted(block.tokens, accepted, next_token)
-        targets = _with_bonus(targets, bonus_target, block.num_drafted)
-        outcome = RoundOutcome(tokens, accepted + 1, targets, scored.p_conf)
-        info = report(block, scored.p, acceptance, outcome, next_target, bonus_nan)
-        info = count_calls(info, {self.name: behind + 1, **block.calls}, bonus_calls, took_bonus)
-        left = jnp.where(whole, credit, _at(credits, accepted + 1))
-        state = state._replace(cache=scored.cache, drafter=drafter, carry=carry, credit=left)
-        return outcome, state, info
+        last_target = jnp.where(whole[:, None], after.target, jax.vmap(row)(targets, accepted))
+        targets = _with_bonus(targets, after.target, block.num_drafted)
+        outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden)
+        info = report(block, p, judged, outcome, last_target, after, nan, calls)
+        left = jnp.where(whole, after.credit, _at(credits, accepted + 1))
+        new = state._replace(cache=cache, drafter=after.drafter, carry=carry, credit=left)
+        return outcome, new, info
 
-    def commit(self, old: RoundState, new: RoundState, tokens: Array, counts: Array) -> RoundState:
+    def commit(
+        self,
+        old: RoundState,
+        new: RoundState,
+        tokens: Array,
+        counts: Array,
+        hidden: Array | None = None,
+    ) -> RoundState:
         """Moves each row on by `counts` `[B]` tokens; a row with 0 stays as it was.
 
         Args:
@@ -227,6 +239,7 @@ class Round:
           counts: `[B]` int32, how many of them are committed; fewer than the outcome's cut a block
             back (for verification without a carry and a rule without a budget). A nested round may
             be told more tokens, `[B, T]`, than it emitted; no other may.
+          hidden: the outcome's.
 
         Returns:
           The state for the next round. Caches stay: what lies past a row's position is unseen.
@@ -240,8 +253,8 @@ class Round:
             tokens=jnp.where(moved, last, old.tokens),
             positions=old.positions + counts,
             cache=new.cache,
-            drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts),
-            carry=_where_rows(moved, new.carry, old.carry),
+            drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts, hidden),
+            carry=where_rows(moved, new.carry, old.carry),
             credit=jnp.where(moved, new.credit, old.credit),
             history=history,
         )
@@ -267,52 +280,100 @@ class Round:
             drafter=self.drafter.state_axes(state.drafter),
         )
 
-    def _bonus(
+    def _draft(
         self,
-        params: RoundParams,
+        params: MethodParams,
         sampling: Sampling,
         state: RoundState,
-        drafter: Any,
-        block: DraftBlock,
-        scored: Scored,
-        targets: Array,
-        whole: Array,
-    ) -> tuple[Array, Array, Any, dict[str, Array], Array, Array]:
-        """The target at the bonus position `[B, V]`, the credit after it, the drafter's state.
+        uniforms: Array,
+        active: Array,
+        limits: Array,
+    ) -> tuple[DraftBlock, Any]:
+        """The drafter's block and its state."""
+        drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
+        given = params.drafter, state.drafter, state.tokens, limits, uniforms, sampling
+        asked = params.rule.reads_draft_confidence
+        needed = active if self._reads_bonus(params.rule) else drafts
+        proposed = self.drafter.propose(*given, needed, with_confidence=asked)
+        return checked_block(self.drafter, proposed, limits, asked)
 
-        Then its passes; and, both `[B]` bool, which rows took them, and where they gave NaN. The
-        drafter runs once more only where a whole block stands (`whole`): there alone it lacks the
-        last token's entries, and there alone its distribution is read.
+    def _reads_bonus(self, rule: Rule) -> bool:
+        return rule.reads_draft or self.verification.has_carry
+
+    def _read(
+        self, params: Params, state: RoundState, block: DraftBlock, active: Array, wanted: Wanted
+    ) -> tuple[Scored, RoundState]:
+        """The verifier's pass over the blocks; a nested one reads what it lacks in it, too."""
+        drafted = jnp.where(active, block.num_drafted, 0)
+        widths = self.verifier_widths
+        if state.history is None:
+            tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
+            given = tokens, state.positions, jnp.max(drafted) + 1, widths, wanted
+            return score(self.verifier, params, state.cache, *given), state
+        full = block.tokens.shape[1] + 1
+        lacks = history_lib.unread(state.history, state.positions, block.tokens, 2 * full)
+        longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
+        wanted = wanted._replace(skipped=lacks.lags, rows=full)
+        given = lacks.tokens, lacks.starts, longest, widths, wanted
+        scored = score(self.verifier, params, state.cache, *given)
+        history = history_lib.note_caught_up(state.history, state.positions, active)
+        read = block.num_drafted + 1
+        history = history_lib.note_block(history, state.positions, block.tokens, read)
+        return scored, state._replace(history=history)
+
+    def _after(
+        self,
+        params: MethodParams,
+        sampling: Sampling,
+        state: RoundState,
+        block: DraftBlock,
+        said: tuple[Array, Array, Array | None],
+        whole: Array,
+    ) -> AfterBlock:
+        """What is aimed at after whole blocks; `said` holds targets, p and p_conf.
+
+        The drafter runs once more only where a whole block stands (`whole`): there alone it lacks
+        the last token's entries, and there alone its distribution is read.
         """
-        rule = params.rule
-        reads = rule.reads_draft or self.verification.has_carry
+        rule, reads = params.rule, self._reads_bonus(params.rule)
+        targets, p, p_conf = said
         needed = whole if reads else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
         none = {name: jnp.int32(0) for name in names}
+        at_bonus = lambda x: jax.vmap(row)(x, block.num_drafted)  # noqa: E731
 
-        def skip(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
-            target = jax.vmap(row)(targets, block.num_drafted)
-            return target, state.credit, drafter, none, needed & False
+        def skip(drafter: Any) -> tuple[Any, ...]:
+            return at_bonus(targets), state.credit, drafter, none, needed & False
 
-        if not reads and self.drafter.traits.catches_up:
-            target, credit, drafter, calls, nan = skip(drafter)
-            return target, credit, drafter, calls, nan, nan
+        sampling = advance(sampling, block.tokens, block.num_drafted)
 
-        def run(drafter: Any) -> tuple[Array, Array, Any, dict[str, Array], Array]:
+        def run(drafter: Any) -> tuple[Any, ...]:
             asked = rule.reads_draft_confidence
             returned = self.drafter.bonus(
                 params.drafter, drafter, state.tokens, block, sampling, with_confidence=asked
             )
             extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
-            at_bonus = lambda x: jax.vmap(row)(x, block.num_drafted)  # noqa: E731
-            p, p_conf = jax.tree.map(at_bonus, (scored.p, scored.p_conf))
-            read = extra.probs, p, extra.confidences, p_conf
+            read = extra.probs, at_bonus(p), extra.confidences, jax.tree.map(at_bonus, p_conf)
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: extra.calls[name] for name in names}
-            return target, credit, drafter, calls, needed & reads & jnp.isnan(extra.probs[:, 0])
+            nan = needed & reads & jnp.isnan(extra.probs[:, 0])
+            return target, credit, drafter, calls, nan
 
-        target, credit, drafter, calls, nan = lax.cond(jnp.any(needed), run, skip, drafter)
-        return target, credit, drafter, calls, needed, nan
+        if not reads and self.drafter.traits.catches_up:
+            target, credit, drafter, calls, nan = skip(state.drafter)
+            return AfterBlock(target, credit, drafter, calls, nan, nan)
+        found = lax.cond(jnp.any(needed), run, skip, state.drafter)
+        target, credit, drafter, calls, nan = found
+        return AfterBlock(target, credit, drafter, calls, nan, needed)
+
+    def _next_carry(
+        self, judged: Judgement, block: DraftBlock, carry: Any, next_token: Array
+    ) -> Any:
+        if judged.acceptance is None:
+            return carry
+        given = judged.acceptance, block.probs, block.num_drafted
+        following = jax.vmap(self.verification.next_carry)
+        return following(*given, carry, judged.accepted, next_token)
 
 
 def _with_bonus(targets: Array, bonus: Array, num_drafted: Array) -> Array:
@@ -333,39 +394,6 @@ def _caught_up(
         verifier, params, state.cache, state.positions, state.history, active, spare
     )
     return state._replace(cache=cache, history=history), calls
-
-
-def _scored(
-    read: Callable[..., Scored], state: RoundState, block: DraftBlock, active: Array
-) -> tuple[Scored, RoundState]:
-    """The verifier's pass over the blocks; a nested one reads what it lacks in it, too.
-
-    Args:
-      read: `score`, but for what is read and where.
-      state: the rows' state, no further behind than a pass reads.
-      block: what was drafted.
-      active: `[B]` bool.
-    """
-    drafted = jnp.where(active, block.num_drafted, 0)
-    if state.history is None:
-        tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
-        return read(tokens, state.positions, jnp.max(drafted) + 1), state
-    full = block.tokens.shape[1] + 1
-    lacks = history_lib.unread(state.history, state.positions, block.tokens, 2 * full)
-    longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
-    scored = read(lacks.tokens, lacks.starts, longest, skipped=lacks.lags, rows=full)
-    history = history_lib.note_caught_up(state.history, state.positions, active)
-    history = history_lib.note_block(history, state.positions, block.tokens, block.num_drafted + 1)
-    return scored, state._replace(history=history)
-
-
-def _where_rows(rows: Array, new: Any, old: Any) -> Any:
-    """The arrays of `new` in the rows `[B]` that are true, those of `old` in the others."""
-
-    def choose(x: Array, y: Array) -> Array:
-        return jnp.where(rows.reshape((-1,) + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(choose, new, old)
 
 
 def _at(x: Array, index: Array) -> Array:

@@ -1,6 +1,6 @@
 """The verifier's pass over drafted blocks, no wider than the longest of them.
 
-Axes: B rows, G longest block, V vocabulary, W tokens that a pass reads.
+Axes: B rows, G longest block, V vocabulary, D width, W tokens that a pass reads.
 """
 
 import functools
@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import checked_scores
+from specjax.decoding.tree import first_nodes, shape_of
 from specjax.platforms import rows_in_tiles
-from specjax.sampling import confidence, distribution
+from specjax.processing import distributions_along
+from specjax.sampling import confidence
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
 
@@ -23,12 +25,35 @@ class Scored(NamedTuple):
     Attributes:
       p: `[B, G + 1, V]` float32, its distributions; past the width that was read anything.
       p_conf: `[B, G + 1, V]` float32, its confidences, or None.
+      hidden: `[B, G + 1, D]`, the hidden states behind them, or None.
       cache: its cache with the block in it.
     """
 
     p: Array  # [B, G + 1, V]
     p_conf: Array | None  # [B, G + 1, V]
+    hidden: Array | None  # [B, G + 1, D]
     cache: Cache
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a pass.
+
+    Attributes:
+      sampling: fields `[B]`.
+      with_confidence: whether confidences are (static).
+      with_hidden: whether hidden states are (static).
+      parents: `[B, G]` int32, of blocks that are trees; else None.
+      skipped: `[B]` int32, how many tokens come before the first whose distribution is wanted; None
+        for none in any row.
+      rows: with `skipped`, how many distributions are wanted (static).
+    """
+
+    sampling: Sampling
+    with_confidence: bool
+    with_hidden: bool = False
+    parents: Array | None = None
+    skipped: Array | None = None
+    rows: int = 0
 
 
 def score(
@@ -39,11 +64,7 @@ def score(
     positions: Array,
     longest: Array,
     widths: Sequence[int],
-    sampling: Sampling,
-    *,
-    with_confidence: bool,
-    skipped: Array | None = None,
-    rows: int | None = None,
+    wanted: Wanted,
 ) -> Scored:
     """Reads blocks in the least of the widths that holds them.
 
@@ -55,38 +76,29 @@ def score(
       positions: `[B]` int32, where the first of them belongs.
       longest: int32 scalar, how many tokens of a row must be read.
       widths: increasing; each is compiled.
-      sampling: fields `[B]`.
-      with_confidence: whether the rule reads confidences (static).
-      skipped: `[B]` int32, how many tokens come before the first whose distribution is wanted; None
-        for none in any row.
-      rows: with `skipped`, how many distributions are wanted (static).
+      wanted: what is wanted.
 
     Returns:
       A `Scored`.
     """
-
-    def said(logits: Array) -> tuple[Array, Array | None]:
-        if skipped is not None:
-            place = skipped[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
-            logits = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(logits, place)
-        with jax.named_scope("distribution"):
-            logits = rows_in_tiles(logits)
-            p = rows_in_tiles(jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling))
-            p_conf = jax.vmap(jax.vmap(confidence))(logits) if with_confidence else None
-        return p, None if p_conf is None else rows_in_tiles(p_conf)
-
-    full = widths[-1]
-    if len(widths) == 1:
+    full, tree = widths[-1], shape_of(wanted.parents)
+    if len(widths) == 1 and tree is None:
+        read_now = tokens[:, :full]
         with jax.named_scope("verifier_pass"):
-            read = model.extend(params, cache, tokens[:, :full], positions)
-        return Scored(*said(read.logits), read.cache)
+            read = model.extend(params, cache, read_now, positions)
+        p, p_conf, hidden = _said(wanted, read.logits, read.hidden, read_now)
+        return Scored(p, p_conf, hidden, read.cache)
 
     def branch(width: int, tokens: Array, positions: Array) -> Any:
         read_now = tokens[:, :width]
         with jax.named_scope("verifier_pass"):
-            returned = model.score(params, cache, read_now, positions)
-        logits, _, updates = checked_scores(model, returned, read_now)
-        return *said(logits), updates
+            if tree is None:
+                returned = model.score(params, cache, read_now, positions)
+            else:
+                of_width = first_nodes(tree, width)
+                returned = model.score_tree(params, cache, read_now, positions, of_width)
+        logits, hidden, updates = checked_scores(model, returned, read_now)
+        return *_said(wanted, logits, hidden, read_now), updates
 
     like = jax.eval_shape(functools.partial(branch, full), tokens, positions)
 
@@ -96,10 +108,27 @@ def score(
 
     index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
     branches = [functools.partial(padded, width) for width in widths]
-    p, p_conf, updates = lax.switch(index, branches, tokens, positions)
+    p, p_conf, hidden, updates = lax.switch(index, branches, tokens, positions)
     # Outside of the switch, whose branches would copy the cache.
     with jax.named_scope("verifier_pass"):
-        return Scored(p, p_conf, model.write(cache, updates, positions))
+        return Scored(p, p_conf, hidden, model.write(cache, updates, positions))
+
+
+def _said(
+    wanted: Wanted, logits: Array, hidden: Array, tokens: Array
+) -> tuple[Array, Array | None, Array | None]:
+    """What is wanted of the logits `[B, W, V]` and hidden states after `tokens [B, W]`."""
+    parents = None if wanted.parents is None else wanted.parents[:, : tokens.shape[1] - 1]
+    if wanted.skipped is not None:
+        place = wanted.skipped[:, None] + jnp.arange(wanted.rows, dtype=jnp.int32)[None]
+        pick = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))
+        logits, tokens = pick(logits, place), pick(tokens, place)
+    with jax.named_scope("distribution"):
+        logits = rows_in_tiles(logits)
+        p = rows_in_tiles(distributions_along(logits, wanted.sampling, tokens[:, 1:], parents))
+        p_conf = jax.vmap(jax.vmap(confidence))(logits) if wanted.with_confidence else None
+    p_conf = None if p_conf is None else rows_in_tiles(p_conf)
+    return p, p_conf, hidden if wanted.with_hidden else None
 
 
 def powers_of_two(full: int) -> tuple[int, ...]:
@@ -110,13 +139,12 @@ def powers_of_two(full: int) -> tuple[int, ...]:
 def check_widths(widths: Any, full: int) -> None:
     """Raises ValueError unless widths are a tuple that increases up to `full`."""
     whole = isinstance(widths, tuple) and all(type(width) is int for width in widths)
-    if not whole or not widths or widths[0] < 1 or list(widths) != sorted({*widths, full}):
+    rising = whole and list(widths) == sorted({*widths, full}) and widths[0] >= 1
+    if not rising or widths[-1] != full:
         raise ValueError(
             f"widths must be a tuple of whole numbers that increases from at least 1 to G + 1 = "
             f"{full}, got {widths}"
         )
-    if widths[-1] != full:
-        raise ValueError(f"widths must end with G + 1 = {full}, got {widths}")
 
 
 def _pad_to(x: Array, like: Any) -> Array:

@@ -13,19 +13,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_part
-from specjax.decoding.pair_method import (
-    CascadeParams,
-    CascadeState,
+from specjax.decoding.loop import MethodParams, per_row
+from specjax.decoding.roundless import (
+    HasRead,
     PairMethod,
-    Reader,
+    SequentialState,
     log_at,
-    per_row,
     source_of_nan,
-    step_counts,
 )
-from specjax.decoding.state import add_log_probs, append, end_by_nan, put_tokens, step_uniforms
-from specjax.sampling import confidence, distribution, draw, num_uniforms
+from specjax.decoding.state import Step, put_tokens, step_uniforms
+from specjax.processing import begun, distributions, with_processing
+from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import (
+    NAN,
     RUNNING,
     Array,
     Cache,
@@ -33,8 +33,10 @@ from specjax.types import (
     DecodeState,
     LanguageModel,
     Params,
+    Processing,
     PromptBatch,
 )
+from specjax.types.pytrees import where_rows
 
 
 class Response(NamedTuple):
@@ -44,22 +46,23 @@ class Response(NamedTuple):
       first: `[B]` int32, the token that the verifier begins with.
       deferred: `[B]` bool, whether the verifier writes.
       log_probs: `[B, S]` float32, the response's tokens under the drafter's confidences.
+      processing: the processor after the prompt, with which the verifier begins.
     """
 
     first: Array  # [B]
     deferred: Array  # [B]
     log_probs: Array  # [B, S]
+    processing: Processing | None
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceCascade(PairMethod):
     """One token a step: of the drafter, and where its response is deferred, of the verifier.
 
-    Once a response of the drafter has ended, by an end-of-sequence token, a stop
-    string or the row's limit, the
-    rule decides; if it defers, the verifier writes another one from the prompt, and the first one
-    is dropped. In a batch each row does so in its own time. Its parameters: `CascadeParams` with
-    `rules.SequenceChow` or `rules.SequenceChowLog`.
+    Once a response of the drafter has ended, by an end-of-sequence token, a stop string or the
+    row's limit, the rule decides; if it defers, the verifier writes another one from the prompt,
+    and the first one is dropped. In a batch each row does so in its own time. Its parameters:
+    `MethodParams` with `rules.SequenceChow` or `rules.SequenceChowLog`.
 
     Attributes:
       verifier: the large model.
@@ -75,10 +78,12 @@ class SequenceCascade(PairMethod):
 
     def check_rule(self, rule: Any) -> None:
         """Raises TypeError unless the rule is one about responses."""
-        check_part("rule", rule, ("defers_response",), "rules.SequenceChow(alpha=0.3)")
+        check_part("rule", rule, ("defers_response",), "rules.SequenceChow(strength=0.3)")
 
-    def prefill(self, params: CascadeParams, prompts: PromptBatch, max_length: int) -> CascadeState:
-        """See `LoopMethod`."""
+    def prefill(
+        self, params: MethodParams, prompts: PromptBatch, max_length: int
+    ) -> SequentialState:
+        """See `Method`."""
         state = super().prefill(params, prompts, max_length)
         rows = state.tokens.shape[0]
         return state._replace(
@@ -86,88 +91,90 @@ class SequenceCascade(PairMethod):
                 first=state.tokens,
                 deferred=jnp.zeros((rows,), bool),
                 log_probs=jnp.zeros((rows, max_length), jnp.float32),
+                processing=begun(self.processor, prompts),
             )
         )
 
-    def step(self, params: CascadeParams, state: DecodeState) -> DecodeState:
-        """See `LoopMethod`."""
-        inner: CascadeState = state.inner
+    def step(self, params: MethodParams, state: DecodeState) -> Step:
+        """See `Method`."""
+        inner: SequentialState = state.inner
         own: Response = inner.own
         active = ~state.finished
-        writing = active & own.deferred
-        drafting = active & ~own.deferred
-        args = inner.tokens, self.vocab_size
-        large, large_cache = _pass(self.verifier, params.verifier, inner.verifier, *args, writing)
-        small, small_cache = _pass(self.drafter, params.drafter, inner.drafter, *args, drafting)
-        logits = jnp.where(own.deferred[:, None], large, small)
-        probs = jax.vmap(distribution)(logits, state.sampling)
+        rows = {"verifier": active & own.deferred, "drafter": active & ~own.deferred}
+        logits, caches = {}, {}
+        for name, model in self.models.items():
+            read = getattr(params, name), getattr(inner, name), inner.tokens
+            logits[name], caches[name] = _pass(model, *read, self.vocab_size, rows[name])
+        writing, drafting = rows["verifier"], rows["drafter"]
+        said = jnp.where(own.deferred[:, None], logits["verifier"], logits["drafter"])
+        probs = distributions(said, state.sampling)
         tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
         nan = active & jnp.isnan(probs[:, 0])
-        counts = (active & ~nan).astype(jnp.int32)
-        new, kept = append(state, tokens[:, None], counts, self.eos_ids)
+        kept = active & ~nan
+        counts = kept.astype(jnp.int32)
         log_probs = log_at(probs, tokens)[:, None]
-        # The verifier does not read what the drafter has written.
-        log_p = jnp.where(writing[:, None], log_probs, jnp.nan)
-        info = add_log_probs(new.info, kept, log_p, log_probs, state.lengths)
-        nothing = jnp.zeros_like(counts)
-        calls = {"verifier": writing.astype(jnp.int32), "drafter": drafting.astype(jnp.int32)}
-        info = info._replace(
-            **step_counts(state, nothing, nothing),
-            calls={name: info.calls[name] + calls[name] for name in info.calls},
-            deferrals=info.deferrals + counts * calls["verifier"],
-        )
-        sure = log_at(jax.vmap(confidence)(logits), tokens)[:, None]
+        sure = log_at(jax.vmap(confidence)(said), tokens)[:, None]
         own = own._replace(
-            log_probs=put_tokens(own.log_probs, sure, kept & drafting[:, None], state.lengths)
+            log_probs=put_tokens(own.log_probs, sure, (kept & drafting)[:, None], state.lengths)
         )
-        inner = inner._replace(
-            tokens=jnp.where(counts > 0, tokens, inner.tokens),
-            verifier=Reader(inner.verifier.positions + counts * calls["verifier"], large_cache),
-            drafter=Reader(inner.drafter.positions + counts * calls["drafter"], small_cache),
-            own=own,
+        calls = {name: wrote.astype(jnp.int32) for name, wrote in rows.items()}
+        read_now = {name: counts * calls[name] for name in calls}
+        return Step(
+            tokens=tokens[:, None],
+            counts=counts,
+            inner=inner.read_on(tokens, read_now, caches)._replace(own=own),
+            calls=calls,
+            # The verifier does not read what the drafter has written.
+            log_p=jnp.where(writing[:, None], log_probs, jnp.nan),
+            log_target=log_probs,
+            deferrals=read_now["verifier"],
+            nan_in=source_of_nan(nan & writing, nan & drafting),
         )
-        new = new._replace(inner=inner, info=info, steps=state.steps + active.astype(jnp.int32))
-        done = drafting & new.finished
-        rule = per_row(params.rule, state.steps)
+
+    def stepped(self, params: MethodParams, before: DecodeState, after: DecodeState) -> DecodeState:
+        """Lets the verifier begin anew where a response has ended and the rule defers."""
+        own: Response = after.inner.own
+        done = ~before.finished & ~own.deferred & after.finished & (after.ended_by != NAN)
         defers = lax.cond(
             jnp.any(done),
             jax.vmap(lambda rule, *of: rule.defers_response(*of)),
             lambda *_: jnp.zeros_like(done),
-            rule, own.log_probs, new.lengths,
+            per_row(params.rule, after.steps), own.log_probs, after.lengths,
         )  # fmt: skip
-        new = _begin_anew(new, defers & done)
-        return end_by_nan(new, source_of_nan(nan & writing, nan & drafting))
+        return _begin_anew(after, defers & done)
 
 
 def _pass(
-    model: LanguageModel, params: Params, reader: Reader, tokens: Array, vocab: int, rows: Array
+    model: LanguageModel, params: Params, read: HasRead, tokens: Array, vocab: int, rows: Array
 ) -> tuple[Array, Cache]:
     """A pass over one token of each row, `[B, V]` float32 logits; none if no row needs it."""
 
     def run(cache: Cache) -> tuple[Array, Cache]:
-        logits, _, cache = model.extend(params, cache, tokens[:, None], reader.positions)
+        logits, _, cache = model.extend(params, cache, tokens[:, None], read.positions)
         return logits[:, 0].astype(jnp.float32), cache
 
     def skip(cache: Cache) -> tuple[Array, Cache]:
         return jnp.zeros((tokens.size, vocab), jnp.float32), cache
 
-    return lax.cond(jnp.any(rows), run, skip, reader.cache)
+    return lax.cond(jnp.any(rows), run, skip, read.cache)
 
 
 def _begin_anew(state: DecodeState, rows: Array) -> DecodeState:
     """Drops what is written in `rows [B]`, which the verifier writes from the prompt."""
-    inner: CascadeState = state.inner
+    inner: SequentialState = state.inner
     own: Response = inner.own
     info: DecodeInfo = state.info
 
     def cleared(x: Any, value: float = 0) -> Any:
-        if x is None:
-            return None
-        return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), jnp.asarray(value, x.dtype), x)
+        return None if x is None else where_rows(rows, jnp.full_like(x, value), x)
 
-    stop = state.stop
+    stop, processing = state.stop, state.sampling.processing
+    if processing is not None and own.processing is not None:
+        first = where_rows(rows, own.processing.state, processing.state)
+        processing = dataclasses.replace(processing, state=first)
     return state._replace(
         stop=None if stop is None else stop._replace(states=cleared(stop.states)),
+        sampling=with_processing(state.sampling, processing),
         tokens=cleared(state.tokens),
         lengths=cleared(state.lengths),
         ended_by=cleared(state.ended_by, RUNNING),

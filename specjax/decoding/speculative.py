@@ -5,20 +5,18 @@ Source: Leviathan et al. (arXiv 2211.17192); Faster Cascades via Speculative Dec
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.checks import check_strengths
-from specjax.decoding.loop import LoopMethod
-from specjax.decoding.outcome import RoundInfo, RoundParams, RoundState
+from specjax.decoding.loop import Method, MethodParams, check_pair
+from specjax.decoding.outcome import RoundState
 from specjax.decoding.round import Round
-from specjax.decoding.state import add_log_probs, append, end_by_nan, step_uniforms
+from specjax.decoding.state import Step, step_uniforms
 from specjax.types import (
-    Array,
     Axes,
-    DecodeInfo,
     DecodeState,
     Drafter,
     LanguageModel,
@@ -31,8 +29,8 @@ from specjax.verification import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculative(LoopMethod):
-    """Decodes with a drafter and a verifier. Its parameters: `RoundParams`.
+class Speculative(Method):
+    """Decodes with a drafter and a verifier. Its parameters: `MethodParams`.
 
     Attributes:
       verifier: the large model.
@@ -41,6 +39,7 @@ class Speculative(LoopMethod):
       widths: how many tokens a pass of the verifier may read; see `Round`.
       eos_ids: tokens that end a row.
       partitioner: where arrays lie on a mesh; None for one device.
+      processor: changes the logits; or None.
 
     Raises:
       TypeError: if a part is not what it must be.
@@ -56,7 +55,7 @@ class Speculative(LoopMethod):
         self.round  # noqa: B018  its checks
         super().__post_init__()
 
-    @property
+    @functools.cached_property
     def round(self) -> Round:
         """One round of it."""
         return Round(self.verifier, self.drafter, self.verification, self.widths)
@@ -92,51 +91,28 @@ class Speculative(LoopMethod):
         return self.round.nan_sources
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `LoopMethod`."""
+        """See `Method`."""
         models = (self.verifier, self.drafter)
         first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in models)
         return np.maximum(first, second)
 
-    def prefill(self, params: RoundParams, prompts: PromptBatch, max_length: int) -> RoundState:
-        """See `LoopMethod`."""
-        return self.round.prefill(
-            params,
-            prompts.inputs,
-            prompts.input_lengths,
-            max_length,
-            prompts.prefix,
-            prompts.prefix_lengths,
-        )
+    def prefill(self, params: MethodParams, prompts: PromptBatch, max_length: int) -> RoundState:
+        """See `Method`."""
+        forced = prompts.prefix, prompts.prefix_lengths
+        prompt = prompts.inputs, prompts.input_lengths, max_length, *forced
+        return self.round.prefill(params, *prompt)
 
     def inner_axes(self, inner: RoundState) -> Axes:
-        """See `LoopMethod`."""
+        """See `Method`."""
         return self.round.state_axes(inner)
 
     def check_rule(self, rule: Rule) -> None:
         """Raises TypeError or ValueError for what is no rule, or does not fit the drafter."""
         self.round.check_rule(rule)
 
-    def check_params(self, params: Params, state: DecodeState) -> None:
-        """See `LoopMethod`."""
-        if not isinstance(params, RoundParams):
-            raise TypeError(
-                f"params must be decoding.RoundParams(verifier=, drafter=, rule=), got "
-                f"{type(params).__name__}"
-            )
-        self.check_rule(params.rule)
-        check_strengths(params.rule, state.ended_by.shape[0])
-
-    def init(self, params: RoundParams, prompts: PromptBatch, **sizes: Any) -> DecodeState:
+    def check_params(self, params: Params, rows: int) -> None:
         """See `Method`."""
-        asked = prompts.draft_limits
-        limits = np.asarray(self.max_draft if asked is None else asked)
-        if self.verification.has_carry and np.any(limits < self.max_draft):
-            raise ValueError(
-                f"draft_limits must be None or {self.max_draft} in every row, got "
-                f"{limits.tolist()}: {type(self.verification).__name__} needs drafts of a fixed "
-                "length"
-            )
-        return super().init(params, prompts, **sizes)
+        check_pair(self, params, rows)
 
     def describe(self) -> dict[str, Any]:
         """See `Method`."""
@@ -147,7 +123,7 @@ class Speculative(LoopMethod):
             "widths": list(self.round.verifier_widths),
         }
 
-    def step(self, params: RoundParams, state: DecodeState) -> DecodeState:
+    def step(self, params: MethodParams, state: DecodeState) -> Step:
         """One round."""
         one_round = self.round
         active = ~state.finished
@@ -159,28 +135,18 @@ class Speculative(LoopMethod):
             params, state.sampling, state.inner, uniforms, active, limits
         )
         counts = jnp.where(active & (seen.nan_in < 0), outcome.counts, 0)
-        new, kept = append(state, outcome.tokens, counts, self.eos_ids)
-        info = add_log_probs(new.info, kept, seen.log_p, seen.log_target, state.lengths)
-        new = new._replace(
-            inner=one_round.commit(state.inner, inner, outcome.tokens, counts),
-            info=_add(info, seen, active),
-            steps=state.steps + active.astype(jnp.int32),
+        emitted = outcome.tokens, counts
+        return Step(
+            *emitted,
+            inner=one_round.commit(state.inner, inner, *emitted, outcome.hidden),
+            calls=seen.row_calls,
+            log_p=seen.log_p,
+            log_target=seen.log_target,
+            drafted=seen.drafted,
+            accepted=seen.accepted,
+            deferrals=1,
+            rollbacks=seen.accepted < seen.drafted,
+            token_sum=seen.token_sum,
+            block_sum=seen.block_sum,
+            nan_in=seen.nan_in,
         )
-        return end_by_nan(new, jnp.where(active, seen.nan_in, -1))
-
-
-def _add(info: DecodeInfo, seen: RoundInfo, active: Array) -> DecodeInfo:
-    """Adds one round to the totals of the active rows."""
-    once = active.astype(jnp.int32)
-    real = active & (seen.nan_in < 0)
-    length = jnp.arange(info.drafted_lengths.shape[1])[None]
-    hits = [(length == n[:, None]) & active[:, None] for n in (seen.drafted, seen.accepted)]
-    return info._replace(
-        calls={name: info.calls[name] + once * seen.row_calls[name] for name in info.calls},
-        drafted_lengths=info.drafted_lengths + hits[0].astype(jnp.int32),
-        accepted_lengths=info.accepted_lengths + hits[1].astype(jnp.int32),
-        token_sum=info.token_sum + jnp.where(real, seen.token_sum, 0.0),
-        block_sum=info.block_sum + jnp.where(real, seen.block_sum, 0.0),
-        deferrals=info.deferrals + once,
-        rollbacks=info.rollbacks + (active & (seen.accepted < seen.drafted)).astype(jnp.int32),
-    )

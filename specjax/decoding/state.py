@@ -1,18 +1,18 @@
-"""The rows' state: how it begins, how tokens are appended, how slots are refilled.
+"""The rows' state: how it begins, what a step adds to it, how slots are refilled.
 
 Axes: B rows, N longest output, G longest block, T tokens of a step.
 """
 
-import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.decoding.compilation import jit_at, placement
+from specjax.compilation import jit_at, placement
+from specjax.processing import advance, with_processing
 from specjax.types import (
     EOS,
     LENGTH,
@@ -22,6 +22,7 @@ from specjax.types import (
     Array,
     DecodeInfo,
     DecodeState,
+    Processing,
     PromptBatch,
     StopState,
 )
@@ -65,6 +66,7 @@ def initial_state(
     max_draft: int,
     model_names: Sequence[str],
     token_log_probs: bool,
+    processing: Processing | None = None,
 ) -> DecodeState:
     """A state with nothing emitted yet; a row with limit 0 is finished at once.
 
@@ -75,6 +77,7 @@ def initial_state(
       max_draft: G, 0 without a drafter.
       model_names: the keys of `DecodeInfo.calls`.
       token_log_probs: whether log-probabilities are kept token by token.
+      processing: the processor after the prompts, if there is one.
     """
     keys = row_keys(prompts.seeds, prompts.ids)
     rows = keys.shape[0]
@@ -87,6 +90,8 @@ def initial_state(
         draft_limits = jnp.full((rows,), max_draft, jnp.int32)
     # Not zero, which would say probability 1 for what a method does not write.
     by_token = jnp.full((rows, max_new), jnp.nan, jnp.float32) if token_log_probs else None
+    # Copied: the state is donated, and must not take the caller's arrays along.
+    sampling = jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), prompts.sampling)
     return DecodeState(
         tokens=jnp.zeros((rows, max_new), jnp.int32),
         lengths=counts,
@@ -95,8 +100,7 @@ def initial_state(
         ended_by=jnp.where(limits > 0, RUNNING, LENGTH),
         keys=keys,
         steps=counts,
-        # Copied: the state is donated, and must not take the caller's arrays along.
-        sampling=jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), prompts.sampling),
+        sampling=with_processing(sampling, processing),
         inner=inner,
         info=DecodeInfo(
             calls=dict.fromkeys(model_names, counts),
@@ -115,6 +119,76 @@ def initial_state(
     )
 
 
+class Step(NamedTuple):
+    """What a step of a method has written, and what it took; the loop adds it to the rows.
+
+    In rows that are finished all of it is ignored but `inner`.
+
+    Attributes:
+      tokens: `[B, T]` int32.
+      counts: `[B]` int32, how many of them are real.
+      inner: what the method's step carries to the next one.
+      calls: model's name -> int32, scalar or `[B]`: its passes.
+      log_p: `[B, T]` float32, the tokens' log-probabilities under the verifier, NaN where it has
+        not read them; None leaves them out, and those by token are NaN.
+      log_target: `[B, T]` float32, those under what they were to follow; None with `log_p`.
+      drafted: `[B]` int32, how many tokens were drafted.
+      accepted: `[B]` int32, how many of them stand.
+      deferrals: int32, scalar or `[B]`: see `DecodeInfo`.
+      rollbacks: `[B]` bool, whether drafted tokens were rejected.
+      token_sum: `[B]` float32, see `DecodeInfo`; None for 0.
+      block_sum: `[B]` float32, likewise.
+      nan_in: `[B]` int32, the index into `Method.nan_sources` of what gave NaN, which ends the row;
+        -1 for nothing. None where that is not looked for.
+    """
+
+    tokens: Array  # [B, T]
+    counts: Array  # [B]
+    inner: Any
+    calls: Mapping[str, Any]
+    log_p: Array | None = None  # [B, T]
+    log_target: Array | None = None  # [B, T]
+    drafted: Any = 0  # [B]
+    accepted: Any = 0  # [B]
+    deferrals: Any = 0  # [B]
+    rollbacks: Array | None = None  # [B]
+    token_sum: Array | None = None  # [B]
+    block_sum: Array | None = None  # [B]
+    nan_in: Array | None = None  # [B]
+
+
+def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:
+    """The rows after a step: its tokens appended, its counts added, ends noted."""
+    active = ~state.finished
+    once = active.astype(jnp.int32)
+    new, kept = append(state, step.tokens, step.counts, eos_ids)
+    info = new.info
+    if step.log_p is not None and step.log_target is not None:
+        info = _add_log_probs(info, kept, step.log_p, step.log_target, state.lengths)
+    real = active if step.nan_in is None else active & (step.nan_in < 0)
+    lengths = jnp.arange(info.drafted_lengths.shape[1])[None]
+
+    def counted(before: Array, number: Any) -> Array:
+        hit = (lengths == jnp.broadcast_to(number, active.shape)[:, None]) & active[:, None]
+        return before + hit.astype(jnp.int32)
+
+    def summed(before: Array, more: Array | None) -> Array:
+        return before if more is None else before + jnp.where(real, more, 0.0)
+
+    rolled = step.rollbacks
+    info = info._replace(
+        calls={name: info.calls[name] + once * step.calls[name] for name in info.calls},
+        drafted_lengths=counted(info.drafted_lengths, step.drafted),
+        accepted_lengths=counted(info.accepted_lengths, step.accepted),
+        token_sum=summed(info.token_sum, step.token_sum),
+        block_sum=summed(info.block_sum, step.block_sum),
+        deferrals=info.deferrals + once * step.deferrals,
+        rollbacks=info.rollbacks + (0 if rolled is None else (active & rolled).astype(jnp.int32)),
+    )
+    new = new._replace(inner=step.inner, info=info, steps=state.steps + once)
+    return new if step.nan_in is None else _end_by_nan(new, jnp.where(active, step.nan_in, -1))
+
+
 def append(
     state: DecodeState, tokens: Array, counts: Array, eos_ids: tuple[int, ...]
 ) -> tuple[DecodeState, Array]:
@@ -127,8 +201,9 @@ def append(
       eos_ids: what ends a row; it is kept.
 
     Returns:
-      The state with `tokens`, `lengths`, `ended_by` and `stop` moved on, and `[B, T]` bool: which
-      tokens were appended (not those past an EOS, a stop string or the row's limit).
+      The state with `tokens`, `lengths`, `ended_by`, `stop` and its processor moved on, and
+      `[B, T]` bool: which tokens were appended (not those past an EOS, a stop string or the row's
+      limit).
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     eos = end_tokens(tokens, eos_ids)
@@ -149,7 +224,9 @@ def append(
         stop = stop._replace(states=jnp.take_along_axis(texts, appended, axis=1)[:, 0])
     reason = jnp.where((eos & kept).any(axis=1), EOS, reason)
     ended_by = jnp.where(state.finished, state.ended_by, reason)
-    return state._replace(tokens=out, lengths=lengths, ended_by=ended_by, stop=stop), kept
+    sampling = advance(state.sampling, tokens, lengths - state.lengths)
+    new = state._replace(tokens=out, lengths=lengths, ended_by=ended_by, stop=stop)
+    return new._replace(sampling=sampling), kept
 
 
 def _found(stop: StopState) -> int:
@@ -188,9 +265,7 @@ def watch_stops(state: DecodeState) -> DecodeState:
     return state._replace(stop=StopState(states))
 
 
-@functools.cache
-def _jitted_zeros(where: Any) -> Any:
-    return jit_at(jnp.zeros_like, where)
+_jitted_zeros = jit_at(jnp.zeros_like)
 
 
 def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
@@ -210,7 +285,7 @@ def put_tokens(buffer: Array, values: Array, kept: Array, lengths: Array) -> Arr
     return jax.vmap(put)(buffer, slots, values)
 
 
-def add_log_probs(
+def _add_log_probs(
     info: DecodeInfo, kept: Array, log_p: Array, log_target: Array, lengths: Array
 ) -> DecodeInfo:
     """Adds a step's log-probabilities `[B, T]` of the kept tokens, appended at `lengths` `[B]`."""
@@ -224,7 +299,7 @@ def add_log_probs(
     )
 
 
-def end_by_nan(state: DecodeState, nan_in: Array) -> DecodeState:
+def _end_by_nan(state: DecodeState, nan_in: Array) -> DecodeState:
     """Ends the running rows whose `nan_in [B]` names a source (is not negative)."""
     ends = (nan_in >= 0) & ~state.finished
     info = state.info._replace(nan_in=jnp.where(ends, nan_in, state.info.nan_in))
@@ -245,14 +320,11 @@ def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeStat
     return jitted_insert(placement(state))(state, rows, new)
 
 
-@functools.cache
-def jitted_insert(where: Any) -> Any:
-    """`insert_rows`, jitted for a state that lies at `where`, from `placement`."""
+def _insert(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
+    return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)
 
-    def insert(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
-        return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)
 
-    return jit_at(insert, where, donate_argnums=0)
+jitted_insert = jit_at(_insert, donate_argnums=0)
 
 
 def end_row(state: DecodeState, row: int, reason: int) -> DecodeState:
@@ -261,6 +333,4 @@ def end_row(state: DecodeState, row: int, reason: int) -> DecodeState:
     return state._replace(ended_by=ended_by)
 
 
-@functools.cache
-def _jitted_end(where: Any) -> Any:
-    return jit_at(lambda ended_by, row, reason: ended_by.at[row].set(reason), where)
+_jitted_end = jit_at(lambda ended_by, row, reason: ended_by.at[row].set(reason))

@@ -12,36 +12,177 @@ Axes: B rows, G longest draft, V vocabulary.
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count
-from specjax.decoding.fallback import Drafted, draft_until_fallback
+from specjax.decoding.history import put_column
+from specjax.decoding.loop import MethodParams, per_row
 from specjax.decoding.outcome import emitted
-from specjax.decoding.pair_method import (
-    CascadeParams,
-    CascadeState,
-    PairMethod,
-    Reader,
-    log_at,
-    per_row,
-    source_of_nan,
-    step_counts,
+from specjax.decoding.roundless import PairMethod, SequentialState, log_at, source_of_nan
+from specjax.decoding.scoring import Scored, Wanted, powers_of_two, score
+from specjax.decoding.state import Step, end_tokens, read_token, step_uniforms
+from specjax.processing import advance, distributions, with_processing
+from specjax.rules import FallbackRollback
+from specjax.rules.sequential import check_reads_drafter_alone
+from specjax.sampling import confidence, draw, num_uniforms
+from specjax.types import (
+    Array,
+    Cache,
+    DecodeState,
+    LanguageModel,
+    Params,
+    Processing,
+    StopState,
 )
-from specjax.decoding.scoring import Scored, powers_of_two, score
-from specjax.decoding.state import add_log_probs, append, end_by_nan, step_uniforms
-from specjax.rules import FallbackRollback, check_reads_drafter_alone
-from specjax.sampling import draw, num_uniforms
-from specjax.types import Array, DecodeState
 
 
 def check_limit(limit: Any) -> None:
     """Raises ValueError unless a draft's longest length is a whole number of at least 1."""
     remedy = "give how many tokens the drafter may write before the verifier runs"
     check_count("limit", limit, remedy)
+
+
+class Drafted(NamedTuple):
+    """What the drafter has written. Past `counts` the arrays hold anything.
+
+    Attributes:
+      tokens: `[B, G + 1]` int32.
+      counts: `[B]` int32, 0 .. G.
+      log_q: `[B, G + 1]` float32, the tokens' log-probabilities as they were drawn.
+      probs: `[B, G + 1, V]` float32, what they were drawn from, or None unless asked for.
+      confidences: `[B, G + 1, V]` float32, likewise.
+      calls: `[B]` int32, how many passes read a token of the row.
+      ended: `[B]` bool, whether the row ends with the last of them: by an end-of-sequence token or
+        its limit.
+      stopped: `[B]` bool, whether the last of them completes a stop string.
+      nan: `[B]` bool, whether the drafter gave NaN.
+      cache: the drafter's cache; it holds all that is drafted, unless the draft has ended a text.
+    """
+
+    tokens: Array  # [B, G + 1]
+    counts: Array  # [B]
+    log_q: Array  # [B, G + 1]
+    probs: Array | None  # [B, G + 1, V]
+    confidences: Array | None  # [B, G + 1, V]
+    calls: Array  # [B]
+    ended: Array  # [B]
+    stopped: Array  # [B]
+    nan: Array  # [B]
+    cache: Cache
+
+
+class _Writing(NamedTuple):
+    """What the loop carries."""
+
+    step: Array
+    drafted: Drafted
+    last: Array  # [B]
+    going: Array  # [B]
+    stop: StopState | None  # with the drafted tokens read
+    processing: Processing | None  # likewise
+
+
+def draft_until_fallback(
+    model: LanguageModel,
+    params: Params,
+    state: DecodeState,
+    fallback: Any,
+    uniforms: Array,
+    eos_ids: tuple[int, ...],
+    *,
+    keep_probs: bool,
+    keep_confidences: bool,
+) -> Drafted:
+    """Draws tokens until the fallback rule defers, the row's limit is reached, or the text ends.
+
+    The decision is made before the token is drawn, from the distribution at its place. A row at its
+    limit still reads its last token, in a pass of one token: so the drafter never lags.
+
+    Args:
+      model: the drafter.
+      params: its parameters.
+      state: the rows; `state.inner` is a `SequentialState`.
+      fallback: a deferral rule that reads the drafter alone; strengths `[B]`.
+      uniforms: `[B, G, U]` float32 in [0, 1), independent.
+      eos_ids: tokens that end a row.
+      keep_probs: whether `probs` are wanted (static).
+      keep_confidences: whether `confidences` are wanted (static).
+
+    Returns:
+      What was drafted; nothing in rows that are finished.
+    """
+    rows, longest, _ = uniforms.shape
+    start = state.inner.drafter
+
+    def put(buffer: Array | None, value: Any, index: Array) -> Array | None:
+        return None if buffer is None else put_column(buffer, value, index)
+
+    def step(carry: _Writing) -> _Writing:
+        index, drafted = carry.step, carry.drafted
+        logits, _, cache = model.extend(
+            params, drafted.cache, carry.last[:, None], start.positions + index
+        )
+        sampling = with_processing(state.sampling, carry.processing)
+        q = distributions(logits[:, 0], sampling)
+        reads = fallback.reads_draft_confidence or keep_confidences
+        q_conf = jax.vmap(confidence)(logits[:, 0]) if reads else None
+        defers = jax.vmap(lambda rule, *of: rule.defers(of[0], None, of[1], None))(
+            fallback, q, q_conf
+        )
+        nan = carry.going & jnp.isnan(q[:, 0])
+        draws = carry.going & ~defers & ~nan & (index < state.draft_limits)
+        uniform = lax.dynamic_index_in_dim(uniforms, index, axis=1, keepdims=False)
+        token = jax.vmap(draw)(q, uniform)
+        full = state.lengths + index + 1 >= state.limits
+        ended = draws & (end_tokens(token, eos_ids) | full)
+        stop, complete = read_token(carry.stop, token)
+        stopped = draws & complete
+        drafted = Drafted(
+            tokens=put_column(drafted.tokens, token, index),
+            counts=drafted.counts + draws.astype(jnp.int32),
+            log_q=put_column(drafted.log_q, log_at(q, token), index),
+            probs=put(drafted.probs, q, index),
+            confidences=put(drafted.confidences, q_conf, index),
+            calls=drafted.calls + carry.going.astype(jnp.int32),
+            ended=drafted.ended | ended,
+            stopped=drafted.stopped | stopped,
+            nan=drafted.nan | nan,
+            cache=cache,
+        )
+        processing = advance(sampling, token[:, None], draws).processing
+        return _Writing(index + 1, drafted, token, draws & ~ended & ~stopped, stop, processing)
+
+    def unfinished(carry: _Writing) -> Array:
+        return (carry.step <= longest) & jnp.any(carry.going)
+
+    wide = (rows, longest + 1, model.vocab_size)
+    empty = _nothing(start.cache, wide, keep_probs, keep_confidences)
+    last, processing = state.inner.tokens, state.sampling.processing
+    first = _Writing(jnp.int32(0), empty, last, ~state.finished, state.stop, processing)
+    return lax.while_loop(unfinished, step, first).drafted
+
+
+def _nothing(
+    cache: Cache, wide: tuple[int, int, int], keep_probs: bool, keep_confidences: bool
+) -> Drafted:
+    """Before the first token; `wide` is (B, G + 1, V)."""
+    none, zeros = jnp.zeros(wide[:1], bool), jnp.zeros(wide, jnp.float32)
+    return Drafted(
+        tokens=jnp.zeros(wide[:2], jnp.int32),
+        counts=jnp.zeros(wide[:1], jnp.int32),
+        log_q=jnp.zeros(wide[:2], jnp.float32),
+        probs=zeros if keep_probs else None,
+        confidences=zeros if keep_confidences else None,
+        calls=jnp.zeros(wide[:1], jnp.int32),
+        ended=none,
+        stopped=none,
+        nan=none,
+        cache=cache,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +195,7 @@ class _FallbackCascade(PairMethod):
       limit: G >= 1, so many tokens of the drafter at most between two passes of the verifier.
       eos_ids: tokens that end a row.
       partitioner: where arrays lie on a mesh; None for one device.
+      processor: changes the logits of both; or None.
     """
 
     limit: int = 10
@@ -75,7 +217,7 @@ class _FallbackCascade(PairMethod):
     def rollback(self, rule: Any) -> Any:
         """The rule at whose first deferral it is cut back, or None."""
 
-    def step(self, params: CascadeParams, state: DecodeState) -> DecodeState:
+    def step(self, params: MethodParams, state: DecodeState) -> Step:
         """One draft, and one token of the verifier."""
         rule = per_row(params.rule, state.steps)
         active, per_draw = ~state.finished, num_uniforms(self.vocab_size)
@@ -95,76 +237,67 @@ class _FallbackCascade(PairMethod):
         # A stop string ends the draft; it ends the row unread where nothing can be cut back.
         ended = drafted.ended | (drafted.stopped if rollback is None else False)
         waiting = active & ~ended & ~drafted.nan
-        scored = self._read(params, state, drafted, waiting, rollback)
+        scored = self._read(params.verifier, state, drafted, waiting, rollback)
         standing = _standing(rollback, drafted, scored, waiting)
         p = jnp.take_along_axis(scored.p, standing[:, None, None], axis=1)[:, 0]
         next_token = jax.vmap(draw)(p, uniforms[:, -1])
         tokens = emitted(drafted.tokens[:, :-1], standing, next_token)
         read = jnp.arange(self.limit + 1)[None] <= drafted.counts[:, None]
         bad = (jnp.isnan(scored.p[..., 0]) & read).any(axis=1) & waiting
-        counts = jnp.where(active & ~drafted.nan & ~bad, standing + waiting.astype(jnp.int32), 0)
-        new, kept = append(state, tokens, counts, self.eos_ids)
-        own = jnp.arange(self.limit + 1)[None] < standing[:, None]
-        log_p = log_at(scored.p, tokens)
-        info = add_log_probs(
-            new.info,
-            kept,
-            # The verifier has not read what comes after its last pass.
-            jnp.where(waiting[:, None], log_p, jnp.nan),
-            jnp.where(own, drafted.log_q, log_p),
-            state.lengths,
-        )
         passes = waiting.astype(jnp.int32)
-        calls = {"verifier": passes, "drafter": drafted.calls}
-        rolled = waiting & (standing < drafted.counts)
+        counts = jnp.where(active & ~drafted.nan & ~bad, standing + passes, 0)
+        last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
+        caches = {"verifier": scored.cache, "drafter": drafted.cache}
+        log_p = log_at(scored.p, tokens)
+        own = jnp.arange(self.limit + 1)[None] < standing[:, None]
         # Where nothing can be cut back the drafter's tokens are no drafts: none is ever rejected.
-        none = jnp.zeros_like(standing)
-        blocks = (none, none) if rollback is None else (drafted.counts, standing)
-        stood = jnp.where(active, blocks[1], 0).astype(jnp.float32)
-        info = info._replace(
-            **step_counts(state, *blocks),
-            calls={name: info.calls[name] + calls[name] for name in info.calls},
-            token_sum=info.token_sum + stood,
-            block_sum=info.block_sum + stood,
-            deferrals=info.deferrals + passes,
-            rollbacks=info.rollbacks + rolled.astype(jnp.int32),
+        blocks = (0, 0) if rollback is None else (drafted.counts, standing)
+        stood = None if rollback is None else standing.astype(jnp.float32)
+        return Step(
+            tokens=tokens,
+            counts=counts,
+            inner=state.inner.read_on(last, dict.fromkeys(caches, counts), caches),
+            calls={"verifier": passes, "drafter": drafted.calls},
+            # The verifier has not read what comes after its last pass.
+            log_p=jnp.where(waiting[:, None], log_p, jnp.nan),
+            log_target=jnp.where(own, drafted.log_q, log_p),
+            drafted=blocks[0],
+            accepted=blocks[1],
+            deferrals=passes,
+            rollbacks=waiting & (standing < drafted.counts),
+            token_sum=stood,
+            block_sum=stood,
+            nan_in=source_of_nan(bad, drafted.nan),
         )
-        new = new._replace(
-            inner=_moved(state.inner, tokens, counts, scored, drafted),
-            info=info,
-            steps=state.steps + active.astype(jnp.int32),
-        )
-        return end_by_nan(new, source_of_nan(bad, drafted.nan))
 
     def _read(
         self,
-        params: CascadeParams,
+        params: Params,
         state: DecodeState,
         drafted: Drafted,
         waiting: Array,
         rollback: Any,
     ) -> Scored:
         """The verifier's pass over the drafts; none where no row waits for it."""
-        inner: CascadeState = state.inner
+        inner: SequentialState = state.inner
         tokens = jnp.concatenate([inner.tokens[:, None], drafted.tokens[:, :-1]], axis=1)
         with_confidence = rollback is not None and rollback.reads_verifier_confidence
 
         def run(cache: Any) -> Scored:
             return score(
                 self.verifier,
-                params.verifier,
+                params,
                 cache,
                 tokens,
                 inner.verifier.positions,
                 jnp.max(jnp.where(waiting, drafted.counts, 0)) + 1,
                 powers_of_two(self.limit + 1),
-                state.sampling,
-                with_confidence=with_confidence,
+                Wanted(state.sampling, with_confidence),
             )
 
         def skip(cache: Any) -> Scored:
             nothing = jnp.zeros((*tokens.shape, self.vocab_size), jnp.float32)
-            return Scored(nothing, nothing if with_confidence else None, cache)
+            return Scored(nothing, nothing if with_confidence else None, None, cache)
 
         return lax.cond(jnp.any(waiting), run, skip, inner.verifier.cache)
 
@@ -175,7 +308,7 @@ class TokenCascade(_FallbackCascade):
 
     Where the drafter defers, or after `limit` tokens of its own, the verifier reads what it has not
     seen and draws one token. A row that ends with a token of the drafter takes no more pass. Its
-    parameters: `CascadeParams` with a deferral rule that reads the drafter alone, such as
+    parameters: `MethodParams` with a deferral rule that reads the drafter alone, such as
     `rules.Chow` or `rules.ChowLog`.
     """
 
@@ -199,7 +332,7 @@ class BiLDCascade(_FallbackCascade):
     Where the fallback rule defers, or after `limit` tokens, the verifier reads the draft. From the
     first position at which the rollback rule defers, the draft is dropped, and the verifier draws
     the token there; where none does, it adds one. A row that ends with a token of the drafter does
-    so unread. Its parameters: `CascadeParams` with `rules.FallbackRollback`.
+    so unread. Its parameters: `MethodParams` with `rules.FallbackRollback`.
     """
 
     def check_rule(self, rule: Any) -> None:
@@ -231,15 +364,3 @@ def _standing(rollback: Any, drafted: Drafted, scored: Scored, waiting: Array) -
     index = jnp.arange(defers.shape[1], dtype=jnp.int32)[None]
     defers &= waiting[:, None]
     return jnp.minimum(jnp.min(jnp.where(defers, index, defers.shape[1]), axis=1), drafted.counts)
-
-
-def _moved(
-    inner: CascadeState, tokens: Array, counts: Array, scored: Scored, drafted: Drafted
-) -> CascadeState:
-    """The state after `counts [B]` of `tokens [B, G + 1]` were committed."""
-    last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
-    return inner._replace(
-        tokens=jnp.where(counts > 0, last, inner.tokens),
-        verifier=Reader(inner.verifier.positions + counts, scored.cache),
-        drafter=Reader(inner.drafter.positions + counts, drafted.cache),
-    )

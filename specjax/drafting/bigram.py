@@ -65,7 +65,7 @@ class Bigram:
     def table(
         self, name: str, tokenizer_fingerprint: str, vocab_size: int, start: int | None = None
     ) -> np.ndarray | NGrams:
-        """The parameters of a `MaxGram`, once the vocabulary is found to be the same.
+        """The parameters of a `LookupDrafter`, once the vocabulary is found to be the same.
 
         Args:
           name: what messages call the model.
@@ -84,7 +84,7 @@ class Bigram:
             raise ValueError(
                 f"the bigram table has {self.successors.size} ids (tokenizer "
                 f"{self.tokenizer_fingerprint}) but {name} has {vocab_size} (tokenizer "
-                f"{tokenizer_fingerprint}): make one with `specjax train_bigram --tokenizer` and "
+                f"{tokenizer_fingerprint}): make one with `specjax train bigram --tokenizer` and "
                 "that model's directory"
             )
         missing = vocab_size - self.successors.size

@@ -1,5 +1,8 @@
 """Estimates of whether a drafted token will be accepted, for stopping policies.
 
+An estimate judges a token that is drawn; of tokens that are not, a row's recent rate of acceptance
+says what may be expected.
+
 Axes: B rows, G longest block, V vocabulary, D drafter's width.
 """
 
@@ -11,13 +14,18 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
+from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import one_number
 from specjax.types import Array, DraftOutcome, Params
+from specjax.types.drafting import Drawn
 
 # Log-odds beyond which max q says no more (0.998), and their usual size.
 _SURE = 6.0
 _USUAL = 3.0
+# What a round before counts beside the present one: some ten tokens.
+KEPT = 0.9
+# Where a row starts: high, for a draft that is not tried teaches nothing.
+_START, _WEIGHT = 0.85, 2.0
 
 
 class Estimate(abc.ABC):
@@ -55,17 +63,13 @@ class Estimate(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def feature(
-        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
-    ) -> tuple[Array, Any]:
+    def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         """What a step shows of a token.
 
         Args:
           params: the estimate's parameters.
           carry: what it carries.
-          token: `[B]` int32, the token just drawn; see `Stopping.step`.
-          confidences: `[B, V]` float32 or None; likewise.
-          hidden: `[B, D]`; likewise.
+          drawn: the token just drawn.
 
         Returns:
           `[B]` float32, and what it carries on.
@@ -116,11 +120,9 @@ class ConfidenceEstimate(Estimate):
         numbers = Line(given(self, "slope"), given(self, "offset"))
         return dataclasses.replace(self, slope=None, offset=None), numbers
 
-    def feature(
-        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
-    ) -> tuple[Array, Any]:
+    def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         """logit(max q)."""
-        return confidence_log_odds(confidences), carry
+        return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
         """See `Estimate`."""
@@ -156,7 +158,7 @@ class HeadEstimate(Estimate):
         """The drafter's head, its parameters traced."""
         if head is None:
             raise ValueError(
-                "the drafter has no acceptance head: train one with `specjax train_head`, or use "
+                "the drafter has no acceptance head: train one with `specjax train head`, or use "
                 "another estimate (drafting.OnlineEstimate(), drafting.ConfidenceEstimate())"
             )
         shift = 0.0 if self.weighted else math.log(head.rejection_weight)
@@ -176,22 +178,19 @@ class HeadEstimate(Estimate):
         """The features of the token before, if the head reads them."""
         return jnp.zeros((rows, NUM_FEATURES), jnp.float32) if self.reads_confidence else ()
 
-    def feature(
-        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
-    ) -> tuple[Array, Any]:
+    def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         """The head's log-odds."""
         if self.config is None:
             raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
         # Of the token before, both: its hidden state is known only now.
         features = carry if self.reads_confidence else None
-        found = apply_head(self.config, params.head, hidden, features) + params.shift
+        found = apply_head(self.config, params.head, drawn.hidden, features) + params.shift
         if not self.reads_confidence:
             return found, carry
-        assert confidences is not None
-        return found, jax.vmap(drawn_features)(confidences, token)
+        return found, jax.vmap(drawn_features)(drawn.confidences, drawn.token)
 
 
-class Evidence(NamedTuple):
+class Posterior(NamedTuple):
     """What a row has added to a logistic regression: a Gaussian in natural parameters.
 
     Attributes:
@@ -231,11 +230,11 @@ class OnlineEstimate(Estimate):
         prior = one_number("OnlineEstimate: prior", self.prior, low=0.0, open_low=True)
         object.__setattr__(self, "prior", prior)
 
-    def remember(self, params: Params, rows: int) -> Evidence:
+    def remember(self, params: Params, rows: int) -> Posterior:
         """No evidence."""
-        return Evidence(jnp.zeros((rows, 3), jnp.float32), jnp.zeros((rows, 2), jnp.float32))
+        return Posterior(jnp.zeros((rows, 3), jnp.float32), jnp.zeros((rows, 2), jnp.float32))
 
-    def recall(self, params: Params, memory: Evidence) -> Array:
+    def recall(self, params: Params, memory: Posterior) -> Array:
         """Slope and offset `[B, 2]`, the posterior's mean."""
         if self.shared:
             # Every row is told the sum over all.
@@ -254,19 +253,17 @@ class OnlineEstimate(Estimate):
             [(c * first - b * second) / determinant, (a * second - b * first) / determinant], axis=1
         )
 
-    def feature(
-        self, params: Params, carry: Any, token: Array, confidences: Array | None, hidden: Array
-    ) -> tuple[Array, Any]:
+    def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         """logit(max q)."""
-        return confidence_log_odds(confidences), carry
+        return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Array, feature: Array) -> Array:
         """See `Estimate`."""
         return recalled[:, 0] * feature + recalled[:, 1]
 
     def learn(
-        self, memory: Evidence, recalled: Array, features: Array, outcome: DraftOutcome
-    ) -> Evidence:
+        self, memory: Posterior, recalled: Array, features: Array, outcome: DraftOutcome
+    ) -> Posterior:
         """Adds the tokens whose fate is known: those that stood, and the one that did not."""
         place = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
         stood = place < outcome.agreed[:, None]
@@ -281,15 +278,14 @@ class OnlineEstimate(Estimate):
             return jnp.sum(x, axis=1)
 
         precision = [added(weight * features**2), added(weight * features), added(weight)]
-        return Evidence(
+        return Posterior(
             memory.precision + jnp.stack(precision, axis=1),
             memory.pull + jnp.stack([added(pull * features), added(pull)], axis=1),
         )
 
 
-def confidence_log_odds(confidences: Array | None) -> Array:
+def confidence_log_odds(confidences: Array) -> Array:
     """logit(max q) of `confidences [B, V]`, cut off where it says no more: `[B]` float32."""
-    assert confidences is not None
     largest = jnp.max(confidences, axis=-1)
     return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
 
@@ -307,3 +303,92 @@ def given(part: Any, name: str) -> Array:
             "has returned"
         )
     return jnp.float32(value)
+
+
+class JudgedDraft(NamedTuple):
+    """A draft, judged token by token by an estimate.
+
+    Attributes:
+      survival: `[B]` float32, the chance that all tokens judged so far are accepted.
+      recalled: what the estimate knows of earlier rounds.
+      features: `[B, G]` float32, what it has seen; `[B, 0]` if it learns nothing.
+      carry: what the estimate carries from token to token.
+    """
+
+    survival: Array  # [B]
+    recalled: Any
+    features: Array  # [B, G]
+    carry: Any
+
+
+def begin_survival(
+    estimate: Estimate, params: Params, memory: Any, rows: int, longest: int
+) -> JudgedDraft:
+    """A draft before its first token."""
+    return JudgedDraft(
+        survival=jnp.ones((rows,), jnp.float32),
+        recalled=estimate.recall(params, memory),
+        features=jnp.zeros((rows, longest if estimate.reads_past else 0), jnp.float32),
+        carry=estimate.begin(rows),
+    )
+
+
+def judge(estimate: Estimate, params: Params, state: JudgedDraft, drawn: Drawn) -> JudgedDraft:
+    """Lets an estimate judge the token that a step shows."""
+    feature, carry = estimate.feature(params, state.carry, drawn)
+    chance = jax.nn.sigmoid(estimate.log_odds(params, state.recalled, feature))
+    # At the first token a late estimate would judge one that is no draft.
+    chance = jnp.where(drawn.place >= estimate.lag, chance, 1.0)
+    features = state.features
+    if features.shape[1]:
+        features = jax.lax.dynamic_update_index_in_dim(features, feature, drawn.place, axis=1)
+    return state._replace(survival=state.survival * chance, features=features, carry=carry)
+
+
+def ahead(estimate: Estimate, judged: JudgedDraft, chances: Array) -> Array:
+    """The chance `[B]` that all drawn tokens stand, those too that a late estimate has not judged.
+
+    `chances` is `[B, G]`: of the next 1 .. G tokens of a row, by its recent rate.
+    """
+    if not estimate.lag:
+        return judged.survival
+    return judged.survival * chances[:, estimate.lag - 1]
+
+
+class Rates(NamedTuple):
+    """Sums over earlier rounds, older ones counting less.
+
+    Attributes:
+      accepted: `[B]` float32, drafted tokens that stood.
+      judged: `[B]` float32, drafted tokens whose fate is known.
+    """
+
+    accepted: Array  # [B]
+    judged: Array  # [B]
+
+
+def no_rates(rows: int) -> Rates:
+    """Those of rows that have drafted nothing."""
+    zeros = jnp.zeros((rows,), jnp.float32)
+    return Rates(zeros, zeros)
+
+
+def acceptance(rates: Rates) -> Array:
+    """The chance that a drafted token is accepted, `[B]` float32 in (0, 1).
+
+    It returns to its start where nothing is drafted, so that a row tries again.
+    """
+    return (rates.accepted + _WEIGHT * _START) / (rates.judged + _WEIGHT)
+
+
+def add_round(rates: Rates, outcome: DraftOutcome) -> Rates:
+    """The sums after one more round."""
+    stood = outcome.agreed.astype(jnp.float32)
+    judged = stood + outcome.rejected.astype(jnp.float32)
+    return Rates(KEPT * rates.accepted + stood, KEPT * rates.judged + judged)
+
+
+def chances(rate: Array, longest: int) -> Array:
+    """The chance that the next 1, 2, .. G tokens are all accepted: `[B, G]` float32."""
+    place = jnp.arange(1, longest + 1, dtype=jnp.float32)
+    return rate[:, None] ** place[None]

@@ -4,45 +4,30 @@ Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_count, check_part
-from specjax.decoding.returned import checked_block, checked_bonus, committed, planned
+from specjax.checks import check_count
+from specjax.decoding.guards import checked_block, checked_bonus, committed, planned
 from specjax.drafting.blocks import append_block, cut_from, empty_block, last_token
+from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.processing import advance
 from specjax.types import (
     Array,
-    Axes,
     Bonus,
     DraftBlock,
     Drafter,
     DraftTraits,
     Params,
     Sampling,
-    row_axes,
 )
 
 
-class HorizontalCascadeState(NamedTuple):
-    """A horizontal cascade between rounds.
-
-    Attributes:
-      drafters: the states of the drafters, in their order.
-      marks: where each of them was when something was committed last.
-      before: `[B]` int32, how many tokens of the last block came before the last drafter's.
-    """
-
-    drafters: tuple[Any, ...]
-    marks: tuple[Any, ...]
-    before: Array
-
-
 @dataclasses.dataclass(frozen=True)
-class HorizontalCascade(Drafter):
+class HorizontalCascade(SeveralDrafters):
     """Drafters that draft one block one after the other; its parameters: a tuple of theirs.
 
     Each position keeps the distribution of the drafter that drew its token. At the bonus position
@@ -73,18 +58,15 @@ class HorizontalCascade(Drafter):
     cumulative: bool = False
     shared: tuple[str, ...] = ()
 
+    _tells: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, tuple) or not self.drafters:
             raise TypeError(
                 f"drafters must be a tuple of at least one drafter, got {self.drafters!r}"
             )
-        needed = ("draft_limits", "propose", "bonus", "commit", "mark", "rewind")
-        for i, drafter in enumerate(self.drafters):
-            check_part(f"drafters[{i}]", drafter, needed, "drafting.NeuralDrafter(...)")
+        self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
         _check_counts(self.counts, [drafter.max_draft for drafter in self.drafters])
-        sizes = [drafter.vocab_size for drafter in self.drafters]
-        if len(set(sizes)) > 1:
-            raise ValueError(f"levels of a cascade must share one vocabulary, got sizes {sizes}")
         names = [name for drafter in self.drafters for name in drafter.model_names]
         for name in names:
             if names.count(name) > 1 and name not in self.shared:
@@ -92,6 +74,11 @@ class HorizontalCascade(Drafter):
                     f"two drafters of a cascade have the name {name!r}: give each its own name=, "
                     f"or, if they are one model, shared=({name!r},)"
                 )
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """See `SeveralDrafters`."""
+        return self.drafters
 
     @property
     def _counts(self) -> tuple[int, ...]:
@@ -107,21 +94,6 @@ class HorizontalCascade(Drafter):
         return int(np.max(np.cumsum(counts) - counts + longest))
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.drafters[0].vocab_size
-
-    @property
-    def num_uniforms(self) -> int:
-        """Those of all drafters."""
-        return sum(drafter.num_uniforms for drafter in self.drafters)
-
-    @property
-    def has_confidence(self) -> bool:
-        """Where each has one."""
-        return all(drafter.has_confidence for drafter in self.drafters)
-
-    @property
     def traits(self) -> DraftTraits:
         """Several drafters: what is drawn from depends on the place in the block."""
         each = [drafter.traits for drafter in self.drafters]
@@ -135,47 +107,15 @@ class HorizontalCascade(Drafter):
             catches_up=each[-1].catches_up,
         )
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """Those of all drafters, each once."""
-        return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.model_names))
-
     def describe(self) -> Any:
         """See `Drafter`."""
-        return {
-            "drafters": [drafter.describe() for drafter in self.drafters],
-            "counts": list(self._counts),
-            "cumulative": self.cumulative,
-        }
-
-    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Drafter`."""
-        each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.drafters]
-        return functools.reduce(np.maximum, each)  # an encoder-decoder says one number
-
-    def prefill(
-        self,
-        params: Sequence[Params],
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> HorizontalCascadeState:
-        """See `Drafter`."""
-        prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
-        states = tuple(
-            drafter.prefill(own, *prompt)
-            for drafter, own in zip(self.drafters, params, strict=True)
-        )
-        return HorizontalCascadeState(
-            states, self._marks(states), jnp.zeros((inputs.shape[0],), jnp.int32)
-        )
+        counts = {"counts": list(self._counts), "cumulative": self.cumulative}
+        return super().describe() | counts
 
     def propose(
         self,
         params: Sequence[Params],
-        state: HorizontalCascadeState,
+        state: SeveralState,
         tokens: Array,
         limits: Array,
         uniforms: Array,
@@ -183,7 +123,7 @@ class HorizontalCascade(Drafter):
         active: Array,
         *,
         with_confidence: bool,
-    ) -> tuple[DraftBlock, HorizontalCascadeState]:
+    ) -> tuple[DraftBlock, SeveralState]:
         """See `Drafter`."""
         limits = jnp.where(active, limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
@@ -205,7 +145,7 @@ class HorizontalCascade(Drafter):
                 last_token(block.tokens, before, tokens),
                 allowed,
                 parts[i],
-                sampling,
+                advance(sampling, block.tokens, before),
                 active if last else drafts,
                 with_confidence=with_confidence,
             )
@@ -213,26 +153,26 @@ class HorizontalCascade(Drafter):
             block = append_block(block, part)
             for name in part.calls:
                 calls[name] += part.calls[name]
-        new = HorizontalCascadeState(tuple(states), state.marks, before)
+        new = SeveralState(tuple(states), state.marks, before)
         return block._replace(calls=calls), new
 
     def bonus(
         self,
         params: Sequence[Params],
-        state: HorizontalCascadeState,
+        state: SeveralState,
         tokens: Array,
         block: DraftBlock,
         sampling: Sampling,
         *,
         with_confidence: bool,
-    ) -> tuple[Bonus, HorizontalCascadeState]:
+    ) -> tuple[Bonus, SeveralState]:
         """See `Drafter`; the last drafter says it."""
         drafter, own = self.drafters[-1], state.drafters[-1]
         returned = drafter.bonus(
             params[-1],
             own,
-            last_token(block.tokens, state.before, tokens),
-            cut_from(block, state.before, drafter.max_draft),
+            last_token(block.tokens, state.note, tokens),
+            cut_from(block, state.note, drafter.max_draft),
             sampling,
             with_confidence=with_confidence,
         )
@@ -240,39 +180,6 @@ class HorizontalCascade(Drafter):
         calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
         drafters = (*state.drafters[:-1], own)
         return extra._replace(calls=calls), state._replace(drafters=drafters)
-
-    def commit(
-        self, state: HorizontalCascadeState, tokens: Array, counts: Array
-    ) -> HorizontalCascadeState:
-        """See `Drafter`; what the later drafters were told of the block is taken back."""
-        states = []
-        for i, (drafter, own, mark) in enumerate(
-            zip(self.drafters, state.drafters, state.marks, strict=True)
-        ):
-            now = drafter.rewind(own, mark) if i else own
-            states.append(committed(drafter, now, own, tokens, counts))
-        return state._replace(drafters=tuple(states), marks=self._marks(states))
-
-    def mark(self, state: HorizontalCascadeState) -> tuple[Any, ...]:
-        """See `Drafter`."""
-        return state.marks
-
-    def rewind(
-        self, state: HorizontalCascadeState, mark: tuple[Any, ...]
-    ) -> HorizontalCascadeState:
-        """See `Drafter`."""
-        together = zip(self.drafters, state.drafters, mark, strict=True)
-        states = tuple(drafter.rewind(own, place) for drafter, own, place in together)
-        return state._replace(drafters=states, marks=mark)
-
-    def state_axes(self, state: HorizontalCascadeState) -> Axes:
-        """See `Drafter`."""
-        together = zip(self.drafters, state.drafters, strict=True)
-        axes = row_axes(state._replace(drafters=()))
-        return axes._replace(drafters=tuple(drafter.state_axes(own) for drafter, own in together))
-
-    def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(d.mark(own) for d, own in zip(self.drafters, states, strict=True))
 
     def _allowed(self, index: int, before: Array) -> Array:
         """How much a drafter may add to the `before [B]` tokens of the block; `[B]` int32."""

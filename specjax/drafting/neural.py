@@ -12,20 +12,21 @@ from jax import lax
 
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
-from specjax.decoding.checks import check_eos_ids
+from specjax.decoding.guards import check_eos_ids
 from specjax.decoding.history import History, put_column
 from specjax.drafting.blocks import empty_block
-from specjax.drafting.stopping import (
+from specjax.drafting.policies import FixedLength
+from specjax.drafting.policy_calls import (
     NOTHING_TO_LEARN,
-    FixedLength,
-    Past,
+    PolicyPast,
     begin,
     check_policy,
     decide,
     first_past,
     learn,
 )
-from specjax.sampling import confidence, distribution, drawn, num_uniforms
+from specjax.processing import advance, distributions, draws, with_processing
+from specjax.sampling import confidence, num_uniforms
 from specjax.types import (
     Array,
     Axes,
@@ -36,10 +37,12 @@ from specjax.types import (
     DraftTraits,
     LanguageModel,
     Params,
+    Processing,
     Sampling,
     Stopping,
     row_axes,
 )
+from specjax.types.drafting import Drawn
 
 
 def catches_up_on(platform: str) -> bool:
@@ -73,10 +76,10 @@ class NeuralDrafterState(NamedTuple):
     cache: Cache
     positions: Array
     history: History
-    past: Past | tuple[()] = ()
+    past: PolicyPast | tuple[()] = ()
 
 
-class _Drafting(NamedTuple):
+class _DraftLoop(NamedTuple):
     """What the draft loop carries."""
 
     step: Array
@@ -85,6 +88,7 @@ class _Drafting(NamedTuple):
     last: Array  # [B]
     going: Array  # [B]
     policy: Any
+    processing: Processing | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,16 +224,16 @@ class NeuralDrafter(Drafter):
         limits, policy = self._begin(params, state, limits)
         uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
 
-        def choose(carry: _Drafting, logits: Array, hidden: Array) -> _Drafting:
+        def choose(carry: _DraftLoop, logits: Array, hidden: Array) -> _DraftLoop:
             uniform = lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False)
             return _choose(self, params, carry, logits, hidden, uniform, limits, sampling)
 
-        def step(carry: _Drafting) -> _Drafting:
+        def step(carry: _DraftLoop) -> _DraftLoop:
             at = state.positions + carry.step
             logits, hidden, cache = self._read(params, carry.cache, carry.last, at)
             return choose(carry._replace(cache=cache), logits, hidden)
 
-        def late(carry: _Drafting) -> tuple[_Drafting, History, Array]:
+        def late(carry: _DraftLoop) -> tuple[_DraftLoop, History, Array]:
             with jax.named_scope("drafter_pass"):
                 last = history_lib.read_last(
                     self.model, params.model, carry.cache, state.positions, state.history, active,
@@ -238,16 +242,17 @@ class NeuralDrafter(Drafter):
             carry = choose(carry._replace(cache=last.cache), last.logits, last.hidden)
             return carry, last.history, last.calls - 1  # the last of them is the first step
 
-        def unfinished(carry: _Drafting) -> Array:
+        def unfinished(carry: _DraftLoop) -> Array:
             return (carry.step < longest) & jnp.any(carry.going)
 
-        start = _Drafting(
+        start = _DraftLoop(
             step=jnp.int32(0),
             block=empty_block(rows, longest, vocab, with_confidence),
             cache=state.cache,
             last=tokens,
             going=active & (limits > 0),
             policy=policy,
+            processing=sampling.processing,
         )
         lags = jnp.any(active & (state.history.read < state.positions))
         if self.catches_up:
@@ -260,7 +265,7 @@ class NeuralDrafter(Drafter):
         # Step i read the token before draft token i + 1.
         history = history_lib.note_block(history, state.positions, block.tokens, done.step)
         past = state.past
-        if isinstance(past, Past):
+        if isinstance(past, PolicyPast):
             past = past._replace(state=done.policy, drafted=block.num_drafted)
         return block, state._replace(cache=done.cache, history=history, past=past)
 
@@ -280,14 +285,16 @@ class NeuralDrafter(Drafter):
         at = state.positions + block.num_drafted
         logits, _, cache = self._read(params, state.cache, last, at)
         with jax.named_scope("distribution"):
-            q = jax.vmap(distribution)(logits, sampling)
+            q = distributions(logits, sampling)
         q_conf = _confidences(logits) if with_confidence else None
         history = state.history
         read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
         state = state._replace(cache=cache, history=history._replace(read=read))
         return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
-    def commit(self, state: NeuralDrafterState, tokens: Array, counts: Array) -> NeuralDrafterState:
+    def commit(
+        self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> NeuralDrafterState:
         """See `Drafter`."""
         return state._replace(
             positions=state.positions + counts,
@@ -302,7 +309,7 @@ class NeuralDrafter(Drafter):
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
         """See `Drafter`; what the stopping policy has learnt stays."""
         past = state.past
-        if isinstance(past, Past):
+        if isinstance(past, PolicyPast):
             # What becomes of its last draft it was told by the level that reviewed it.
             past = past._replace(drafted=jnp.full_like(past.drafted, NOTHING_TO_LEARN))
         return state._replace(positions=mark, past=past)
@@ -331,23 +338,23 @@ class NeuralDrafter(Drafter):
 def _choose(
     drafter: NeuralDrafter,
     params: NeuralDrafterParams,
-    carry: _Drafting,
+    carry: _DraftLoop,
     logits: Array,
     hidden: Array,
     uniform: Array,
     limits: Array,
     sampling: Sampling,
-) -> _Drafting:
+) -> _DraftLoop:
     """Draws the next token of each row, and decides whether its draft goes on."""
     index, block = carry.step, carry.block
     confidences = block.confidences
     keep_confidence = confidences is not None or drafter.stopping.reads_confidence
+    sampling = with_processing(sampling, carry.processing)
     with jax.named_scope("draw"):
-        q, token = jax.vmap(drawn)(logits, sampling, uniform)
+        q, token = draws(logits, sampling, uniform)
     q_conf = _confidences(logits) if keep_confidence else None
-    stops, policy = decide(
-        drafter.stopping, params.stopping, carry.policy, token, q, q_conf, hidden, index
-    )
+    seen = Drawn(token, q, q_conf, hidden, index)
+    stops, policy = decide(drafter.stopping, params.stopping, carry.policy, seen)
     if confidences is not None:
         assert q_conf is not None
         confidences = put_column(confidences, q_conf, index)
@@ -361,7 +368,8 @@ def _choose(
     for eos in drafter.eos_ids:
         stops |= token == eos
     going = carry.going & ~stops & (index + 1 < limits)
-    return _Drafting(index + 1, block, carry.cache, token, going, policy)
+    processing = advance(sampling, token[:, None], carry.going).processing
+    return _DraftLoop(index + 1, block, carry.cache, token, going, policy, processing)
 
 
 def _confidences(logits: Array) -> Array:

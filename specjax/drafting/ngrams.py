@@ -21,7 +21,7 @@ _SHIFTS = (np.uint32(16), np.uint32(13), np.uint32(16))
 
 
 class NGrams(NamedTuple):
-    """A table of n-grams, hashed: parameters of a `MaxGram`; `hashed` makes them.
+    """A table of n-grams, hashed: parameters of a `LookupDrafter`; `hashed` makes them.
 
     Attributes:
       successors: `[V]` int32, what follows each token, -1 where none is known.

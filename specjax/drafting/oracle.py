@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.types import Array, DraftOutcome, Params, Stopping
+from specjax.types.drafting import Drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +39,9 @@ class GreedyOracle(Stopping):
         runs = jnp.take_along_axis(params, place[:, None], axis=1)[:, 0]
         return jnp.minimum(limits, runs), ()
 
-    def step(
-        self,
-        params: Params,
-        state: Any,
-        token: Array,
-        probs: Array,
-        confidences: Array | None,
-        hidden: Array,
-        index: Array,
-    ) -> tuple[Array, Any]:
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
         """Never, within the limits."""
-        return jnp.zeros(token.shape, bool), state
+        return jnp.zeros(drawn.token.shape, bool), state
 
     def learn(self, memory: Array, state: Any, outcome: DraftOutcome) -> Array:
         """Counts what was emitted: what agreed, and one token of the verifier's."""

@@ -11,8 +11,10 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import check_count, check_part, one_number
-from specjax.decoding import Round, RoundMark, RoundParams, RoundState
+from specjax.decoding import MethodParams, Round
+from specjax.decoding.outcome import RoundMark, RoundState
 from specjax.drafting.blocks import append_block, empty_block
+from specjax.processing import advance, with_processing
 from specjax.rules import Lossless, Lossy
 from specjax.types import (
     Array,
@@ -23,6 +25,7 @@ from specjax.types import (
     DraftTraits,
     LanguageModel,
     Params,
+    Processing,
     Rule,
     Sampling,
     Verification,
@@ -65,6 +68,7 @@ class _Collecting(NamedTuple):
     step: Array
     block: DraftBlock
     round: RoundState
+    processing: Processing | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +210,7 @@ class VerticalCascade(Drafter):
         """See `Drafter`."""
         inner = self._round
         state = inner.prefill(
-            RoundParams(*params), inputs, input_lengths, max_length, prefix, prefix_lengths
+            MethodParams(*params), inputs, input_lengths, max_length, prefix, prefix_lengths
         )
         nobody = jnp.zeros(state.positions.shape, bool)
         return VerticalCascadeState(state, inner.mark(state), nobody)
@@ -234,9 +238,10 @@ class VerticalCascade(Drafter):
         def step(carry: _Collecting) -> _Collecting:
             drafted = carry.block.num_drafted
             going, room = drafted < enough, limits - drafted
+            drawn_so = with_processing(sampling, carry.processing)
             outcome, after, seen = inner(
-                RoundParams(*params),
-                sampling,
+                MethodParams(*params),
+                drawn_so,
                 carry.round,
                 lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False),
                 going,
@@ -252,14 +257,17 @@ class VerticalCascade(Drafter):
             block = append_block(carry.block, part)
             calls = {name: carry.block.calls[name] + seen.calls[name] for name in seen.calls}
             after = inner.commit(carry.round, after, outcome.tokens, counts)
-            return _Collecting(carry.step + 1, block._replace(calls=calls), after)
+            processing = advance(drawn_so, outcome.tokens, counts).processing
+            block = block._replace(calls=calls)
+            return _Collecting(carry.step + 1, block, after, processing)
 
         def unfinished(carry: _Collecting) -> Array:
             return (carry.step < most) & jnp.any(carry.block.num_drafted < enough)
 
         block = empty_block(tokens.size, self.max_draft, self.vocab_size, with_confidence)
         block = block._replace(calls=dict.fromkeys(self.model_names, jnp.int32(0)))
-        done = lax.while_loop(unfinished, step, _Collecting(jnp.int32(0), block, state.round))
+        first = _Collecting(jnp.int32(0), block, state.round, sampling.processing)
+        done = lax.while_loop(unfinished, step, first)
         return done.block, state._replace(round=done.round, active=active)
 
     def bonus(
@@ -275,7 +283,7 @@ class VerticalCascade(Drafter):
         """The inner target after the block: that of a round that drafts nothing."""
         inner = self._round
         outcome, after, seen = inner(
-            RoundParams(*params),
+            MethodParams(*params),
             sampling,
             state.round,
             jnp.zeros((tokens.size, inner.num_uniforms), jnp.float32),
@@ -289,7 +297,7 @@ class VerticalCascade(Drafter):
         return Bonus(probs, asked, seen.calls), state._replace(round=after)
 
     def commit(
-        self, state: VerticalCascadeState, tokens: Array, counts: Array
+        self, state: VerticalCascadeState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> VerticalCascadeState:
         """See `Drafter`; every level below is told the same."""
         inner = self._round

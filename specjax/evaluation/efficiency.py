@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from specjax.checks import one_number
 from specjax.evaluation.bootstrap import Sums, divided, ratio
-from specjax.text.results import Result, discarded
+from specjax.text.results import discarded
 
 _NAMES = ("emitted", "rounds", "drafted", "accepted")
 VERIFIER = "verifier"
@@ -20,7 +20,7 @@ VERIFIER = "verifier"
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RowCounts:
-    """The counts of n rows; see `specjax.text.RowInfo`.
+    """The counts of n rows; see `specjax.text.results.RowInfo`.
 
     Attributes:
       emitted: `[n]` tokens, end-of-sequence tokens included.
@@ -43,24 +43,12 @@ class RowCounts:
     deferrals: np.ndarray | None = None  # [n]
 
     @classmethod
-    def of(cls, result: Result) -> "RowCounts":
-        """Those of a call of `Decoder`."""
-        rows = result.info.rows
-        return cls(
-            **{name: np.asarray(getattr(rows, name)) for name in _NAMES},
-            calls={name: np.asarray(calls) for name, calls in rows.calls.items()},
-            cut=np.asarray([reason == "length" for reason in result.ended_by]),
-            decoded=np.ones(len(result), bool),
-            deferrals=np.asarray(rows.deferrals),
-        )
-
-    @classmethod
     def from_records(cls, records: Sequence[Mapping[str, Any]]) -> "RowCounts":
-        """Those of the lines of a `predictions.jsonl` of `specjax infer`.
+        """Those of a call of `Decoder`, or of the lines of a `predictions.jsonl`.
 
         Args:
-          records: n objects with `info` and `ended_by`; those without are not decoded. An `info`
-            may lack `deferrals`.
+          records: n objects with `info` and `ended_by`, as `Result.to_dicts` gives them; those
+            without are not decoded. An `info` may lack `deferrals`.
 
         Raises:
           KeyError: an `info` lacks a count.
@@ -91,7 +79,6 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
     Returns:
       Figures by name, NaN where nothing was drafted or no model of that name ran:
         `tokens_per_verifier_call`: emitted tokens per pass of the verifier.
-        `deferral_rate`: the verifier's passes per emitted token.
         `deferrals_per_token`, where deferrals are known: of them per emitted token (Faster
           Cascades, figure 1). A pass that checks a block is one deferral; see `DecodeInfo`.
         `drafter_share`: of the emitted tokens, those that the drafter wrote.
@@ -113,7 +100,6 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
     drafts = counts.emitted * counts.drafted.any()
     figures = {
         "tokens_per_verifier_call": ratio(counts.emitted, verifier),
-        "deferral_rate": ratio(verifier, counts.emitted),
         "drafter_share": ratio(counts.drafted - lost, drafts),
         "rejection_rate": ratio(counts.drafted - counts.accepted, counts.drafted),
         "discard_rate": ratio(lost, drafts),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from specjax.data.examples import read_objects
+from specjax.data.records import read_objects
 from specjax.evaluation.metrics import Mean
 from specjax.evaluation.sandbox import Sandbox
 

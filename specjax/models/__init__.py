@@ -1,37 +1,63 @@
-"""Networks with a ragged cache: T5, Llama and Gemma 2."""
+"""Networks with a ragged cache; a family is one file (T5, Llama, Gemma 2)."""
 
 from specjax.models.cache import CacheEntries, RaggedCache
-from specjax.models.config import (
-    Gemma2Config,
-    Llama3RopeScaling,
-    LlamaConfig,
-    ModelConfig,
-    T5Config,
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import DecoderOnlyConfig, ModelConfig, RelativePositions, Style
+from specjax.models.families import (
+    FAMILIES,
+    PRESETS,
     config_from_dict,
     config_to_dict,
+    family_of,
+    model_from_config,
+    preset,
 )
-from specjax.models.families import model_from_config
-from specjax.models.gemma2 import Gemma2
-from specjax.models.llama import Llama
+from specjax.models.family import Family, Renaming, Vocabulary, decoder_only_names
+from specjax.models.gemma2 import Gemma2Config
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    rope_from_hf,
+    rope_to_hf,
+)
+from specjax.models.llama import Llama3RopeScaling, LlamaConfig
 from specjax.models.model import Model
-from specjax.models.presets import PRESETS, preset
-from specjax.models.t5 import T5
+from specjax.models.position_encoding import rope_frequencies
+from specjax.models.seq2seq_lm import Seq2SeqLM
+from specjax.models.t5 import T5Config
+from specjax.models.weights import StoredWeight
 
 __all__ = [
+    "FAMILIES",
     "PRESETS",
-    "T5",
     "CacheEntries",
-    "Gemma2",
+    "CausalLM",
+    "DecoderOnlyConfig",
+    "Family",
     "Gemma2Config",
-    "Llama",
+    "HFFields",
     "Llama3RopeScaling",
     "LlamaConfig",
     "Model",
     "ModelConfig",
     "RaggedCache",
+    "RelativePositions",
+    "Renaming",
+    "Seq2SeqLM",
+    "StoredWeight",
+    "Style",
     "T5Config",
+    "Vocabulary",
     "config_from_dict",
     "config_to_dict",
+    "decoder_only_from_hf",
+    "decoder_only_names",
+    "decoder_only_to_hf",
+    "family_of",
     "model_from_config",
     "preset",
+    "rope_frequencies",
+    "rope_from_hf",
+    "rope_to_hf",
 ]

@@ -14,9 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from specjax.compilation import product_precision
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, write_layer
-from specjax.models.layers import Dense, Initializer, normal_init, product_precision
-from specjax.models.rope import Rope, rotate
+from specjax.models.config import ModelConfig, Style
+from specjax.models.layers import Dense, RMSNorm
+from specjax.models.position_encoding import Rope, rotate
+from specjax.models.weights import normal_init
 
 Array = jax.Array
 
@@ -46,52 +49,60 @@ class Attention(nn.Module):
     """Multi-head attention with grouped queries.
 
     Attributes:
-      num_heads: H.
-      num_kv_heads: K.
-      head_dim: D.
-      features: E, the width of the result.
-      dtype: the dtype of the activations (logits and softmax are float32).
-      param_dtype: the dtype of the kernels.
-      scale: the factor of the attention logits.
-      softcap: c in c·tanh(x / c), which is applied to the scaled logits, or None.
-      query_init: the initialiser of the query kernel.
-      dropout_rate: the rate for the attention weights; all queries share one mask.
+      config: the sizes.
+      style: the scale, the soft cap, biases, norms of queries and keys, and dropout.
       layout: how the keys and values lie that it reads and makes.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    features: int
-    dtype: Any
-    param_dtype: Any
-    scale: float = 1.0
-    softcap: float | None = None
-    query_init: Initializer = normal_init
-    dropout_rate: float = 0.0
+    config: ModelConfig
+    style: Style
     layout: CacheLayout = CacheLayout()
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
+        config, style = self.config, self.style
+        grouped = config.kv_heads < config.num_heads
+        own, shared = "joined_kv", "joined_grouped_kv" if grouped else "joined_kv"
         dense = functools.partial(
-            Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=normal_init
+            Dense, dtype=config.dtype, param_dtype=config.param_dtype, kernel_init=normal_init
         )
-        kv = "joined_kv" if self.num_kv_heads == self.num_heads else "joined_grouped_kv"
-        self.query = dense(
-            self.num_heads * self.head_dim, ("embed", "joined_kv"), kernel_init=self.query_init
+        project = functools.partial(dense, has_bias=style.biases)
+        width = config.kv_heads * config.head_dim
+        self.query = project(
+            config.num_heads * config.head_dim,
+            ("embed", own),
+            kernel_init=self._query_init,
         )
-        self.key = dense(self.num_kv_heads * self.head_dim, ("embed", kv))
-        self.value = dense(self.num_kv_heads * self.head_dim, ("embed", kv))
-        self.out = dense(self.features, ("joined_kv", "embed"))
-        self.dropout = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))
+        self.key = project(width, ("embed", shared))
+        self.value = project(width, ("embed", shared))
+        self.out = dense(config.embed_dim, ("joined_kv", "embed"))
+        if style.qk_norms is not None:
+            each = style.qk_norms == "head"
+            sizes = (config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
+            self.query_norm = RMSNorm(*sizes, axis="kv" if each else own)
+            self.key_norm = RMSNorm(*sizes, axis="kv" if each else shared)
+        self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
+
+    def _query_init(self, *args: Any) -> Array:
+        kernel = normal_init(*args)
+        if self.style.query_scale != 1.0:
+            return kernel
+        # T5 does not divide attention logits by sqrt(D), but its initial queries.
+        return kernel / jnp.sqrt(jnp.asarray(self.config.head_dim, kernel.dtype))
+
+    def _heads(self, x: Array, norm: str) -> Array:
+        """Projected queries or keys `[B, S, heads·D]`, normed by `norm`: `[B, S, heads, D]`."""
+        norms = self.style.qk_norms
+        if norms == "all":
+            x = getattr(self, norm)(x)
+        x = x.reshape(*x.shape[:2], -1, self.config.head_dim)
+        return getattr(self, norm)(x) if norms == "head" else x
 
     def keys_values(self, x: Array, rope: Rope | None = None) -> tuple[Array, Array]:
         """`x [B, S, E]` -> keys and values as `layout` has them."""
-        shape = (*x.shape[:2], self.num_kv_heads, self.head_dim)
-        keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
-        if rope is not None:
-            keys = rotate(keys, rope)
-        return self.layout.arrange(keys, values)
+        keys = self._heads(self.key(x), "key_norm")
+        values = self.value(x).reshape(keys.shape)
+        return self.layout.arrange(keys if rope is None else rotate(keys, rope), values)
 
     def __call__(
         self,
@@ -101,14 +112,13 @@ class Attention(nn.Module):
         deterministic: bool = True,
     ) -> Array:
         """Queries from `x [B, T, E]` attend to all segments; returns `[B, T, E]`."""
-        batch, length, _ = x.shape
-        groups = self.num_heads // self.num_kv_heads
-        query = self.query(x).reshape(batch, length, self.num_heads, self.head_dim)
+        config = self.config
+        query = self._heads(self.query(x), "query_norm")
         if rope is not None:
             query = rotate(query, rope)
-        query = query.reshape(batch, length, self.num_kv_heads, groups, self.head_dim)
+        query = query.reshape(*x.shape[:2], config.kv_heads, -1, config.head_dim)
         y = self._attend(query, segments, deterministic)
-        return self.out(y.reshape(batch, length, self.num_heads * self.head_dim))
+        return self.out(y.reshape(*x.shape[:2], config.num_heads * config.head_dim))
 
     def _attend(self, query: Array, segments: Sequence[Segment], deterministic: bool) -> Array:
         """What queries `[B, T, K, N, D]` take of the segments' values, of the same shape."""
@@ -127,13 +137,13 @@ class Attention(nn.Module):
         if alone:
             query = jnp.pad(query, [(0, 0)] * 3 + [(0, 1), (0, 0)])
         logits = jnp.concatenate([self._logits(query, segment) for segment in segments], axis=-1)
-        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.config.dtype)
         weights = self.dropout(weights, deterministic=deterministic)
         ends = np.cumsum([segment.bias.shape[-1] for segment in segments])[:-1].tolist()
         # Back to the heads that share keys.
         weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
         values = "bskd" if by_position else "bkds"
-        precision = product_precision(self.dtype)
+        precision = product_precision(self.config.dtype)
         y = functools.reduce(
             operator.add,
             (
@@ -150,14 +160,14 @@ class Attention(nn.Module):
             f"btknd,{keys}->bknts",
             query,
             segment.keys,
-            precision=product_precision(self.dtype),
+            precision=product_precision(self.config.dtype),
             preferred_element_type=jnp.float32,
         )
-        logits = logits.reshape(logits.shape[0], self.num_kv_heads, -1, *logits.shape[3:])
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * jnp.tanh(logits / self.softcap)
+        logits = logits.reshape(logits.shape[0], self.config.kv_heads, -1, *logits.shape[3:])
+        if self.style.query_scale != 1.0:
+            logits = logits * self.style.query_scale
+        if (cap := self.style.attn_softcap) is not None:
+            logits = cap * jnp.tanh(logits / cap)
         return logits + segment.bias
 
 
@@ -212,7 +222,7 @@ def block_bias(length: int, window: int | None = None) -> Array:
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
-class Past(NamedTuple):
+class LayerMemory(NamedTuple):
     """What a layer remembers of earlier tokens.
 
     Attributes:
@@ -230,7 +240,7 @@ class Past(NamedTuple):
 
 
 def attended(
-    past: Past | None, keys: Array, values: Array, bias: Array
+    past: LayerMemory | None, keys: Array, values: Array, bias: Array
 ) -> tuple[list[Segment], Array, Array]:
     """What a block attends to, and its entries, or the layer's cache with them.
 
@@ -287,11 +297,11 @@ class Memory(NamedTuple):
             seen = seen & (keys > queries - window)
         return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
-    def layer(self, index: int, bias: Array) -> Past:
+    def layer(self, index: int, bias: Array) -> LayerMemory:
         """What one layer remembers."""
         write = functools.partial(write_layer, self.positions, self.layout)
         keys, values = self.cache.keys[index], self.cache.values[index]
-        return Past(keys, values, bias, write if self.written else None)
+        return LayerMemory(keys, values, bias, write if self.written else None)
 
 
 def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-# Past the end of any cache.
+# LayerMemory the end of any cache.
 _NOWHERE = 1 << 30
 
 

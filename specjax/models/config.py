@@ -1,32 +1,104 @@
 """What a network is made of: frozen, hashable configurations without arrays.
 
-Sizes: V `vocab_size`, E `embed_dim`, H `num_heads` of D `head_dim`, K `num_kv_heads`, M `mlp_dim`.
+Sizes: V `vocab_size`, E `embed_dim`, H `num_heads` of D `head_dim`, K `kv_heads`, M `mlp_dim`.
 The parameter tree that belongs to a configuration is `model_from_config(config).abstract_params()`;
-its names are T5X's (unscanned) for T5, and the same in spirit for Llama and Gemma 2:
+its names are T5X's (unscanned) for T5, and the same in spirit for decoder-only networks:
 
     token_embedder/embedding (V, E)
     decoder/layers_i/pre_self_attention_layer_norm/scale (E,)
     decoder/layers_i/self_attention/query/kernel (E, H·D), {key,value}/kernel (E, K·D)
+    decoder/layers_i/self_attention/{query,key,value}/bias                  `Style.biases` only
+    decoder/layers_i/self_attention/{query,key}_norm/scale                  `Style.qk_norms` only
     decoder/layers_i/self_attention/out/kernel (H·D, E)
     decoder/layers_i/pre_mlp_layer_norm/scale (E,)
-    decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)         gate, up
+    decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)                          gate, up
     decoder/layers_i/mlp/wo/kernel (M, E)
-    decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)     Gemma 2 only
+    decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
-    decoder/logits_dense/kernel (E, V)                     untied embeddings only
+    decoder/logits_dense/kernel (E, V)                                      untied embeddings only
 """
 
+import abc
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
+# The largest values of fields that are not sizes of about a million at most.
+_MOST = {
+    "num_layers": 1_000,
+    "num_encoder_layers": 1_000,
+    "num_decoder_layers": 1_000,
+    "vocab_size": 2**24,
+    "sliding_window": 2**31 - 1,
+    "original_max_position": 2**31 - 1,
+}
+_MAY_BE_ZERO = ("dropout_rate", "decoder_start_token")
+
+
+class RelativePositions(NamedTuple):
+    """T5's relative position biases; see `specjax.models.position_encoding`.
+
+    Attributes:
+      buckets: of distances.
+      max_distance: this distance and all larger ones share the last bucket.
+      per_layer: whether each layer has biases of its own; else a stack has.
+    """
+
+    buckets: int
+    max_distance: int
+    per_layer: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class Style:
+    """How a stack of layers computes, beside its sizes: what the families differ in.
+
+    Attributes:
+      activations: of the feed-forward block, one per input projection; the outputs are multiplied.
+      windows: for each layer, the number of positions that a query sees; None for all.
+      ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
+      relative: the relative position biases, or None.
+      query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
+        sqrt(D) instead.
+      biases: whether queries, keys and values have a bias.
+      qk_norms: "head" for an RMS norm of each head's queries and keys, before any rotation;
+        "all" for one over all heads; None for none.
+      pre_norms: whether a norm precedes each block.
+      post_norms: whether a norm follows each block, before the residual addition.
+      plus_one_norms: `plus_one` of `RMSNorm`.
+      attn_softcap: c in c·tanh(x / c) on attention logits, or None.
+      final_softcap: the same on the output logits.
+      embed_stddev: the standard deviation of the initial embedding.
+      embed_scale: the factor of the embedded tokens.
+      hidden_scale: the factor of the hidden states before the output projection.
+      dropout_rate: of blocks, attention weights and feed-forward layers while training.
+      bidirectional_inputs: whether the tokens of a prompt see each other in both directions.
+    """
+
+    activations: tuple[str, ...]
+    windows: tuple[int | None, ...]
+    ropes: tuple[tuple[float, ...] | None, ...]
+    relative: RelativePositions | None = None
+    query_scale: float = 1.0
+    biases: bool = False
+    qk_norms: str | None = None
+    pre_norms: bool = True
+    post_norms: bool = False
+    plus_one_norms: bool = False
+    attn_softcap: float | None = None
+    final_softcap: float | None = None
+    embed_stddev: float = 1.0
+    embed_scale: float = 1.0
+    hidden_scale: float = 1.0
+    dropout_rate: float = 0.0
+    bidirectional_inputs: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(abc.ABC):
     """What every family has.
 
     Attributes:
@@ -55,48 +127,45 @@ class ModelConfig:
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
 
+    # Fields that are configurations themselves, by name; files hold them as objects.
+    parts: ClassVar[Mapping[str, type]] = {}
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         # One spelling per value, so that equal configurations hash alike.
         for field in ("dtype", "param_dtype"):
             object.__setattr__(self, field, _float_dtype(f"{name}: {field}", getattr(self, field)))
-        _fix_types(self)
-        for field, value in _numbers(self):
-            if field in ("dropout_rate", "decoder_start_token"):
-                continue  # may be 0
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name}: {field}={value} must be at least 1")
-            if isinstance(value, int) and value >= 2**31:
-                raise ValueError(f"{name}: {field}={value} must be at most {2**31 - 1}")
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}: {field}={value} must be positive and finite")
-        kv_heads = self._kv_heads
-        if self.num_heads % kv_heads:
+        check_numbers(self, name)
+        if self.num_heads % self.kv_heads:
             raise ValueError(
-                f"{name}: num_heads={self.num_heads} must be a multiple of num_kv_heads={kv_heads}"
+                f"{name}: num_heads={self.num_heads} must be a multiple of "
+                f"num_kv_heads={self.kv_heads}"
+            )
+        if self.num_heads * self.head_dim > 2**20:
+            raise ValueError(
+                f"{name}: num_heads={self.num_heads} times head_dim={self.head_dim} must be at "
+                f"most {2**20}"
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
             raise ValueError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+        for field, part in self.parts.items():
+            if not isinstance(value := getattr(self, field), part | None):
+                raise TypeError(f"{field}={value!r} must be None or a {part.__name__}")
 
     @property
-    def num_layers_in_all(self) -> int:
-        """The layers of all stacks."""
-        return getattr(self, "num_layers", 0)
+    def kv_heads(self) -> int:
+        """K."""
+        return self.num_heads
 
     @property
-    def num_weights(self) -> int:
-        """The entries of kernels and embedding, by arithmetic: no layer is traced."""
-        attention = 2 * self.embed_dim * self.head_dim * (self.num_heads + self._kv_heads)
-        layers = self.num_layers_in_all * (attention + 3 * self.embed_dim * self.mlp_dim)
-        return layers + self._embeddings
+    @abc.abstractmethod
+    def style(self) -> Style:
+        """How the decoder computes."""
 
     @property
-    def _kv_heads(self) -> int:
-        return getattr(self, "num_kv_heads", self.num_heads)
-
-    @property
-    def _embeddings(self) -> int:
-        return self.vocab_size * self.embed_dim * (1 if self.tie_embeddings else 2)
+    def encoder_style(self) -> Style | None:
+        """How the encoder computes; None where there is none."""
+        return None
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """The same configuration with some fields changed.
@@ -120,6 +189,24 @@ class ModelConfig:
         return dataclasses.replace(self, **changes)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderOnlyConfig(ModelConfig):
+    """What every decoder-only family has.
+
+    Attributes:
+      num_layers: how many.
+      num_kv_heads: K, key and value heads; H is a multiple of it.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+
+    @property
+    def kv_heads(self) -> int:
+        """K."""
+        return self.num_kv_heads
+
+
 def _float_dtype(name: str, value: Any) -> Any:
     remedy = "must be a floating dtype, such as float32 or bfloat16"
     try:
@@ -131,259 +218,50 @@ def _float_dtype(name: str, value: Any) -> Any:
     return dtype
 
 
-def _fix_types(config: Any) -> None:
-    """Turns each number of a configuration into its declared type, or raises."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        told = f"{type(config).__name__}: {field.name}={value!r}"
-        flag = isinstance(value, (bool, np.bool_))
-        if field.type is bool:
-            if not flag:
-                raise TypeError(f"{told} must be True or False")
-            fixed: Any = bool(value)
-        elif field.type is int:
-            if flag or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{told} must be a whole number, an int")
-            fixed = int(value)
-        elif field.type is float or (field.type == float | None and value is not None):
-            if flag or not isinstance(value, (int, float, np.integer, np.floating)):
-                raise TypeError(f"{told} must be a number")
-            try:
-                fixed = float(value)
-            except OverflowError:
-                raise TypeError(f"{told} must be a number that a float can hold") from None
-        else:
-            continue
-        object.__setattr__(config, field.name, fixed)
+def check_numbers(config: Any, name: str) -> None:
+    """Turns each number of a dataclass into its declared type, and checks its range.
 
-
-def _numbers(config: Any) -> list[tuple[str, float]]:
-    """The fields that are numbers, with their values."""
-    values = [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
-    return [(n, v) for n, v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class T5Config(ModelConfig):
-    """T5: v1.0 (`("relu",)`, tied), v1.1 and FLAN (`("gelu", "linear")`, untied).
-
-    Attributes:
-      num_encoder_layers: how many.
-      num_decoder_layers: how many.
-      mlp_activations: one per input projection of the feed-forward block; their outputs are
-        multiplied. "gelu" is the tanh approximation. One activation names its kernel `wi`,
-        several `wi_0`, `wi_1`, ....
-      relpos_buckets: buckets of relative positions (32); at least 4.
-      relpos_max_distance: distances from here on share the last bucket (128); more than half the
-        buckets, each of which has one distance in the decoder.
-      relpos_per_layer: each layer has a bias of its own, `layers_i/relpos_bias` (T5X's
-        scalable_t5), instead of one per stack.
-      scale_tied_logits: with tied embeddings, multiply the decoder's output by E ** -0.5 before
-        the embedding (T5 v1.0, T5X). Without effect when untied.
-      dropout_rate: used only when `T5.apply` gets a dropout key.
-      decoder_start_token: what the decoder reads first; the pad token in all published T5s.
-
-    Source: Raffel et al. 2020, and `t5x/examples/t5/network.py`.
-    """
-
-    num_encoder_layers: int
-    num_decoder_layers: int
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    relpos_buckets: int = 32
-    relpos_max_distance: int = 128
-    relpos_per_layer: bool = False
-    scale_tied_logits: bool = True
-    dropout_rate: float = 0.0
-    decoder_start_token: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.mlp_activations, str):
-            raise TypeError(
-                f"mlp_activations={self.mlp_activations!r} must be a tuple of names; write "
-                f"({self.mlp_activations!r},)"
-            )
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
-        if unknown or not self.mlp_activations:
-            raise ValueError(
-                f"mlp_activations={self.mlp_activations} must be names out of "
-                f"{', '.join(ACTIVATIONS)}"
-            )
-        if not 0.0 <= self.dropout_rate < 1.0:
-            raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
-        # The encoder halves the buckets for the two directions, and both halve what they have into
-        # exact and logarithmic ones; the logarithm's base is max_distance over the exact ones.
-        if self.relpos_buckets < 4:
-            raise ValueError(f"relpos_buckets={self.relpos_buckets} must be at least 4")
-        if self.relpos_max_distance <= self.relpos_buckets // 2:
-            raise ValueError(
-                f"relpos_max_distance={self.relpos_max_distance} must be more than half of "
-                f"relpos_buckets={self.relpos_buckets}"
-            )
-        if not 0 <= self.decoder_start_token < self.vocab_size:
-            raise ValueError(
-                f"decoder_start_token={self.decoder_start_token} must be a token id in "
-                f"0 .. {self.vocab_size - 1}"
-            )
-
-    @property
-    def num_layers_in_all(self) -> int:
-        """The layers of both stacks."""
-        return self.num_encoder_layers + self.num_decoder_layers
-
-    @property
-    def num_weights(self) -> int:
-        """See `ModelConfig`; a layer of the decoder has two attentions."""
-        attentions = self.num_encoder_layers + 2 * self.num_decoder_layers
-        kernels = (len(self.mlp_activations) + 1) * self.embed_dim * self.mlp_dim
-        attention = 4 * self.embed_dim * self.head_dim * self.num_heads
-        return attentions * attention + self.num_layers_in_all * kernels + self._embeddings
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Llama3RopeScaling:
-    """The `llama3` stretching of rotary frequencies (Llama 3.1 and later).
-
-    Attributes:
-      factor: low frequencies are divided by this.
-      low_freq_factor: wavelengths above `original_max_position / low_freq_factor` are divided.
-      high_freq_factor: wavelengths below `original_max_position / high_freq_factor` are kept.
-      original_max_position: the context length before stretching.
+    Args:
+      config: the dataclass, whose fields are set anew.
+      name: of it, for messages.
 
     Raises:
       TypeError: for a value of the wrong type.
-      ValueError: for a factor that is not positive, or `low_freq_factor >= high_freq_factor`.
+      ValueError: for a number that is not positive (or 0 where that means something), or so large
+        that no network has it.
     """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-    def __post_init__(self) -> None:
-        _fix_types(self)
-        for field, value in _numbers(self):
-            if not 0 < value < float("inf"):
-                raise ValueError(f"rope_scaling: {field}={value} must be positive and finite")
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"rope_scaling: low_freq_factor={self.low_freq_factor} must be less than "
-                f"high_freq_factor={self.high_freq_factor}"
-            )
+    for field in dataclasses.fields(config):
+        what = f"{name}: {field.name}"
+        value = _typed(what, field.type, getattr(config, field.name))
+        object.__setattr__(config, field.name, value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if field.name in _MAY_BE_ZERO:
+            continue  # checked where the field is
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{what}={value} must be at least 1")
+        if isinstance(value, int) and value > (most := _MOST.get(field.name, 2**20)):
+            raise ValueError(f"{what}={value} must be at most {most}")
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{what}={value} must be positive and finite")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LlamaConfig(ModelConfig):
-    """Llama 1, 2 and 3: RoPE, grouped queries, SwiGLU, RMS norms.
-
-    Attributes:
-      num_layers: how many.
-      num_kv_heads: K, key and value heads; H is a multiple of it.
-      rope_theta: base of the rotary frequencies.
-      rope_scaling: None, or a `Llama3RopeScaling`.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    norm_eps: float = 1e-5
-    rope_theta: float = 10_000.0
-    rope_scaling: Llama3RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.rope_scaling, Llama3RopeScaling | None):
-            raise TypeError(
-                f"rope_scaling={self.rope_scaling!r} must be None or a Llama3RopeScaling"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gemma2Config(ModelConfig):
-    """Gemma 2: soft caps, sliding window on layers 0, 2, ..., norms before and after each block.
-
-    The stored norm scales are Hugging Face's: the network adds 1 to them.
-
-    Attributes:
-      num_layers: how many.
-      num_kv_heads: K, key and value heads; H is a multiple of it.
-      sliding_window: on even layers a query at position t sees keys at t - window + 1 .. t.
-      attn_logit_softcap: c in c·tanh(x / c) on attention logits; None for no cap.
-      final_logit_softcap: the same on the output logits; None for no cap.
-      query_pre_attn_scalar: queries are multiplied by this ** -0.5.
-      rope_theta: base of the rotary frequencies.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    sliding_window: int
-    tie_embeddings: bool = True
-    attn_logit_softcap: float | None = 50.0
-    final_logit_softcap: float | None = 30.0
-    query_pre_attn_scalar: float = 256.0
-    rope_theta: float = 10_000.0
-
-
-FAMILIES: dict[str, type[ModelConfig]] = {
-    "t5": T5Config,
-    "llama": LlamaConfig,
-    "gemma2": Gemma2Config,
-}
-
-
-def config_to_dict(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as JSON types, with its family under `"family"`.
-
-    Args:
-      config: one of the configurations above.
-
-    Returns:
-      A dict that `json.dumps` takes and `config_from_dict` reads back.
-    """
-    family = next(name for name, cls in FAMILIES.items() if type(config) is cls)
-    values = dataclasses.asdict(config)
-    for name in ("dtype", "param_dtype"):
-        values[name] = np.dtype(values[name]).name
-    return {"family": family, **values}
-
-
-def config_from_dict(values: dict[str, Any]) -> ModelConfig:
-    """The inverse of `config_to_dict`.
-
-    Args:
-      values: the family and the fields.
-
-    Returns:
-      The configuration.
-
-    Raises:
-      ValueError: for an unknown family or field, or a missing or impossible value, whatever its
-        type: they come from a file.
-    """
-    values = dict(values)
-    family = values.pop("family", None)
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ValueError(f"family={family!r} must be one of {', '.join(FAMILIES)}")
-    cls = FAMILIES[family]
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(fields))
-    missing = sorted(
-        name
-        for name, f in fields.items()
-        if f.default is dataclasses.MISSING and name not in values
-    )
-    if unknown or missing:
-        raise ValueError(
-            f"configuration of family {family!r}: "
-            + "; ".join(
-                f"{what} fields {', '.join(names)}"
-                for what, names in (("unknown", unknown), ("missing", missing))
-                if names
-            )
-        )
-    try:
-        if isinstance(values.get("rope_scaling"), dict):
-            values["rope_scaling"] = Llama3RopeScaling(**values["rope_scaling"])
-        return cls(**values)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"configuration of family {family!r}: {error}") from None
+def _typed(what: str, kind: Any, value: Any) -> Any:
+    """A field's value in its declared type, where that is a number or a flag."""
+    flag = isinstance(value, bool | np.bool_)
+    if kind is bool:
+        if not flag:
+            raise TypeError(f"{what}={value!r} must be True or False")
+        return bool(value)
+    if kind is int:
+        if flag or not isinstance(value, int | np.integer):
+            raise TypeError(f"{what}={value!r} must be a whole number, an int")
+        return int(value)
+    if kind is float or (kind == float | None and value is not None):
+        if flag or not isinstance(value, int | float | np.integer | np.floating):
+            raise TypeError(f"{what}={value!r} must be a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise TypeError(f"{what}={value!r} must be a number that a float can hold") from None
+    return value

@@ -1,33 +1,122 @@
-"""Which model belongs to which configuration."""
+"""The table of families, and what is looked up in it."""
 
-from specjax.models.config import Gemma2Config, LlamaConfig, ModelConfig, T5Config
-from specjax.models.gemma2 import Gemma2
-from specjax.models.llama import Llama
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.models.config import ModelConfig
+from specjax.models.family import Family
+from specjax.models.gemma2 import GEMMA2
+from specjax.models.llama import LLAMA
 from specjax.models.model import Model
 from specjax.models.t5 import T5
 
-MODELS: dict[type[ModelConfig], type[Model]] = {
-    T5Config: T5,
-    LlamaConfig: Llama,
-    Gemma2Config: Gemma2,
+# By name; a family of one's own is one more entry.
+FAMILIES: dict[str, Family] = {family.name: family for family in (T5, LLAMA, GEMMA2)}
+
+# The published sizes by name.
+PRESETS: dict[str, ModelConfig] = {
+    name: config for family in FAMILIES.values() for name, config in family.presets.items()
 }
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family of a configuration.
+
+    Args:
+      config: a configuration of any family in the table.
+
+    Returns:
+      The family.
+
+    Raises:
+      TypeError: for anything else.
+    """
+    for family in FAMILIES.values():
+        if type(config) is family.config:
+            return family
+    known = ", ".join(family.config.__name__ for family in FAMILIES.values())
+    raise TypeError(f"`config` must be one of {known}, got a {type(config).__name__}")
 
 
 def model_from_config(config: ModelConfig) -> Model:
     """The model of a configuration.
 
     Args:
-      config: a `T5Config`, `LlamaConfig` or `Gemma2Config`.
+      config: a configuration of any family in the table.
 
     Returns:
-      A `T5`, `Llama` or `Gemma2`.
+      A `CausalLM` or a `Seq2SeqLM`.
 
     Raises:
       TypeError: for anything else.
     """
-    if type(config) not in MODELS:
-        raise TypeError(
-            f"`config` must be one of {', '.join(cls.__name__ for cls in MODELS)}, got a "
-            f"{type(config).__name__}"
-        )
-    return MODELS[type(config)](config)
+    return family_of(config).model(config)
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The configuration of a published size.
+
+    Args:
+      name: one of `PRESETS`, such as `"t5_v1_1_base"`.
+      **changes: fields to set otherwise, such as `dtype="bfloat16"`.
+
+    Returns:
+      A configuration.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for an unknown name or field, or a value out of its range.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"`name` must be one of {', '.join(PRESETS)}, got {name!r}")
+    return PRESETS[name].replace(**changes)
+
+
+def config_to_dict(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as JSON types, with its family under `"family"`.
+
+    Args:
+      config: a configuration of any family in the table.
+
+    Returns:
+      A dict that `json.dumps` takes and `config_from_dict` reads back.
+    """
+    values = dataclasses.asdict(config)
+    dtypes = {name: values[name].name for name in ("dtype", "param_dtype")}
+    return {"family": family_of(config).name, **values, **dtypes}
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+    """Reads a configuration back from `config_to_dict`, or from a JSON file.
+
+    Args:
+      values: the fields; those with a default may be left out.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      ValueError: for an unknown family or field, or a missing or impossible value, whatever its
+        type: they come from a file.
+    """
+    values = dict(values)
+    name = values.pop("family", None)
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"family={name!r} must be one of {', '.join(FAMILIES)}")
+    config = FAMILIES[name].config
+    fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(config)}
+    wrong = {
+        "unknown": sorted(set(values) - set(fields)),
+        "missing": sorted(n for n, required in fields.items() if required and n not in values),
+    }
+    if any(wrong.values()):
+        parts = (f"{kind} fields {', '.join(names)}" for kind, names in wrong.items() if names)
+        raise ValueError(f"configuration of family {name!r}: {'; '.join(parts)}")
+    try:
+        for field, part in config.parts.items():
+            if isinstance(values.get(field), dict):
+                values[field] = part(**values[field])
+        return config(**values)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"configuration of family {name!r}: {error}") from None

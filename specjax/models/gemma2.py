@@ -3,38 +3,177 @@
 Source: Gemma Team 2024; `transformers/models/gemma2`.
 """
 
-from specjax.models.config import Gemma2Config
-from specjax.models.decoder_only import DecoderOnly, Style
-from specjax.models.llama import rope_frequencies
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.family import VERBATIM, Family, Vocabulary, decoder_only_names
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    rope_from_hf,
+    rope_to_hf,
+)
+from specjax.models.position_encoding import rope_frequencies
 
 
-class Gemma2(DecoderOnly):
-    """A Gemma 2 as a language model.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma2Config(DecoderOnlyConfig):
+    """A Gemma 2.
+
+    The stored norm scales are Hugging Face's: the network adds 1 to them.
 
     Attributes:
-      config: a `Gemma2Config`.
+      sliding_window: on even layers a query at position t sees keys at t - window + 1 .. t.
+      attn_logit_softcap: c in c·tanh(x / c) on attention logits; None for no cap.
+      final_logit_softcap: the same on the output logits; None for no cap.
+      query_pre_attn_scalar: queries are multiplied by this ** -0.5.
+      rope_theta: base of the rotary frequencies.
     """
 
-    config: Gemma2Config
+    sliding_window: int
+    tie_embeddings: bool = True
+    attn_logit_softcap: float | None = 50.0
+    final_logit_softcap: float | None = 30.0
+    query_pre_attn_scalar: float = 256.0
+    rope_theta: float = 10_000.0
 
     @property
     def style(self) -> Style:
-        """Gemma 2's style for this configuration."""
-        config = self.config
+        """How the decoder computes."""
+        layers = range(self.num_layers)
+        rope = tuple(rope_frequencies(self.head_dim, self.rope_theta).tolist())
         return Style(
             activations=("gelu", "linear"),
-            query_scale=config.query_pre_attn_scalar**-0.5,
-            rope_frequencies=rope_frequencies(config.head_dim, config.rope_theta),
-            windows=tuple(
-                config.sliding_window if i % 2 == 0 else None for i in range(config.num_layers)
-            ),
-            embed_stddev=config.embed_dim**-0.5,
-            embed_scale=config.embed_dim**0.5,
-            plus_one_norms=True,
+            windows=tuple(None if i % 2 else self.sliding_window for i in layers),
+            ropes=(rope,) * self.num_layers,
+            query_scale=self.query_pre_attn_scalar**-0.5,
             post_norms=True,
-            attn_softcap=config.attn_logit_softcap,
-            final_softcap=config.final_logit_softcap,
+            plus_one_norms=True,
+            attn_softcap=self.attn_logit_softcap,
+            final_softcap=self.final_logit_softcap,
+            embed_stddev=self.embed_dim**-0.5,
+            embed_scale=self.embed_dim**0.5,
         )
 
 
-__all__ = ["Gemma2"]
+def _from_hf(fields: HFFields) -> Gemma2Config:
+    values = fields.values
+    name = "hidden_activation" if values.get("hidden_activation") else "hidden_act"
+    fields.refuse(name, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    fields.refuse("attention_bias", (False,), False)
+    fields.refuse("use_bidirectional_attention", (False,), False)
+    sizes = decoder_only_from_hf(fields)
+    types = values.get("layer_types")
+    # As long as the list, for a damaged file may name any number of layers.
+    count = len(types) if isinstance(types, list) else 0
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
+    if types is not None and (types != alternating or count != sizes["num_layers"]):
+        raise ValueError(
+            f"{fields.path}: layer_types={types} must alternate between sliding_attention and "
+            "full_attention, as in Gemma 2"
+        )
+    theta, kind, _ = rope_from_hf(fields)
+    if kind != "default":
+        raise ValueError(f"{fields.path}: rope_scaling is not supported for gemma2")
+
+    def cap(name: str, default: float) -> float | None:
+        # null means no cap, an absent key the default.
+        return fields.positive(name, None) if name in values else default
+
+    return Gemma2Config(
+        **sizes,
+        rope_theta=theta,
+        # null is no window.
+        sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
+        attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
+        final_logit_softcap=cap("final_logit_softcapping", 30.0),
+        query_pre_attn_scalar=fields.positive("query_pre_attn_scalar", 256),
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _to_hf(config: Gemma2Config) -> dict[str, Any]:
+    if not config.query_pre_attn_scalar.is_integer():
+        raise ValueError(
+            f"query_pre_attn_scalar={config.query_pre_attn_scalar} must be a whole number for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
+    return {
+        **decoder_only_to_hf(config),
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": config.sliding_window,
+        "attn_logit_softcapping": config.attn_logit_softcap,
+        "final_logit_softcapping": config.final_logit_softcap,
+        "query_pre_attn_scalar": int(config.query_pre_attn_scalar),
+        "max_position_embeddings": 8192,
+        **rope_to_hf(config.rope_theta),
+    }
+
+
+def _size(
+    width: int, heads: int, head_dim: int, mlp: int, layers: int, query_scalar: float
+) -> Gemma2Config:
+    return Gemma2Config(
+        vocab_size=256_000,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=heads // 2,
+        head_dim=head_dim,
+        mlp_dim=mlp,
+        num_layers=layers,
+        sliding_window=4_096,
+        query_pre_attn_scalar=query_scalar,
+    )
+
+
+GEMMA2 = Family(
+    name="gemma2",
+    config=Gemma2Config,
+    model=CausalLM,
+    architectures=("Gemma2ForCausalLM",),
+    special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
+    names=decoder_only_names(
+        {
+            "input_layernorm": "pre_self_attention_layer_norm",
+            "post_attention_layernorm": "post_self_attention_layer_norm",
+            "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+            "post_feedforward_layernorm": "post_mlp_layer_norm",
+        }
+    ),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "gemma2_2b": _size(2_304, 8, 256, 9_216, 26, 256.0),
+        "gemma2_9b": _size(3_584, 16, 256, 14_336, 42, 256.0),
+        # Its queries are scaled by E / H, not by the width of a head.
+        "gemma2_27b": _size(4_608, 32, 128, 36_864, 46, 144.0),
+    },
+    vocabulary=Vocabulary(
+        file="tokenizer.model",
+        types=("bpe",),
+        options={
+            "pad_id": 0,
+            "eos_id": 1,
+            "bos_id": 2,
+            "unk_id": 3,
+            "eos_piece": "<eos>",
+            "bos_piece": "<bos>",
+            "add_dummy_prefix": False,
+            **VERBATIM,
+        },
+        settings={
+            "tokenizer_class": "GemmaTokenizer",
+            "pad_token": "<pad>",
+            "eos_token": "<eos>",
+            "bos_token": "<bos>",
+            "unk_token": "<unk>",
+            "add_bos_token": True,
+            "add_eos_token": False,
+            "legacy": False,
+        },
+    ),
+)

@@ -4,13 +4,11 @@ Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (
 width, M feed-forward width, V vocabulary.
 
 Every parameter has logical axis names (collection `params_axes`), as in T5X. Softmax, norms and
-logits are float32 for activations of any dtype. Products of float32 activations are of float32 on
-every device; see `product_precision`.
+logits are float32 for activations of any dtype. Matrices are read in `specjax.models.weights`.
 """
 
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,36 +16,23 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
-from specjax.platforms import by_platform, laid_out
+from specjax.compilation import product_precision
+from specjax.models.weights import (
+    Initializer,
+    declare,
+    float32_logits,
+    product,
+    rows,
+    truncated_init,
+)
+from specjax.platforms import laid_out
 
 Array = jax.Array
-Initializer = Callable[..., Array]
+
+ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
 
 # The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
 TRANSPOSED = "transposed_embedding"
-
-normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-
-
-def product_precision(dtype: Any) -> jax.lax.Precision | None:
-    """The `precision` of every product of a network whose activations have this dtype.
-
-    JAX by itself rounds the operands of float32 products, to bfloat16 on a TPU and to TF32 on a
-    GPU, in most products but not in all: a pass of one token and one of several then choose other
-    tokens. Who decodes in float32 wants its digits; bfloat16 is there for speed.
-
-    Args:
-      dtype: the dtype of the activations.
-
-    Returns:
-      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; else None, by
-      which JAX takes the user's setting or its own.
-    """
-    config: Any = jax.config
-    if dtype != jnp.float32 or config.jax_default_matmul_precision is not None:
-        return None
-    return jax.lax.Precision.HIGHEST
 
 
 class RMSNorm(nn.Module):
@@ -59,18 +44,20 @@ class RMSNorm(nn.Module):
       param_dtype: the dtype of the scale.
       plus_one: whether the stored scale is the scale minus one (Gemma). It is then applied in
         float32 before the cast to `dtype`, else after the cast.
+      axis: the logical name of the axis.
     """
 
     eps: float
     dtype: Any
     param_dtype: Any
     plus_one: bool = False
+    axis: str = "embed"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Normalises the last axis of `x [..., E]`."""
         init = nn.initializers.zeros if self.plus_one else nn.initializers.ones
-        scale = param_with_axes("scale", init, x.shape[-1:], self.param_dtype, axes=("embed",))
+        scale = param_with_axes("scale", init, x.shape[-1:], self.param_dtype, axes=(self.axis,))
         scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
         x = x.astype(jnp.float32)
         y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
@@ -80,7 +67,7 @@ class RMSNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A matrix product without bias: `x [..., in] @ kernel [in, features]`.
+    """A matrix product: `x [..., in] @ kernel [in, features]`, and a bias where there is one.
 
     Attributes:
       features: the width of the result.
@@ -88,6 +75,7 @@ class Dense(nn.Module):
       dtype: the dtype of the product and its result.
       param_dtype: the dtype of the kernel.
       kernel_init: the kernel's initialiser.
+      has_bias: whether a bias is added.
     """
 
     features: int
@@ -95,14 +83,13 @@ class Dense(nn.Module):
     dtype: Any
     param_dtype: Any
     kernel_init: Initializer = truncated_init
+    has_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Multiplies the last axis of `x` with the kernel."""
         shape = (x.shape[-1], self.features)
-        kernel = param_with_axes(
-            "kernel", self.kernel_init, shape, self.param_dtype, axes=self.axes
-        )
+        kernel = declare(self, "kernel", self.kernel_init, shape, self.axes)
         # As a product of two matrices: with three axes XLA on CPUs recomputes x and transposes its
         # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
@@ -110,42 +97,12 @@ class Dense(nn.Module):
         # Else XLA on TPUs turns the kernels of queries, keys and values for what follows: a copy of
         # each, for every call.
         dot = functools.partial(jnp.dot, precision=precision)
-        y = laid_out(product(dot, flat, kernel.astype(self.dtype)), (0, 1))
+        y = laid_out(product(dot, flat, kernel), (0, 1))
+        if self.has_bias:
+            init, axes = nn.initializers.zeros, self.axes[1:]
+            bias = param_with_axes("bias", init, shape[1:], self.param_dtype, axes=axes)
+            y = y + bias.astype(self.dtype)[None]
         return y.reshape(*x.shape[:-1], self.features)
-
-
-def product(dot: Callable[[Array, Array], Array], x: Array, kernel: Array) -> Array:
-    """`dot(x, kernel)`, `[n, E]` with a matrix; on TPUs a single row is two, the second of zeros.
-
-    XLA multiplies a matrix with one vector outside of the matrix units, four times as slowly.
-    """
-    if x.shape[0] > 1:
-        return dot(x, kernel)
-
-    def of_two(x: Array, kernel: Array) -> Array:
-        # Else XLA takes the row out before the product.
-        return jax.lax.optimization_barrier(dot(jnp.pad(x, ((0, 1), (0, 0))), kernel))[:1]
-
-    return by_platform(x, kernel, tpu=of_two, default=dot)
-
-
-def float32_logits(x: Array, kernel: Array, contract: int) -> Array:
-    """The product of `x [..., E]` and a matrix with E on axis `contract`, summed in float32.
-
-    bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
-    the largest of a small network, is read as bfloat16.
-    """
-    precision = product_precision(x.dtype)  # of the network, before x is converted
-    if kernel.dtype != x.dtype:
-        x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
-    dot = functools.partial(
-        jax.lax.dot_general,
-        dimension_numbers=(((1,), (contract,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-    y = product(dot, x.reshape(-1, x.shape[-1]), kernel)  # as in Dense
-    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class LogitsDense(nn.Module):
@@ -163,9 +120,7 @@ class LogitsDense(nn.Module):
     def __call__(self, x: Array) -> Array:
         """`x [B, T, E]` -> logits `[B, T, V]` float32."""
         shape = (x.shape[-1], self.vocab_size)
-        kernel = param_with_axes(
-            "kernel", truncated_init, shape, self.param_dtype, axes=("embed", "vocab")
-        )
+        kernel = declare(self, "kernel", truncated_init, shape, ("embed", "vocab"))
         return float32_logits(x, kernel, 0)
 
 
@@ -188,18 +143,13 @@ class Embed(nn.Module):
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
-        self.embedding = param_with_axes(
-            "embedding",
-            nn.initializers.normal(self.stddev),
-            (self.vocab_size, self.features),
-            self.param_dtype,
-            axes=("vocab", "embed"),
-        )
+        init, shape = nn.initializers.normal(self.stddev), (self.vocab_size, self.features)
+        self.embedding = declare(self, "embedding", init, shape, ("vocab", "embed"))
 
     def __call__(self, tokens: Array) -> Array:
         """Tokens `[B, T]` -> `[B, T, E]`; a token outside `0 .. V - 1` takes the nearest row."""
         tokens = tokens.astype(jnp.int32)  # a clip in 8 bits would wrap around
-        return jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(self.dtype)
+        return rows(self.embedding, tokens, self.dtype)
 
     def attend(self, x: Array) -> Array:
         """`x [B, T, E]` -> logits `[B, T, V]` float32, with the embedding as output projection."""

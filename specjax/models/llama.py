@@ -1,60 +1,211 @@
-"""Llama 1, 2 and 3: RoPE, grouped queries, SwiGLU, RMS norms.
+"""Llama 1, 2 and 3: rotary positions, grouped queries, SwiGLU, RMS norms before each block.
 
 Source: Touvron et al. 2023; `transformers/models/llama`, `transformers/modeling_rope_utils.py`.
 """
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
-from specjax.models.config import Llama3RopeScaling, LlamaConfig
-from specjax.models.decoder_only import DecoderOnly, Style
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import DecoderOnlyConfig, Style, check_numbers
+from specjax.models.family import VERBATIM, Family, Vocabulary, decoder_only_names
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    rope_from_hf,
+    rope_to_hf,
+)
+from specjax.models.position_encoding import rope_frequencies
 
 
-def rope_frequencies(
-    head_dim: int, theta: float, scaling: Llama3RopeScaling | None = None
-) -> tuple[float, ...]:
-    """The angle per position of each pair of dimensions.
-
-    Args:
-      head_dim: D.
-      theta: the base of the frequencies.
-      scaling: scales long wavelengths, keeps short ones and interpolates between them; or None.
-
-    Returns:
-      D // 2 radians per position, in float32.
-    """
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequencies = np.float32(1.0) / np.float32(theta) ** exponents
-    if scaling is not None:
-        wavelengths = 2 * np.pi / frequencies
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        turns = scaling.original_max_position / wavelengths
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = (1.0 - kept) * frequencies / scaling.factor + kept * frequencies
-    return tuple(frequencies.astype(np.float32).tolist())
-
-
-class Llama(DecoderOnly):
-    """A Llama as a language model.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3RopeScaling:
+    """The `llama3` stretching of rotary frequencies (Llama 3.1 and later).
 
     Attributes:
-      config: a `LlamaConfig`.
+      factor: low frequencies are divided by this.
+      low_freq_factor: wavelengths above `original_max_position / low_freq_factor` are divided.
+      high_freq_factor: wavelengths below `original_max_position / high_freq_factor` are kept.
+      original_max_position: the context length before stretching.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a factor that is not positive, or `low_freq_factor >= high_freq_factor`.
     """
 
-    config: LlamaConfig
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "rope_scaling")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling: low_freq_factor={self.low_freq_factor} must be less than "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
+
+    def stretched(self, frequencies: np.ndarray) -> np.ndarray:
+        """Divides those of long wavelengths, keeps those of short ones, and goes between them."""
+        wavelengths = 2 * np.pi / frequencies
+        low, high = self.low_freq_factor, self.high_freq_factor
+        turns = self.original_max_position / wavelengths
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return (1.0 - kept) * frequencies / self.factor + kept * frequencies
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderOnlyConfig):
+    """A Llama.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies.
+      rope_scaling: None, or a `Llama3RopeScaling`.
+    """
+
+    norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    rope_scaling: Llama3RopeScaling | None = None
+
+    parts = {"rope_scaling": Llama3RopeScaling}  # noqa: RUF012
 
     @property
     def style(self) -> Style:
-        """Llama's style for this configuration."""
-        config = self.config
+        """How the decoder computes."""
+        frequencies = rope_frequencies(self.head_dim, self.rope_theta)
+        if self.rope_scaling is not None:
+            frequencies = self.rope_scaling.stretched(frequencies)
         return Style(
             activations=("silu", "linear"),
-            query_scale=config.head_dim**-0.5,
-            rope_frequencies=rope_frequencies(
-                config.head_dim, config.rope_theta, config.rope_scaling
-            ),
-            windows=(None,) * config.num_layers,
-            embed_stddev=config.embed_dim**-0.5 if config.tie_embeddings else 1.0,
+            windows=(None,) * self.num_layers,
+            ropes=(tuple(frequencies.astype(np.float32).tolist()),) * self.num_layers,
+            query_scale=self.head_dim**-0.5,
+            embed_stddev=self.embed_dim**-0.5 if self.tie_embeddings else 1.0,
         )
 
 
-__all__ = ["Llama", "rope_frequencies"]
+def _from_hf(fields: HFFields) -> LlamaConfig:
+    fields.refuse("hidden_act", ("silu", "swish"), "silu")
+    fields.refuse("attention_bias", (False,), False)
+    fields.refuse("mlp_bias", (False,), False)
+    theta, kind, rope = rope_from_hf(fields)
+    return LlamaConfig(
+        **decoder_only_from_hf(fields),
+        rope_theta=theta,
+        rope_scaling=_scaling(fields, kind, rope),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+    )
+
+
+def _scaling(fields: HFFields, kind: str, rope: HFFields) -> Llama3RopeScaling | None:
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(
+            f"{fields.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
+        )
+    longest = "original_max_position_embeddings"
+    outer, inner = fields.values.get(longest), rope.values.get(longest)
+    if outer is not None and outer != inner:
+        raise ValueError(
+            f"{fields.path}: {longest}={outer!r} differs from {inner!r} in the rope parameters; "
+            "keep the one that the model was trained with"
+        )
+    return Llama3RopeScaling(
+        factor=rope.positive("factor"),
+        low_freq_factor=rope.positive("low_freq_factor"),
+        high_freq_factor=rope.positive("high_freq_factor"),
+        original_max_position=rope.whole(longest),
+    )
+
+
+def _to_hf(config: LlamaConfig) -> dict[str, Any]:
+    longest, scaling = 4096, None
+    if (found := config.rope_scaling) is not None:
+        longest = int(found.original_max_position * found.factor)
+        scaling = {
+            "rope_type": "llama3",
+            "factor": found.factor,
+            "low_freq_factor": found.low_freq_factor,
+            "high_freq_factor": found.high_freq_factor,
+            "original_max_position_embeddings": found.original_max_position,
+        }
+    return {
+        **decoder_only_to_hf(config),
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "max_position_embeddings": longest,
+        **rope_to_hf(config.rope_theta, scaling),
+    }
+
+
+def _llama2(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=32_000,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        mlp_dim=mlp,
+        num_layers=layers,
+    )
+
+
+def _llama3(width: int, head_dim: int, mlp: int, layers: int, **changes: Any) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=128_256,
+        embed_dim=width,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        mlp_dim=mlp,
+        num_layers=layers,
+        rope_theta=500_000.0,
+        **changes,
+    )
+
+
+_STRETCHED = Llama3RopeScaling(
+    factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8_192
+)
+
+LLAMA = Family(
+    name="llama",
+    config=LlamaConfig,
+    model=CausalLM,
+    architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
+    special_ids={"eos_token_id": 2, "bos_token_id": 1},
+    names=decoder_only_names(
+        {
+            "input_layernorm": "pre_self_attention_layer_norm",
+            "post_attention_layernorm": "pre_mlp_layer_norm",
+        }
+    ),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "llama2_7b": _llama2(4_096, 32, 32, 11_008, 32),
+        "llama2_13b": _llama2(5_120, 40, 40, 13_824, 40),
+        "llama2_70b": _llama2(8_192, 64, 8, 28_672, 80),
+        "llama3_8b": _llama3(4_096, 128, 14_336, 32),
+        "llama3.2_1b": _llama3(2_048, 64, 8_192, 16, tie_embeddings=True, rope_scaling=_STRETCHED),
+    },
+    vocabulary=Vocabulary(
+        file="tokenizer.model",
+        types=("bpe",),
+        options={"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, **VERBATIM},
+        settings={
+            "tokenizer_class": "LlamaTokenizer",
+            "unk_token": "<unk>",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "add_bos_token": True,
+            "add_eos_token": False,
+            "legacy": False,
+        },
+    ),
+)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
@@ -17,6 +16,8 @@ from specjax.models.attention import Memory
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED
+from specjax.models.transformer import Network
+from specjax.models.weights import StoredWeight
 from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled
 
 
@@ -41,9 +42,9 @@ class Model(LanguageModel, abc.ABC):
         return self.config.vocab_size
 
     @property
-    @abc.abstractmethod
-    def network(self) -> nn.Module:
+    def network(self) -> Network:
         """The flax.linen module."""
+        return Network(self.config, self.layout)
 
     @abc.abstractmethod
     def prefill(
@@ -83,10 +84,8 @@ class Model(LanguageModel, abc.ABC):
         Returns:
           A model of the same parameters.
         """
-        config: Any = self.config
-        kv_heads = getattr(config, "num_kv_heads", config.num_heads)
-        ways = ways if self.split else 1
-        sizes = (config.num_heads, kv_heads, config.head_dim)
+        config, ways = self.config, ways if self.split else 1
+        sizes = (config.num_heads, config.kv_heads, config.head_dim)
         return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
 
     def init(self, key: Array) -> Params:
@@ -107,6 +106,12 @@ class Model(LanguageModel, abc.ABC):
     def param_axes(self, params: Params) -> Axes:
         """See `specjax.types.LanguageModel`; `params` must be plain, not prepared."""
         names = unfreeze(get_axis_names(_abstract_variables(self)["params_axes"]))
+        names = jax.tree.map(
+            lambda x, axes: x.axes(axes) if isinstance(x, StoredWeight) else axes,
+            params,
+            names,
+            is_leaf=lambda x: isinstance(x, StoredWeight),
+        )
         return self._axes(names)
 
     def cache_axes(self, cache: RaggedCache) -> Axes:
@@ -147,7 +152,8 @@ class Model(LanguageModel, abc.ABC):
           The parameters with the addition. Arrays are shared, not copied.
         """
         table = params["token_embedder"]["embedding"]
-        if not self.config.tie_embeddings or platforms_of(table) != {"cpu"}:
+        stored = isinstance(table, StoredWeight)
+        if stored or not self.config.tie_embeddings or platforms_of(table) != {"cpu"}:
             return params
         transposed = {TRANSPOSED: _transpose(table)}
         return {**params, "token_embedder": {**params["token_embedder"], **transposed}}
@@ -172,7 +178,7 @@ class Model(LanguageModel, abc.ABC):
         Raises:
           ValueError: if the shapes or dtypes do not agree.
         """
-        check_block(cache, tokens, positions)
+        self._check_block(cache, tokens, positions)
         # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
         memory = Memory(cache, positions.astype(jnp.int32), self.layout)
         return self._apply(params, tokens, memory, method="score")
@@ -188,7 +194,7 @@ class Model(LanguageModel, abc.ABC):
         """
         if not self.layout.by_position:
             return super().extend(params, cache, tokens, positions)
-        check_block(cache, tokens, positions)
+        self._check_block(cache, tokens, positions)
         memory = Memory(cache, positions.astype(jnp.int32), self.layout, written=True)
         logits, hidden, new = self._apply(params, tokens, memory, method="score")
         return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
@@ -207,8 +213,19 @@ class Model(LanguageModel, abc.ABC):
         Raises:
           ValueError: if `positions` is not one integer per row.
         """
-        check_positions(cache, positions)
+        check_integers("positions", positions, updates.computed.shape[:1])
         return cache_lib.write(cache, updates, positions, self.layout)
+
+    def _check_block(self, cache: RaggedCache, tokens: Array, positions: Array) -> None:
+        rows = cache.keys[0].shape[0]
+        check_integers("tokens", tokens, (rows, None))
+        check_integers("positions", positions, (rows,))
+
+    def _empty_cache(self, rows: int, max_length: int) -> RaggedCache:
+        """A cache without entries; raises ValueError if `max_length` is below 1."""
+        config = self.config
+        sizes = (len(config.style.windows), rows, config.kv_heads, max_length, config.head_dim)
+        return cache_lib.allocate(*sizes, config.dtype, self.layout)
 
     def _apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         return self.network.apply({"params": params}, *args, **kwargs)
@@ -234,58 +251,30 @@ def _abstract_variables(model: Model) -> Any:
     return jax.eval_shape(model._init_variables, jax.random.key(0))
 
 
-def check_tokens(name: str, tokens: Array, lengths: Array | None = None, *, least: int = 1) -> None:
-    """Asserts at trace time that `tokens` is `[B, n]` and `lengths` `[B]`, both integer.
+def check_integers(
+    name: str, array: Array, shape: tuple[int | None, ...], *, least: int = 1
+) -> None:
+    """Asserts at trace time that an array has integers and this shape.
 
     Args:
-      name: the name of `tokens`, for the message.
-      tokens: the tokens.
-      lengths: the number of tokens in each row without padding.
-      least: the smallest n.
+      name: of the array, for the message.
+      array: the array.
+      shape: its shape, None for a size that is at least `least`.
+      least: of the free sizes.
 
     Raises:
-      ValueError: if they are not.
+      ValueError: if it has not.
     """
-    _check_array(name, tokens, "rows, tokens", 2)
-    if tokens.shape[1] < least:
-        raise ValueError(
-            f"{name} must have at least one token per row, got shape {list(tokens.shape)}"
-        )
-    if lengths is not None:
-        _check_per_row(f"{name.removesuffix('s')}_lengths", lengths, tokens.shape[0])
-
-
-def check_block(cache: RaggedCache, tokens: Array, positions: Array) -> None:
-    """Asserts at trace time that a block agrees with its cache.
-
-    Args:
-      cache: the cache.
-      tokens: `[B, T]`.
-      positions: `[B]`.
-
-    Raises:
-      ValueError: if the shapes or dtypes do not agree.
-    """
-    check_tokens("tokens", tokens)
-    rows = cache.keys[0].shape[0]
-    if tokens.shape[0] != rows:
-        raise ValueError(
-            f"tokens must have as many rows as the cache, {rows}, got {tokens.shape[0]}"
-        )
-    check_positions(cache, positions)
-
-
-def check_positions(cache: RaggedCache, positions: Array) -> None:
-    """Asserts at trace time that there is one position per row of a cache.
-
-    Args:
-      cache: the cache.
-      positions: `[B]`.
-
-    Raises:
-      ValueError: if the shape or dtype is wrong.
-    """
-    _check_per_row("positions", positions, cache.keys[0].shape[0])
+    sizes = ", ".join(f"{least} or more" if size is None else str(size) for size in shape)
+    wanted = f"{name} must be integers of shape [{sizes}]"
+    if not hasattr(array, "dtype"):
+        raise ValueError(f"{wanted}, got a {type(array).__name__}: use numpy.asarray")
+    fits = len(array.shape) == len(shape) and all(
+        size == asked if asked is not None else size >= least
+        for size, asked in zip(array.shape, shape, strict=True)
+    )
+    if not fits or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"{wanted}, got {array.dtype}{list(array.shape)}")
 
 
 def repeat_first(inputs: Array, lengths: Array) -> Array:
@@ -325,26 +314,11 @@ def prefix_or_empty(
         if prefix_lengths is not None:
             raise ValueError("prefix_lengths must be None if prefix is None: give both or neither")
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
-    check_tokens("prefix", prefix, prefix_lengths, least=0)
-    if prefix.shape[0] != rows:
-        raise ValueError(f"prefix must have as many rows as inputs, {rows}, got {prefix.shape[0]}")
+    check_integers("prefix", prefix, (rows, None), least=0)
     if prefix_lengths is None:
         prefix_lengths = jnp.full(rows, prefix.shape[1], jnp.int32)
+    check_integers("prefix_lengths", prefix_lengths, (rows,))
     return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)
-
-
-def _check_per_row(name: str, value: Array, rows: int) -> None:
-    _check_array(name, value, f"{rows}", 1)
-    if value.shape != (rows,):
-        raise ValueError(f"{name} must have shape [{rows}], one per row, got {list(value.shape)}")
-
-
-def _check_array(name: str, value: Array, axes: str, ndim: int) -> None:
-    kind = f"must be an integer array [{axes}]"
-    if not hasattr(value, "dtype"):
-        raise ValueError(f"{name} {kind}, got a {type(value).__name__}: use numpy.asarray")
-    if value.ndim != ndim or not jnp.issubdtype(value.dtype, jnp.integer):
-        raise ValueError(f"{name} {kind}, got {value.dtype}{list(value.shape)}")
 
 
 def _is_names(value: Any) -> bool:

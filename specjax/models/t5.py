@@ -1,400 +1,291 @@
 """T5: v1.0 (relu, tied) and v1.1 / FLAN (gated gelu, untied), with T5X's parameter tree.
 
-Axes: B rows, P encoder length, T decoder tokens, E model width, V vocabulary.
-
-Source: Raffel et al. 2020; `t5x/examples/t5/network.py`.
+Source: Raffel et al. 2020; `t5x/examples/t5/network.py`; `transformers/models/t5`.
 """
 
+import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
-from flax import linen as nn
-
-from specjax.models import cache as cache_lib
-from specjax.models.attention import (
-    MASKED,
-    Attention,
-    Memory,
-    Past,
-    Segment,
-    attended,
-    block_bias,
-    block_updates,
-)
-from specjax.models.cache import CacheEntries, CacheLayout, Cross
-from specjax.models.config import T5Config
-from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm, normal_init
-from specjax.models.model import Model, check_tokens, prefix_or_empty, repeat_first
-from specjax.models.relpos import RelativePositionBias
-from specjax.types import Array, Params, Prefilled
+from specjax.models.config import ModelConfig, RelativePositions, Style
+from specjax.models.family import Family, Renaming, T, Vocabulary
+from specjax.models.hf_fields import HFFields
+from specjax.models.layers import ACTIVATIONS
+from specjax.models.seq2seq_lm import Seq2SeqLM
 
 
-def _norm(config: T5Config) -> RMSNorm:
-    return RMSNorm(config.norm_eps, config.dtype, config.param_dtype)
-
-
-def _attention(config: T5Config, layout: CacheLayout = CacheLayout()) -> Attention:  # noqa: B008
-    # T5 does not divide attention logits by sqrt(D); the initial query kernel is divided instead.
-    def query_init(*args: Any) -> Array:
-        kernel = normal_init(*args)
-        return kernel / jnp.sqrt(jnp.asarray(config.head_dim, kernel.dtype))
-
-    return Attention(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_heads,
-        head_dim=config.head_dim,
-        features=config.embed_dim,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        query_init=query_init,
-        dropout_rate=config.dropout_rate,
-        layout=layout,
-    )
-
-
-def _mlp(config: T5Config) -> MLP:
-    return MLP(
-        config.mlp_dim,
-        config.mlp_activations,
-        config.dtype,
-        config.param_dtype,
-        config.dropout_rate,
-    )
-
-
-def _relpos(config: T5Config, bidirectional: bool) -> RelativePositionBias:
-    return RelativePositionBias(
-        config.num_heads,
-        config.relpos_buckets,
-        config.relpos_max_distance,
-        bidirectional,
-        config.param_dtype,
-    )
-
-
-def _dropout(config: T5Config) -> nn.Dropout:
-    return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
-
-
-def _mask_bias(mask: Array) -> Array:
-    """`[B, P]` bool -> `[B, 1, 1, 1, P]` float32, 0 or `MASKED`."""
-    return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
-
-
-class EncoderLayer(nn.Module):
-    """A layer of the encoder: self-attention and a feed-forward block."""
-
-    config: T5Config
-
-    def setup(self) -> None:
-        """Creates the parameters and submodules."""
-        self.pre_attention_layer_norm = _norm(self.config)
-        self.attention = _attention(self.config)
-        self.pre_mlp_layer_norm = _norm(self.config)
-        self.mlp = _mlp(self.config)
-        self.dropout = _dropout(self.config)
-        if self.config.relpos_per_layer:
-            self.relpos_bias = _relpos(self.config, bidirectional=True)
-
-    def __call__(self, x: Array, bias: Array, deterministic: bool) -> Array:
-        """`x [B, P, E]` -> `[B, P, E]`."""
-        y = self.pre_attention_layer_norm(x)
-        segment = Segment(*self.attention.keys_values(y), bias)
-        y = self.attention(y, [segment], deterministic=deterministic)
-        x = x + self.dropout(y, deterministic=deterministic)
-        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
-        return x + self.dropout(y, deterministic=deterministic)
-
-
-def _relpos_of(stack: "EncoderStack | DecoderStack") -> list[RelativePositionBias]:
-    """The bias that all layers share, or one each, as in T5X's scanned checkpoints."""
-    if stack.config.relpos_per_layer:
-        return [layer.relpos_bias for layer in stack.layers]
-    return [stack.relpos_bias]
-
-
-class EncoderStack(nn.Module):
-    """The layers and the last norm of the encoder."""
-
-    config: T5Config
-
-    def setup(self) -> None:
-        """Creates the parameters and submodules."""
-        if not self.config.relpos_per_layer:
-            self.relpos_bias = _relpos(self.config, bidirectional=True)
-        self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
-        self.encoder_norm = _norm(self.config)
-        self.dropout = _dropout(self.config)
-        self.output_dropout = nn.Dropout(self.config.dropout_rate)  # of single elements
-
-    def __call__(self, x: Array, mask: Array, deterministic: bool) -> Array:
-        """Embedded inputs `x [B, P, E]` and `mask [B, P]`, false at padding -> `[B, P, E]`."""
-        mask_bias = _mask_bias(mask)
-        biases = [relpos.block(x.shape[1]) + mask_bias for relpos in _relpos_of(self)]
-        x = self.dropout(x, deterministic=deterministic)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, biases[i % len(biases)], deterministic)
-        return self.output_dropout(self.encoder_norm(x), deterministic=deterministic)
-
-
-class DecoderLayer(nn.Module):
-    """A layer of the decoder: self-attention, cross-attention and a feed-forward block."""
-
-    config: T5Config
-    layout: CacheLayout
-
-    def setup(self) -> None:
-        """Creates the parameters and submodules."""
-        self.pre_self_attention_layer_norm = _norm(self.config)
-        self.self_attention = _attention(self.config, self.layout)
-        self.pre_cross_attention_layer_norm = _norm(self.config)
-        self.encoder_decoder_attention = _attention(self.config, self.layout)
-        self.pre_mlp_layer_norm = _norm(self.config)
-        self.mlp = _mlp(self.config)
-        self.dropout = _dropout(self.config)
-        if self.config.relpos_per_layer:
-            self.relpos_bias = _relpos(self.config, bidirectional=False)
-
-    def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
-        """`encoded [B, P, E]` -> keys `[B, H, P, D]` and values `[B, H, D, P]`."""
-        return self.encoder_decoder_attention.keys_values(encoded)
-
-    def __call__(
-        self,
-        x: Array,
-        bias: Array,
-        past: Past | None,
-        cross: Segment,
-        deterministic: bool,
-    ) -> tuple[Array, Array, Array]:
-        """`x [B, T, E]` -> `[B, T, E]`, keys and values (see `attended`)."""
-        y = self.pre_self_attention_layer_norm(x)
-        keys, values = self.self_attention.keys_values(y)
-        segments, keys, values = attended(past, keys, values, bias)
-        y = self.self_attention(y, segments, deterministic=deterministic)
-        x = x + self.dropout(y, deterministic=deterministic)
-        y = self.pre_cross_attention_layer_norm(x)
-        y = self.encoder_decoder_attention(y, [cross], deterministic=deterministic)
-        x = x + self.dropout(y, deterministic=deterministic)
-        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
-        return x + self.dropout(y, deterministic=deterministic), keys, values
-
-
-class DecoderStack(nn.Module):
-    """The layers, the last norm and the untied output projection of the decoder."""
-
-    config: T5Config
-    layout: CacheLayout
-
-    def setup(self) -> None:
-        """Creates the parameters and submodules."""
-        if not self.config.relpos_per_layer:
-            self.relpos_bias = _relpos(self.config, bidirectional=False)
-        every = range(self.config.num_decoder_layers)
-        self.layers = [DecoderLayer(self.config, self.layout) for _ in every]
-        self.decoder_norm = _norm(self.config)
-        self.dropout = _dropout(self.config)
-        if not self.config.tie_embeddings:
-            self.logits_dense = LogitsDense(self.config.vocab_size, self.config.param_dtype)
-
-    def cross(self, encoded: Array, mask: Array) -> Cross:
-        """The keys and values of the encoder's output `[B, P, E]` for each layer."""
-        pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
-        keys, values = zip(*pairs, strict=True)
-        return Cross(keys, values, mask)
-
-    def __call__(
-        self,
-        x: Array,
-        cross: Cross,
-        memory: Memory | None = None,
-        deterministic: bool = True,
-    ) -> tuple[Array, CacheEntries]:
-        """Embedded tokens `x [B, T, E]` -> hidden `[B, T, E]` and the block's entries.
-
-        Without a memory the block starts at position 0 of each row.
-        """
-        length = x.shape[1]
-        relpos = _relpos_of(self)
-        biases = [r.block(length) + block_bias(length) for r in relpos]
-        past_biases = biases
-        if memory is not None:
-            size, mask = memory.max_length, memory.bias(length)
-            past_biases = [mask + r.cached(memory.positions, length, size) for r in relpos]
-        cross_bias = _mask_bias(cross.mask)
-        x = self.dropout(x, deterministic=deterministic)
-        keys, values = [], []
-        for i, layer in enumerate(self.layers):
-            past = None if memory is None else memory.layer(i, past_biases[i % len(relpos)])
-            encoded = Segment(cross.keys[i], cross.values[i], cross_bias)
-            bias = biases[i % len(relpos)]
-            x, layer_keys, layer_values = layer(x, bias, past, encoded, deterministic)
-            keys.append(layer_keys)
-            values.append(layer_values)
-        x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
-        return x, block_updates(keys, values, x)
-
-
-class T5Network(nn.Module):
-    """The encoder and the decoder, which share one embedding."""
-
-    config: T5Config
-    layout: CacheLayout = CacheLayout()
-
-    def setup(self) -> None:
-        """Creates the parameters and submodules."""
-        config = self.config
-        self.token_embedder = Embed(
-            config.vocab_size, config.embed_dim, config.dtype, config.param_dtype
-        )
-        self.encoder = EncoderStack(config)
-        self.decoder = DecoderStack(config, self.layout)
-
-    def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
-        """Inputs `[B, P]` and `mask [B, P]`, false at padding -> the decoder's `Cross`."""
-        encoded = self.encoder(self.token_embedder(tokens), mask, deterministic)
-        return self.decoder.cross(encoded, mask)
-
-    def read(self, tokens: Array, cross: Cross) -> CacheEntries:
-        """The cache entries of decoder tokens `[B, T]` that start at position 0."""
-        return self.decoder(self.token_embedder(tokens), cross)[1]
-
-    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
-        """See `Model.score`."""
-        x = self.token_embedder(tokens)
-        cross: Any = memory.cache.cross
-        hidden, updates = self.decoder(x, cross, memory)
-        return self.logits(hidden), hidden, updates
-
-    def logits(self, hidden: Array) -> Array:
-        """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""
-        if not self.config.tie_embeddings:
-            return self.decoder.logits_dense(hidden)
-        if self.config.scale_tied_logits:
-            hidden = hidden * jnp.asarray(self.config.embed_dim**-0.5, hidden.dtype)
-        return self.token_embedder.attend(hidden)
-
-    def __call__(
-        self, encoder_tokens: Array, mask: Array, decoder_tokens: Array, deterministic: bool = True
-    ) -> Array:
-        """Runs the whole network on known outputs: logits `[B, T, V]` float32."""
-        cross = self.encode(encoder_tokens, mask, deterministic)
-        x = self.token_embedder(decoder_tokens)
-        hidden, _ = self.decoder(x, cross, deterministic=deterministic)
-        return self.logits(hidden)
-
-
-class T5(Model):
-    """A T5 as a language model of its outputs.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Config(ModelConfig):
+    """A T5: v1.0 (`("relu",)`, tied), v1.1 and FLAN (`("gelu", "linear")`, untied).
 
     Attributes:
-      config: a `T5Config`.
+      num_encoder_layers: how many.
+      num_decoder_layers: how many.
+      mlp_activations: one per input projection of the feed-forward block; their outputs are
+        multiplied. "gelu" is the tanh approximation. One activation names its kernel `wi`,
+        several `wi_0`, `wi_1`, ....
+      relpos_buckets: buckets of relative positions (32); at least 4.
+      relpos_max_distance: distances from here on share the last bucket (128); more than half the
+        buckets, each of which has one distance in the decoder.
+      relpos_per_layer: each layer has a bias of its own, `layers_i/relpos_bias` (T5X's
+        scalable_t5), instead of one per stack.
+      scale_tied_logits: with tied embeddings, multiply the decoder's output by E ** -0.5 before
+        the embedding (T5 v1.0, T5X). Without effect when untied.
+      dropout_rate: used only when `apply` gets a dropout key.
+      decoder_start_token: what the decoder reads first; the pad token in all published T5s.
     """
 
-    config: T5Config
+    num_encoder_layers: int
+    num_decoder_layers: int
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    relpos_buckets: int = 32
+    relpos_max_distance: int = 128
+    relpos_per_layer: bool = False
+    scale_tied_logits: bool = True
+    dropout_rate: float = 0.0
+    decoder_start_token: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.mlp_activations, str):
+            raise TypeError(
+                f"mlp_activations={self.mlp_activations!r} must be a tuple of names; write "
+                f"({self.mlp_activations!r},)"
+            )
+        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
+        if unknown or not self.mlp_activations:
+            raise ValueError(
+                f"mlp_activations={self.mlp_activations} must be names out of "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+        if not 0.0 <= self.dropout_rate < 1.0:
+            raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
+        # The encoder halves the buckets for the two directions, and both halve what they have into
+        # exact and logarithmic ones; the logarithm's base is max_distance over the exact ones.
+        if self.relpos_buckets < 4:
+            raise ValueError(f"relpos_buckets={self.relpos_buckets} must be at least 4")
+        if self.relpos_max_distance <= self.relpos_buckets // 2:
+            raise ValueError(
+                f"relpos_max_distance={self.relpos_max_distance} must be more than half of "
+                f"relpos_buckets={self.relpos_buckets}"
+            )
+        if not 0 <= self.decoder_start_token < self.vocab_size:
+            raise ValueError(
+                f"decoder_start_token={self.decoder_start_token} must be a token id in "
+                f"0 .. {self.vocab_size - 1}"
+            )
 
     @property
-    def network(self) -> T5Network:
-        """The flax.linen module."""
-        return T5Network(self.config, self.layout)
+    def style(self) -> Style:
+        """How the decoder computes."""
+        return self._style(self.num_decoder_layers)
 
-    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """The start token and the prefix; the inputs take no positions of the decoder's cache."""
-        return prefix_lengths + 1
+    @property
+    def encoder_style(self) -> Style:
+        """How the encoder computes."""
+        return self._style(self.num_encoder_layers)
 
-    def _init_variables(self, key: Array) -> Any:
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        return self.network.init(key, tokens, tokens == 0, tokens)
-
-    def apply(
-        self,
-        params: Params,
-        encoder_tokens: Array,
-        decoder_tokens: Array,
-        *,
-        encoder_mask: Array | None = None,
-        dropout_key: Array | None = None,
-    ) -> Array:
-        """The logits of known outputs, all positions at once (teacher forcing).
-
-        Args:
-          params: the parameters.
-          encoder_tokens: `[B, P]` int32.
-          decoder_tokens: `[B, T]` int32, the inputs of the decoder: the start token, then the
-            outputs without their last token.
-          encoder_mask: `[B, P]` bool, false at padding (not in a whole row); None: no padding.
-          dropout_key: a PRNG key; it is consumed. Without it there is no dropout.
-
-        Returns:
-          `[B, T, V]` float32; entry t predicts the output after `decoder_tokens[:, t]`.
-
-        Raises:
-          ValueError: if the shapes or dtypes do not agree.
-        """
-        check_tokens("encoder_tokens", encoder_tokens)
-        check_tokens("decoder_tokens", decoder_tokens)
-        if encoder_mask is None:
-            encoder_mask = jnp.ones(encoder_tokens.shape, bool)
-        if encoder_mask.shape != encoder_tokens.shape:
-            raise ValueError(
-                f"encoder_mask must have encoder_tokens' shape {list(encoder_tokens.shape)}, "
-                f"got {list(encoder_mask.shape)}"
-            )
-        return self._apply(
-            params,
-            encoder_tokens,
-            encoder_mask,
-            decoder_tokens,
-            deterministic=dropout_key is None,
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
+    def _style(self, layers: int) -> Style:
+        scaled = self.tie_embeddings and self.scale_tied_logits
+        return Style(
+            activations=self.mlp_activations,
+            windows=(None,) * layers,
+            ropes=(None,) * layers,
+            relative=RelativePositions(
+                self.relpos_buckets, self.relpos_max_distance, self.relpos_per_layer
+            ),
+            hidden_scale=self.embed_dim**-0.5 if scaled else 1.0,
+            dropout_rate=self.dropout_rate,
         )
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
-        """Runs the encoder, and the decoder on all tokens of a forced prefix except its last.
 
-        Args:
-          params: the parameters.
-          inputs: `[B, P]` int32, padded on the right.
-          input_lengths: `[B]` int32, at least 1.
-          max_length: S, the number of positions of the decoder's cache (static).
-          prefix: `[B, F]` int32, forced first tokens of the output, after the start token.
-          prefix_lengths: `[B]` int32.
+# "gelu" of ours is the tanh approximation, which Hugging Face calls gelu_new; its own "gelu" is
+# exact, except that T5's "gated-gelu" has always meant gelu_new.
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "relu": ("relu",),
+    "gelu_new": ("gelu",),
+    "silu": ("silu",),
+    "gated-gelu": ("gelu", "linear"),
+    "gated-gelu_new": ("gelu", "linear"),
+    "gated-relu": ("relu", "linear"),
+    "gated-silu": ("silu", "linear"),
+}
 
-        Returns:
-          A `Prefilled` whose tokens are the prefixes' last tokens, or the start token at 0.
 
-        Raises:
-          ValueError: if the shapes or dtypes do not agree.
-        """
-        check_tokens("inputs", inputs, input_lengths)
-        config = self.config
-        rows = inputs.shape[0]
-        prefix, positions = prefix_or_empty(inputs, prefix, prefix_lengths)
-        lengths = input_lengths.astype(jnp.int32)[:, None]
-        mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
-        inputs = repeat_first(inputs, input_lengths)
-        cross = self._apply(params, inputs, mask, method="encode")
-        start = jnp.full((rows, 1), config.decoder_start_token, jnp.int32)
-        tokens = jnp.concatenate([start, prefix], axis=1)
-        cache = cache_lib.allocate(
-            config.num_decoder_layers,
-            rows,
-            config.num_heads,
-            max_length,
-            config.head_dim,
-            config.dtype,
-            self.layout,
-        )._replace(cross=cross)
-        if prefix.shape[1]:
-            updates = self._apply(params, tokens[:, :-1], cross, method="read")
-            cache = self.write(cache, updates, jnp.zeros_like(positions))
-        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
-        return Prefilled(cache, last, positions)
+def _from_hf(fields: HFFields) -> T5Config:
+    """See `Family`; a head is tied unless the checkpoint has one that differs from the embedding.
+
+    Whether a tied head scales is `scale_decoder_outputs` (transformers 5), else what 4.x does: it
+    scales wherever the head is tied.
+    """
+    fields.refuse("feed_forward_proj", tuple(_ACTIVATIONS), "relu")
+    buckets = fields.whole("relative_attention_num_buckets", 32, least=4)
+    untied = _is_untied(fields)
+    scales = fields.flag("scale_decoder_outputs")
+    if scales is None:
+        scales = fields.flag("tie_word_embeddings", True)
+    return T5Config(
+        vocab_size=fields.whole("vocab_size"),
+        embed_dim=fields.whole("d_model"),
+        num_heads=fields.whole("num_heads"),
+        head_dim=fields.whole("d_kv"),
+        mlp_dim=fields.whole("d_ff"),
+        num_encoder_layers=fields.whole("num_layers"),
+        num_decoder_layers=fields.whole("num_decoder_layers", fields.whole("num_layers")),
+        mlp_activations=_ACTIVATIONS[fields.values.get("feed_forward_proj") or "relu"],
+        norm_eps=fields.positive("layer_norm_epsilon", 1e-6),
+        relpos_buckets=buckets,
+        # Half of a decoder's buckets hold one distance each, and the others begin after these.
+        relpos_max_distance=fields.whole(
+            "relative_attention_max_distance", 128, least=buckets // 2 + 1
+        ),
+        dropout_rate=fields.number("dropout_rate", 0.1),
+        decoder_start_token=fields.whole(
+            "decoder_start_token_id", max(0, fields.number("pad_token_id", 0)), least=0
+        ),
+        tie_embeddings=not untied,
+        scale_tied_logits=untied or scales,
+    )
+
+
+def _is_untied(fields: HFFields) -> bool:
+    """Whether the head is not the embedding.
+
+    Raises:
+      ValueError: where transformers would scale the logits of an untied head.
+    """
+    path, head = fields.path, fields.head
+    said_untied = fields.flag("tie_word_embeddings") is False
+    scales = fields.flag("scale_decoder_outputs")
+    if head == "copied" or (head is None and not said_untied):
+        return False
+    if scales and head is None:
+        raise ValueError(
+            f"{path}: tie_word_embeddings is false and lm_head.weight is absent, but "
+            "scale_decoder_outputs is true, which belongs to a tied head; set tie_word_embeddings "
+            "to true if the head is tied"
+        )
+    if scales:
+        raise ValueError(
+            f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but "
+            "lm_head.weight differs from shared.weight; set it to false if the head is untied"
+        )
+    if scales is None and not said_untied:
+        raise ValueError(
+            f"{path}: lm_head.weight differs from shared.weight, but tie_word_embeddings is not "
+            "false, so transformers 4 ties the head and transformers 5 scales its logits; set "
+            "tie_word_embeddings to false if the head is untied, as in T5 v1.1 and FLAN-T5"
+        )
+    return True
+
+
+def _to_hf(config: T5Config) -> dict[str, Any]:
+    if config.relpos_per_layer:
+        raise ValueError(
+            "this model has a relative position bias per layer (relpos_per_layer), but "
+            "transformers' T5 has one per stack; convert it to orbax"
+        )
+    names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    activation = names.get(config.mlp_activations)
+    if activation is None:
+        raise ValueError(
+            f"mlp_activations={config.mlp_activations} is no MLP of transformers' T5, which has "
+            f"{', '.join(str(a) for a in names)}; convert it to orbax"
+        )
+    # Scaling belongs to a tied head alone. 4.x takes "tied" for both, and scales every tied head:
+    # an equal head, called untied, is right there and in 5.x.
+    scales = config.tie_embeddings and config.scale_tied_logits
+    return {
+        "d_model": config.embed_dim,
+        "d_kv": config.head_dim,
+        "d_ff": config.mlp_dim,
+        "num_heads": config.num_heads,
+        "num_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "feed_forward_proj": activation,
+        "layer_norm_epsilon": config.norm_eps,
+        "relative_attention_num_buckets": config.relpos_buckets,
+        "relative_attention_max_distance": config.relpos_max_distance,
+        "dropout_rate": config.dropout_rate,
+        "decoder_start_token_id": config.decoder_start_token,
+        "is_encoder_decoder": True,
+        "scale_decoder_outputs": scales,
+        "tie_word_embeddings": scales,
+    }
+
+
+def _attention(hf: str, path: str) -> list[Renaming]:
+    names = {"q": "query", "k": "key", "v": "value", "o": "out"}
+    return [Renaming(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in names.items()]
+
+
+def _stack(stack: str) -> list[Renaming]:
+    """The encoder's or the decoder's block: attention, perhaps cross-attention, MLP."""
+    block, layer = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
+    decoder = stack == "decoder"
+    attention, last = ("self_attention", 2) if decoder else ("attention", 1)
+    dense = f"{block}.{last}.DenseReluDense"
+    lines = [
+        *_attention(f"{block}.0.SelfAttention", f"{layer}/{attention}"),
+        Renaming(f"{block}.0.layer_norm.weight", f"{layer}/pre_{attention}_layer_norm/scale"),
+        *(
+            Renaming(f"{dense}.{w}.weight", f"{layer}/mlp/{w}/kernel", T)
+            for w in ("wi", "wi_0", "wi_1", "wo")
+        ),
+        Renaming(f"{block}.{last}.layer_norm.weight", f"{layer}/pre_mlp_layer_norm/scale"),
+        Renaming(
+            f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            f"{stack}/relpos_bias/rel_embedding",
+            T,
+        ),
+        Renaming(f"{stack}.final_layer_norm.weight", f"{stack}/{stack}_norm/scale"),
+    ]
+    if decoder:
+        cross, norm = f"{layer}/encoder_decoder_attention", "pre_cross_attention_layer_norm"
+        lines += _attention(f"{block}.1.EncDecAttention", cross)
+        lines.append(Renaming(f"{block}.1.layer_norm.weight", f"{layer}/{norm}/scale"))
+    return lines
+
+
+def _size(width: int, heads: int, mlp: int, layers: int) -> T5Config:
+    return T5Config(
+        vocab_size=32_128,
+        embed_dim=width,
+        num_heads=heads,
+        head_dim=64,
+        mlp_dim=mlp,
+        num_encoder_layers=layers,
+        num_decoder_layers=layers,
+    )
+
+
+T5 = Family(
+    name="t5",
+    config=T5Config,
+    model=Seq2SeqLM,
+    architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+    special_ids={"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0},
+    names=(
+        Renaming("shared.weight", "token_embedder/embedding"),
+        *_stack("encoder"),
+        *_stack("decoder"),
+        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
+    ),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    # A bias of v1.0.
+    unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    presets={
+        "t5_v1_1_small": _size(512, 6, 1_024, 8),
+        "t5_v1_1_base": _size(768, 12, 2_048, 12),
+        "t5_v1_1_large": _size(1_024, 16, 2_816, 24),
+        "t5_v1_1_xl": _size(2_048, 32, 5_120, 24),
+        "t5_v1_1_xxl": _size(4_096, 64, 10_240, 24),
+    },
+    vocabulary=Vocabulary(
+        file="spiece.model",
+        types=("unigram", "bpe"),
+        options={"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    ),
+)

@@ -1,7 +1,7 @@
 """Rules map the two models' distributions at one position to the target distribution.
 
-Those of `SEQUENTIAL_RULES` are no targets: cascades that decode sequentially decide by them.
-`Budgeted` holds any of `ALL_RULES` to a divergence budget while decoding.
+`FallbackRollback`, `SequenceChow` and `SequenceChowLog` give no target: cascades that decode
+sequentially decide by them. `Budgeted` holds a rule to a divergence budget while decoding.
 """
 
 from specjax.rules.budgeted import Budgeted
@@ -18,21 +18,16 @@ from specjax.rules.deferral import (
     OPTLog,
 )
 from specjax.rules.lossy import Lossy, LossyTuned, Mentored
-from specjax.rules.quantities import accept_probability
 from specjax.rules.sequential import (
-    ALL_AGGREGATIONS,
-    SEQUENTIAL_RULES,
     FallbackRollback,
     Mean,
     Quantile,
     SequenceChow,
     SequenceChowLog,
     Sum,
-    check_deferral,
-    check_reads_drafter_alone,
 )
+from specjax.rules.target import accept_probability
 from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3
-from specjax.types import Rule
 
 ALL_RULES = (
     Lossless,
@@ -50,12 +45,11 @@ ALL_RULES = (
     LossyTuned,
     Mentored,
 )
+SEQUENTIAL_RULES = (FallbackRollback, SequenceChow, SequenceChowLog)
+ALL_AGGREGATIONS = (Sum, Mean, Quantile)
 
 __all__ = [
-    "ALL_AGGREGATIONS",
-    "ALL_RULES",
     "OPT",
-    "SEQUENTIAL_RULES",
     "BiLD",
     "Budgeted",
     "Chow",
@@ -71,7 +65,6 @@ __all__ = [
     "Mentored",
     "OPTLog",
     "Quantile",
-    "Rule",
     "SequenceChow",
     "SequenceChowLog",
     "Sum",
@@ -79,7 +72,5 @@ __all__ = [
     "TokenV2",
     "TokenV3",
     "accept_probability",
-    "check_deferral",
-    "check_reads_drafter_alone",
     "check_rule",
 ]

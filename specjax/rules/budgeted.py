@@ -1,6 +1,6 @@
 """A rule held to a divergence budget: its strength is lowered where the budget does not suffice.
 
-Notation as in `specjax.rules.quantities`. The bill of a text is sum_t KL(pi_t || p_t) over its
+Notation as in `specjax.rules.target`. The bill of a text is sum_t KL(pi_t || p_t) over its
 tokens; a budget of eps nats per token keeps the bill of the first n tokens at eps * n or less.
 """
 
@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from specjax.checks import check_part, check_scalars, checked
+from specjax.checks import check_scalars, checked
+from specjax.rules.target import check_is_rule
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
-
-_FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
 
 
 @traced_dataclass
@@ -30,7 +29,7 @@ class Budgeted:
     pi = p.
 
     Attributes:
-      rule: what gives T, such as `OPT(alpha=0.5)`.
+      rule: what gives T, such as `OPT(strength=0.5)`.
       nats_per_token: eps >= 0; 0 is lossless, infinity the rule itself.
 
     Raises:
@@ -44,11 +43,11 @@ class Budgeted:
     nats_per_token: Array | float
 
     def __post_init__(self) -> None:
-        check_part("rule", self.rule, _FLAGS, "rules.OPT(alpha=0.5)")
+        check_is_rule("rule", self.rule)
         if isinstance(self.rule, Budgeted) or not self.rule.reads_draft:
             raise ValueError(
-                f"rule must have a strength to lower, got {self.rule!r}: give one such as "
-                "rules.OPT(alpha=0.5)"
+                f"rule must have a strength to lower, got {self.rule!r}: give one like "
+                "rules.OPT(strength=0.5)"
             )
         budget = checked("nats_per_token", self.nats_per_token, low=0.0)
         object.__setattr__(self, "nats_per_token", budget)

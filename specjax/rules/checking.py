@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_part
 from specjax.compilation import jit
+from specjax.rules.target import check_is_rule
 from specjax.types import Rule
 
 _TOLERANCE = 1e-4
@@ -26,8 +26,7 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
       ValueError: the rule's target is not `[V]` float32, has a negative or NaN entry, or does not
         sum to one. The message names the rule.
     """
-    flags = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
-    check_part("rule", rule, flags, "rules.OPT(alpha=0.2)")
+    check_is_rule("rule", rule)
     name = type(rule).__name__
     single: Any = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1)[0], rule)
     rng = np.random.default_rng(0)

@@ -5,14 +5,14 @@ for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023
 not a distribution at beta = 1, so `Lossy` is the distribution that the procedure emits.
 """
 
-from typing import ClassVar
+from types import MappingProxyType
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from specjax.checks import checked
-from specjax.rules.quantities import check_position
+from specjax.rules.target import Strength, TargetRule
 from specjax.sampling import TINY, normalise, residual_mass, total
 from specjax.types import Array, traced_dataclass
 
@@ -23,111 +23,84 @@ _BUDGET_TOLERANCE = 2e-6
 
 
 @traced_dataclass
-class Lossy:
-    """Accepts with probability min(1, p / ((1 - alpha) q)), else draws from norm((p / beta - q)_+).
+class Lossy(TargetRule):
+    """Accepts with probability min(1, p / (keep q)), else draws from norm((p / beta - q)_+).
 
-    pi = min(q, p / (1 - alpha)) + rho norm((p / beta - q)_+), rho = sum (q - p / (1 - alpha))_+.
+    keep = 1 - strength; pi = min(q, p / keep) + rho norm((p / beta - q)_+), with
+    rho = sum (q - p / keep)_+.
 
     Attributes:
-      alpha: in [0, 1); 0 with beta = 1 is lossless.
-      beta: in [1 - alpha, 1]; above 1 the residual could have no mass.
+      strength: in [0, 1); 0 with beta = 1 is lossless.
+      beta: in [1 - strength, 1]; above 1 the residual could have no mass.
     """
 
-    reads_draft: ClassVar[bool] = True
-    reads_draft_confidence: ClassVar[bool] = False
-    reads_verifier_confidence: ClassVar[bool] = False
-
-    alpha: Array | float
+    strength: Array | float
     beta: Array | float = 1.0
 
     def __post_init__(self) -> None:
-        alpha = checked("alpha", self.alpha, low=0.0, high=1.0, open_high=True)
+        strength = checked("strength", self.strength, low=0.0, high=1.0, open_high=True)
         beta = checked("beta", self.beta, low=0.0, high=1.0, open_low=True)
-        if isinstance(alpha, np.ndarray) and isinstance(beta, np.ndarray):
-            if alpha.ndim and beta.ndim and alpha.shape != beta.shape:
+        if isinstance(strength, np.ndarray) and isinstance(beta, np.ndarray):
+            if strength.ndim and beta.ndim and strength.shape != beta.shape:
                 raise ValueError(
-                    f"alpha {alpha.shape} and beta {beta.shape} must have the same number of rows"
+                    f"strength {strength.shape} and beta {beta.shape} must have the same number of "
+                    "rows"
                 )
             # The given numbers are compared: 1 - float32(0.9) is above float32(0.1).
-            low = 1.0 - np.asarray(self.alpha, np.float64)
+            low = 1.0 - np.asarray(self.strength, np.float64)
             if (np.asarray(self.beta, np.float64) < low - 1e-7).any():
                 raise ValueError(
-                    f"beta must lie in [1 - alpha, 1], got beta={beta} with alpha={alpha}: "
-                    "use beta=1"
+                    f"beta must lie in [1 - strength, 1], got beta={beta} with "
+                    f"strength={strength}: use beta=1"
                 )
-            alpha, beta = np.broadcast_arrays(alpha, np.maximum(beta, np.float32(1.0) - alpha))
-        object.__setattr__(self, "alpha", alpha)
+            strength, beta = np.broadcast_arrays(
+                strength, np.maximum(beta, np.float32(1.0) - strength)
+            )
+        object.__setattr__(self, "strength", strength)
         object.__setattr__(self, "beta", beta)
 
-    def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        """See `Rule`."""
-        check_position(self, q, p, q_conf, p_conf)
-        cap = p / (1.0 - self.alpha)
+    def _target(self, q, p, q_conf, p_conf):
+        cap = p / (1.0 - self.strength)
         excess = residual_mass(q, cap)
         extra = normalise(jnp.maximum(p / self.beta - q, 0.0), fallback=p)
         return jnp.minimum(q, cap) + excess * extra
 
 
 @traced_dataclass
-class LossyTuned:
-    """Lossy decoding with tuned beta >= 1: T = max{min{q, p / (1 - alpha)}, p / beta} sums to one.
+class LossyTuned(Strength, TargetRule):
+    """Lossy decoding with tuned beta >= 1: T = max{min{q, p / keep}, p / beta} sums to one.
 
     Attributes:
-      alpha: in [0, 1); 0 is lossless.
+      strength: 1 - keep, in [0, 1); 0 is lossless.
     """
 
-    reads_draft: ClassVar[bool] = True
-    reads_draft_confidence: ClassVar[bool] = False
-    reads_verifier_confidence: ClassVar[bool] = False
+    _span = MappingProxyType({"low": 0.0, "high": 1.0, "open_high": True})
 
-    alpha: Array | float
-
-    def __post_init__(self) -> None:
-        alpha = checked("alpha", self.alpha, low=0.0, high=1.0, open_high=True)
-        object.__setattr__(self, "alpha", alpha)
-
-    def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        """See `Rule`."""
-        check_position(self, q, p, q_conf, p_conf)
-        keep = 1.0 - jnp.asarray(self.alpha)
+    def _target(self, q, p, q_conf, p_conf):
+        keep = 1.0 - jnp.asarray(self.strength)
         return _tuned(q, p, keep, inverse_beta(q, p, keep))
 
 
 @traced_dataclass
-class Mentored:
-    """The highest acceptance such that KL(p || pi) <= budget, with tuned beta.
+class Mentored(Strength, TargetRule):
+    """The highest acceptance such that KL(p || pi) <= strength, with tuned beta.
 
-    pi = q where KL(p || q) <= budget.
+    pi = q where KL(p || q) <= strength.
 
     Attributes:
-      budget: D >= 0, in nats; 0 is lossless.
+      strength: D >= 0, in nats; 0 is lossless.
     """
 
-    reads_draft: ClassVar[bool] = True
-    reads_draft_confidence: ClassVar[bool] = False
-    reads_verifier_confidence: ClassVar[bool] = False
+    _span = MappingProxyType({"low": 0.0})
 
-    budget: Array | float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", checked("budget", self.budget, low=0.0))
-
-    def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        """See `Rule`."""
-        check_position(self, q, p, q_conf, p_conf)
-        keep, inverse = _within_budget(q, p, jnp.asarray(self.budget, jnp.float32))
+    def _target(self, q, p, q_conf, p_conf):
+        keep, inverse = _within_budget(q, p, jnp.asarray(self.strength, jnp.float32))
         mentored = _tuned(q, p, keep, inverse)
-        return jnp.where(_divergence(p, q) <= self.budget, q, mentored)
+        return jnp.where(_divergence(p, q) <= self.strength, q, mentored)
 
 
 def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
-    """The smallest keep = 1 - alpha with KL(p || pi) <= budget, and its 1 / beta.
+    """The smallest keep = 1 - strength with KL(p || pi) <= budget, and its 1 / beta.
 
     The divergence falls as keep grows; it is zero at keep = 1 and constant below min p / q. The
     root is bracketed in log(keep), alternately by false position (Illinois) and by halving. The
@@ -201,7 +174,7 @@ def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0)
     Args:
       q: `[V]` float32.
       p: `[V]` float32.
-      keep: scalar in (0, 1], 1 - alpha.
+      keep: scalar in (0, 1], 1 - strength.
       start: a scalar at or above the solution.
 
     Returns:

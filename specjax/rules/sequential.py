@@ -7,12 +7,14 @@ Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), eq. 1 and s
 (arXiv 2302.07863); Gupta et al., Language Model Cascades (arXiv 2404.10136), for the aggregations.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 
 from specjax.checks import check_part, checked
 from specjax.rules.deferral import Deferral
+from specjax.rules.target import Strength
 from specjax.types import Array, traced_dataclass
 
 _DEFERRAL = ("defers", "reads_verifier", "reads_draft_confidence", "reads_verifier_confidence")
@@ -25,7 +27,7 @@ def check_deferral(name: str, rule: Any, example: str) -> None:
 
 def check_reads_drafter_alone(name: str, rule: Any, remedy: str) -> None:
     """Raises unless `rule` decides before the verifier has run; `name` is the argument's."""
-    check_deferral(name, rule, "rules.Chow(alpha=0.3)")
+    check_deferral(name, rule, "rules.Chow(strength=0.3)")
     if rule.reads_verifier:
         raise ValueError(
             f"{name} must read the drafter alone, got {type(rule).__name__}, which reads the "
@@ -35,7 +37,7 @@ def check_reads_drafter_alone(name: str, rule: Any, remedy: str) -> None:
 
 @traced_dataclass
 class FallbackRollback:
-    """When a draft ends, and where it is cut back: BiLD with Chow(1 - threshold) and BiLD(alpha).
+    """When a draft ends, and where it is cut back; BiLD is Chow(1 - threshold) with BiLD(strength).
 
     Attributes:
       fallback: the draft ends before the position at which it defers; it reads the drafter alone.
@@ -47,7 +49,7 @@ class FallbackRollback:
 
     def __post_init__(self) -> None:
         check_reads_drafter_alone("fallback", self.fallback, "")
-        check_deferral("rollback", self.rollback, "rules.BiLD(alpha=1.0)")
+        check_deferral("rollback", self.rollback, "rules.BiLD(strength=1.0)")
 
 
 @traced_dataclass
@@ -102,35 +104,29 @@ class Quantile:
         return jnp.where(share > 0.0, (1.0 - share) * low + share * high, low)
 
 
-ALL_AGGREGATIONS = (Sum, Mean, Quantile)
-
-
-class _OfResponses:
+@traced_dataclass
+class _OfResponses(Strength):
     """A rule about whole responses."""
 
-    aggregation: Any
+    aggregation: Any = Sum()
 
-    def _check_aggregation(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         example = "rules.Sum(), rules.Mean() or rules.Quantile(level=0.2)"
         check_part("aggregation", self.aggregation, ("__call__",), example)
 
 
 @traced_dataclass
 class SequenceChow(_OfResponses):
-    """Defers iff the aggregated probability of a response is below 1 - alpha (eq. 1).
+    """Defers iff the aggregated probability of a response is below 1 - strength (eq. 1).
 
     Attributes:
-      alpha: in [0, 1]; 1 never defers.
+      strength: in [0, 1]; 1 never defers.
       aggregation: of the tokens' log-probabilities, whose exponential is compared: `Sum`, `Mean`,
         `Quantile`, or a pytree of your own that is called likewise.
     """
 
-    alpha: Array | float
-    aggregation: Any = Sum()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0, high=1.0))
-        self._check_aggregation()
+    _span = MappingProxyType({"low": 0.0, "high": 1.0})
 
     def defers_response(self, log_probs: Array, length: Array) -> Array:
         """Decides about one response.
@@ -143,31 +139,23 @@ class SequenceChow(_OfResponses):
         Returns:
           bool scalar, True if the verifier is to write another one.
         """
-        return self.aggregation(log_probs, length) < jnp.log1p(-jnp.asarray(self.alpha))
+        return self.aggregation(log_probs, length) < jnp.log1p(-jnp.asarray(self.strength))
 
 
 @traced_dataclass
 class SequenceChowLog(_OfResponses):
-    """Defers iff the aggregated log-probability of a response is below -alpha.
+    """Defers iff the aggregated log-probability of a response is below -strength.
 
     `SequenceChow` on another scale, for the sums of long responses, whose thresholds are too close
-    to an alpha of 1.
+    to a strength of 1.
 
     Attributes:
-      alpha: at least 0, in nats; infinity never defers.
+      strength: at least 0, in nats; infinity never defers.
       aggregation: see `SequenceChow`.
     """
 
-    alpha: Array | float
-    aggregation: Any = Sum()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha, low=0.0))
-        self._check_aggregation()
+    _span = MappingProxyType({"low": 0.0})
 
     def defers_response(self, log_probs: Array, length: Array) -> Array:
         """See `SequenceChow`."""
-        return self.aggregation(log_probs, length) < -jnp.asarray(self.alpha)
-
-
-SEQUENTIAL_RULES: tuple[Any, ...] = (FallbackRollback, SequenceChow, SequenceChowLog)
+        return self.aggregation(log_probs, length) < -jnp.asarray(self.strength)

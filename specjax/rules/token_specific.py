@@ -10,29 +10,17 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from specjax.checks import checked
-from specjax.rules.quantities import check_position
+from specjax.rules.target import Strength, TargetRule
 from specjax.sampling import total
 from specjax.types import Array, traced_dataclass
 
 
-class _TokenRule:
+class _TokenRule(TargetRule):
     """The mixture of eq. 11, with `_replaced` as r."""
 
-    reads_draft: ClassVar[bool] = True
-    reads_draft_confidence: ClassVar[bool] = False
     reads_verifier_confidence: ClassVar[bool] = True
 
-    alpha: Array | float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", checked("alpha", self.alpha))
-
-    def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        """See `Rule`."""
-        check_position(self, q, p, q_conf, p_conf)
+    def _target(self, q, p, q_conf, p_conf):
         replaced = self._replaced(q_conf, p_conf)
         eta = total(jnp.where(replaced, q, 0.0))
         return jnp.where(replaced, 0.0, q) + p * eta
@@ -42,32 +30,26 @@ class _TokenRule:
 
 
 @traced_dataclass
-class TokenV1(_TokenRule):
-    """r(v) = 1 iff q_conf(v) < max p_conf - alpha (eq. 13); any alpha."""
+class TokenV1(Strength, _TokenRule):
+    """r(v) = 1 iff q_conf(v) < max p_conf - strength (eq. 13); any strength."""
 
     reads_draft_confidence: ClassVar[bool] = True
 
-    alpha: Array | float
-
     def _replaced(self, q_conf, p_conf):
-        return q_conf < jnp.max(p_conf) - self.alpha
+        return q_conf < jnp.max(p_conf) - self.strength
 
 
 @traced_dataclass
-class TokenV2(_TokenRule):
-    """r(v) = 1 iff p_conf(v) < max p_conf - alpha (eq. 14); any alpha."""
-
-    alpha: Array | float
+class TokenV2(Strength, _TokenRule):
+    """r(v) = 1 iff p_conf(v) < max p_conf - strength (eq. 14); any strength."""
 
     def _replaced(self, q_conf, p_conf):
-        return p_conf < jnp.max(p_conf) - self.alpha
+        return p_conf < jnp.max(p_conf) - self.strength
 
 
 @traced_dataclass
-class TokenV3(_TokenRule):
-    """r(v) = 1 iff p_conf(v) < (1 - alpha) max p_conf (eq. 15); any alpha, useful in [0, 1)."""
-
-    alpha: Array | float
+class TokenV3(Strength, _TokenRule):
+    """r(v) = 1 iff p_conf(v) < (1 - strength) max p_conf (eq. 15); useful strengths: [0, 1)."""
 
     def _replaced(self, q_conf, p_conf):
-        return p_conf < (1.0 - self.alpha) * jnp.max(p_conf)
+        return p_conf < (1.0 - self.strength) * jnp.max(p_conf)

@@ -28,8 +28,8 @@ from specjax.evaluation.efficiency import (
 from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
 from specjax.evaluation.programs import PassAt1, check_problems, read_problems
 from specjax.evaluation.sandbox import Sandbox
-from specjax.runs.predictions import Predictions, named, read_predictions, read_references
 from specjax.runs.run_directory import RunDirectory
+from specjax.runs.scored import Predictions, named, read_predictions, read_references
 
 CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
@@ -39,7 +39,7 @@ Path = str | os.PathLike[str]
 _PLAIN = Bootstrap()
 
 
-class Scorer(NamedTuple):
+class Scoring(NamedTuple):
     """A metric, its references, and what of an output it scores (None: all)."""
 
     metric: Metric
@@ -107,6 +107,7 @@ def evaluate(
     problems: Path | None = None,
     sandbox: Sandbox | None = None,
     output_dir: Path | None = None,
+    compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Scores predictions, and compares every two methods on the same inputs.
@@ -134,6 +135,8 @@ def evaluate(
       sandbox: where they are run; without one nothing is.
       output_dir: a new directory, or one of an earlier evaluation, which is replaced; None writes
         nothing.
+      compared: what a directory holds if it compares several settings: for each the predictions of
+        its seeds; None for any other path.
       on_start: is called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
         before scoring and after all checks.
 
@@ -163,27 +166,25 @@ def evaluate(
     prices = None if costs is None else check_costs(costs)
     files = named(predictions)
     fields = {"prediction_field": prediction_field, "targets_field": targets_field}
-    methods = {
-        name: [read_predictions(path, **fields) for path in paths] for name, paths in files.items()
-    }
+    methods = _methods(files, compared, fields)
     runs = [run for several in methods.values() for run in several]
     _check_rows(runs)
     texts = _references(runs, references, references_field, metrics, targets_field)
     if reference_answer is not None:
         texts = [tuple(map(reference_answer, several)) for several in texts]
-    scorers: dict[str, Scorer] = {m: Scorer(METRICS[m], texts, answer) for m in metrics}
+    scorers: dict[str, Scoring] = {m: Scoring(METRICS[m], texts, answer) for m in metrics}
     if problems is not None and sandbox is not None:
         scorers[PASS_AT_1] = _programs(runs, problems, sandbox)
     for scorer in scorers.values():
         check_references(scorer.metric, scorer.references)
 
-    took = {run.path: decoding_figures(run, prices) for run in runs}
+    took = {
+        name: [(run, decoding_figures(run, prices)) for run in several]
+        for name, several in methods.items()
+    }
 
     def score() -> dict[str, Any]:
-        figures = {
-            name: pooled_figures([(run, took[run.path]) for run in several], scorers)
-            for name, several in methods.items()
-        }
+        figures = {name: pooled_figures(runs, scorers) for name, runs in took.items()}
         return {
             "rows": len(runs[0]),
             "resamples": bootstrap.resamples,
@@ -211,6 +212,23 @@ def evaluate(
         scores = score()
         run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
     return scores
+
+
+def _methods(
+    files: Mapping[str, Sequence[Path]],
+    compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None],
+    fields: Mapping[str, Any],
+) -> dict[str, Sequence[Predictions]]:
+    """By name, the predictions of each seed; those of a directory of settings by the setting."""
+    methods: dict[str, Sequence[Predictions]] = {}
+    for name, paths in files.items():
+        settings = compared(paths[0]) if len(paths) == 1 else None
+        if settings is None:
+            methods[name] = [read_predictions(path, **fields) for path in paths]
+            continue
+        before = "" if len(files) == 1 else f"{name}: "
+        methods |= {f"{before}{setting}": found for setting, found in settings.items()}
+    return methods
 
 
 def _check_rows(runs: Sequence[Predictions]) -> None:
@@ -264,7 +282,7 @@ def _references(
     )
 
 
-def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scorer:
+def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scoring:
     """pass@1 of the problems of a file."""
     found = read_problems(path)
     if len(found) != len(runs[0]):
@@ -274,7 +292,7 @@ def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scor
         )
     for run in runs:
         check_problems(found, run.inputs, os.fspath(path), run.path)
-    return Scorer(PassAt1(sandbox), found)
+    return Scoring(PassAt1(sandbox), found)
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
@@ -305,7 +323,7 @@ def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None)
 
 def pooled_figures(
     runs: Sequence[tuple[Predictions, Mapping[str, Sums]]],
-    scorers: Mapping[str, Scorer],
+    scorers: Mapping[str, Scoring],
 ) -> dict[str, Sums]:
     """The figures of one method, over all of its runs.
 

@@ -8,7 +8,8 @@ Files in the output directory:
     costs.json          what passes cost, if that was measured at the start of the run
 
 The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`). Of several processes
-each has a directory with these files, `part-I-of-N`, and the rows of all become one (`runs.parts`).
+each has a directory with these files, `part-I-of-N`, and the rows of all become one
+(`runs.merging`).
 """
 
 import contextlib
@@ -19,24 +20,37 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specjax.checks import check_path
-from specjax.data import Example, FewShot
-from specjax.data.examples import SEQIO_PREFIX
+from specjax.data.examples import Example
+from specjax.data.few_shot import FewShot
+from specjax.data.records import SEQIO_PREFIX
 from specjax.drafting import read_costs
-from specjax.runs import messages, processes, shares
-from specjax.runs import parts as parts_lib
+from specjax.runs import merging, processes
 from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.inputs import check_truncate, read_inputs, tokens_of
-from specjax.runs.lines import Record, about, line_of, record_of_row
-from specjax.runs.processes import Part
-from specjax.runs.rows_file import COSTS_NAME, METRICS_NAME, PREDICTIONS_NAME, resume, totals
-from specjax.runs.run_directory import RunDirectory
+from specjax.runs.predictions import (
+    COSTS_NAME,
+    METRICS_NAME,
+    PREDICTIONS_NAME,
+    Record,
+    about,
+    line_of,
+    record_of_row,
+    resume,
+    totals,
+)
+from specjax.runs.processes import Process
+from specjax.runs.run_directory import PART, RunDirectory
 from specjax.text import Decoder
-from specjax.text.costs import costs_file
+from specjax.text.assembly import known_costs
+from specjax.text.passes import costs_file
+from specjax.text.results import NanWarning
 
 
 def infer(
@@ -55,7 +69,7 @@ def infer(
     allow_other_environment: bool = False,
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
-    part: Part | None = None,
+    process: Process | None = None,
 ) -> dict[str, Any]:
     """Decodes every input of a source, and continues an earlier run that was stopped.
 
@@ -68,7 +82,7 @@ def infer(
       `log_prob_target`: the same under the rule's distribution.
       `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
         the model and the step.
-      `info`: the counts of `specjax.text.RowInfo`.
+      `info`: the counts of `specjax.text.results.RowInfo`.
       `checksum`: of the rest of the line. A line that has been changed is refused when the run is
         continued.
 
@@ -82,16 +96,16 @@ def infer(
     further that lasts for one row. Else up to 4 times the batch size of rows share a plan, and one
     of which a row is missing is decoded from its start (see `Decoder.rows`).
 
-    With `part` this process decodes a part of the rows, into a directory of its own in
+    With `process` this process decodes a part of the rows, into a directory of its own in
     `output_dir`, and continues what it began there. The rows are those of a single process, and
     where all parts are on one file system, the last one to end writes them as that would have.
     Replicas decode whole plans, without knowing of each other; a program of several processes
     (`processes.join`) decodes each plan together, and each process writes what lies on its devices.
 
     Args:
-      make_decoder: is called after the input and the output directory have been checked; with
-        `costs=` if an earlier start of the run has measured them, such as `Decoder` does.
-      source: see `specjax.data.read_examples`.
+      make_decoder: is called after the input and the output directory have been checked. A Decoder
+        that it makes takes the costs that an earlier start of the run has measured.
+      source: see `specjax.data.examples.read_examples`.
       output_dir: a new directory, or that of a run with the same configuration and input.
       format: see `read_examples`.
       inputs_field: see `read_examples`.
@@ -107,10 +121,10 @@ def infer(
       progress: see `Decoder.__call__`.
       on_start: is called as `on_start(run, paths={"source": ...})` with the `RunDirectory` before
         decoding, after all checks and when the run has claimed its directory.
-      part: which of several processes this is; None for one alone.
+      process: which of several processes this is; None for one alone.
 
     Returns:
-      The content of `metrics.json`: totals over all rows (with `part` over its own) and, as
+      The content of `metrics.json`: totals over all rows (with `process` over its own) and, as
       `this_process`, the rows that this call decoded, its seconds, the seconds of compilation, and
       the tokens per second with and without compilation.
 
@@ -130,53 +144,61 @@ def infer(
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
-    run = parts_lib.directory_of(output_dir, part)
+    run = merging.ROWS.directory(output_dir, process)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
-    examples, names = read_inputs(source, format=format, split=split, task=task, **fields)
-    path = run.path / PREDICTIONS_NAME
-    with processes.naming_lost_processes(part), run:
-        if part is not None and part.together:
+    examples = read_inputs(source, format=format, split=split, task=task, **fields)
+    together = process is not None and process.together
+    with processes.naming_lost_processes(process), run:
+        if together:
             # First of all, so that a process that refuses its input is missed soon.
             processes.check_same("an input", _hash([(e.inputs, e.targets) for e in examples]))
-        decoder = _decoder(make_decoder, run, part)
-        prompts, failed = _encode(decoder, examples, names, chat, truncate)
+        decoder = _decoder(make_decoder, run, process)
+        prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
         settings = {"seed": seed, "chat": chat}
-        _claim(run, decoder, examples, prompts, settings, allow_other_environment, part)
-        own = shares.own_ids(decoder, prompts, failed, part)
-        done = resume(path, examples, failed, own)
+        _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
+        own = _own_ids(decoder, prompts, failed, process)
+        done = resume(run.path / PREDICTIONS_NAME, examples, failed, own)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
             named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
             on_start(run, paths={"source": named})
-        messages.tell_failed(failed, len(examples), path)
-        messages.tell_unknown(decoder, prompts, names)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*: look at the weights")
-            errors = {i: told for i, told in failed.items() if i in own}
-            rounds = shares.known_rounds(prompts, own, done, part)
-            fresh = _decode(decoder, examples, prompts, errors, done, rounds, run, seed, progress)
-        records = sorted({**done, **fresh.pop("records")}.values(), key=lambda record: record["id"])
-        assert len(records) == len(own) or (part is not None and part.together)
-        run.write(PREDICTIONS_NAME, b"".join(map(line_of, records)))
-        metrics = {**totals(records), "this_process": fresh}
+        _say_failed(failed, len(examples), run)
+        _say_unknown(decoder, prompts, examples)
+        errors = {
+            i: {**about(examples[i]), "prediction": None, "error": error}
+            for i, error in failed.items()
+            if i in own and i not in done
+        }
+        rounds = _known_rounds(prompts, own, done, together)
+        fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, seed, progress)
+        records = sorted({**done, **fresh}.values(), key=lambda record: record["id"])
+        assert len(records) == len(own) or together
+        path = run.write(PREDICTIONS_NAME, b"".join(map(line_of, records)))
+        metrics = {**totals(records), "this_process": took}
         written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
-    messages.tell_nan(records)
+    _say_nan(records)
     print(
         f"specjax: {len(records)} predictions are in {path}, totals in {written}",
         file=sys.stderr,
     )
-    if part is not None:
-        parts_lib.finish(run, part, on_start)
+    if process is not None:
+        merging.finish(run, process, on_start)
     return metrics
 
 
-def _decoder(make: Callable[..., Decoder], run: RunDirectory, part: Part | None) -> Decoder:
+def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process | None) -> Decoder:
     """The decoder, with the costs that an earlier start has measured: others, other drafts."""
-    made = _made_decoder(make, run)
-    if part is not None and made.measured:
+    path = run.path / COSTS_NAME
+    made = None
+    if run.kept and path.exists():
+        # Where another decoder cannot take them, claim() says what is another.
+        with contextlib.suppress(TypeError, ValueError), known_costs(read_costs(path)):
+            made = make()
+    made = make() if made is None else made
+    if process is not None and made.costs is not None:
         raise ValueError(
             "costs cannot be measured by each of several processes, which must agree on them: "
             "measure them on one, with specjax bench cost --output FILE, and give COSTS=FILE"
@@ -190,14 +212,6 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, part: Part | None)
     return made
 
 
-def _made_decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
-    if run.kept and (run.path / COSTS_NAME).exists():
-        # Where another decoder cannot take them, claim() says what is another.
-        with contextlib.suppress(TypeError, ValueError):
-            return make(costs=read_costs(run.path / COSTS_NAME))
-    return make()
-
-
 def _claim(
     run: RunDirectory,
     decoder: Decoder,
@@ -205,38 +219,36 @@ def _claim(
     prompts: Mapping[int, Any],
     settings: Mapping[str, Any],
     allow_other_environment: bool,
-    part: Part | None,
+    process: Process | None,
 ) -> None:
     """Claims the directory for this run, or checks that it belongs to this run."""
-    # The tokens and the texts: similar tokenizers may split a text differently.
-    texts = [(e.inputs, e.targets) for e in examples]
-    tokens = [prompt.tolist() for prompt in prompts.values()]
     configuration = {
         **decoder.describe(),
         **settings,
         "rows": len(examples),
-        "input": _hash(texts),
-        "tokens": _hash(tokens),
+        # The texts and the tokens: similar tokenizers may split a text differently.
+        "input": _hash([(e.inputs, e.targets) for e in examples]),
+        "tokens": _hash([prompt.tolist() for prompt in prompts.values()]),
     }
-    if part is not None:
-        parts_lib.check_whole(run, configuration)
-        if part.together:
-            told = _hash({**configuration, "environment": None})
-            processes.check_same("models or settings", told)
-        configuration[parts_lib.PART] = dataclasses.asdict(part)
+    if process is not None:
+        merging.ROWS.check_whole(run, configuration)
+        if process.together:
+            same = _hash({**configuration, "environment": None})
+            processes.check_same("models or settings", same)
+        configuration[PART] = dataclasses.asdict(process)
     run.claim(configuration, allow_other_environment=allow_other_environment)
 
 
 def _encode(
-    decoder: Decoder, examples: list[Example], names: list[str], chat: bool, truncate: str | None
+    decoder: Decoder, examples: list[Example], chat: bool, truncate: str | None
 ) -> tuple[dict[int, Any], dict[int, str]]:
     """The tokens of the inputs that can be decoded, and the errors of the others, by id."""
     prompts: dict[int, Any] = {}
     failed: dict[int, str] = {}
-    for name, example in zip(names, examples, strict=True):
+    for example in examples:
         try:
             prompts[example.id] = tokens_of(
-                decoder, example.inputs, name, chat=chat, truncate=truncate
+                decoder, example.inputs, example.where, chat=chat, truncate=truncate
             )
         except ValueError as error:
             failed[example.id] = str(error)
@@ -246,44 +258,93 @@ def _encode(
     return prompts, failed
 
 
+def _own_ids(
+    decoder: Decoder,
+    prompts: Mapping[int, Any],
+    failed: Mapping[int, str],
+    process: Process | None,
+) -> Collection[int]:
+    """The ids of the rows that this process may write.
+
+    They are all without a process; of a replica its own; of a program all, but for failed inputs,
+    which are the first process's.
+    """
+    if process is None:
+        return {*prompts, *failed}
+    errors = failed if process.index == 0 else ()
+    if process.together:
+        return {*prompts, *errors}
+    ids = list(prompts)
+    dealt = decoder.parts(list(prompts.values()), process.count)
+    own = {ids[place] for place in dealt[process.index]}
+    if not own:
+        print(
+            f"specjax: warning: process {process.index} of {process.count} has no rows: the input "
+            "has fewer plans than there are processes; a smaller BATCH_SIZE makes more",
+            file=sys.stderr,
+        )
+    return {*own, *errors}
+
+
+def _known_rounds(
+    prompts: Mapping[int, Any], own: Collection[int], done: Mapping[int, Record], together: bool
+) -> dict[int, int]:
+    """The places of the prompts that are not to be decoded here -> the rounds they took.
+
+    All processes of a program call it, and learn of all rows.
+    """
+    known = np.zeros(len(prompts), np.int32)
+    for place, i in enumerate(prompts):
+        if i in done:
+            known[place] = done[i]["info"]["rounds"]
+        elif i not in own:
+            known[place] = 1  # of another replica, as is all that shares slots with it
+    if together:
+        known = processes.gather(known).max(axis=0)
+    return {int(place): int(known[place]) for place in np.flatnonzero(known)}
+
+
 def _decode(
     decoder: Decoder,
     examples: list[Example],
     prompts: dict[int, Any],
-    failed: dict[int, str],
-    done: Mapping[int, Record],
+    errors: Mapping[int, Record],
     rounds: Mapping[int, int],
     run: RunDirectory,
     seed: int,
     progress: bool | None,
-) -> dict[str, Any]:
-    """Decodes the missing rows, and writes each row when it is finished."""
+) -> tuple[dict[int, Record], dict[str, Any]]:
+    """Decodes the missing rows, and writes each row when it is finished.
+
+    Returns:
+      The records that were written, by id, and how long it took.
+    """
     path = run.own(PREDICTIONS_NAME)
     records: dict[int, Record] = {}
     ids, tokens, start = list(prompts), 0, time.perf_counter()
     # Unbuffered: a line is written in one piece, and stays if this process is killed.
-    with path.open("ab", buffering=0) as file, count_compilations() as compilations:
+    with (
+        path.open("ab", buffering=0) as file,
+        count_compilations() as compilations,
+        warnings.catch_warnings(),
+    ):
+        # The decoder's own about NaN, which `_say_nan` tells of all rows.
+        warnings.simplefilter("ignore", NanWarning)
 
         def put(record: Record) -> None:
             run.keep()
             records[record["id"]] = record
             _write(file, line_of(record), path)
 
-        for i, error in failed.items():
-            if i not in done:
-                put({**about(examples[i]), "prediction": None, "error": error})
+        for record in errors.values():
+            put(record)
         for row in decoder.rows(
-            list(prompts.values()),
-            seed=seed,
-            ids=ids,
-            done=rounds,
-            progress=progress,
+            list(prompts.values()), seed=seed, ids=ids, done=rounds, progress=progress
         ):
             tokens += int(row.info.emitted)
             put(record_of_row(examples[ids[row.index]], row))
     seconds = time.perf_counter() - start
-    return {
-        "records": records,
+    return records, {
         "rows": len(records),
         "seconds": seconds,
         "compile_seconds": compilations.seconds,
@@ -308,3 +369,46 @@ def _write(file: Any, line: bytes, path: Path) -> None:
 
 def _hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:
+    """Names the first of the inputs that cannot be decoded, and counts the others."""
+    if failed:
+        first = next(iter(failed.values()))
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        print(
+            f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; "
+            f"{run.path / PREDICTIONS_NAME} gives the reason for each",
+            file=sys.stderr,
+        )
+
+
+def _say_nan(records: Sequence[Record]) -> None:
+    """Warns of rows that were ended by NaN."""
+    found = [record for record in records if "nan" in record]
+    if found:
+        print(
+            f"specjax: warning: {len(found)} of {len(records)} outputs are truncated, the first "
+            f"is {found[0]['id']}: {found[0]['nan']}: check the checkpoint",
+            file=sys.stderr,
+        )
+
+
+def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequence[Example]) -> None:
+    """Warns of inputs without any token that the vocabulary knows: perhaps another model's."""
+    words = decoder.tokenizer
+    special = (words.unk_id, words.bos_id, *words.eos_ids)
+
+    def is_unknown(ids: list[int]) -> bool:
+        # Of an unknown text, SentencePiece knows the space before it.
+        known = [i for i in ids if i not in special]
+        return words.unk_id in ids and not words.decode(known).strip()
+
+    unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
+    if unknown:
+        print(
+            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have no token that the "
+            f"vocabulary knows; the first is {examples[unknown[0]].where}: check that the model is "
+            "for this text",
+            file=sys.stderr,
+        )

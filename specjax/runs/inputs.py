@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_part, check_path
-from specjax.data import Example, FewShot, read_examples
-from specjax.data.examples import SEQIO_PREFIX, guess_format
+from specjax.data.examples import Example, read_examples
+from specjax.data.few_shot import FewShot
 from specjax.text import Decoder
-from specjax.text.prompts import encode, shortened
 
 
 def read_inputs(
@@ -20,7 +19,7 @@ def read_inputs(
     targets_field: str | int | None = None,
     split: str = "test",
     task: FewShot | None = None,
-) -> tuple[list[Example], list[str]]:
+) -> list[Example]:
     """Reads a source.
 
     Args:
@@ -32,7 +31,7 @@ def read_inputs(
       task: makes the prompts, or None where each input is one.
 
     Returns:
-      The inputs, and a name for each: its file and line.
+      The inputs; `where` names each in messages.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -41,15 +40,12 @@ def read_inputs(
     """
     if task is None:
         fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
-        examples = list(read_examples(source, format=format, split=split, **fields))
-        first_line = _first_line(source, format, **fields)
-        return examples, [f"{source}:{first_line + example.id}" for example in examples]
-    check_part("task", task, ("read",), "data.FewShot(prompt='Question: {question}')")
+        return list(read_examples(source, format=format, split=split, **fields))
+    check_part("task", task, ("read",), "FewShot(prompt='Question: {question}')")
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if field is not None:
             raise ValueError(f"{name}= must be left out: the task names the fields, got {field!r}")
-    made = task.read(source, format=format, split=split)
-    return [Example(one.id, one.inputs, one.targets) for one in made], [one.where for one in made]
+    return task.read(source, format=format, split=split)
 
 
 def read_prompts(
@@ -64,7 +60,7 @@ def read_prompts(
     check_path(source, "source=")
     place = os.path.expanduser(source)
     fields: dict[str, Any] = {"format": format, "inputs_field": inputs_field, "split": split}
-    return read_inputs(place, task=task, **fields)[0]
+    return read_inputs(place, task=task, **fields)
 
 
 def check_truncate(truncate: Any) -> None:
@@ -92,21 +88,4 @@ def tokens_of(
       ValueError: if it is empty or does not fit.
     """
     prompt: Any = [{"role": "user", "content": text}] if chat and text.strip() else text
-    if truncate is not None:
-        tokens = encode(decoder.tokenizer, prompt, name)
-        prompt = shortened(decoder.tokenizer, tokens, decoder.buckets[-1], truncate)
-    return decoder.encode(prompt, name)
-
-
-def _first_line(
-    source: str | os.PathLike[str],
-    format: str | None,
-    inputs_field: str | int | None,
-    targets_field: str | int | None,
-) -> int:
-    """The line number of the first example, for messages; 0 if the source has no lines."""
-    source = os.fspath(source)
-    if source.startswith(SEQIO_PREFIX):
-        return 0
-    named = isinstance(inputs_field, str) or isinstance(targets_field, str)
-    return 2 if named and (format or guess_format(source)) == "tsv" else 1
+    return decoder.encode(prompt, name, truncate=truncate)

@@ -1,330 +1,175 @@
-"""Reads predictions and their references from files.
+"""The rows of `predictions.jsonl`: one JSON object a line, with a checksum."""
 
-Axes: n rows.
-"""
-
-import dataclasses
+import hashlib
+import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from specjax.data.examples import Example
+from specjax.text.results import COUNTS, Row, finite
 
-from specjax.checks import check_path
-from specjax.data.examples import guess_format, read_examples, read_objects
-from specjax.data.files import read_lines
-from specjax.evaluation.efficiency import RowCounts
-from specjax.runs.lines import record_of
+CONFIG_NAME = "infer_config.json"
+PREDICTIONS_NAME = "predictions.jsonl"
+METRICS_NAME = "metrics.json"
+COSTS_NAME = "costs.json"
+MADE = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
 
-FILE_NAME = "predictions.jsonl"
-_COUNTED = ("emitted", "rounds", "drafted", "accepted")
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Predictions:
-    """What a file of predictions says of n rows.
-
-    Attributes:
-      path: the file.
-      outputs: n texts; "" where there is no prediction.
-      inputs: n texts, None where the file does not say.
-      targets: for each row its references, or None.
-      failed: how many rows have no prediction.
-      counts: what decoding took, or None where the file does not say.
-      log_target: `[n]` float64, log π of the rows, NaN where unknown; None if `counts` is.
-      log_p: `[n]` float64, log p of the rows, -inf where the verifier could not emit them.
-    """
-
-    path: str
-    outputs: list[str]
-    inputs: list[str | None]
-    targets: list[tuple[str, ...] | None]
-    failed: int
-    counts: RowCounts | None
-    log_target: np.ndarray | None  # [n]
-    log_p: np.ndarray | None  # [n]
-
-    def __len__(self) -> int:
-        return len(self.outputs)
+Record = dict[str, Any]
+_FIRST_KEY = b'{"id": '
+# The last key of each line.
+_CHECKSUM = b', "checksum": "%s"}'
+_COUNTED = frozenset((*COUNTS, "rounds"))
 
 
-def read_predictions(
-    path: str | os.PathLike[str],
-    *,
-    prediction_field: str = "prediction",
-    targets_field: str = "targets",
-) -> Predictions:
-    """Reads a file of predictions.
+def record_of_row(example: Example, row: Row) -> Record:
+    """The record of a row, without its checksum; see `specjax.runs.inference.infer`."""
+    record = {
+        **about(example),
+        "prediction": row.text,
+        "tokens": row.tokens.tolist(),
+        "log_prob": finite(row.info.log_prob),
+        "log_prob_target": finite(row.info.log_prob_target),
+        "ended_by": row.ended_by,
+        "info": row.info.to_dict(),
+    }
+    if row.error is not None:
+        return {**record, "nan": row.error}
+    if math.isnan(row.info.log_prob):  # null would be minus infinity
+        del record["log_prob"]
+    return record
 
-    Args:
-      path: a JSONL file, plain or `.gz`, or the directory of a run of `specjax infer`. The rows of
-        `specjax infer` are put in the order of their ids; others are taken in that of the file.
-      prediction_field: the key of the output, a text or null.
-      targets_field: the key of a row's reference, a text or a list of texts, if it has one.
 
-    Returns:
-      The predictions.
+def about(example: Example) -> Record:
+    """What a record says of its input."""
+    made: Record = {"id": example.id, "inputs": example.inputs}
+    return made if example.targets is None else {**made, "targets": example.targets}
+
+
+def line_of(record: Record) -> bytes:
+    """The line of a record, with the checksum of the rest as its last key."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    # JSON can write half a surrogate pair and UTF-8 cannot, so it is written as JSON's escape.
+    body = text.encode(errors="backslashreplace")
+    return body[:-1] + _CHECKSUM % _checksum(body) + b"\n"
+
+
+def record_of(line: bytes) -> Record:
+    """The record of a line.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      TypeError: `path` is not a path.
-      ValueError: the file is empty or not JSONL, a row lacks its prediction or has been changed
-        since it was written, or rows of `specjax infer` are missing.
+      ValueError: its checksum is not that of the rest.
     """
-    check_path(path, "predictions=")
-    name = os.path.expanduser(os.fspath(path))
-    if os.path.isdir(name):
-        name = os.path.join(name, FILE_NAME)
+    length = len(_CHECKSUM % (b"0" * 16))
+    body = line[:-length] + b"}"
+    if line != body[:-1] + _CHECKSUM % _checksum(body):
+        raise ValueError
+    return json.loads(body)
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:16].encode()
+
+
+def written_rows(path: Path) -> tuple[list[Record], bytes]:
+    """The rows that a run has written so far, and the start of one that is being written.
+
+    Args:
+      path: the file; it need not exist.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: a line is no row, or has been changed.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], b""
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}): restore it, or choose another output_dir"
+        ) from None
+    *lines, torn = data.split(b"\n")
     records = []
-    for number, line, record in read_objects(name):
-        _check(name, number, line, record, prediction_field, targets_field)
-        records.append(record)
-    if all("checksum" in record for record in records):
-        records = _in_order(name, records)
-    return predictions_of(records, name, prediction_field, targets_field)
-
-
-def predictions_of(
-    records: Sequence[dict[str, Any]],
-    path: str,
-    prediction_field: str = "prediction",
-    targets_field: str = "targets",
-) -> Predictions:
-    """What records say, such as those of `specjax.runs.lines.record_of_row`.
-
-    Args:
-      records: one for each row, in order; see `read_predictions`.
-      path: their file, or what messages call them.
-      prediction_field: the key of the output.
-      targets_field: the key of a row's reference, if it has one.
-
-    Returns:
-      The predictions.
-    """
-    texts = [record[prediction_field] for record in records]
-    counts = RowCounts.from_records(records) if _has_counts(records) else None
-    target, p = _log_probs(records) if counts is not None else (None, None)
-    return Predictions(
-        path=path,
-        outputs=[text or "" for text in texts],
-        inputs=[_text(record.get("inputs")) for record in records],
-        targets=[
-            as_references(record[targets_field]) if targets_field in record else None
-            for record in records
-        ],
-        failed=texts.count(None),
-        counts=counts,
-        log_target=target,
-        log_p=p,
-    )
-
-
-def read_references(
-    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    field: str | int | None = None,
-) -> list[tuple[str, ...]]:
-    """Reads references, row by row.
-
-    Args:
-      sources: a file, plain or `.gz`, or several, of which each has a reference for every row: text
-        (one per line), TSV or JSONL.
-      field: TSV: a column, counted from 0, or its name in the first line, which may be left out
-        where there is one column. JSONL: a key, "targets" by default, of a text or a list of texts.
-        An empty list stands for the empty answer, "".
-
-    Returns:
-      For each row its references.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      TypeError: a path is not a path.
-      ValueError: a file is empty or unreadable, lacks the field, has several columns and no field
-        is given, or has another number of rows than the first.
-    """
-    names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
-    if not isinstance(names, Sequence) or not names:
-        raise TypeError(f"references must be a path or several, got {sources!r}")
-    columns = [_column(path, field) for path in names]
-    for path, column in zip(names, columns, strict=True):
-        if len(column) != len(columns[0]):
-            raise ValueError(
-                f"{path} has {len(column)} references, but {names[0]} has {len(columns[0])}: all "
-                "files of references must have as many rows"
-            )
-    return [tuple(text for part in row for text in part) for row in zip(*columns, strict=True)]
-
-
-def as_references(value: Any) -> tuple[str, ...] | None:
-    """A text or a list of texts as a tuple, ("",) for an empty list; None for anything else."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-        return None
-    return tuple(value) or ("",)
-
-
-def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
-    check_path(path, "references=")
-    name = os.path.expanduser(os.fspath(path))
-    kind = guess_format(name)
-    if kind == "text":
-        if field is not None:
-            raise ValueError(f"{name}: a text file has no field {field!r}: leave it out")
-        return [(line,) for _, line in read_lines(name)]
-    if kind == "tsv":
-        if field is None:
-            _, first = next(read_lines(name), (0, ""))
-            if columns := first.count("\t"):
-                raise ValueError(
-                    f"{name} has {columns + 1} columns: say which one has the references "
-                    "(references_field, REFERENCES_FIELD), 0 for the first"
-                )
-        return [(example.inputs,) for example in read_examples(name, inputs_field=field)]
-    key = "targets" if field is None else field
-    rows = []
-    for number, _, record in read_objects(name):
-        rows.append(_references(name, number, record, key))
-    return rows
-
-
-def _references(name: str, number: int, record: dict[str, Any], key: Any) -> tuple[str, ...]:
-    if key not in record:
-        raise ValueError(
-            f"{name}:{number}: there is no key {key!r}: the object has "
-            f"{', '.join(map(repr, record))}"
-        )
-    found = as_references(record[key])
-    if found is None:
-        raise ValueError(
-            f"{name}:{number}: {key!r} must be a text or a list of texts, got "
-            f"{str(record[key])[:40]!r}"
-        )
-    return found
-
-
-def _check(
-    name: str, number: int, line: str, record: dict[str, Any], field: str, targets_field: str
-) -> None:
-    if "checksum" in record:
+    for number, line in enumerate(lines, 1):
         try:
-            record_of(line.encode())
-        except ValueError:
-            raise ValueError(
-                f"{name}:{number}: the line has been changed since it was written: restore it, or "
-                "remove `checksum` from all lines"
-            ) from None
-    if field not in record:
+            record = record_of(line)
+            sound = isinstance(record["id"], int) and "inputs" in record
+            sound &= "error" in record or record["info"].keys() >= _COUNTED
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            sound = False
+        if not sound:
+            raise not_a_row(path, number)
+        records.append(record)
+    if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
         raise ValueError(
-            f"{name}:{number}: there is no key {field!r}: the object has "
-            f"{', '.join(map(repr, record))}: name the key of the prediction"
+            f"{path}: the end {torn[:40]!r} is no part of a row: delete it and run the same "
+            "command again"
         )
-    if not isinstance(record[field], str | None):
-        raise ValueError(
-            f"{name}:{number}: {field!r} must be a text or null, got {str(record[field])[:40]!r}"
-        )
-    if targets_field in record:
-        _references(name, number, record, targets_field)
+    return records, torn
 
 
-def _in_order(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ordered = sorted(records, key=lambda record: record["id"])
-    for i, record in enumerate(ordered):
-        if record["id"] != i:
-            raise ValueError(
-                f"{name}: there is no row with id {i}: finish the run, with the command that began "
-                "it, before you score it"
-            )
-    return ordered
-
-
-def _has_counts(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether every row that has no error says what it took."""
-    infos: list[Any] = [record.get("info") for record in records if "error" not in record]
-    return (
-        bool(infos)
-        and all(
-            isinstance(info, dict)
-            and all(_is_count(info.get(key)) for key in _COUNTED)
-            and isinstance(info.get("calls"), dict)
-            and info["calls"].keys() == infos[0]["calls"].keys()
-            and all(map(_is_count, info["calls"].values()))
-            and _is_count(info.get("deferrals", 0))
-            for info in infos
-        )
-        and all("info" not in record for record in records if "error" in record)
+def not_a_row(path: Path, number: int) -> ValueError:
+    """The error for a line that is none of this run's rows."""
+    return ValueError(
+        f"{path}:{number}: the line is not a row of this run, has been changed, or repeats an "
+        f"input: delete line {number} and run the same command again"
     )
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Log π and log p, `[n]` each. JSON has no infinity: a null p is one, but for a row of NaN.
-
-    A row without p is one that the verifier has not read.
-    """
-    target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
-    for i, record in enumerate(records):
-        ours, theirs = record.get("log_prob_target"), record.get("log_prob")
-        if isinstance(ours, int | float) and record.get("ended_by") != "nan":
-            target[i] = ours
-            if "log_prob" in record:
-                p[i] = theirs if isinstance(theirs, int | float) else -np.inf
-    return target, p
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def named(paths: Any) -> dict[str, tuple[str, ...]]:
-    """Names of methods -> the files of their predictions, each of another seed.
+def resume(
+    path: Path, examples: Sequence[Example], failed: Mapping[int, str], own: Collection[int]
+) -> dict[int, Record]:
+    """The rows that an earlier start wrote; removes an incomplete last line from the file.
 
     Args:
-      paths: a path, several, or a dict: name -> a path or several. Without names a method is called
-        by its directory, or by its file if that is not `predictions.jsonl`.
+      path: the file; it need not exist.
+      examples: all inputs.
+      failed: the errors of those that cannot be decoded, by id.
+      own: the ids of the rows that may be in the file.
 
     Returns:
-      The files of each method.
+      The records by id.
 
     Raises:
-      TypeError: `paths` is nothing of that.
-      ValueError: it is empty, or the same path stands in it twice.
+      OSError: it cannot be read.
+      ValueError: a line is none of these rows, has been changed, or repeats one.
     """
-    if isinstance(paths, str | os.PathLike):
-        paths = (paths,)
-    if isinstance(paths, dict):
-        made = {
-            str(name): tuple(value) if isinstance(value, list | tuple) else (value,)
-            for name, value in paths.items()
-        }
-    elif isinstance(paths, list | tuple):
-        for path in paths:
-            check_path(path, "predictions=")
-        short = [_short_name(path) for path in paths]
-        names = [
-            n if short.count(n) == 1 else os.fspath(p) for n, p in zip(short, paths, strict=True)
-        ]
-        if len(set(names)) < len(names):
-            again = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"predictions has {again} twice: compare it with another one")
-        made = {name: (path,) for name, path in zip(names, paths, strict=True)}
-    else:
-        raise TypeError(f"predictions must be a path, several, or a dict of them, got {paths!r}")
-    for paths_of_one in made.values():
-        for path in paths_of_one:
-            check_path(path, "predictions=")
-    if not made or not all(made.values()):
-        raise ValueError("predictions is empty: give at least one file")
-    return made
+    found, torn = written_rows(path)
+    records: dict[int, Record] = {}
+    for number, record in enumerate(found, 1):
+        i = record["id"]
+        if not (
+            i in own
+            and i not in records
+            and record["inputs"] == examples[i].inputs
+            and ("error" in record) == (i in failed)
+        ):
+            raise not_a_row(path, number)
+        records[i] = record
+    if torn:
+        os.truncate(path, path.stat().st_size - len(torn))
+    return records
 
 
-def _short_name(path: Any) -> str:
-    place = Path(os.path.expanduser(os.fspath(path))).absolute()
-    if place.is_dir():
-        return place.name
-    name = place.name.removesuffix(".gz")
-    return place.parent.name if name == FILE_NAME else name.removesuffix(".jsonl")
+def totals(records: Sequence[Record]) -> dict[str, Any]:
+    """Counts over all rows, which depend only on the rows; what `metrics.json` begins with."""
+    decoded = [record for record in records if "error" not in record]
+    counts = {name: sum(record["info"][name] for record in decoded) for name in COUNTS}
+    ended = [record["ended_by"] for record in decoded]
+
+    def ratio(above: str, below: str) -> float | None:
+        return counts[above] / counts[below] if counts[below] else None
+
+    return {
+        "rows": len(records),
+        "failed": len(records) - len(decoded),
+        "ended": ended.count("eos"),
+        "ended_by_stop": ended.count("stop"),
+        "ended_by_nan": ended.count("nan"),
+        **counts,
+        "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
+        "acceptance_rate": ratio("accepted", "drafted"),
+    }

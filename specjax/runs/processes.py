@@ -10,8 +10,8 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One process's part of a run.
+class Process:
+    """One of the processes that share a run.
 
     Attributes:
       index: which process this is, from 0.
@@ -37,7 +37,7 @@ class Part:
             )
 
     @property
-    def name(self) -> str:
+    def directory(self) -> str:
         """The name of its directory, within that of the run."""
         return f"part-{self.index:05d}-of-{self.count:05d}"
 
@@ -55,7 +55,7 @@ _LOST = (
 
 def join(
     address: str | None = None, count: int | None = None, index: int | None = None
-) -> Part | None:
+) -> Process | None:
     """Makes this process one of a program of several, before JAX has started its devices.
 
     Args:
@@ -65,7 +65,7 @@ def join(
       index: which one this is, from 0.
 
     Returns:
-      The part of this process; None in a program of one.
+      This process; None in a program of one.
 
     Raises:
       LostProcessError: another one did not come in time; a later start may join it.
@@ -76,20 +76,20 @@ def join(
     try:
         jax.distributed.initialize(address, count, index)
     except (ValueError, TypeError, RuntimeError) as error:
-        told = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         where = "the cluster's environment" if address is None else address
-        if any(word in told for word in _LOST):
+        if any(word in reason for word in _LOST):
             raise LostProcessError(
-                f"the processes cannot be joined by {where} ({told}): look at the other processes, "
-                "and start all of them again"
+                f"the processes cannot be joined by {where} ({reason}): read what the other "
+                "processes say, and start all of them again"
             ) from None
         raise ValueError(
-            f"the processes cannot be joined by {where} ({told}): give --coordinator_address="
+            f"the processes cannot be joined by {where} ({reason}): give --coordinator_address="
             "HOST:PORT of process 0, --process_count and --process_index"
         ) from None
     if jax.process_count() == 1:
         return None
-    return Part(jax.process_index(), jax.process_count(), together=True)
+    return Process(jax.process_index(), jax.process_count(), together=True)
 
 
 def gather(values: Any) -> np.ndarray:
@@ -126,11 +126,11 @@ def check_same(what: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def naming_lost_processes(part: Part | None) -> Iterator[None]:
+def naming_lost_processes(process: Process | None) -> Iterator[None]:
     """Turns what JAX says where another process of the program is gone into one line.
 
     Args:
-      part: this process; None, or a replica, for one that waits for no other.
+      process: this process; None, or a replica, for one that waits for no other.
 
     Raises:
       LostProcessError: a collective failed.
@@ -138,10 +138,11 @@ def naming_lost_processes(part: Part | None) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        told = " ".join(str(error).split())
-        if part is None or not part.together or not any(word in told for word in _LOST):
+        reason = " ".join(str(error).split())
+        lost = any(word in reason for word in _LOST)
+        if process is None or not process.together or not lost:
             raise
         raise LostProcessError(
-            f"process {part.index} of {part.count} has lost another one ({told[:120]}): read what "
-            "that one has said, and start all of them again; finished rows are kept"
+            f"process {process.index} of {process.count} has lost another one ({reason[:120]}): "
+            "read what that one says, and start all of them again; finished rows are kept"
         ) from None

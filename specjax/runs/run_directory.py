@@ -21,15 +21,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from specjax.checks import check_path
-from specjax.runs.environment import environment
-from specjax.runs.lock import locked
-from specjax.writing import naming_failures, new_directory, write_atomically
+from specjax.environment import environment
+from specjax.writing import locked, naming_failures, new_directory, write_atomically
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
-_ENVIRONMENT = "environment"
-_KEPT = "kept"
+# Keys of a configuration: what its run was made on, and which process of a run it is.
+ENVIRONMENT, PART = "environment", "part"
+# Keys beside the configuration in its file. Earlier versions wrote a fingerprint there.
+_FILES, _KEPT = "files", "kept"
+_BESIDE = (_FILES, _KEPT, "fingerprint")
 _RECORDS = (GIN_NAME, RUNS_NAME)
+_LOCK_NAME = ".specjax.lock"
 
 
 class RunDirectory:
@@ -37,7 +40,7 @@ class RunDirectory:
 
     A start that fails leaves the directory as it was: it takes back its claim and what it has made,
     unless it, or one before it, has called `keep`; and it removes the directory if it has made that
-    too. A claim that a killed process left without `keep` binds nobody.
+    too. A claim that a killed process left without `keep` is replaced by the next one.
 
     Args:
       path: the directory; it is made, with its parents, when the context opens.
@@ -46,7 +49,7 @@ class RunDirectory:
 
     Raises:
       FileExistsError: (on opening) the directory holds one of these names, and no run made it.
-      OSError: (on opening) it cannot be written, or another process is at work in it.
+      OSError: (on opening) it cannot be written, or another process works in it.
       TypeError: `path` is not a path.
       ValueError: `path` is empty, or (on opening) the file of the configuration is damaged.
     """
@@ -69,9 +72,12 @@ class RunDirectory:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_made(self.path))
-            stack.enter_context(locked(self.path))
-            self._stored = read_config(self._config)
-            self._refuse_foreign()
+            in_use = (
+                f"output_dir={self.path}: another process works in it: wait for it, or choose "
+                "another directory"
+            )
+            stack.enter_context(locked(self.path / _LOCK_NAME, in_use))
+            self.peek()
             self._stack = stack.pop_all()
         return self
 
@@ -101,6 +107,18 @@ class RunDirectory:
         """Whether a start of this run, this one or an earlier one, has made something of worth."""
         return self._stored is not None and self._stored[_KEPT]
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the configuration, to seal what the run writes.
+
+        It follows from the configuration's content alone. The environment does not count, in which
+        a run may change, nor which process of a run this is.
+        """
+        assert self._stored is not None, "the directory must be claimed, or have a configuration"
+        ignored = (*_BESIDE, ENVIRONMENT, PART)
+        counted = {key: value for key, value in self._stored.items() if key not in ignored}
+        return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+
     def claim(
         self,
         configuration: Mapping[str, Any],
@@ -112,7 +130,7 @@ class RunDirectory:
 
         Args:
           configuration: JSON values that determine the run; under the key `environment` stands what
-            `specjax.runs.environment.environment` returns, if it counts.
+            `specjax.environment.environment` returns, if it counts.
           allow_other_environment: whether to go on, with a warning, where the environment alone is
             another one than recorded.
           replace: whether another configuration takes the place of the recorded one.
@@ -121,32 +139,30 @@ class RunDirectory:
           OSError: the file cannot be written.
           ValueError: the directory has a run of another configuration.
         """
-        # As JSON, so that tuples and lists are equal.
-        text = json.dumps(configuration, indent=1, sort_keys=True)
-        ours = {**json.loads(text), "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
+        ours = json.loads(json.dumps(configuration))  # so that tuples and lists are equal
         theirs = self._stored
         if not self.kept:
             self._take_back()
-            self._store({**ours, "files": [], _KEPT: False})
+            self._store({**ours, _FILES: [], _KEPT: False})
             self._claimed_here = True
-        elif theirs is not None and theirs["fingerprint"] != ours["fingerprint"]:
+        elif theirs is not None and difference(theirs, ours):
             if not replace:
                 self._compare(theirs, ours, allow_other_environment)
-            self._store({**ours, "files": theirs["files"], _KEPT: True})
+            self._store({**ours, _FILES: theirs[_FILES], _KEPT: True})
 
     def _compare(self, theirs: Any, ours: Any, allow_other_environment: bool) -> None:
-        told = difference(theirs, ours)
+        found = difference(theirs, ours)
         remedy = "choose another output_dir, or use the same configuration to continue the run"
-        if not difference({**theirs, _ENVIRONMENT: ours.get(_ENVIRONMENT)}, ours):
+        if not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours):
             if allow_other_environment:
-                print(f"specjax: warning: the run goes on, though {told}", file=sys.stderr)
+                print(f"specjax: warning: the run goes on, though {found}", file=sys.stderr)
                 return
             remedy += (
-                ", or set allow_other_environment=True to have its other rows rounded as they are "
-                "here"
+                ", or set allow_other_environment=True to go on here, where floats may be rounded "
+                "otherwise"
             )
         raise ValueError(
-            f"output_dir={self.path} holds a run of another configuration ({told}): {remedy}"
+            f"output_dir={self.path} holds a run of another configuration ({found}): {remedy}"
         )
 
     def record(
@@ -193,8 +209,8 @@ class RunDirectory:
         """
         assert self._stored is not None, "the directory must be claimed before it is written"
         assert name in self._makes, name
-        if name not in self._stored["files"]:
-            self._store({**self._stored, "files": [*self._stored["files"], name]})
+        if name not in self._stored[_FILES]:
+            self._store({**self._stored, _FILES: [*self._stored[_FILES], name]})
         return self.path / name
 
     def keep(self) -> None:
@@ -204,32 +220,14 @@ class RunDirectory:
             self._store({**self._stored, _KEPT: True})
 
     def write(self, name: str, data: bytes) -> Path:
-        """Writes a file of the run such that it is complete or unchanged.
-
-        Args:
-          name: see `own`.
-          data: its content.
-
-        Returns:
-          Its path.
-
-        Raises:
-          OSError: it cannot be written.
-        """
+        """Writes a file of the run such that it is complete or unchanged; see `own`."""
         path = self.own(name)
         write_atomically(path, data)
         return path
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """A directory that takes the place of `name` when the context ends without an error.
-
-        Args:
-          name: see `own`.
-
-        Yields:
-          Where to write.
-        """
+        """A directory that takes the place of `name` when the context ends without an error."""
         with new_directory(self.own(name), replace=True) as partial:
             yield partial
 
@@ -244,7 +242,7 @@ class RunDirectory:
         """Removes what a run has made that kept nothing."""
         if self._stored is None:
             return
-        for path in (self.path / name for name in self._stored["files"]):
+        for path in (self.path / name for name in self._makes if name in self._stored[_FILES]):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -257,15 +255,23 @@ class RunDirectory:
         self._stored = values
 
     def _refuse_foreign(self) -> None:
-        made = [] if self._stored is None else self._stored["files"]
+        made = [] if self._stored is None else self._stored[_FILES]
+        # The list only answers for names that the run may write: it must lead nowhere else.
+        if foreign := [name for name in made if name not in self._makes]:
+            raise ValueError(
+                f"{self._config} names {foreign[0]!r} as made by the run, which it does not make: "
+                "choose another output_dir"
+            )
         for name in self._makes:
             path = self.path / name
+            if not os.path.lexists(path):
+                continue
             # What is written there would go to another's file. A directory may have been moved.
-            if path.is_symlink() and not os.path.isdir(path):
+            if path.is_symlink() and not path.is_dir():
                 raise FileExistsError(
                     f"{path} is a link, which no run made: choose another output_dir, or move it"
                 )
-            if name not in made and os.path.lexists(path):
+            if name not in made or not (path.is_file() or path.is_dir()):
                 raise FileExistsError(
                     f"{path} exists, but {self._config.name} does not say that a run made it: "
                     "choose another output_dir, or move it"
@@ -275,7 +281,7 @@ class RunDirectory:
 @contextlib.contextmanager
 def _made(directory: Path) -> Iterator[None]:
     """Makes a directory and its parents; at the end, removes those of them that are empty."""
-    # os.path, for which a name that is too long does not exist: what makes it tells of it.
+    # os.path, for which a name that is too long does not exist: making it gives the error.
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise NotADirectoryError(f"output_dir={directory} is a file: choose a directory")
     if os.path.islink(directory) and not os.path.exists(directory):
@@ -318,35 +324,28 @@ def read_config(path: Path) -> dict[str, Any] | None:
       ValueError: it is damaged, or no run's.
     """
     try:
-        data = path.read_bytes()
+        stored = json.loads(path.read_bytes())
     except FileNotFoundError:
         if not path.is_symlink():
             return None
-        data = b""
+        stored = None
     except OSError as error:
         raise OSError(
             f"{path} cannot be read ({error.strerror}): correct that, or choose another output_dir"
         ) from None
-    try:
-        stored = json.loads(data)
     except (ValueError, RecursionError):
         stored = None
-    if not _is_configuration(stored):
+    if not (
+        isinstance(stored, dict)
+        and isinstance(stored.get(_KEPT), bool)
+        and isinstance(stored.get(_FILES), list)
+        and all(isinstance(name, str) for name in stored[_FILES])
+    ):
         raise ValueError(
             f"{path} is damaged, or not the configuration of a run: choose another output_dir, or "
             "empty this one"
         )
     return stored
-
-
-def _is_configuration(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("fingerprint"), str)
-        and isinstance(value.get(_KEPT), bool)
-        and isinstance(value.get("files"), list)
-        and all(isinstance(name, str) for name in value["files"])
-    )
 
 
 def difference(theirs: Any, ours: Any, name: str = "") -> str:
@@ -355,7 +354,7 @@ def difference(theirs: Any, ours: Any, name: str = "") -> str:
         parts = [
             difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)
             for key in sorted({*theirs, *ours})
-            if theirs.get(key) != ours.get(key) and key not in ("fingerprint", "files", _KEPT)
+            if theirs.get(key) != ours.get(key) and (name or key not in _BESIDE)
         ]
         shown = ", ".join(parts[:4])
         return shown + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")

@@ -9,12 +9,10 @@ from specjax.testing.enumeration import (
     target_law,
     total_variation,
 )
-from specjax.testing.grown import LLAMA_200M, T5_BASE, grow
+from specjax.testing.grown import grow
 from specjax.testing.tabular import TabularModel, random_table
 
 __all__ = [
-    "LLAMA_200M",
-    "T5_BASE",
     "Stop",
     "TabularModel",
     "check_rule",

@@ -50,16 +50,23 @@ def prefix_distributions(
     Returns:
       `[P, V]` float32 for the P continuations of 0 .. N tokens, in the module's order.
     """
-    rows = []
-    for length in range(num_tokens + 1):
-        tails = _tuples(model.vocab_size, length)
-        prompts = np.tile(np.asarray(prompt), (len(tails), 1))
-        inputs = jnp.asarray(np.concatenate([prompts, tails], axis=1), jnp.int32)
-        lengths = jnp.full((len(tails),), inputs.shape[1], jnp.int32)
-        cache, tokens, positions = model.prefill(params, inputs, lengths, inputs.shape[1])
-        logits = model.extend(params, cache, tokens[:, None], positions).logits[:, 0]
-        rows.append(np.asarray(jax.vmap(to_probs)(logits)))
-    return np.concatenate(rows)
+    tails = [_tuples(model.vocab_size, length) for length in range(num_tokens + 1)]
+    lengths = np.repeat(np.arange(num_tokens + 1), [len(each) for each in tails])
+    # All in one batch, padded on the right: one program serves all lengths.
+    inputs = np.zeros((lengths.size, len(prompt) + num_tokens), np.int32)
+    inputs[:, : len(prompt)] = prompt
+    inputs[:, len(prompt) :] = np.concatenate(
+        [np.pad(each, ((0, 0), (0, num_tokens - each.shape[1]))) for each in tails]
+    )
+    logits = _last_logits(model, params, inputs, (len(prompt) + lengths).astype(np.int32))
+    return np.asarray(jax.vmap(to_probs)(logits))
+
+
+@functools.partial(jit, static_argnums=0)
+def _last_logits(model: LanguageModel, params: Params, inputs: Array, lengths: Array) -> Array:
+    """The logits `[B, V]` of the token after each row."""
+    cache, tokens, positions = model.prefill(params, inputs, lengths, inputs.shape[1])
+    return model.extend(params, cache, tokens[:, None], positions).logits[:, 0]
 
 
 def target_law(target: np.ndarray, num_tokens: int) -> np.ndarray:

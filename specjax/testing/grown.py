@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import T5, Llama, LlamaConfig, T5Config
+from specjax.models import LlamaConfig, T5Config
 from specjax.types import Array, Params
 
 # T5 v1.1 base, except its vocabulary.
@@ -52,9 +52,9 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
       ValueError: if a size is unknown or smaller than the model's, or the groups of a Llama's
         queries would change.
     """
-    if not isinstance(model, T5 | Llama):
-        raise TypeError(f"model must be a models.T5 or models.Llama to grow, got {model!r}")
-    small: Any = model.config
+    small: Any = getattr(model, "config", None)
+    if not isinstance(small, T5Config | LlamaConfig):
+        raise TypeError(f"model must be a T5 or a Llama to grow, got {model!r}")
     usual = T5_BASE if isinstance(small, T5Config) else LLAMA_200M
     sizes = sizes or dict(usual)
     for name, size in sizes.items():

@@ -5,13 +5,21 @@ V vocabulary.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Array, Cache, CacheUpdates, LanguageModel, Params, Prefilled
+from specjax.types import (
+    Array,
+    Cache,
+    CacheUpdates,
+    LanguageModel,
+    Params,
+    Prefilled,
+    TreeShape,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +36,8 @@ class TabularModel(LanguageModel):
 
     vocab_size: int
     order: int = 1
+
+    reads_trees: ClassVar[bool] = True
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `LanguageModel`."""
@@ -71,6 +81,31 @@ class TabularModel(LanguageModel):
         index = jax.vmap(row)(cache, tokens.astype(jnp.int32), positions)
         logits = params[index]
         return logits, logits, tokens.astype(jnp.int32)
+
+    def score_tree(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
+    ) -> tuple[Array, Array, CacheUpdates]:
+        """See `LanguageModel`; the context is that along the path to a token."""
+
+        def row(cache, tokens, position, depths, seen):
+            index = jnp.zeros(tokens.shape, jnp.int32)
+            for lag in reversed(range(self.order)):
+                depth = depths - lag
+                # Of the tokens that one sees, one stands at each depth.
+                inside = tokens[jnp.argmax(seen & (depths[None] == depth[:, None]), axis=1)]
+                place = position + depth
+                before = jnp.where(place < 0, self.vocab_size, cache[jnp.maximum(place, 0)])
+                index = index * (self.vocab_size + 1) + jnp.where(depth < 0, before, inside)
+            return index
+
+        index = jax.vmap(row)(cache, tokens.astype(jnp.int32), positions, *tree)
+        logits = params[index]
+        return logits, logits, tokens.astype(jnp.int32)
+
+    def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
+        """See `LanguageModel`."""
+        place = positions[:, None] + nodes
+        return self.write(cache, jnp.take_along_axis(cache, place, axis=1), positions + 1)
 
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
         """See `LanguageModel`."""

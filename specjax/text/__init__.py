@@ -1,45 +1,31 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
-from specjax.text.baselines import (
-    ALL_CASCADES,
-    BiLDCascade,
-    MethodPlan,
-    OracleCascade,
-    SequenceCascade,
-    TokenCascade,
-)
+from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.text.cascades import Cascade
 from specjax.text.decoder import Decoder
-from specjax.text.engine import Engine, Finished
-from specjax.text.models import Models, Pair, TextModel, load_models, load_pair, load_text_model
-from specjax.text.plans import DraftPlan, Ingredients, Lookup, Planned
-from specjax.text.prompts import BUCKETS, Prompt
+from specjax.text.directories import load_models, load_pair, load_text_model
+from specjax.text.drafts import Lookup
+from specjax.text.engine import Engine
+from specjax.text.options import Own
 from specjax.text.requests import Request
-from specjax.text.results import Result, Row, RowInfo, RunInfo
+from specjax.text.results import Result
+from specjax.text.setting import Setting
+from specjax.text.text_models import Models, Pair, TextModel
 
 __all__ = [
-    "ALL_CASCADES",
-    "BUCKETS",
     "BiLDCascade",
     "Cascade",
     "Decoder",
-    "DraftPlan",
     "Engine",
-    "Finished",
-    "Ingredients",
     "Lookup",
-    "MethodPlan",
     "Models",
     "OracleCascade",
+    "Own",
     "Pair",
-    "Planned",
-    "Prompt",
     "Request",
     "Result",
-    "Row",
-    "RowInfo",
-    "RunInfo",
     "SequenceCascade",
+    "Setting",
     "TextModel",
     "TokenCascade",
     "load_models",

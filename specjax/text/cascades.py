@@ -1,4 +1,4 @@
-"""Drafters of several levels of a decoder's models: `Decoder(drafting=text.Cascade(...))`."""
+"""Drafters of several levels of a decoder's models: `Decoder(drafting=Cascade(...))`."""
 
 import dataclasses
 import os
@@ -8,25 +8,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import check_part
-from specjax.decoding.checks import check_rule
+from specjax.decoding.guards import check_rule
 from specjax.drafting import (
     HorizontalCascade,
-    MaxGram,
+    LookupDrafter,
     VerticalCascade,
     cascade,
     cascade_params,
-    check_lengths,
     lenience,
 )
+from specjax.drafting.hierarchy import check_lengths
 from specjax.rules import Budgeted
-from specjax.text.built_in import real_path
-from specjax.text.models import Models, TextModel, load_text_model
-from specjax.text.plans import DraftPlan, Ingredients, Lookup, Planned
+from specjax.rules.target import check_is_rule
+from specjax.text.directories import load_text_model, real_path
+from specjax.text.drafts import DraftPlan, Ingredients, Lookup, Planned
+from specjax.text.text_models import Models, TextModel
 from specjax.types import Drafter, Params, Rule, Verification
 from specjax.verification import Block
-
-_RULE = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,7 +178,7 @@ class Cascade(DraftPlan):
             if rule is None:
                 continue
             name = f"rules[{i}]" if several else "rules"
-            check_part(name, rule, _RULE, "rules.OPT(alpha=0.2)")
+            check_is_rule(name, rule)
             if isinstance(rule, Budgeted):
                 raise ValueError(
                     f"{name} must be without a budget, got {rule!r}: hold it where the verifier "
@@ -199,7 +197,9 @@ class Cascade(DraftPlan):
         """
         parts = list(_parts(drafter))
         used = {name: name in drafter.model_names for name in rules}
-        used |= {"last": self.last is None or any(isinstance(part, MaxGram) for part in parts)}
+        used |= {
+            "last": self.last is None or any(isinstance(part, LookupDrafter) for part in parts)
+        }
         for name, has_tokens in used.items():
             if not has_tokens:
                 raise ValueError(
@@ -239,7 +239,7 @@ def _check_last(last: Any) -> None:
     if last is None:
         return
     if not isinstance(last, Lookup):
-        raise TypeError(f"last must be a text.Lookup(...) or None, got {last!r}")
+        raise TypeError(f"last must be Lookup(...) or None, got {last!r}")
     for name in ("min_match", "max_copy"):
         if getattr(last, name) is not None:
             raise ValueError(

@@ -1,43 +1,53 @@
 """From prompts to texts: `Decoder`.
 
     pair = specjax.load_pair(drafter=SMALL, verifier=LARGE)
-    decoder = specjax.Decoder(pair, rule=specjax.rules.OPT(alpha=0.2), max_draft=5)
+    decoder = specjax.Decoder(pair, rule=specjax.rules.OPT(strength=0.2), max_draft=5)
     result = decoder(["A man rides a bicycle."], seed=0)
 
 Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 """
 
+import dataclasses
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import tqdm
 
+from specjax import environment
 from specjax.checks import check_count, whole_number
-from specjax.drafting import Costs
-from specjax.runs import environment
+from specjax.compilation import compile_seconds
+from specjax.decoding.roundless import PairMethod
 from specjax.text import prompts as prompts_lib
-from specjax.text.assembly import Parts, assemble, check_own_rule, checked_rule
-from specjax.text.baselines import MethodPlan
+from specjax.text.assembly import Parts, assemble, checked_rule
+from specjax.text.drafts import DraftPlan
 from specjax.text.engine import Engine
-from specjax.text.models import Models, TextModel, any_float32
-from specjax.text.plans import DraftPlan
-from specjax.text.prompts import BUCKETS, Prompt, SlotPlan
-from specjax.text.requests import Request, settings_of
-from specjax.text.results import Result, Row, collect
-from specjax.text.rows import (
+from specjax.text.groups import (
+    BUCKETS,
+    Group,
     are_independent,
-    check_most,
-    checked_engines,
-    finished_rows,
-    plans_of,
+    check_buckets,
+    groups_of,
     row_multiple,
     split,
-    to_row,
 )
+from specjax.text.options import Own, check_options
+from specjax.text.prompts import Prompt
+from specjax.text.requests import (
+    DRAWN,
+    Border,
+    Request,
+    check_request,
+    checked_sampling,
+    requests_of,
+)
+from specjax.text.results import NanWarning, Result, Row, apart
 from specjax.text.stops import check_stops, stop_table
-from specjax.types import Drafter, Method, Params, Rule, Sampling, Stopping, Verification
+from specjax.text.text_models import Models, TextModel, any_float32
+from specjax.types import Rule, Sampling, Stopping, Verification
 
 
 class Decoder:
@@ -49,23 +59,22 @@ class Decoder:
 
     Args:
       models: a `Pair` or `Models`, or one `TextModel` to decode alone (`pair.verifier`).
-      rule: the target distribution, `rules.Lossless()` by default; strengths may be per prompt.
+      rule: the target distribution, `rules.Lossless()` by default; strengths may be per prompt. A
+        model that decodes alone takes one that reads no drafter.
       verification: the algorithm; `verification.Block()` by default.
       max_draft: G, tokens drafted per round; 5 by default.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
-      stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`;
-        `drafting.FixedLength()` by default. Another threshold compiles nothing.
-      stopping_params: the parameters of a policy of your own; those of specjax bring their own.
-      costs: what passes cost, for `drafting.CostAware()`; left out, they are measured at once.
-      drafting: a plan of how drafts are made, such as `text.Lookup()`; see `text.DraftPlan`.
-      drafter: a drafter of your own, in the place of a neural one with the pair's small model.
-      drafter_params: its parameters.
+      stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`, or
+        `Own(policy, params)`; `drafting.FixedLength()` by default. Another threshold compiles
+        nothing. `drafting.CostAware()` without costs has them measured at once.
+      drafting: how drafts are made, such as `Lookup()`, `Cascade(...)` or `Own(drafter, params)`;
+        by default the pair's small model drafts.
+      method: a cascade such as `TokenCascade()`, or `Own(method, params)`; it has all of the above
+        but the rule.
       widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
-      method: a cascade such as `text.TokenCascade()`, or a method of your own; it has all that.
-      params: the parameters of your own method.
-      temperature: >= 0, 0 being greedy; one number, or one per prompt of the call.
-      top_k: only the k most probable tokens are drawn (ties included), or None for all.
-      top_p: only the nucleus of this probability is drawn, or None for all.
+      processor: `Own(processor, params)` changes the logits (see `types.Processor`); or None.
+      sampling: temperature, top-k and top-p, each one value or one per prompt of the call;
+        `Sampling(temperature=1.0)` by default.
       max_new_tokens: N, the longest output; also the default limit of each row.
       stop: texts such as `("Q:", "END")`; a row ends with the token that completes one of them in
         its text, also inside a draft, and its text is cut before it.
@@ -75,12 +84,17 @@ class Decoder:
         longest prompt. Each one used is a program to compile; the last is the longest prompt.
 
     Attributes:
-      costs: those that were given or measured; None if none were needed.
+      models: what was given.
+      method: the decoding method.
+      params: its parameters.
+      rule: the rule, or None.
+      sampling: how tokens are drawn.
+      tokenizer: the verifier's.
+      costs: those that were measured for `drafting.CostAware()`, or None.
       stop: the stop strings.
-      measured: whether they were measured.
 
     Raises:
-      TypeError: if `models` is neither, or a value is of the wrong type.
+      TypeError: if `models` is neither, a value is of the wrong type, or there is no such option.
       ValueError: if a value is out of range, or the parts do not go together.
     """
 
@@ -92,53 +106,51 @@ class Decoder:
         verification: Verification | None = None,
         max_draft: int | None = None,
         min_draft: int | None = None,
-        stopping: Stopping | None = None,
-        stopping_params: Params = None,
-        costs: Costs | None = None,
-        drafting: DraftPlan | None = None,
-        drafter: Drafter | None = None,
-        drafter_params: Params = None,
+        stopping: Stopping | Own | None = None,
+        drafting: DraftPlan | Own | None = None,
+        method: PairMethod | Own | None = None,
         widths: Sequence[int] | None = None,
-        method: Method | MethodPlan | None = None,
-        params: Params = None,
-        temperature: Any = 1.0,
-        top_k: Any = None,
-        top_p: Any = None,
+        processor: Own | None = None,
+        sampling: Sampling | None = None,
         max_new_tokens: int = 128,
         stop: str | Sequence[str] = (),
         batch_size: int = 16,
         buckets: Sequence[int] = BUCKETS,
+        **unknown: Any,
     ) -> None:
+        check_options(unknown, tuple(Decoder.__init__.__kwdefaults__ or ()))
         self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
         self.batch_size = whole_number("batch_size", batch_size, low=1)
-        self.buckets = prompts_lib.check_buckets(buckets)
-        self._sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        Sampling(**self._sampling)  # its checks
+        self.buckets = check_buckets(buckets)
+        self.sampling = checked_sampling(sampling)
+        self.stop = check_stops(stop)
         parts = Parts(
             rule=rule,
             verification=verification,
             max_draft=max_draft,
             min_draft=min_draft,
             stopping=stopping,
-            stopping_params=stopping_params,
-            costs=costs,
             drafting=drafting,
-            drafter=drafter,
-            drafter_params=drafter_params,
-            widths=widths,
             method=method,
-            params=params,
+            widths=widths,
+            processor=processor,
         )
         made = assemble(models, parts, self.batch_size, self.buckets[0])
-        self.models, self.method, self._params = models, made.method, made.params
-        self._named, self._main, self.tokenizer = made.models, made.main, made.main.tokenizer
-        self._own_params, self._stopping, self.costs = made.own_params, made.stopping, made.costs
-        self._most_rows, self.measured = made.most_rows, made.costs is not None and costs is None
-        self.stop = check_stops(stop)
-        table = stop_table(self.stop, self._main, self.method) if self.stop else None
-        self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
+        self.models, self._made, self.tokenizer = models, made, made.main.tokenizer
+        self.method, self.params, self.costs = made.method, made.params, made.costs
         self.rule: Rule | None = getattr(made.params, "rule", None)
-        check_own_rule(self.rule)
+        table = stop_table(self.stop, made.main, self.method) if self.stop else None
+        self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
+
+    def __repr__(self) -> str:
+        parts = {
+            "rule": self.rule,
+            "verification": getattr(self.method, "verification", None),
+            "max_draft": self.method.max_draft or None,
+            "sampling": self.sampling,
+        }
+        shown = [f"{name}={_shown(x)}" for name, x in parts.items() if x is not None]
+        return f"Decoder({', '.join([repr(self.models), type(self.method).__name__, *shown])})"
 
     def __call__(
         self, prompts: Iterable[Prompt], *, progress: bool | None = None, **options: Any
@@ -152,17 +164,16 @@ class Decoder:
           **options: any of
 
             - seed: one number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
-            - ids: n numbers in 0 .. 2**31 - 1. A row's randomness depends on its seed and its id
+            - ids: n numbers in 0 .. 2**32 - 1. A row's randomness depends on its seed and its id
               alone; by default the id is the prompt's place.
             - rule: instead of the Decoder's; each strength one number or n.
-            - temperature, top_k, top_p: one or n, instead of the Decoder's (top_k of the
-              vocabulary's size and top_p of 1.0 switch these off).
+            - sampling: instead of the Decoder's; each of its fields one value or n.
             - max_new_tokens: one or n in 1 .. N, how many tokens each row may emit.
             - draft_limit: one or n in 0 .. G, the longest draft of each row; a row with 0 takes
               one token per round.
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
               and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN where a method of
-              your own does not write them with `decoding.add_log_probs`.
+              your own does not write them.
 
         Returns:
           A `Result`, in the order of the prompts. Of several processes each gets its own rows.
@@ -172,12 +183,15 @@ class Decoder:
           TypeError: if `prompts` is a single prompt or in no order, a value is no number, or there
             is no such option.
         """
-        start = time.perf_counter()
+        start, compiled = time.perf_counter(), compile_seconds()
         rows = self._rows(self._asked(prompts, **options), frozenset(), progress, eager=False)
-        return collect(list(rows), time.perf_counter() - start)
+        found = tuple(sorted(rows, key=lambda row: row.index))
+        return Result(found, **apart(time.perf_counter() - start, compile_seconds() - compiled))
 
     def stream(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
-        """Decodes all prompts, and yields (place of the prompt, text) as rows finish.
+        """Decodes all prompts, and yields whole rows as they finish: (place of the prompt, text).
+
+        A row comes once, with all of its text; the tokens of a row that still runs are not told.
 
         Args:
           prompts: as in a call.
@@ -208,7 +222,7 @@ class Decoder:
             without it. In a mapping each place has its row's `info.rounds`: then only what is
             missing is decoded, if the rows beside a row change nothing in it
             (`Method.independent_rows`: drafts of a fixed length, or none) and no draft limit is
-            given. Else a plan (prompts that share slots) of which something is wanted is decoded
+            given. Else a group (prompts that share slots) of which something is wanted is decoded
             from its start.
           progress: as in a call.
           **options: as in a call.
@@ -222,15 +236,17 @@ class Decoder:
           TypeError: likewise.
         """
         asked = self._asked(prompts, **options)
-        unwanted = prompts_lib.check_done(done, len(asked[0]))
-        return self._rows(asked, unwanted, progress, eager=True)
+        return self._rows(asked, _checked_done(done, len(asked.requests)), progress, eager=True)
 
-    def encode(self, prompt: Prompt, name: str = "the prompt") -> np.ndarray:
+    def encode(
+        self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None
+    ) -> np.ndarray:
         """The tokens of one prompt.
 
         Args:
           prompt: as in a call.
           name: what messages call it.
+          truncate: "end" or "beginning", where a prompt that is too long is cut; None refuses it.
 
         Returns:
           `[n]` int32, which a call takes as a prompt too.
@@ -239,25 +255,28 @@ class Decoder:
           ValueError: if it is empty or does not fit.
           TypeError: if it is no prompt.
         """
-        tokens = prompts_lib.encode(self.tokenizer, prompt, name)
-        prompts_lib.check_tokens(tokens, name, self.method.vocab_size, self.buckets[-1])
+        tokens = self._encoded(prompt, name)
+        if truncate is not None:
+            tokens = prompts_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)
+        check_request(Request(tokens), tokens, self._border(self.sampling, self.rule), name)
         return tokens
 
     def parts(self, prompts: Iterable[Prompt], count: int) -> list[list[int]]:
         """Splits prompts among several replicas of this decoder, each with the same options.
 
-        A part is whole plans. So if each replica decodes all prompts with `done` naming the places
-        of the others, the rows come out bit for bit as those of one that decodes them all.
+        A part is whole groups of prompts that share slots. So if each replica decodes all prompts
+        with `done` naming the places of the others, the rows come out bit for bit as those of one
+        that decodes them all.
 
         Args:
           prompts: as in a call.
           count: the number of replicas.
 
         Returns:
-          The places of each replica's prompts, increasing; none where there are too few plans.
+          The places of each replica's prompts, increasing; none where there are too few groups.
         """
         check_count("count", count, "give the number of replicas")
-        return split(self._plans(self._asked(prompts)[0]), count)
+        return split(self._groups(self._asked(prompts).requests), count)
 
     def describe(self) -> dict[str, Any]:
         """What determines the outputs, as JSON values: two equal ones give equal texts.
@@ -266,25 +285,22 @@ class Decoder:
           Fingerprints of the models, the method and its settings, the versions, and the kind of
           device.
         """
-        mesh = self._main.mesh
+        made = self._made
         return {
-            "models": {name: model.fingerprint for name, model in self._named.items()},
+            "models": {name: model.fingerprint for name, model in made.models.items()},
             **self.method.describe(),
-            "own_params": self._own_params,
-            "stopping": self._stopping,
+            "own_params": made.own_params,
+            "stopping": made.stopping,
             "rule": None if self.rule is None else repr(self.rule),
             # In full: what is shown of many numbers leaves some out.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
-            **{
-                name: None if value is None else np.asarray(value).tolist()
-                for name, value in self._sampling.items()
-            },
+            **{name: _as_written(getattr(self.sampling, name)) for name in DRAWN},
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
             **({"stop": list(self.stop)} if self.stop else {}),
-            "mesh": None if mesh is None else dict(mesh.shape),
-            "environment": environment.environment(float32=any_float32(self._named.values())),
+            "mesh": None if made.main.mesh is None else dict(made.main.mesh.shape),
+            "environment": environment.environment(float32=any_float32(made.models.values())),
         }
 
     def engine(
@@ -306,32 +322,45 @@ class Decoder:
           log_probs: whether the log-probability of each token is kept, as in a call.
 
         Returns:
-          An `Engine`. Its requests hold tokens (see `encode`), and its finished rows too.
+          An `Engine`, whose requests may hold texts.
 
         Raises:
           ValueError: as `Engine` does, or for strengths per prompt.
         """
         rule = self.rule if rule is None else checked_rule(self.method, rule)
-        values = [*jax.tree.leaves(rule), *self._sampling.values()]
-        if any(np.ndim(value) for value in values if value is not None):
+        if any(np.ndim(value) for value in jax.tree.leaves((rule, self.sampling))):
             raise ValueError(
-                "an engine takes one value of each setting: give strengths, temperature, top_k and "
-                "top_p per row with its requests"
+                "an engine takes one value of each setting: give `rule` and `sampling` per row "
+                "with its requests"
             )
         rows = self.batch_size if rows is None else rows
         check_count("rows", rows, "give a whole number")
-        check_most(rows, self._most_rows)
+        most = self._made.most_rows
+        if most is not None and rows > most:
+            raise ValueError(
+                f"rows must be at most {most}, of which the costs of CostAware were measured, got "
+                f"{rows}: give the Decoder batch_size={rows}"
+            )
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
         multiple = row_multiple(self.method)
         sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
-        sizes |= {"prompt_length": prompt_length, "token_log_probs": log_probs}
-        return self._engine(rule, Sampling(**self._sampling), **sizes)
+        sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
+        return self._engine(rule, self.sampling, **sizes)
 
     def _engine(self, rule: Rule | None, sampling: Sampling, **sizes: Any) -> Engine:
-        params = self._params if rule is None else self._params._replace(rule=rule)
-        sizes |= {"max_new": self.max_new_tokens, "pad_id": self.tokenizer.pad_id}
-        return Engine(self.method, params, sampling=sampling, **self._of_engines, **sizes)
+        params = self.params if rule is None else self.params._replace(rule=rule)
+        sizes |= {"max_new_tokens": self.max_new_tokens, "sampling": sampling, "stop": self.stop}
+        return Engine(self.method, params, model=self._made.main, **self._of_engines, **sizes)
+
+    def _encoded(self, prompt: Prompt, name: str) -> np.ndarray:
+        return prompts_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer)
+
+    def _border(self, sampling: Sampling, rule: Rule | None) -> Border:
+        return Border(self.method, self.buckets[-1], self.max_new_tokens, sampling, rule)
+
+    def _groups(self, requests: Sequence[Request]) -> list[Group]:
+        return groups_of(self.method, requests, self.buckets, self.batch_size)
 
     def _asked(
         self,
@@ -340,56 +369,123 @@ class Decoder:
         seed: Any = 0,
         ids: Any = None,
         rule: Rule | None = None,
-        temperature: Any = None,
-        top_k: Any = None,
-        top_p: Any = None,
+        sampling: Sampling | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         log_probs: bool = False,
         **unknown: Any,
-    ) -> tuple[list[Request], Rule | None, bool]:
-        """The requests of a call, its rule, and whether log-probabilities are kept by token."""
-        prompts_lib.check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
+    ) -> "_Asked":
+        check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
         rule = self.rule if rule is None else checked_rule(self.method, rule)
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        numbered = enumerate(prompts_lib.as_list(prompts))
-        asked = prompts_lib.requests(
-            [self.encode(prompt, f"prompt {i}") for i, prompt in numbered],
+        sampling = self.sampling if sampling is None else checked_sampling(sampling)
+        named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
+        tokens = [self._encoded(prompt, name) for name, prompt in named]
+        requests = requests_of(
+            tokens,
             seed=seed,
             ids=ids,
-            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            sampling={k: self._sampling[k] if v is None else v for k, v in given.items()},
-            draft_limit=draft_limit,
-            max_draft=self.method.max_draft,
+            sampling=sampling,
             rule=rule,
+            max_new_tokens=max_new_tokens,
+            draft_limit=draft_limit,
         )
-        prompts_lib.check_limits(asked, self.max_new_tokens)
-        return asked, rule, log_probs
-
-    def _plans(self, requests: list[Request]) -> list[SlotPlan]:
-        return plans_of(self.method, requests, self.buckets, self.batch_size)
+        border = self._border(sampling, rule)
+        for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
+            check_request(request, prompt, border, name)
+        return _Asked(requests, tokens, rule, log_probs)
 
     def _rows(
-        self,
-        asked: tuple[list[Request], Rule | None, bool],
-        done: Collection[int],
-        progress: bool | None,
-        *,
-        eager: bool,
+        self, asked: "_Asked", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
-        requests, rule, log_probs = asked
-        plans = self._plans(requests)
-        done = done if are_independent(self.method, requests) else frozenset(done)
+        """The rows that are wanted; what cannot be decoded is refused now, not in its turn."""
         # Requests carry their own strengths: here the engine needs the rule's structure alone.
-        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], rule)
+        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], asked.rule)
 
-        def make_engine(plan: SlotPlan) -> Engine:
+        def make(group: Group) -> Engine:
             # Of the first row; the others say their own.
-            sampling = settings_of(requests[int(plan.members[0])])
-            sizes = {"rows": plan.rows, "refill": plan.refill, "prompt_length": plan.length}
-            return self._engine(one_rule, sampling, token_log_probs=log_probs, **sizes)
+            sampling = asked.requests[group.members[0]].sampling or self.sampling
+            sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
+            return self._engine(one_rule, sampling, log_probs=asked.log_probs, **sizes)
 
-        engines = checked_engines(make_engine, plans, done)
-        done_rows = finished_rows(engines, requests, plans, done, progress, eager=eager)
-        main, stop = self._main, self.stop
-        return (to_row(main, i, row, prompt=requests[i].tokens, stop=stop) for i, row in done_rows)
+        groups, rest = (
+            self._groups(asked.requests),
+            set(range(len(asked.requests))).difference(done),
+        )
+        wanted = [one for one in groups if not rest.isdisjoint(one.members)]
+        shapes = {one[1:]: one for one in reversed(wanted)}
+        engines = {shape: make(one) for shape, one in shapes.items()}
+        rounds: Mapping[int, int] = {}
+        if isinstance(done, Mapping) and are_independent(self.method, asked.requests):
+            rounds = done
+
+        def finished() -> Iterator[Row]:
+            for group in wanted:
+                engine = engines.pop(group[1:], None) or make(group)
+                for place in group.members:
+                    engine.put(asked.requests[place], asked.tokens[place], rounds.get(place))
+                while engine.unfinished:
+                    for row in engine.step(until_empty=not eager):
+                        place = group.members[row.index]
+                        if place in rest:
+                            yield dataclasses.replace(row, index=place)
+
+        return _told(finished(), len(asked.requests), len(done), progress)
+
+
+class _Asked(NamedTuple):
+    """A call: its requests, their tokens, its rule, and whether log-probabilities are by token."""
+
+    requests: list[Request]
+    tokens: list[np.ndarray]
+    rule: Rule | None
+    log_probs: bool
+
+
+def _told(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
+    """The rows, with a progress bar and warnings of those that NaN ended."""
+    disable = None if progress is None else not progress
+    shown = {"total": total, "initial": done, "desc": "decoding", "unit": "row"}
+    with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
+        for row in rows:
+            bar.update()
+            if row.error is not None:
+                what = f"row {row.index}: output truncated ({row.error}); check the checkpoint"
+                warnings.warn(what, NanWarning, stacklevel=2)
+            yield row
+
+
+def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
+    """Places 0 .. count - 1 of prompts, or a mapping from them to rounds.
+
+    Raises:
+      TypeError: if `done` is no collection, or a number of rounds is none.
+      ValueError: if there is no prompt at one of the places.
+    """
+    try:
+        found = dict(done) if isinstance(done, Mapping) else frozenset(done)
+    except TypeError:
+        raise TypeError(f"done must be places of prompts, such as {{0, 3}}, got {done!r}") from None
+    if absent := set(found).difference(range(count)):
+        raise ValueError(
+            f"done names {sorted(absent, key=str)[0]!r}, but the prompts' places are "
+            f"0 .. {count - 1}"
+        )
+    for place, rounds in found.items() if isinstance(found, Mapping) else ():
+        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
+    return found
+
+
+def _as_written(value: Any) -> Any:
+    """Numbers for JSON as a user wrote them: 0.7, not the float32 next to it."""
+    return None if value is None else np.asarray(value).astype(str).astype(float).tolist()
+
+
+def _shown(part: Any) -> str:
+    """A part with those of its fields that are set, and numbers as a user wrote them."""
+    if isinstance(part, np.ndarray | np.generic | jax.Array):
+        return str(_as_written(part) if np.size(part) < 5 else f"[{np.size(part)} numbers]")
+    if not dataclasses.is_dataclass(part):
+        return repr(part)
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    shown = [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None]
+    return f"{type(part).__name__}({', '.join(shown)})"

@@ -1,9 +1,8 @@
 """The engine: requests enter slots, all slots step together, finished rows leave.
 
-Axes: B slots, n slots filled at once, L prompt length, N longest output.
+Axes: B slots, L prompt length, N longest output.
 """
 
-import dataclasses
 import functools
 import time
 from collections.abc import Iterable, Sequence
@@ -14,53 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_count
-from specjax.compilation import jit
-from specjax.decoding import end_row, insert_rows, watch_stops
-from specjax.memory import told_if_full
+from specjax.compilation import compile_seconds, jit
+from specjax.decoding import Method
+from specjax.decoding.state import end_row, insert_rows, watch_stops
+from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.partitioning import local_rows
-from specjax.text.capacity import check_state_fits, in_words, resized
-from specjax.text.requests import SETTINGS, Request, check_request
-from specjax.text.results import RowInfo
-from specjax.text.slots import Held, Slots, Waiting
-from specjax.types import (
-    ABORTED,
-    ENDED_BY,
-    NAN,
-    Array,
-    DecodeState,
-    Method,
-    Params,
-    PromptBatch,
-    Sampling,
-)
+from specjax.text import prompts
+from specjax.text.groups import row_multiple
+from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
+from specjax.text.results import Row, RowInfo, apart
+from specjax.text.slots import Entry, Slots
+from specjax.text.stops import cut
+from specjax.text.text_models import TextModel
+from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
 
 # Steps between two returns to the host, so that an interrupt is heard.
 STOP_AFTER = 64
 _REMEDY = (
-    "choose a smaller max_new_tokens, batch_size or last bucket (of an Engine: a smaller max_new, "
-    "rows or prompt_length)"
+    "choose a smaller max_new_tokens, batch_size or last bucket (of an Engine: rows or "
+    "prompt_length)"
 )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Finished:
-    """A row that has left the engine.
-
-    Attributes:
-      id: what `Engine.add` returned.
-      tokens: `[n]` int32, all that it emitted, an end-of-sequence token included.
-      ended_by: "eos", "stop", "length" or "nan".
-      info: what it took.
-      seconds: from its entering a slot until the engine returned it.
-      error: for a row that ended by NaN, which model gave it and in which step; else None.
-    """
-
-    id: int
-    tokens: np.ndarray
-    ended_by: str
-    info: RowInfo
-    seconds: float
-    error: str | None = None
 
 
 class Engine:
@@ -75,13 +47,15 @@ class Engine:
       params: its parameters; where they have a field `rule`, its strengths are scalars.
       rows: B, the slots.
       prompt_length: L, the longest prompt in tokens; all are padded to it.
-      max_new: N, the longest output.
-      refill: n, how many free slots are filled at once; a quarter of the slots by default.
+      max_new_tokens: N, the longest output.
+      refill: how many free slots are filled at once; a quarter of the slots by default.
       sampling: fields are scalars: what requests do not say. A field that is None cannot be asked
         for: its filter is not compiled in.
-      pad_id: pads prompts.
-      token_log_probs: whether log-probabilities are kept token by token; NaN where the method
-        writes none (see `specjax.decoding.add_log_probs`).
+      model: whose tokenizer reads prompts and writes the rows' texts; without one, prompts are
+        token ids and texts are empty.
+      log_probs: whether log-probabilities are kept token by token; NaN where the method writes
+        none.
+      stop: a row's text is cut before the first of these.
       stop_table: what ends rows by their texts; see `specjax.types.StopState`. A method is told of
         it only where there is one.
       fitting: the shapes for which the memory is known to suffice, this one once it is made; shared
@@ -99,96 +73,99 @@ class Engine:
         *,
         rows: int,
         prompt_length: int,
-        max_new: int,
+        max_new_tokens: int,
         refill: int | None = None,
         sampling: Sampling | None = None,
-        pad_id: int = 0,
-        token_log_probs: bool = False,
+        model: TextModel | None = None,
+        log_probs: bool = False,
+        stop: Sequence[str] = (),
         stop_table: Array | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
         check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
-        sizes = {"refill": refill, "prompt_length": prompt_length, "max_new": max_new}
+        sizes = {"refill": refill, "prompt_length": prompt_length, "max_new_tokens": max_new_tokens}
         for name, size in sizes.items():
             check_count(name, size, "give a whole number")
         if refill > rows:
             raise ValueError(f"refill must be at most rows={rows}, got {refill}")
-        partitioner = method.partitioner
-        multiple = 1 if partitioner is None else partitioner.row_multiple
+        multiple = row_multiple(method)
         for name, size in (("rows", rows), ("refill", refill)):
             if size % multiple:
                 raise ValueError(
                     f"{name} must be a multiple of {multiple}, over which the mesh spreads rows, "
                     f"got {size}"
                 )
-        self._method, self._params = method, params
-        self._rows, self._refill, self._length = rows, refill, prompt_length
-        self._max_new, self._pad_id = max_new, pad_id
-        self._sampling = Sampling() if sampling is None else sampling
-        self._token_log_probs = token_log_probs
+        self._method, self._params, self._model = method, params, model
+        self._rows, self._log_probs, self._stop = rows, log_probs, tuple(stop)
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
-        self._rule = getattr(params, "rule", None)
-        self._max_length = method.cache_length(prompt_length, 0, max_new)
-        _check_fits(self, set() if fitting is None else fitting)
+        rule = getattr(params, "rule", None)
+        drawn = checked_sampling(sampling)
+        self._border = Border(method, prompt_length, max_new_tokens, drawn, rule)
+        self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
+        self._check_fits(set() if fitting is None else fitting)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
-        self._next_id = 0
+        self._next_index = 0
 
     @property
     def unfinished(self) -> int:
         """How many requests wait or run."""
         return len(self._slots.waiting) + self._rows - self._slots.free
 
-    def add(self, request: Request, *, steps: int | None = None) -> int:
+    def add(self, request: Request, *, rounds: int | None = None) -> int:
         """Takes a request, which waits for a free slot.
 
         Args:
           request: the request.
-          steps: for a row whose result is known, the rounds that it took. It is not decoded and
-            will not be among the finished, but has a slot for so many steps: the others are decoded
-            in the slots and at the steps at which they would be beside it.
+          rounds: for a row whose result is known, its `info.rounds`. It is not decoded and will not
+            be among the finished, but has a slot for so many steps: the others are decoded in the
+            slots and at the steps at which they would be beside it.
 
         Returns:
-          Its id: 0, 1, 2, ... in the order of the calls.
+          Its index, which its `Row` has: 0, 1, 2, ... in the order of the calls.
 
         Raises:
           TypeError: if it is not a `Request`, or a field is of a wrong type.
-          ValueError: if it does not fit the engine, or `steps` is no whole number of at least 1.
+          ValueError: if it does not fit the engine, or `rounds` is no whole number of at least 1.
             The engine goes on without it.
         """
-        check_request(
-            request,
-            vocab_size=self._method.vocab_size,
-            min_draft=self._method.min_draft,
-            max_draft=self._method.max_draft,
-            prompt_length=self._length,
-            max_new=self._max_new,
-            sampling=self._sampling,
-            rule=self._rule,
-        )
-        if steps is not None:
-            check_count("steps", steps, "leave it out for a row that is to be decoded")
-        self._next_id += 1
-        self._slots.waiting.append(Waiting(self._next_id - 1, request, steps))
-        return self._next_id - 1
+        if not isinstance(request, Request):
+            raise TypeError(
+                f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
+            )
+        words = None if self._model is None else self._model.tokenizer
+        name, vocab_size = "the prompt", self._method.vocab_size
+        tokens = prompts.encode(request.prompt, name, vocab_size, words)
+        check_request(request, tokens, self._border)
+        if rounds is not None:
+            check_count("rounds", rounds, "leave it out for a row that is to be decoded")
+        return self.put(request, tokens, rounds)
 
-    def abort(self, request_id: int) -> bool:
+    def put(self, request: Request, tokens: np.ndarray, rounds: int | None = None) -> int:
+        """Like `add`, for a request that is checked, with the tokens of its prompt."""
+        strengths = None if request.rule is None else jax.tree.leaves(request.rule)
+        entry = Entry(self._next_index, request, tokens, strengths, rounds)
+        self._slots.waiting.append(entry)
+        self._next_index += 1
+        return entry.index
+
+    def abort(self, index: int) -> bool:
         """Drops a request, whether it waits or runs; it will not be among the finished.
 
         Args:
-          request_id: what `add` returned.
+          index: what `add` returned.
 
         Returns:
           Whether it was there.
         """
-        dropped, place = self._slots.drop(request_id)
+        dropped, place = self._slots.drop(index)
         if place is not None:
             assert self._state is not None
             self._state = end_row(self._state, place, ABORTED)
         return dropped
 
-    def step(self, *, until_empty: bool = False) -> list[Finished]:
+    def step(self, *, until_empty: bool = False) -> list[Row]:
         """Fills free slots and decodes on, until a row is finished or `STOP_AFTER` steps are done.
 
         While requests wait, it decodes until `refill` slots are free.
@@ -202,17 +179,16 @@ class Engine:
         Raises:
           ValueError: if the memory does not suffice; this engine can go no further.
         """
-        asked = in_words(self._method, self._rows, self._length, self._max_new)
-        with told_if_full(asked, _REMEDY):
+        with told_if_full(self._in_words(), _REMEDY):
             return self._step(until_empty)
 
-    def _step(self, until_empty: bool) -> list[Finished]:
+    def _step(self, until_empty: bool) -> list[Row]:
         self._fill()
         free, known = self._slots.free, self._slots.known()
         if free == self._rows:
             return []
         wanted = self._rows if until_empty else free + 1
-        wanted = max(self._refill, free + 1) if self._slots.waiting else wanted
+        wanted = max(self._slots.refill, free + 1) if self._slots.waiting else wanted
         if free + len(known) == self._rows:
             # Nothing is decoded, so the time passes at once.
             self._slots.pass_steps(known[wanted - free - 1])
@@ -228,15 +204,15 @@ class Engine:
     def _fill(self) -> None:
         """Gives free slots to waiting requests."""
         while (group := self._slots.next_group())[0]:
-            places, asked = group
-            since = time.perf_counter()
-            if any(one.steps is None for one in asked):
-                self._insert(places, asked)
-            self._slots.occupy(places, since)
+            places, entries = group
+            since, compiled = time.perf_counter(), compile_seconds()
+            if any(entry.known is None for entry in entries):
+                self._insert(places, entries)
+            self._slots.occupy(places, since, compiled)
 
-    def _insert(self, places: list[int], asked: Sequence[Waiting]) -> None:
+    def _insert(self, places: list[int], entries: Sequence[Entry]) -> None:
         """Takes prompts in; slots without one, at the end, are finished from the start."""
-        new = self._init(asked, len(places))
+        new = self._init(entries, len(places))
         if self._state is None and len(places) == self._rows:
             self._state = new
             return
@@ -244,56 +220,62 @@ class Engine:
         state = self._init([], self._rows) if self._state is None else self._state
         self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
-    def _init(self, asked: Sequence[Waiting], rows: int) -> DecodeState:
+    def _init(self, entries: Sequence[Entry], rows: int) -> DecodeState:
         state = self._method.init(
             self._params,
-            self._batch(asked, rows, self._length),
-            max_new=self._max_new,
+            self._batch(entries, rows, self._border.prompt_length),
+            max_new=self._border.max_new_tokens,
             max_length=self._max_length,
-            token_log_probs=self._token_log_probs,
+            token_log_probs=self._log_probs,
         )
         return watch_stops(state) if self._stops else state
 
-    def _batch(self, asked: Sequence[Waiting], rows: int, length: int) -> PromptBatch:
-        requests = [one.request for one in asked]
-        inputs = np.full((rows, length), self._pad_id, np.int32)
+    def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
+        """The entries as a method takes them; what is None in a request is the engine's own."""
+        asked = [entry.request for entry in entries]
+        longest, most = self._method.max_draft, self._border.max_new_tokens
+        pad = 0 if self._model is None else self._model.tokenizer.pad_id
+        inputs = np.full((rows, length), pad, np.int32)
         lengths = np.ones(rows, np.int32)
-        for row, request in enumerate(requests):
-            lengths[row] = len(request.tokens)
-            inputs[row, : lengths[row]] = request.tokens
-
-        def setting(name: str) -> np.ndarray | None:
-            own = getattr(self._sampling, name)
-            if own is None:
-                return None
-            values = [getattr(request, name) for request in requests]
-            column = np.full(rows, own)
-            column[: len(values)] = [own if value is None else value for value in values]
-            return column
-
-        longest = self._method.max_draft
+        for row, entry in enumerate(entries):
+            lengths[row] = len(entry.tokens)
+            inputs[row, : lengths[row]] = entry.tokens
+        # A known row keeps its place in the prefill, but makes no step.
+        limits = [0 if entry.known else entry.request.max_new_tokens for entry in entries]
+        drawn = {name: self._drawn(name, asked, rows) for name in DRAWN}
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
-            ids=_column(rows, (r.stream for r in requests), np.uint32),
-            # A known row keeps its place in the prefill, but makes no step.
-            limits=_column(rows, (0 if w.steps else w.request.limit for w in asked), np.int32),
-            seeds=_column(rows, (r.seed for r in requests), np.uint32),
-            sampling=Sampling(*map(setting, SETTINGS)),  # type: ignore[arg-type]
+            ids=_column(rows, (r.id for r in asked), np.uint32),
+            limits=_column(rows, (most if x is None else x for x in limits), np.int32),
+            seeds=_column(rows, (r.seed for r in asked), np.uint32),
+            sampling=Sampling(**drawn),  # type: ignore[arg-type]
             draft_limits=_column(
                 rows,
-                (longest if r.draft_limit is None else r.draft_limit for r in requests),
+                (longest if r.draft_limit is None else r.draft_limit for r in asked),
                 np.int32,
                 rest=longest,
             ),
         )
 
+    def _drawn(self, name: str, asked: Sequence[Request], rows: int) -> np.ndarray | None:
+        """`[rows]`, a field of `Sampling`; None where it is not compiled in."""
+        own = getattr(self._border.sampling, name)
+        if own is None:
+            return None
+        # What switches a filter off that is compiled in.
+        off = {"top_k": self._method.vocab_size, "top_p": 1.0}.get(name)
+        values = [own if r.sampling is None else getattr(r.sampling, name) for r in asked]
+        column = np.full(rows, own)
+        column[: len(values)] = [off if value is None else value for value in values]
+        return column
+
     def _params_now(self) -> Params:
         """The parameters with the strengths of the requests in the slots."""
-        if self._rule is None:
+        if self._border.rule is None:
             return self._params
-        own, structure = jax.tree.flatten(self._rule)
-        asked = [None if slot is None else slot.request.strengths for slot in self._slots.held]
+        own, structure = jax.tree.flatten(self._border.rule)
+        asked = [None if entry is None else entry.strengths for entry in self._slots.held]
         columns = [
             np.array([own[i] if row is None else row[i] for row in asked], np.asarray(own[i]).dtype)
             for i in range(len(own))
@@ -303,44 +285,79 @@ class Engine:
             rule = self._method.partitioner.place_rows(rule)
         return self._params._replace(rule=rule)
 
-    def _drain(self) -> list[Finished]:
+    def _drain(self) -> list[Row]:
         """Takes the finished rows out of their slots."""
         assert self._state is not None
         ended_by, steps, places, rows = _read(self._state)
         own = {int(place): i for i, place in enumerate(places)}
         done = []
-        now = time.perf_counter()
-        passed = 0
-        for place, slot in enumerate(self._slots.held):
-            if slot is None or slot.left is not None:
+        now, compiled, passed = time.perf_counter(), compile_seconds(), 0
+        for place, entry in enumerate(self._slots.held):
+            if entry is None or entry.known is not None:
                 continue
-            passed = max(passed, int(steps[place]) - slot.steps)
-            slot.steps = int(steps[place])
+            passed = max(passed, int(steps[place]) - entry.steps)
+            entry.steps = int(steps[place])
             if not ended_by[place]:
                 continue
             self._slots.held[place] = None
             if place in own:
-                code = int(ended_by[place])
-                done.append(_finished(self._method, slot, own[place], code, rows, now))
+                times = apart(now - entry.since, compiled - entry.compiled)
+                done.append(self._row(entry, own[place], int(ended_by[place]), rows, times))
         self._slots.pass_steps(passed)
         return done
 
-
-def _check_fits(engine: Engine, fitting: set[Any]) -> None:
-    """Raises ValueError if the slots certainly cannot fit into the memory."""
-    kinds = jax.tree.structure((engine._rule, engine._sampling))
-    sizes = (engine._rows, engine._length, engine._max_new, engine._token_log_probs)
-    if (kinds, *sizes) not in fitting:
-        check_state_fits(
-            engine._method,
-            engine._params,
-            resized(engine._batch([], 1, 1), engine._rows, engine._length),
-            max_new=engine._max_new,
-            max_length=engine._max_length,
-            token_log_probs=engine._token_log_probs,
-            remedy=_REMEDY,
+    def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, float]) -> Row:
+        all_tokens, lengths, steps, all_info = rows
+        # Copies: a view would keep the whole batch in memory.
+        info: Any = jax.tree.map(lambda x: np.array(x[i]), all_info)
+        tokens, ended_by = np.array(all_tokens[i, : lengths[i]]), ENDED_BY[code]
+        output = tokens[:-1] if ended_by == "eos" else tokens
+        error = None
+        if code == NAN:
+            source = self._method.nan_sources[int(info.nan_in)]
+            error = f"{source} gave NaN in step {int(steps[i])}"
+        text = "" if self._model is None else self._model.decode(entry.tokens, output)
+        log_p, log_target = (
+            None if x is None else x[: len(tokens)]
+            for x in (info.token_log_p, info.token_log_target)
         )
-    fitting.add((kinds, *sizes))
+        return Row(
+            index=entry.index,
+            text=cut(text, self._stop),
+            tokens=output,
+            ended_by=ended_by,
+            info=RowInfo.of(info, np.array(lengths[i]), np.array(steps[i])),
+            **times,
+            log_probs=log_p,
+            log_probs_target=log_target,
+            error=error,
+            eos_id=int(tokens[-1]) if ended_by == "eos" else None,
+        )
+
+    def _in_words(self) -> str:
+        longest, most = self._border.prompt_length, self._border.max_new_tokens
+        return sizes_in_words(self._rows, longest, self._method.max_draft, most)
+
+    def _check_fits(self, fitting: set[Any]) -> None:
+        """Raises ValueError if the slots certainly cannot fit into the memory."""
+        _, length, most, *kinds = self._border
+        key = (self._rows, length, most, self._log_probs, jax.tree.structure(kinds))
+        if key not in fitting:
+            # Nothing is allocated: of the prompts only the shapes are told.
+            sizes = self._rows, length
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
+            )
+            check_state_fits(
+                self._method,
+                self._params,
+                shapes,
+                max_new=most,
+                max_length=self._max_length,
+                remedy=_REMEDY,
+                token_log_probs=self._log_probs,
+            )
+        fitting.add(key)
 
 
 def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
@@ -349,19 +366,6 @@ def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.n
     filled = np.full(rows, rest, dtype)
     filled[: len(given)] = given
     return filled
-
-
-def _finished(method: Method, slot: Held, i: int, code: int, rows: Any, now: float) -> Finished:
-    tokens, lengths, steps, info = rows
-    # Copies: a view would keep the whole batch in memory.
-    values: Any = jax.tree.map(lambda x: np.array(x[i]), info)
-    own = RowInfo.of(values, np.array(lengths[i]), np.array(steps[i]))
-    error = None
-    if code == NAN:
-        source = method.nan_sources[int(values.nan_in)]
-        error = f"{source} gave NaN in step {int(steps[i])}"
-    output = np.array(tokens[i, : lengths[i]])
-    return Finished(slot.id, output, ENDED_BY[code], own, now - slot.since, error)
 
 
 def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:

@@ -1,22 +1,63 @@
-"""What can be known of a decoder's arguments before its models are read, which may take minutes."""
+"""The options of a `Decoder` and of its calls."""
 
-from collections.abc import Mapping
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specjax.checks import whole_number
-from specjax.text.prompts import BUCKETS, check_buckets
+from specjax.text.groups import BUCKETS, check_buckets
+from specjax.text.requests import DRAWN
 from specjax.text.stops import check_stops
-from specjax.types import Sampling
+from specjax.types import Params
 
-_DRAWN = ("temperature", "top_k", "top_p")
 # The whole numbers, and the least of each; methods may leave the lengths of drafts open.
 _COUNTS = ("max_new_tokens", 1), ("batch_size", 1)
 _LENGTHS = ("max_draft", 1), ("min_draft", 0)
-CHECKED = ("stop", "buckets", *_DRAWN, *(name for name, _ in (*_COUNTS, *_LENGTHS)))
+CHECKED = ("stop", "buckets", *(name for name, _ in (*_COUNTS, *_LENGTHS)))
+# Where the value of an option that does not exist belongs.
+_INSTEAD = {
+    **{name: f"sampling=Sampling({name}=...)" for name in DRAWN},
+    "min_p": "sampling=Sampling(top_p=...); there is no min_p",
+    "drafter": "drafting=Own(drafter, params)",
+    "drafter_params": "drafting=Own(drafter, params)",
+    "stopping_params": "stopping=Own(policy, params)",
+    "costs": "stopping=drafting.CostAware(costs=...)",
+    "params": "method=Own(method, params)",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Own:
+    """A part of your own with its parameters, for a `Decoder`.
+
+        Decoder(verifier, drafting=Own(MyDrafter(), params))
+        Decoder(pair, stopping=Own(MyPolicy(), params))
+        Decoder(verifier, method=Own(MyMethod(), params))
+
+    Attributes:
+      part: a drafter, a stopping policy or a method; see `specjax.types`.
+      params: its parameters, a pytree of arrays; those of a method are a NamedTuple.
+    """
+
+    part: Any
+    params: Params = ()
+
+
+def check_options(unknown: Iterable[str], known: Sequence[str]) -> None:
+    """Raises TypeError for an option that does not exist, naming the one that is meant."""
+    for name in unknown:
+        if name in _INSTEAD:
+            raise TypeError(f"there is no option {name}: write {_INSTEAD[name]}")
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise TypeError(f"there is no option {name}{hint}; the options are {', '.join(known)}")
 
 
 def check_decoding(options: Mapping[str, Any]) -> None:
-    """Checks stop strings, buckets, sampling and whole numbers as `Decoder` does.
+    """Checks stop strings, buckets and whole numbers as `Decoder` does.
+
+    They can be known before its models are read, which may take minutes.
 
     Args:
       options: some of its arguments by name; those not in `CHECKED` are not looked at.
@@ -27,7 +68,6 @@ def check_decoding(options: Mapping[str, Any]) -> None:
     """
     check_stops(options.get("stop"))
     check_buckets(options.get("buckets", BUCKETS))
-    Sampling(**{name: options[name] for name in _DRAWN if options.get(name) is not None})
     for name, low in _COUNTS:
         whole_number(name, options.get(name, low), low=low)
     for name, low in _LENGTHS:

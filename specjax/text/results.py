@@ -1,4 +1,4 @@
-"""What decoding returns: texts, tokens, and the totals of what it took."""
+"""What decoding returns: texts, tokens, and what they took."""
 
 import dataclasses
 import functools
@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.types import DecodeInfo
-
-# What is summed over rows.
+# What is counted of each row, and summed over rows.
 COUNTS = (
     "emitted",
+    "rounds",
     "verifier_calls",
     "drafter_calls",
     "drafted",
@@ -35,10 +34,10 @@ class RowInfo(NamedTuple):
       accepted_lengths: `[G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted.
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
-      log_p: float32, log-probability of the output under the verifier, in nats, after temperature,
-        top-k and top-p; NaN where the verifier has not read all of it, 0.0 where a method of one's
-        own writes none.
-      log_target: float32, the same under the rule's target distribution.
+      log_prob: float32, log-probability of the output under the verifier, in nats, after
+        temperature, top-k and top-p; NaN where the verifier has not read all of it, 0.0 where a
+        method of one's own writes none.
+      log_prob_target: float32, the same under the rule's target distribution.
       deferrals: int32, see `specjax.types.DecodeInfo`.
       rollbacks: int32, likewise.
     """
@@ -50,18 +49,27 @@ class RowInfo(NamedTuple):
     accepted_lengths: np.ndarray
     token_sum: np.ndarray
     block_sum: np.ndarray
-    log_p: np.ndarray
-    log_target: np.ndarray
+    log_prob: np.ndarray
+    log_prob_target: np.ndarray
     deferrals: np.ndarray
     rollbacks: np.ndarray
-    token_log_p: np.ndarray | None = None
-    token_log_target: np.ndarray | None = None
 
     @classmethod
-    def of(cls, info: DecodeInfo, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
-        """What a loop has counted."""
-        names = set(cls._fields) - {"emitted", "rounds"}
-        return cls(emitted, rounds, **{name: getattr(info, name) for name in names})
+    def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
+        """What a loop has counted, from its `specjax.types.DecodeInfo`."""
+        return cls(
+            emitted,
+            rounds,
+            info.calls,
+            info.drafted_lengths,
+            info.accepted_lengths,
+            info.token_sum,
+            info.block_sum,
+            info.log_p,
+            info.log_target,
+            info.deferrals,
+            info.rollbacks,
+        )
 
     @property
     def verifier_calls(self) -> np.ndarray:
@@ -89,32 +97,9 @@ class RowInfo(NamedTuple):
         """Drafted tokens that were not emitted: rejected, or accepted past the row's end."""
         return discarded(self.drafted, self.accepted, self.rounds, self.emitted)
 
-    @property
-    def drafted_at(self) -> np.ndarray:
-        """`[G]`, blocks that reached draft position i."""
-        return _reached(self.drafted_lengths)
-
-    @property
-    def accepted_at(self) -> np.ndarray:
-        """`[G]`, blocks accepted up to draft position i."""
-        return _reached(self.accepted_lengths)
-
     def to_dict(self) -> dict[str, Any]:
-        """The counts of one row as JSON values."""
-        names = (
-            "rounds",
-            "drafter_calls",
-            "verifier_calls",
-            "drafted",
-            "accepted",
-            "emitted",
-            "deferrals",
-            "rollbacks",
-            "drafted_at",
-            "accepted_at",
-            "token_sum",
-            "block_sum",
-        )
+        """One row's numbers as JSON values, under the same names."""
+        names = (*COUNTS, "drafted_lengths", "accepted_lengths", "token_sum", "block_sum")
         calls = {name: value.tolist() for name, value in self.calls.items()}
         return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
 
@@ -133,28 +118,25 @@ def _total(lengths: np.ndarray) -> np.ndarray:
     return lengths @ np.arange(lengths.shape[-1], dtype=lengths.dtype)
 
 
-def _reached(lengths: np.ndarray) -> np.ndarray:
-    return np.cumsum(lengths[..., ::-1], axis=-1, dtype=lengths.dtype)[..., -2::-1]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
     """One finished row.
 
     Attributes:
-      index: the prompt's place in the input.
-      text: the output; of a decoder-only network what it adds to the text of its prompt.
+      index: the prompt's place in the input; of an `Engine` what `add` returned.
+      text: the output; of a decoder-only network what it adds to the text of its prompt. Empty from
+        an `Engine` that has no tokenizer.
       tokens: `[n]` int32, the output without its end-of-sequence token; where a stop string ended
         it, up to the token that completed the string, though `text` is cut before it.
       ended_by: "eos"; "stop": a stop string; "length": its limit; "nan": a model gave NaN, see
         `error`.
       info: what it took.
-      seconds: from its entering the batch until the batch was looked at.
+      seconds: from its entering the batch until the batch was looked at, without compilation.
+      compile_seconds: what was compiled or read from the cache of programs meanwhile.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
         end-of-sequence token) under the verifier, after temperature, top-k and top-p: at
         temperature 0 all are 0.0, or -inf where a rule took another token. NaN where a method of
-        one's own does not write them (see `specjax.decoding.add_log_probs`). None unless
-        `log_probs=True` asked for them.
+        one's own does not write them. None unless `log_probs=True` asked for them.
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
       error: which model gave NaN in which step, or None.
       eos_id: the end-of-sequence token that ended it, or None.
@@ -166,6 +148,7 @@ class Row:
     ended_by: str
     info: RowInfo = dataclasses.field(repr=False)
     seconds: float = 0.0
+    compile_seconds: float = 0.0
     log_probs: np.ndarray | None = dataclasses.field(default=None, repr=False)
     log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
     error: str | None = None
@@ -182,16 +165,26 @@ class Row:
             "index": self.index,
             "text": self.text,
             "tokens": self.tokens.tolist(),
-            "log_prob": finite(self.info.log_p),
-            "log_prob_target": finite(self.info.log_target),
+            "log_prob": finite(self.info.log_prob),
+            "log_prob_target": finite(self.info.log_prob_target),
             "ended_by": self.ended_by,
             "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
             "info": self.info.to_dict(),
         }
         if self.log_probs is not None and self.log_probs_target is not None:
             made["log_probs"] = [finite(x) for x in self.log_probs]
             made["log_probs_target"] = [finite(x) for x in self.log_probs_target]
         return made if self.error is None else {**made, "error": self.error}
+
+
+def apart(seconds: float, compiling: float) -> dict[str, float]:
+    """A time without its compilation, and that, as `Row` and `Result` have them."""
+    return {"seconds": max(0.0, seconds - compiling), "compile_seconds": compiling}
+
+
+class NanWarning(UserWarning):
+    """A row's output is truncated, because a model gave NaN."""
 
 
 def finite(value: Any) -> float | None:
@@ -202,83 +195,118 @@ def finite(value: Any) -> float | None:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RunInfo:
-    """What decoding took, per row and in all.
+    """What decoding took, in all and per row.
 
     Attributes:
-      rows: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
+      per_row: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
+      rows: how many there are.
+      emitted: tokens emitted, end-of-sequence tokens included. This and what follows are totals.
+      rounds: steps of the method.
+      verifier_calls: passes of the verifier; one that serves several rows counts for each.
+      drafter_calls: passes of all other models, likewise.
+      drafted: tokens drafted.
+      accepted: drafted tokens accepted; those past a row's end count too.
+      deferrals: see `specjax.types.DecodeInfo`.
+      rollbacks: likewise.
     """
 
-    rows: RowInfo
+    per_row: RowInfo
+    rows: int = dataclasses.field(init=False)
+    emitted: int = dataclasses.field(init=False)
+    rounds: int = dataclasses.field(init=False)
+    verifier_calls: int = dataclasses.field(init=False)
+    drafter_calls: int = dataclasses.field(init=False)
+    drafted: int = dataclasses.field(init=False)
+    accepted: int = dataclasses.field(init=False)
+    deferrals: int = dataclasses.field(init=False)
+    rollbacks: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", len(self.per_row.emitted))
+        for name in COUNTS:
+            object.__setattr__(self, name, int(np.sum(getattr(self.per_row, name))))
 
     def __repr__(self) -> str:
-        """Its totals: arrays of all rows would hide them."""
+        """Its totals and rates, by their names: arrays of all rows would hide them."""
         return f"RunInfo({', '.join(f'{k}={v}' for k, v in self.summary().items())})"
 
     @property
     def tokens_per_verifier_call(self) -> float:
         """Emitted tokens (end-of-sequence tokens included) per pass of the verifier."""
-        return _ratio(self.rows.emitted, self.rows.verifier_calls)
+        return _ratio(self.emitted, self.verifier_calls)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted tokens per drafted token; NaN without a drafter."""
-        return _ratio(self.rows.accepted, self.rows.drafted)
+        return _ratio(self.accepted, self.drafted)
 
     @property
     def verification_rate(self) -> float:
         """Passes of the verifier per emitted token (SpecDec++, section 4.2)."""
-        return _ratio(self.rows.verifier_calls, self.rows.emitted)
+        return _ratio(self.verifier_calls, self.emitted)
 
     @property
     def discard_rate(self) -> float:
         """Drafted tokens that were discarded, per emitted token (SpecDec++, section 4.2)."""
-        return _ratio(self.rows.discarded, self.rows.emitted)
+        return _ratio(int(np.sum(self.per_row.discarded)), self.emitted)
 
     @property
     def acceptance_by_position(self) -> np.ndarray:
         """`[G]` float64: of the blocks that long, the share whose tokens up to i were accepted."""
-        drafted = np.asarray(self.rows.drafted_at, np.float64).sum(axis=0)
-        accepted = np.asarray(self.rows.accepted_at, np.float64).sum(axis=0)
+        drafted = _reached(self.per_row.drafted_lengths)
+        accepted = _reached(self.per_row.accepted_lengths)
         return np.divide(accepted, drafted, out=np.full_like(accepted, np.nan), where=drafted > 0)
 
     def summary(self) -> dict[str, float | None]:
         """Totals and rates over all rows, as JSON numbers; a rate of nothing is None."""
-        rows = self.rows
-        counts = {name: int(np.sum(getattr(rows, name))) for name in COUNTS}
         return {
-            "rows": len(rows.emitted),
-            **counts,
-            "tokens_per_verifier_call": self.tokens_per_verifier_call,
-            "acceptance_rate": None if math.isnan(self.acceptance_rate) else self.acceptance_rate,
+            "rows": self.rows,
+            **{name: getattr(self, name) for name in COUNTS},
+            "tokens_per_verifier_call": finite(self.tokens_per_verifier_call),
+            "acceptance_rate": finite(self.acceptance_rate),
         }
+
+
+def _reached(lengths: np.ndarray) -> np.ndarray:
+    """`[G]` float64, how many blocks have a token at position i; `lengths` is `[n, G + 1]`."""
+    counts = lengths.sum(axis=0, dtype=np.float64)
+    return np.cumsum(counts[::-1])[-2::-1]
+
+
+def _ratio(numerator: int, denominator: int) -> float:
+    return numerator / denominator if denominator else float("nan")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Result(Sequence[Row]):
-    """Outputs in the order of the prompts: a sequence of `Row`s.
+    """Outputs in the order of the prompts: a sequence of `Row`s, whose slices are results too.
 
     Attributes:
       rows: one per prompt.
-      seconds: of the whole call, compilation included.
+      seconds: of the whole call, without compilation.
+      compile_seconds: of the whole call; programs that are read from the cache count too.
     """
 
     rows: tuple[Row, ...]
     seconds: float = 0.0
+    compile_seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return self.rows[place]
+        found = self.rows[place]
+        return dataclasses.replace(self, rows=found) if isinstance(place, slice) else found
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
     def __repr__(self) -> str:
         """The first texts, and the totals."""
-        shown = [repr(text) for text in self.texts[:3]]
+        shown = [repr(row.text) for row in self.rows[:3]]
         more = f", ... {len(self) - 3} more" if len(self) > 3 else ""
-        return f"Result(texts=[{', '.join(shown)}{more}], info={self.info!r})"
+        info = f", info={self.info!r}" if self.rows else ""
+        return f"Result(texts=[{', '.join(shown)}{more}]{info})"
 
     @property
     def texts(self) -> list[str]:
@@ -307,19 +335,9 @@ class Result(Sequence[Row]):
 
     @functools.cached_property
     def info(self) -> RunInfo:
-        """What it took."""
+        """What it took; there must be a row."""
         return RunInfo(jax.tree.map(lambda *x: np.stack(x), *[row.info for row in self.rows]))
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """One dict of JSON values per row."""
         return [row.to_dict() for row in self.rows]
-
-
-def collect(rows: Sequence[Row], seconds: float = 0.0) -> Result:
-    """Puts rows, each index once, into their order."""
-    return Result(tuple(sorted(rows, key=lambda row: row.index)), seconds)
-
-
-def _ratio(numerator: Any, denominator: Any) -> float:
-    below = int(np.sum(denominator))
-    return int(np.sum(numerator)) / below if below else float("nan")

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.text.models import TextModel
+from specjax.decoding import Method
+from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.tokenizers.tokenizer import Pieces
-from specjax.types import Array, Method
+from specjax.types import Array
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 from specjax.tokenizers.model_files import read_json_if_there
-from specjax.tokenizers.settings import TokenizerSettings, implied_sentinels
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from specjax.tokenizers.tokenizer_config import TokenizerSettings, implied_sentinels
 
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.model")
 HF_FILE = "tokenizer.json"

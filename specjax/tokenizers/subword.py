@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specjax.tokenizers.pieces import pieces_of
-from specjax.tokenizers.settings import TokenizerSettings, added_tokens
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
+from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
 
 
 class SentencePieceTokenizer(Tokenizer):

@@ -1,33 +1,34 @@
-"""The data of an acceptance head on disk: shards of drafted tokens, each written whole.
+"""The data of an acceptance head: labelled shards of drafted tokens on disk, batches, the task.
 
-A shard is two files: `NAME-00000.npz`, with the small arrays and a digest, and
-`NAME-00000.hidden.npy`, the hidden states, which are mapped into memory, not read.
+Axes: n positions, D the drafter's width, F features.
 """
 
 import dataclasses
 import hashlib
-import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specjax.acceptance_head import confidence_features
+from specjax.acceptance_head.network import HeadConfig, apply_head, confidence_features, init_head
 from specjax.checks import one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
 from specjax.runs.run_directory import RunDirectory
+from specjax.runs.store import Store
 from specjax.text import Decoder, Pair
+from specjax.text.known_texts import written
 from specjax.text.prompts import Prompt
-from specjax.training.fingerprint import digest
-from specjax.training.head_labels import Positions, label
+from specjax.training.head_labels import DraftedTokens, label
+from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say
-from specjax.training.scoring import covering
-from specjax.writing import write_atomically
+from specjax.training.samples import covering
+from specjax.types import Array, Params, Sampling
 
 DATA_NAME = "head_data"
-_COLUMNS = tuple(name for name in Positions._fields if name != "offsets")
+_COLUMNS = tuple(name for name in DraftedTokens._fields if name != "offsets")
 _features = jit(confidence_features)
 # Positions of a batch are rounded up to one of a few sizes.
 _LEAST = 64
@@ -61,168 +62,123 @@ class Labelling:
     shard_rows: int = 1024
 
     def __post_init__(self) -> None:
-        self._set("temperature", low=0.0, open_high=True)
+        spans: dict[str, dict[str, Any]] = {"temperature": {"low": 0.0, "open_high": True}}
         if self.mixing is not None:
-            self._set("mixing", low=0.0, high=1.0, open_high=True)
+            spans["mixing"] = {"low": 0.0, "high": 1.0, "open_high": True}
+        for name, span in spans.items():
+            one_number(f"Labelling: {name}", getattr(self, name), **span)
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
             value = whole_number(f"Labelling: {name}", getattr(self, name), low=1)
             object.__setattr__(self, name, value)
         if not isinstance(self.chat, bool):
             raise TypeError(f"Labelling: chat must be True or False, got {self.chat!r}")
 
-    def _set(self, name: str, **span: Any) -> None:
-        one_number(f"Labelling: {name}", getattr(self, name), **span)
-        object.__setattr__(self, name, float(getattr(self, name)))
-
-
-class Prompts(NamedTuple):
-    """The prompts of one data set that can be decoded.
-
-    Attributes:
-      name: of the data set: "training" or "validation".
-      tokens: of each prompt.
-      ids: of each prompt, its place in the source.
-    """
-
-    name: str
-    tokens: list[np.ndarray]
-    ids: list[int]
-
-    def describe(self) -> dict[str, Any]:
-        """What determines them, as JSON values."""
-        sha = hashlib.sha256()
-        for place, tokens in zip(self.ids, self.tokens, strict=True):
-            sha.update(f"{place} {len(tokens)} ".encode() + tokens.astype(np.int32).tobytes())
-        return {"prompts": len(self.tokens), "tokens": sha.hexdigest()[:16]}
-
-
-def read_prompts(
-    pair: Pair, labelling: Labelling, examples: Sequence[Example], name: str, *, progress: bool
-) -> Prompts:
-    """Tokenises prompts; those that are empty or too long are told and left out.
-
-    Args:
-      pair: its tokenizer and its vocabulary count.
-      labelling: how they are read.
-      examples: the prompts; their references are not used.
-      name: of the data set.
-      progress: whether to tell what is left out.
-
-    Returns:
-      The prompts.
-
-    Raises:
-      ValueError: there are none, or none can be decoded.
-    """
-    if not examples:
-        raise ValueError(f"{name} data: the source has no examples: give another source")
-    # A long last bucket refuses what is too long, and costs nothing here.
-    decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
-    tokens, ids, failed = [], [], []
-    for example in examples:
-        chat: Any = [{"role": "user", "content": example.inputs}]
-        prompt: Prompt = chat if labelling.chat else example.inputs
-        try:
-            tokens.append(decoder.encode(prompt, f"{name} example {example.id}"))
-        except ValueError as error:
-            failed.append(str(error))
-        else:
-            ids.append(example.id)
-    if not tokens:
-        raise ValueError(f"{name} data: no prompt can be decoded: {failed[0]}")
-    if failed and progress:
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        say(f"{len(failed)} of {len(examples)} {name} prompts are left out: {failed[0]}{more}")
-    return Prompts(name, tokens, ids)
-
 
 class HeadData:
     """The drafted tokens of one data set, written shard by shard and continued after a kill.
+
+    Prompts that are empty or too long are left out, which is said on stderr.
 
     Args:
       run: the run's directory, with `DATA_NAME` among what it makes.
       pair: the models.
       labelling: how prompts become labels.
-      prompts: the data set.
+      examples: the prompts; their references are not used.
+      name: of the data set: "training" or "validation".
       seed: of the draws.
+      progress: whether to show progress on stderr.
+
+    Attributes:
+      prompts: the tokens of each prompt.
+
+    Raises:
+      ValueError: there are no prompts, or none can be decoded.
     """
 
     def __init__(
-        self, run: RunDirectory, pair: Pair, labelling: Labelling, prompts: Prompts, *, seed: int
+        self,
+        run: RunDirectory,
+        pair: Pair,
+        labelling: Labelling,
+        examples: Sequence[Example],
+        name: str,
+        *,
+        seed: int,
+        progress: bool,
     ):
         self._run, self._pair, self._labelling = run, pair, labelling
-        self._prompts, self._seed = prompts, seed
-        self._shards: list[Positions] | None = None
-
-    @property
-    def rows(self) -> int:
-        """The number of prompts."""
-        return len(self._prompts.tokens)
-
-    @property
-    def prompts(self) -> list[np.ndarray]:
-        """The tokens of each prompt."""
-        return self._prompts.tokens
+        self._name, self._seed, self._progress = name, seed, progress
+        self.prompts: list[np.ndarray] = []
+        self._ids: list[int] = []
+        self._shards: list[DraftedTokens] = []
+        if not examples:
+            raise ValueError(f"{name} data: the source has no examples: give another source")
+        # A long last bucket refuses what is too long, and costs nothing here.
+        decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
+        failed = []
+        for example in examples:
+            chat: Any = [{"role": "user", "content": example.inputs}]
+            prompt: Prompt = chat if labelling.chat else example.inputs
+            try:
+                self.prompts.append(decoder.encode(prompt, f"{name} example {example.id}"))
+            except ValueError as error:
+                failed.append(str(error))
+            else:
+                self._ids.append(example.id)
+        if not self.prompts:
+            raise ValueError(f"{name} data: no prompt can be decoded: {failed[0]}")
+        if failed and progress:
+            more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+            say(f"{len(failed)} of {len(examples)} {name} prompts are left out: {failed[0]}{more}")
 
     def describe(self) -> dict[str, Any]:
         """What determines the data, as JSON values."""
-        labelling = dataclasses.asdict(self._labelling)
-        models = {"drafter": self._pair.drafter, "verifier": self._pair.verifier}
+        sha = hashlib.sha256()
+        for place, tokens in zip(self._ids, self.prompts, strict=True):
+            sha.update(f"{place} {len(tokens)} ".encode() + tokens.astype(np.int32).tobytes())
         return {
-            **{name: model.fingerprint for name, model in models.items()},
-            **self._prompts.describe(),
-            **labelling,
+            "drafter": self._pair.drafter.fingerprint,
+            "verifier": self._pair.verifier.fingerprint,
+            "prompts": len(self.prompts),
+            "tokens": sha.hexdigest()[:16],
+            **dataclasses.asdict(self._labelling),
             "seed": self._seed,
         }
 
-    def make(self, *, progress: bool) -> None:
+    def make(self) -> None:
         """Writes the shards that are missing and opens all; the directory must be claimed.
-
-        Args:
-          progress: whether to tell progress on stderr.
 
         Raises:
           OSError: a shard cannot be written.
           ValueError: one is damaged, or a model gives NaN.
         """
-        directory = self._run.own(DATA_NAME)
-        directory.mkdir(exist_ok=True)
-        size = self._labelling.shard_rows
-        starts = range(0, self.rows, size)
-        shards = []
-        for number, start in enumerate(starts):
-            place = directory / f"{self._prompts.name}-{number:05d}.npz"
-            if not place.exists():
-                if progress:
-                    say(f"labelling {self._prompts.name} data: {start:,} of {self.rows:,} prompts")
-                _write(place, self._label(start, min(start + size, self.rows)))
-                self._run.keep()
-            shards.append(_read(place))
-        self._shards = shards
+        store, size = Store(self._run, DATA_NAME), self._labelling.shard_rows
+        self._shards = []
+        for start in range(0, len(self.prompts), size):
+            key = (self._name, start // size)
+            if key not in store:
+                if self._progress:
+                    count = f"{start:,} of {len(self.prompts):,}"
+                    say(f"labelling {self._name} data: {count} prompts")
+                store.put(key, None, self._label(start, start + size)._asdict())
+            record = store.get(key, mapped=True)
+            assert record is not None
+            self._shards.append(DraftedTokens(**record.arrays))
 
-    def _label(self, start: int, end: int) -> Positions:
+    def _label(self, start: int, end: int) -> DraftedTokens:
         """Of some prompts: the verifier's texts, and drafted tokens along them."""
-        settings, pair = self._labelling, self._pair
-        tokens, ids = self._prompts.tokens[start:end], self._prompts.ids[start:end]
-        prompts: Any = tokens
+        settings, ids = self._labelling, self._ids[start:end]
         decoder = Decoder(
-            pair.verifier,
-            temperature=settings.temperature,
+            self._pair.verifier,
+            sampling=Sampling(settings.temperature),
             max_new_tokens=settings.max_new_tokens,
             batch_size=settings.batch_size,
-            buckets=covering(self._prompts.tokens),
+            buckets=covering(self.prompts),
         )
-        drawn = decoder(prompts, seed=self._seed, ids=ids, progress=False)
-        if nan := [row.error for row in drawn if row.ended_by == "nan"]:
-            raise ValueError(
-                f"{len(nan)} texts of {pair.verifier.name} have NaN ({nan[0]}): look at its weights"
-            )
-        eos = np.asarray(pair.verifier.tokenizer.eos_ids[:1], np.int32)
-        texts = [np.concatenate([row.tokens, eos[: row.ended_by == "eos"]]) for row in drawn]
         return label(
-            pair,
-            tokens,
-            texts,
+            self._pair,
+            written(decoder, self.prompts[start:end], seed=self._seed, ids=ids),
             ids,
             temperature=settings.temperature,
             mixing=settings.mixing,
@@ -231,22 +187,22 @@ class HeadData:
         )
 
     @property
-    def shards(self) -> list[Positions]:
+    def shards(self) -> list[DraftedTokens]:
         """The data, once `make` was called."""
-        assert self._shards is not None, "make() comes first"
+        assert self._shards, "make() comes first"
         return self._shards
 
     def column(self, name: str) -> np.ndarray:
-        """One field of `Positions` for all positions, in order; not the offsets."""
+        """One field of `DraftedTokens` for all positions, in order; not the offsets."""
         return np.concatenate([getattr(shard, name) for shard in self.shards])
 
-    def row(self, index: int) -> Positions:
+    def row(self, index: int) -> DraftedTokens:
         """The positions of one prompt; without offsets."""
-        shard = self.shards[index // self._labelling.shard_rows]
-        place = index % self._labelling.shard_rows
+        number, place = divmod(index, self._labelling.shard_rows)
+        shard = self.shards[number]
         part = slice(*shard.offsets[place : place + 2])
         fields = {name: getattr(shard, name)[part] for name in _COLUMNS}
-        return Positions(**fields, offsets=np.empty(0, np.int64))
+        return DraftedTokens(**fields, offsets=np.empty(0, np.int64))
 
 
 class HeadBatch(NamedTuple):
@@ -254,7 +210,7 @@ class HeadBatch(NamedTuple):
 
     Attributes:
       hidden: `[n, D]` float32.
-      features: `[n, F]` float32; see `acceptance_head.confidence_features`.
+      features: `[n, F]` float32; see `acceptance_head.network.confidence_features`.
       labels: `[n]` float32.
       real: `[n]` bool, false where a position only fills the shape.
     """
@@ -269,7 +225,7 @@ class HeadBatches:
     """Batches of the positions of so many prompts, in a new order each epoch; see `Batches`.
 
     Args:
-      data: the data; read when the first batch is asked for.
+      data: the data; read when the first batch is made.
       rows_per_batch: prompts of a batch.
       width: D.
       seed: of the order; None keeps the data's.
@@ -292,14 +248,14 @@ class HeadBatches:
     @property
     def batches_per_epoch(self) -> int:
         """How many until all data have been seen once."""
-        return -(-self._data.rows // self._rows)
+        return -(-len(self._data.prompts) // self._rows)
 
     def batch(self, step: int) -> HeadBatch:
         """The batch of step `step`."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if self._order[0] != epoch:
             rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
-            rows = np.arange(self._data.rows)
+            rows = np.arange(len(self._data.prompts))
             self._order = epoch, rows if rng is None else rng.permutation(rows)
         members = self._order[1][index * self._rows : (index + 1) * self._rows]
         parts = [self._data.row(int(member)) for member in members]
@@ -337,43 +293,40 @@ def _rounded(count: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _hidden_of(place: Path) -> Path:
-    return place.with_name(f"{place.stem}.hidden.npy")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadTask:
+    """An acceptance head learns the labels of `HeadBatch`es; a `Task` without constants.
 
+    Attributes:
+      head: its sizes.
+      rejection_weight: w, how much a rejected token counts; an accepted one counts 1.
 
-def _write(place: Path, positions: Positions) -> None:
-    """The small file last: where it is, the shard is whole."""
-    small = positions._asdict()
-    buffer = io.BytesIO()
-    np.save(buffer, small.pop("hidden"))
-    write_atomically(_hidden_of(place), buffer.getvalue())
-    sha = hashlib.sha256(buffer.getvalue()).hexdigest()
-    small |= {
-        "hidden_sha256": np.asarray(sha),
-        "digest": np.asarray(digest([*small.values(), sha])),
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, **small)
-    write_atomically(place, buffer.getvalue())
+    Source: SpecDec++ (arXiv 2405.19715), section 3.3.
+    """
 
+    head: HeadConfig
+    rejection_weight: float
 
-def _read(place: Path) -> Positions:
-    names = [name for name in Positions._fields if name != "hidden"]
-    hidden = _hidden_of(place)
-    try:
-        with np.load(io.BytesIO(place.read_bytes()), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in names}
-            sha, mark = str(stored["hidden_sha256"]), str(stored["digest"])
-        with hidden.open("rb") as file:
-            whole = hashlib.file_digest(file, "sha256").hexdigest() == sha
-        whole = whole and mark == digest([*arrays.values(), sha])
-        # Nothing cannot be mapped.
-        mode: Any = "r" if arrays["labels"].size else None
-        mapped = np.load(hidden, mmap_mode=mode, allow_pickle=False) if whole else None
-    except Exception:  # zipfile, zlib and NumPy raise a dozen kinds
-        mapped = None
-    if mapped is None:
-        raise ValueError(
-            f"{place} or {hidden.name} is damaged: delete both, and they are made again"
-        )
-    return Positions(hidden=mapped, **arrays)
+    item_name: ClassVar[str] = "drafted tokens"
+
+    def init(self, key: Array) -> Params:
+        """See `Task`."""
+        return init_head(self.head, key)
+
+    def loss(self, params: Params, constants: Any, batch: HeadBatch, key: Array) -> Total:
+        """See `Task`: -P log P^ - w (1 - P) log(1 - P^), summed."""
+        return masked_total(self._per_token(params, batch, self.rejection_weight), batch.real)
+
+    def evaluate(self, params: Params, constants: Any, batch: HeadBatch) -> dict[str, Total]:
+        """See `Task`: the loss, and the binary KL divergence without the weight."""
+        p = batch.labels
+        entropy = jax.scipy.special.entr(p) + jax.scipy.special.entr(1.0 - p)
+        kl = self._per_token(params, batch, 1.0) - entropy
+        loss = self._per_token(params, batch, self.rejection_weight)
+        return {"loss": masked_total(loss, batch.real), "kl": masked_total(kl, batch.real)}
+
+    def _per_token(self, params: Params, batch: HeadBatch, weight: float) -> Array:
+        log_odds = apply_head(self.head, params, batch.hidden, batch.features)
+        accepted = batch.labels * jax.nn.softplus(-log_odds)
+        rejected = weight * (1.0 - batch.labels) * jax.nn.softplus(log_odds)
+        return jnp.asarray(accepted + rejected)

@@ -1,55 +1,49 @@
-"""From a pair of models and prompts to an acceptance head: what `specjax train_head` runs."""
+"""From a pair of models and prompts to an acceptance head: what `specjax train head` runs."""
 
 import dataclasses
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specjax.acceptance_head import Head, HeadConfig
-from specjax.checkpoints.heads import HEAD_NAME, check_head_place, save_head
+from specjax.acceptance_head.head import Head
+from specjax.acceptance_head.network import HeadConfig
+from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_head
 from specjax.checks import check_part, one_number, whole_number
 from specjax.data.examples import Example
-from specjax.evaluation import (
-    ClassWeights,
-)
+from specjax.drafting import Survival
 from specjax.runs.run_directory import RunDirectory
-from specjax.text import Pair
-from specjax.training.head_data import (
-    DATA_NAME,
-    HeadBatches,
-    HeadData,
-    Labelling,
-    read_prompts,
-)
-from specjax.training.head_evaluation import compare_predictors, predict
-from specjax.training.head_task import HeadTask
-from specjax.training.optimizer import AdamW, Cosine
+from specjax.text import Decoder, Pair
+from specjax.training.head_data import DATA_NAME, HeadBatches, HeadData, HeadTask, Labelling
+from specjax.training.optimizer import AdamW
+from specjax.training.predictors import compare_predictors
 from specjax.training.progress import say
+from specjax.training.samples import covering
 from specjax.training.trainer import TrainerConfig, TrainingData, run_directory, train
-from specjax.types import Params
+from specjax.types import Sampling
 
-RESULTS_NAME = "results.json"
-CURVES_NAME = "curves.json"
+RESULTS_NAME, CURVES_NAME = "results.json", "curves.json"
+GRID_NAME, HEADS_NAME = "grid_config.json", "heads"
 
 PathLike = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
-    """How an acceptance head is trained; the values of SpecDec++ (section 4.1) by default.
+    """How an acceptance head is trained; the values of SpecDec++ (section 4.1), but for the rate.
 
     Attributes:
       labelling: how prompts become drafted tokens with labels.
       blocks: residual blocks of the head, 0 .. 4.
       shared: whether they share one matrix.
       confidences: whether the head also reads the drafter's confidences; see `HeadConfig`.
-      rejection_weight: w_rej, how much a rejected token counts; 6 is the paper's best.
-      acceptance_weight: w_acc.
+      rejection_weight: w, how much a rejected token counts, where an accepted one counts 1; 6 is
+        the paper's best.
       epochs: how often the data are seen.
       rows_per_batch: prompts of a batch.
       learning_rate: at first; it falls to 0 along a cosine.
@@ -57,8 +51,8 @@ class HeadRecipe:
       checkpoints: how often the head is saved and evaluated; the best one is the result.
       seed: of the verifier's texts, the drafted tokens, the head and the order.
       num_devices: see `TrainerConfig`.
-      allow_other_streams: see `TrainerConfig`.
-      progress: whether to tell progress on stderr.
+      allow_other_environment: see `TrainerConfig`.
+      progress: whether to show progress on stderr.
 
     Raises:
       TypeError: for a value of the wrong type.
@@ -70,63 +64,121 @@ class HeadRecipe:
     shared: bool = False
     confidences: bool = False
     rejection_weight: float = 6.0
-    acceptance_weight: float = 1.0
     epochs: int = 3
     rows_per_batch: int = 32
-    learning_rate: float = 5e-5
+    learning_rate: float = 1e-3
     ema_decay: float = 0.0
     checkpoints: int = 6
     seed: int = 0
     num_devices: int | None = 1
-    allow_other_streams: bool = False
+    allow_other_environment: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:
         for name in ("epochs", "rows_per_batch", "checkpoints"):
             value = whole_number(f"HeadRecipe: {name}", getattr(self, name), low=1)
             object.__setattr__(self, name, value)
+        weight: dict[str, Any] = {"low": 0.0, "open_low": True, "open_high": True}
+        one_number("HeadRecipe: rejection_weight", self.rejection_weight, **weight)
         # The validation data's is one more.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
         if not isinstance(self.labelling, Labelling):
             raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # What they are made of checks the rest, before any model is loaded.
-        _ = self.weights, self.head(1), self.trainer(self.rows_per_batch)
+        _ = self.task(1), self.trainer(self.rows_per_batch)
 
-    @property
-    def weights(self) -> ClassWeights:
-        """w_acc and w_rej."""
-        return ClassWeights(self.acceptance_weight, self.rejection_weight)
-
-    def head(self, width: int) -> HeadConfig:
-        """The head on hidden states of a width."""
-        return HeadConfig(width, self.blocks, self.shared, self.confidences)
+    def task(self, width: int) -> HeadTask:
+        """What is learnt of hidden states of a width."""
+        head = HeadConfig(width, self.blocks, self.shared, self.confidences)
+        return HeadTask(head=head, rejection_weight=float(self.rejection_weight))
 
     def trainer(self, rows: int) -> TrainerConfig:
         """The trainer's settings for so many prompts."""
         steps = self.epochs * -(-rows // self.rows_per_batch)
-        schedule = Cosine(peak=self.learning_rate, warmup_steps=1, total_steps=max(2, steps))
+        optimizer = AdamW(
+            learning_rate=self.learning_rate,
+            warmup_steps=1,
+            decay="cosine",
+            total_steps=max(2, steps),
+            b2=0.999,
+            eps=1e-8,
+        )
         return TrainerConfig(
             num_steps=steps,
-            optimizer=AdamW(schedule=schedule, b2=0.999, eps=1e-8),
+            optimizer=optimizer,
             ema_decay=self.ema_decay,
             seed=self.seed,
             checkpoint_every=max(1, steps // self.checkpoints),
             log_every=max(1, min(50, steps // 10)),
             num_devices=self.num_devices,
-            allow_other_streams=self.allow_other_streams,
+            allow_other_environment=self.allow_other_environment,
             progress=self.progress,
         )
 
 
-def run_head_recipe(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadGrid:
+    """Which heads are trained, and how each is measured; the paper's grid by default.
+
+    Attributes:
+      rejection_weights: the values of w.
+      blocks: the values of D.
+      thresholds: the values of h; see `drafting.Survival`.
+      max_draft: the longest draft.
+      limit: how many of the validation prompts are decoded.
+      batch_size: prompts decoded together.
+      repeats: how often they are decoded; the heads take turns.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a value outside its range, or an empty list.
+
+    Source: SpecDec++ (arXiv 2405.19715), table 3.
+    """
+
+    rejection_weights: Sequence[float] = (1.0, 3.0, 6.0, 12.0)
+    blocks: Sequence[int] = (0, 1, 2, 3, 4)
+    thresholds: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    max_draft: int = 20
+    limit: int = 64
+    batch_size: int = 1
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("max_draft", "limit", "batch_size", "repeats"):
+            value = whole_number(f"HeadGrid: {name}", getattr(self, name), low=1)
+            object.__setattr__(self, name, value)
+        for name in ("rejection_weights", "blocks", "thresholds"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple | list) or not values:
+                raise TypeError(f"HeadGrid: {name} must be a list with a value, got {values!r}")
+            if len(set(values)) != len(values):
+                raise ValueError(f"HeadGrid: {name} has a value twice: {values}")
+            object.__setattr__(self, name, tuple(values))
+        # Its checks.
+        for threshold in self.thresholds:
+            Survival(threshold=threshold)
+
+    def recipes(self, recipe: HeadRecipe) -> dict[str, HeadRecipe]:
+        """A name -> one recipe of the grid."""
+        return {
+            f"w{weight:g}_D{blocks}": dataclasses.replace(
+                recipe, rejection_weight=weight, blocks=blocks
+            )
+            for weight, blocks in itertools.product(self.rejection_weights, self.blocks)
+        }
+
+
+def train_head(
     recipe: HeadRecipe,
     make_pair: Callable[[], Pair],
     *,
     output_dir: PathLike,
     training_data: Iterable[Example],
     validation_data: Iterable[Example],
-    install: bool = False,
+    install: bool | str = False,
+    grid: HeadGrid | None = None,
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
     """Trains an acceptance head for a pair, and compares it with simpler predictors.
@@ -137,20 +189,31 @@ def run_head_recipe(
     Training data are mixed as `recipe.labelling` says. Validation data are always read along the
     verifier's own text, as in decoding, so that heads of several mixings can be compared.
 
+    With a grid all its heads are trained on the same labels, and the validation prompts are decoded
+    with each head at each threshold; measuring starts anew in a run that was killed.
+
     Args:
-      recipe: how the head is trained.
+      recipe: how the head is trained; with a grid, but for its weight and its depth.
       make_pair: is called after the arguments have been checked.
       output_dir: takes the run: `acceptance_head/` (the result), `results.json`, `curves.json` (ROC
-        and reliability diagrams), `head_data/`, `metrics.jsonl`, `checkpoints/` and the records.
+        and reliability diagrams), `head_data/`, `metrics.jsonl`, `checkpoints/` and the records;
+        with a grid `heads/w6_D3/` and so on in the place of one head.
       training_data: prompts; their references are not used.
       validation_data: prompts; the best checkpoint on them is the result.
       install: whether the head is written into the drafter's directory, too, in the place of an
-        earlier one.
+        earlier one. A head whose loss on the validation data is not below that of a constant is
+        not, but with "anyway".
+      grid: the heads of a grid in the place of one.
       on_start: called with the `RunDirectory` once all checks are passed, before the long work.
 
     Returns:
-      What `results.json` holds: step, number of parameters, bytes, and one row per predictor with
-      its figures on the validation data (see `compare_predictors`).
+      What `results.json` holds. Of one head: step, number of parameters, bytes, one row per
+      predictor with its figures on the validation data (see `compare_predictors`), and whether it
+      is `installed`. Of a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
+      `train_kl` and `kl` (binary KL divergence in nats, without weights, of the training and the
+      validation data), and the fastest `threshold` with its figures. `thresholds` has a row per
+      head and threshold: `tokens_per_second`, `verification_rate` and `discard_rate` (verifier's
+      passes and discarded tokens per emitted token, at the labelling's temperature).
 
     Raises:
       OSError: `output_dir` or the drafter's directory cannot be written, or another process trains
@@ -159,81 +222,38 @@ def run_head_recipe(
       ValueError: no usable prompt, a pair that is none, or an `output_dir` that holds another run.
     """
     check_part("recipe", recipe, ("labelling", "trainer"), "training.HeadRecipe()")
-    if not isinstance(install, bool):
-        raise TypeError(f"install must be True or False, got {install!r}")
-    examples = {"training": list(training_data), "validation": list(validation_data)}
-    names = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
-    with run_directory(output_dir, names) as run:
-        pair = make_pair()
-        check_head_pair(run, pair, install)
-        data = head_data(run, recipe, pair, examples)
-        results, head = train_one_head(run, recipe, pair, data, on_start=on_start)
-        run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
-        place = save_head(run.own(HEAD_NAME).parent, head)
+    if not isinstance(install, bool) and install != "anyway":
+        raise TypeError(f"install must be True, False or 'anyway', got {install!r}")
+    if grid is not None:
+        check_part("grid", grid, ("recipes", "thresholds"), "training.HeadGrid()")
         if install:
-            place = save_head(pair.drafter.name, head)
-    if recipe.progress:
-        say(f"the head is in {place}, its figures in {run.path / RESULTS_NAME}")
+            raise ValueError("install must be False with a grid: copy the head that you choose")
+        grid.recipes(recipe)  # their checks
+    examples = {"training": list(training_data), "validation": list(validation_data)}
+    one = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
+    several = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
+    with (
+        run_directory(output_dir, one)
+        if grid is None
+        else RunDirectory(output_dir, config_name=GRID_NAME, makes=several)
+    ) as run:
+        pair = make_pair()
+        _check_pair(run, pair, bool(install))
+        data = _head_data(run, recipe, pair, examples)
+        if grid is None:
+            results, head = _train_one(run, recipe, pair, data, on_start)
+            place = save_head(run.own(HEAD_NAME).parent, head)
+            if recipe.progress:
+                say(f"the head is in {place}, its figures in {run.path / RESULTS_NAME}")
+            if install:
+                results["installed"] = _install(pair, head, results, anyway=install == "anyway")
+        else:
+            results = _train_grid(run, grid, recipe, pair, data, on_start)
+        run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
     return results
 
 
-def train_one_head(
-    run: RunDirectory,
-    recipe: HeadRecipe,
-    pair: Pair,
-    data: dict[str, HeadData],
-    *,
-    on_start: Callable[[RunDirectory], None] | None = None,
-) -> tuple[dict[str, Any], Head]:
-    """Trains one head, and writes its curves.
-
-    Args:
-      run: an open directory that may hold `CURVES_NAME`.
-      recipe: how the head is trained.
-      pair: the models.
-      data: "training" and "validation"; made once the directory is claimed.
-      on_start: see `run_head_recipe`.
-
-    Returns:
-      What `results.json` holds, and the head.
-    """
-    trainer = recipe.trainer(data["training"].rows)
-    task = HeadTask(head=recipe.head(pair.drafter.width), weights=recipe.weights)
-    batches = {
-        name: HeadBatches(
-            of_one,
-            recipe.rows_per_batch,
-            width=task.head.width,
-            seed=recipe.seed if name == "training" else None,
-            row_multiple=len(trainer.devices()),
-        )
-        for name, of_one in data.items()
-    }
-
-    def grow() -> HeadBatches:
-        for of_one in data.values():
-            of_one.make(progress=recipe.progress)
-            if not of_one.column("labels").size:
-                raise ValueError(
-                    "all drafted tokens were replaced by the verifier's: give more prompts, or "
-                    "a smaller mixing"
-                )
-        return batches["training"]
-
-    result = train(
-        trainer,
-        task,
-        TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
-        output_dir=run,
-        notes={"checkpoints": recipe.checkpoints},
-        on_start=on_start,
-    )
-    results = _results(run, recipe, data, task, result.params)
-    results = {"step": result.step, **results}
-    return results, _head(recipe, pair, task, result.params, results)
-
-
-def check_head_pair(run: RunDirectory, pair: Pair, install: bool = False) -> None:
+def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
     """Raises TypeError or ValueError for a pair that no head can be trained for."""
     if not isinstance(pair, Pair):
         raise TypeError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
@@ -257,14 +277,12 @@ def check_head_pair(run: RunDirectory, pair: Pair, install: bool = False) -> Non
         check_head_place(directory)
 
 
-def head_data(
+def _head_data(
     run: RunDirectory, recipe: HeadRecipe, pair: Pair, examples: dict[str, list[Example]]
 ) -> dict[str, HeadData]:
-    """Training and validation data, not yet made; `run` must make `DATA_NAME`."""
-    labelling = {
-        "training": recipe.labelling,
-        "validation": dataclasses.replace(recipe.labelling, mixing=None),
-    }
+    """Training and validation data, not yet made."""
+    along_text = dataclasses.replace(recipe.labelling, mixing=None)
+    labelling = {"training": recipe.labelling, "validation": along_text}
     # Of each its own draws: a prompt may be in both.
     seeds = {"training": recipe.seed, "validation": recipe.seed + 1}
     return {
@@ -272,46 +290,171 @@ def head_data(
             run,
             pair,
             labelling[name],
-            read_prompts(pair, labelling[name], given, name, progress=recipe.progress),
+            given,
+            name,
             seed=seeds[name],
+            progress=recipe.progress,
         )
         for name, given in examples.items()
     }
 
 
-def _head(
-    recipe: HeadRecipe, pair: Pair, task: HeadTask, params: Params, results: dict[str, Any]
-) -> Head:
+def _train_one(
+    run: RunDirectory,
+    recipe: HeadRecipe,
+    pair: Pair,
+    data: dict[str, HeadData],
+    on_start: Callable[[RunDirectory], None] | None = None,
+) -> tuple[dict[str, Any], Head]:
+    """Trains one head in a directory of its own, and writes its curves.
+
+    Returns:
+      What `results.json` holds, and the head.
+    """
+    trainer = recipe.trainer(len(data["training"].prompts))
+    task = recipe.task(pair.drafter.width)
+    batches = {
+        name: HeadBatches(
+            of_one,
+            recipe.rows_per_batch,
+            width=task.head.width,
+            seed=recipe.seed if name == "training" else None,
+            row_multiple=len(trainer.devices()),
+        )
+        for name, of_one in data.items()
+    }
+
+    def grow() -> HeadBatches:
+        for of_one in data.values():
+            of_one.make()
+            if not of_one.column("labels").size:
+                raise ValueError(
+                    "all drafted tokens were replaced by the verifier's: give more prompts, or "
+                    "a smaller mixing"
+                )
+        return batches["training"]
+
+    result = train(
+        trainer,
+        task,
+        TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
+        output_dir=run,
+        notes={"checkpoints": recipe.checkpoints},
+        on_start=on_start,
+    )
+    rows, curves, train_kl = compare_predictors(task, result.params, data)
+    run.write(CURVES_NAME, (json.dumps(curves) + "\n").encode())
+    size = sum(leaf.size for leaf in jax.tree.leaves(result.params))
+    labels = {name: of_one.column("labels") for name, of_one in data.items()}
+    results = {
+        "step": result.step,
+        "num_params": size,
+        "bytes": 4 * size,
+        "training_tokens": int(labels["training"].size),
+        "validation_tokens": int(labels["validation"].size),
+        "acceptance": float(labels["validation"].mean()),
+        "train_kl": train_kl,
+        "rows": rows,
+    }
     labelling = dataclasses.asdict(recipe.labelling)
-    trained = ("rejection_weight", "acceptance_weight", "epochs", "learning_rate", "seed")
+    trained = ("rejection_weight", "epochs", "learning_rate", "seed")
     notes = {
         **{name: getattr(recipe, name) for name in trained},
         **{name: labelling[name] for name in ("temperature", "mixing", "max_new_tokens")},
         "verifier_fingerprint": pair.verifier.weights_fingerprint,
-        "validation": next(row for row in results["rows"] if row["predictor"] == "head"),
+        "validation": rows[0],
     }
-    weight = recipe.rejection_weight / recipe.acceptance_weight
-    known = pair.drafter.weights_fingerprint
-    return Head(task.head, jax.device_get(params), known, weight, notes)
+    drafter = pair.drafter.weights_fingerprint
+    params = jax.device_get(result.params)
+    return results, Head(task.head, params, drafter, task.rejection_weight, notes)
 
 
-def _results(
+def _install(pair: Pair, head: Head, results: dict[str, Any], *, anyway: bool) -> bool:
+    """Writes the head into the drafter's directory, unless a constant predicts as well."""
+    losses = {row["predictor"]: row["loss"] for row in results["rows"]}
+    constant = losses["constant"]
+    if not anyway and constant is not None and losses["head"] >= constant:
+        say(
+            f"the head is not installed: its loss on the validation data, {losses['head']:.4g}, is "
+            f"not below that of a constant, {constant:.4g}: give more prompts or epochs, or "
+            "another learning rate; INSTALL='anyway' installs it all the same"
+        )
+        return False
+    say(f"the head is installed in {save_head(pair.drafter.name, head)}")
+    return True
+
+
+class _Trained(NamedTuple):
+    recipe: HeadRecipe
+    head: Head
+    figures: dict[str, Any]
+
+
+def _train_grid(
     run: RunDirectory,
+    grid: HeadGrid,
     recipe: HeadRecipe,
+    pair: Pair,
     data: dict[str, HeadData],
-    task: HeadTask,
-    params: Params,
+    on_start: Callable[[RunDirectory], None] | None,
 ) -> dict[str, Any]:
-    """Figures of the head and of simpler predictors; writes the curves."""
-    log_odds = predict(task, params, data["validation"])
-    rows, curves = compare_predictors(log_odds, data, recipe.weights)
-    run.write(CURVES_NAME, (json.dumps(curves) + "\n").encode())
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    return {
-        "num_params": sum(sizes),
-        "bytes": 4 * sum(sizes),
-        "training_tokens": int(data["training"].column("labels").size),
-        "validation_tokens": int(log_odds.size),
-        "acceptance": float(data["validation"].column("labels").mean()),
-        "rows": rows,
-    }
+    """Trains all heads of a grid, and decodes with each at each threshold."""
+    described = {name: of_one.describe() for name, of_one in data.items()}
+    run.claim({"grid": dataclasses.asdict(grid), "data": described})
+    if on_start is not None:
+        on_start(run)
+    heads = run.own(HEADS_NAME)
+    heads.mkdir(exist_ok=True)
+    recipes, trained = grid.recipes(recipe), []
+    for name, of_head in recipes.items():
+        if recipe.progress:
+            say(f"the head {name} of {', '.join(recipes)}")
+        with run_directory(heads / name, (CURVES_NAME,)) as place:
+            figures, head = _train_one(place, of_head, pair, data)
+        run.keep()
+        trained.append(_Trained(of_head, head, figures))
+    rows = _measured(grid, pair, trained, data["validation"].prompts[: grid.limit], recipe)
+    table, count = [], len(grid.thresholds)
+    for i, one in enumerate(trained):
+        best = max(rows[i * count : (i + 1) * count], key=lambda row: row["tokens_per_second"])
+        kl = {"train_kl": one.figures["train_kl"], "kl": one.figures["rows"][0]["kl"]}
+        table.append({**best, **kl})
+    return {"heads": table, "thresholds": rows}
+
+
+def _measured(
+    grid: HeadGrid, pair: Pair, trained: list[_Trained], prompts: Any, recipe: HeadRecipe
+) -> list[dict[str, Any]]:
+    """One row per head and threshold; they take turns at all prompts."""
+    labelling = recipe.labelling
+    decoders = [
+        Decoder(
+            Pair(dataclasses.replace(pair.drafter, head=of_head.head), pair.verifier),
+            stopping=Survival(threshold=threshold),
+            max_draft=grid.max_draft,
+            sampling=Sampling(labelling.temperature),
+            max_new_tokens=labelling.max_new_tokens,
+            batch_size=grid.batch_size,
+            buckets=covering(prompts),
+        )
+        for of_head, threshold in itertools.product(trained, grid.thresholds)
+    ]
+    if recipe.progress:
+        say(f"decoding {len(prompts)} prompts with {len(decoders)} heads and thresholds")
+    infos = [decoder(prompts, progress=False).info for decoder in decoders]  # compiles
+    seconds = np.zeros(len(decoders))
+    for _ in range(grid.repeats):
+        for place, decoder in enumerate(decoders):
+            seconds[place] += decoder(prompts, progress=False).seconds
+    cases = itertools.product((of_head.recipe for of_head in trained), grid.thresholds)
+    return [
+        {
+            "rejection_weight": of_head.rejection_weight,
+            "blocks": of_head.blocks,
+            "threshold": threshold,
+            "verification_rate": info.verification_rate,
+            "discard_rate": info.discard_rate,
+            "tokens_per_second": int(info.per_row.emitted.sum()) * grid.repeats / spent,
+        }
+        for (of_head, threshold), info, spent in zip(cases, infos, seconds, strict=True)
+    ]

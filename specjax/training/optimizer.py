@@ -1,7 +1,7 @@
-"""Learning-rate schedules and the optimiser, as frozen configurations."""
+"""The optimiser with its learning rate, as a frozen configuration."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,92 +10,23 @@ import optax
 from specjax.checks import checked
 from specjax.types import Array
 
-
-class Schedule(Protocol):
-    """A learning rate as a function of the number of updates done."""
-
-    def __call__(self, step: Any) -> Array:
-        """The rate of update `step` (from 0)."""
-
-
-def _check(owner: Any, *names: str, **span: Any) -> None:
-    for name in names:
-        checked(f"{type(owner).__name__}: {name}", getattr(owner, name), open_high=True, **span)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InverseSqrt:
-    """Linear warm-up, then a decay with the inverse square root of the step.
-
-    It needs no end, so that a run can be prolonged.
-
-    Attributes:
-      peak: the highest rate, at `warmup_steps`.
-      warmup_steps: updates of linear growth.
-
-    Raises:
-      TypeError: for a value that is no number.
-      ValueError: for a value that is not positive and finite.
-
-    Source: Vaswani et al. 2017, equation 3.
-    """
-
-    peak: float
-    warmup_steps: int
-
-    def __post_init__(self) -> None:
-        _check(self, "peak", "warmup_steps", low=0.0, open_low=True)
-
-    def __call__(self, step: Any) -> Array:
-        """The rate of update `step` (from 0)."""
-        x = (jnp.asarray(step, jnp.float32) + 1.0) / self.warmup_steps
-        return self.peak * jnp.minimum(x, jax.lax.rsqrt(x))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cosine:
-    """Linear warm-up, then half a cosine down to `floor` at `total_steps`.
-
-    Attributes:
-      peak: the highest rate, at `warmup_steps`.
-      warmup_steps: updates of linear growth.
-      total_steps: the update at which the rate has come down; it stays there.
-      floor: the last rate, at most `peak`.
-
-    Raises:
-      TypeError: for a value that is no number.
-      ValueError: for a value that is not positive and finite, a floor outside `[0, peak]`, or a
-        warm-up beyond the end.
-    """
-
-    peak: float
-    warmup_steps: int
-    total_steps: int
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self, "peak", "warmup_steps", "total_steps", low=0.0, open_low=True)
-        checked("Cosine: floor", self.floor, low=0.0, high=self.peak)
-        if self.warmup_steps >= self.total_steps:
-            raise ValueError(
-                f"Cosine: warmup_steps={self.warmup_steps} must be below "
-                f"total_steps={self.total_steps}"
-            )
-
-    def __call__(self, step: Any) -> Array:
-        """The rate of update `step` (from 0)."""
-        step = jnp.asarray(step, jnp.float32) + 1.0
-        done = jnp.clip((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 0, 1)
-        decayed = self.floor + (self.peak - self.floor) * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
-        return jnp.minimum(self.peak * step / self.warmup_steps, decayed)
+DECAYS = ("inverse_sqrt", "cosine")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW:
     """Adam with decoupled weight decay on matrices, after clipping the gradient's global norm.
 
+    The learning rate grows linearly, then falls. A learning rate of one's own is a frozen dataclass
+    that inherits from this one and has another `rate`.
+
     Attributes:
-      schedule: the learning rate.
+      learning_rate: the highest rate, at `warmup_steps`.
+      warmup_steps: updates of linear growth.
+      decay: "inverse_sqrt": with the inverse square root of the step; it needs no end, so that a
+        run can be prolonged. "cosine": half a cosine down to `floor` at `total_steps`.
+      total_steps: of "cosine", the update at which the rate has come down; it stays there.
+      floor: of "cosine", the last rate, at most `learning_rate`.
       b1: decay of the first moment.
       b2: decay of the second moment.
       eps: added to the root of the second moment.
@@ -107,12 +38,17 @@ class AdamW:
 
     Raises:
       TypeError: for a value that is no number.
-      ValueError: for a value outside its range.
+      ValueError: for a value outside its range, or a warm-up beyond the end.
 
-    Source: Loshchilov and Hutter 2019; for `relative` Shazeer and Stern 2018, section 8.
+    Source: Loshchilov and Hutter 2019; for `relative` Shazeer and Stern 2018, section 8; for
+    "inverse_sqrt" Vaswani et al. 2017, equation 3.
     """
 
-    schedule: Schedule
+    learning_rate: float
+    warmup_steps: int
+    decay: str = "inverse_sqrt"
+    total_steps: int | None = None
+    floor: float = 0.0
     b1: float = 0.9
     b2: float = 0.98
     eps: float = 1e-9
@@ -121,11 +57,39 @@ class AdamW:
     relative: bool = False
 
     def __post_init__(self) -> None:
-        _check(self, "eps", "clip_norm", low=0.0, open_low=True)
-        _check(self, "b1", "b2", low=0.0, high=1.0)
-        _check(self, "weight_decay", low=0.0)
+        for name in ("learning_rate", "warmup_steps", "eps", "clip_norm", "total_steps"):
+            if name != "total_steps" or self.total_steps is not None:
+                value = getattr(self, name)
+                checked(f"AdamW: {name}", value, low=0.0, open_low=True, open_high=True)
+        for name in ("b1", "b2"):
+            checked(f"AdamW: {name}", getattr(self, name), low=0.0, high=1.0, open_high=True)
+        checked("AdamW: weight_decay", self.weight_decay, low=0.0, open_high=True)
+        checked("AdamW: floor", self.floor, low=0.0, high=self.learning_rate)
         if not isinstance(self.relative, bool):
             raise TypeError(f"AdamW: relative={self.relative!r} must be True or False")
+        if self.decay not in DECAYS:
+            raise ValueError(f"AdamW: decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
+        if (self.decay == "cosine") != (self.total_steps is not None):
+            raise ValueError(
+                f"AdamW: decay={self.decay!r} and total_steps={self.total_steps}: give total_steps "
+                "with 'cosine', and only there"
+            )
+        if self.total_steps is not None and self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"AdamW: warmup_steps={self.warmup_steps} must be below "
+                f"total_steps={self.total_steps}"
+            )
+
+    def rate(self, step: Any) -> Array:
+        """The learning rate of update `step` (from 0)."""
+        done = jnp.asarray(step, jnp.float32) + 1.0
+        if self.total_steps is None:
+            x = done / self.warmup_steps
+            return self.learning_rate * jnp.minimum(x, jax.lax.rsqrt(x))
+        x = jnp.clip((done - self.warmup_steps) / (self.total_steps - self.warmup_steps), 0, 1)
+        span = self.learning_rate - self.floor
+        decayed = self.floor + span * 0.5 * (1.0 + jnp.cos(jnp.pi * x))
+        return jnp.minimum(self.learning_rate * done / self.warmup_steps, decayed)
 
     def transformation(self) -> optax.GradientTransformation:
         """The optax transformation."""
@@ -134,7 +98,7 @@ class AdamW:
             optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps),
             optax.scale_by_param_block_rms(1e-3) if self.relative else optax.identity(),
             optax.add_decayed_weights(self.weight_decay, mask=_decayed),
-            optax.scale_by_learning_rate(self.schedule),
+            optax.scale_by_learning_rate(self.rate),
         )
 
 

@@ -1,15 +1,21 @@
-"""What a run tells while it trains: a bar on a terminal, else a line now and then."""
+"""What a run says while it trains: the log, and on stderr a bar on a terminal, else lines."""
 
+import contextlib
+import json
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 import tqdm
 
-from specjax.training.optimizer import Schedule
+from specjax.runs.run_directory import RunDirectory
 from specjax.training.step import StepMetrics
+from specjax.writing import naming_failures
 
+METRICS_NAME = "metrics.jsonl"
 # Seconds between two readings of the loss: each waits for the device.
 ON_TERMINAL = 2.0
 ELSEWHERE = 30.0
@@ -21,14 +27,46 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+class Log:
+    """Appends one JSON line per report to `metrics.jsonl`.
+
+    Args:
+      run: the run's directory; claimed.
+      step: lines of later steps are dropped, and so is a torn last line.
+    """
+
+    def __init__(self, run: RunDirectory, step: int):
+        self._run, self._path = run, run.own(METRICS_NAME)
+        if not self._path.exists():
+            return
+        kept = []
+        for line in self._path.read_text("utf-8").split("\n"):
+            with contextlib.suppress(ValueError, TypeError, LookupError):
+                kept += [line + "\n"] * (json.loads(line)["step"] <= step)
+        run.write(METRICS_NAME, "".join(kept).encode())
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Appends one line.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        self._run.keep()
+        with naming_failures(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
 class Progress:
-    """Steps done, loss, items per second and the time left.
+    """Steps done, loss, items per second and the time left; and the means for the log.
+
+    What is done within `apart` (compilation, drawing of samples, evaluation) counts neither for the
+    rates nor for the time left.
 
     Args:
       total: steps of the run.
       start: steps done by earlier starts.
       items: what the loss is a mean over.
-      enabled: whether to tell anything.
+      enabled: whether to write to stderr.
       every: seconds between two readings; by default 2 on a terminal and 30 elsewhere.
     """
 
@@ -39,99 +77,86 @@ class Progress:
         self._total, self._start, self._done = total, start, start
         self._terminal = sys.stderr.isatty()
         self._every = every if every is not None else ON_TERMINAL if self._terminal else ELSEWHERE
-        self._began = self._told = time.monotonic()
+        self._shown = self._mark = time.monotonic()
+        # Seconds and steps of the run, and since the last line of the log: apart from `apart`.
+        self._seconds = self._window_seconds = 0.0
+        self._steps = 0
+        self._metrics: list[StepMetrics] = []
+        self._timed: list[StepMetrics] = []
+        # The bar's own estimate of the time left would count compilation.
+        form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
         self._bar = tqdm.tqdm(
-            total=total, initial=start, unit="step", disable=not (enabled and self._terminal)
+            total=total, initial=start, bar_format=form, disable=not (enabled and self._terminal)
         )
 
-    def update(self) -> bool:
-        """Counts one step; says whether it is time to read and tell the loss."""
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leaves what the body does out of the rates and of the time left."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._count_time()
+        try:
+            yield
+        finally:
+            self._mark = time.monotonic()
+
+    def add(self, metrics: StepMetrics, *, timed: bool = True) -> None:
+        """Counts one step, and shows the latest figures where it is time to.
+
+        Args:
+          metrics: of the step; read from the device only where they are shown.
+          timed: whether the step was outside of `apart`.
+        """
         self._done += 1
+        self._metrics.append(metrics)
+        if timed:
+            self._steps += 1
+            self._timed.append(metrics)
         self._bar.update()
         first = self._done == self._start + 1
-        return self._enabled and (first or time.monotonic() - self._told >= self._every)
+        if self._enabled and (first or time.monotonic() - self._shown >= self._every):
+            self._show(float(jax.device_get(metrics.loss)))
 
-    def tell(self, loss: float, items_per_second: float | None) -> None:
-        """Shows the latest figures; the first step, which compiles, has no rate."""
-        now = time.monotonic()
-        self._told = now
-        figures = f"loss {loss:.3f}"
-        if items_per_second is not None:
-            figures += f", {items_per_second:,.0f} {self._items}/s"
+    def _show(self, loss: float) -> None:
+        self._count_time()
+        self._shown = self._mark
+        figures = [f"loss {loss:.3f}"]
+        rate = self._rate()
+        if rate is not None:
+            figures.append(f"{rate:,.0f} {self._items}/s")
+            left = self._seconds / self._steps * (self._total - self._done)
+            figures.append(f"{_duration(left)} left")
         if self._terminal:
-            self._bar.set_postfix_str(figures)
-            return
-        if self._done == self._start + 1:
-            self._began = now
+            self._bar.set_postfix_str(", ".join(figures))
         else:
-            per_step = (now - self._began) / (self._done - self._start - 1)
-            figures += f", {_duration(per_step * (self._total - self._done))} left"
-        say(f"step {self._done:,} of {self._total:,}: {figures}")
+            say(f"step {self._done:,} of {self._total:,}: {', '.join(figures)}")
 
-    def close(self) -> None:
-        """Takes the bar away."""
-        self._bar.close()
-
-
-class Window:
-    """The steps since the last line of the log; read from the device once, at its end."""
-
-    def __init__(self) -> None:
-        self._open()
-
-    def _open(self) -> None:
-        self._metrics: list[StepMetrics] = []
-        self._restart_clock()
-
-    def _restart_clock(self) -> None:
-        self._start, self._first_timed = time.monotonic(), len(self._metrics)
-
-    def add(self, metrics: StepMetrics) -> None:
-        """Takes in what one step tells, without reading it."""
-        self._metrics.append(metrics)
-
-    def forget_past(self) -> None:
-        """Leaves what has been done so far out of the rates: compilation, drawing of samples."""
-        jax.block_until_ready(self._metrics)
-        self._restart_clock()
-
-    def latest(self) -> tuple[float, float | None]:
-        """The loss of the last step, and items per second in the window so far."""
+    def means(self) -> dict[str, float | None]:
+        """The means of the steps since the last call; nothing where there was no step."""
         values = jax.device_get(self._metrics)
-        return float(values[-1].loss), self._rate(values)
-
-    def close(self) -> dict[str, float | None]:
-        """The means of the window, which begins anew; nothing where it has no step."""
-        values = jax.device_get(self._metrics)
+        self._count_time()
         row: dict[str, float | None] = {}
         if values:
             row = {
                 "loss": float(np.mean([m.loss for m in values], dtype=np.float64)),
                 "grad_norm": float(np.mean([m.grad_norm for m in values], dtype=np.float64)),
-                "items_per_second": self._rate(values),
+                "items_per_second": self._rate(),
             }
-        self._open()
+        self._metrics, self._timed, self._window_seconds = [], [], 0.0
         return row
 
-    def _rate(self, values: list[StepMetrics]) -> float | None:
-        timed = values[self._first_timed :]
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        return round(sum(int(m.items) for m in timed) / seconds, 1) if timed else None
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
 
+    def _count_time(self) -> None:
+        now = time.monotonic()
+        self._seconds += now - self._mark
+        self._window_seconds += now - self._mark
+        self._mark = now
 
-def warn_of_warmup(schedule: Schedule, num_steps: int) -> None:
-    """Warns where the learning rate would still be rising when the run ends.
-
-    Args:
-      schedule: of the optimiser; only one with `warmup_steps` is looked at.
-      num_steps: of the run.
-    """
-    warmup = getattr(schedule, "warmup_steps", 0)
-    if warmup > num_steps:
-        say(
-            f"warning: the warm-up takes {warmup:,} steps, but the run ends after {num_steps:,}, "
-            "before the learning rate has reached its peak; lower warmup_steps, or raise num_steps"
-        )
+    def _rate(self) -> float | None:
+        items = sum(int(m.items) for m in jax.device_get(self._timed))
+        return round(items / max(self._window_seconds, 1e-9), 1) if self._timed else None
 
 
 def _duration(seconds: float) -> str:

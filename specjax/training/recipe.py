@@ -1,16 +1,43 @@
-"""How pairs of texts become a model: the settings of `specjax train`."""
+"""From pairs of texts to a trained Hugging Face directory: what `specjax train` runs."""
 
 import dataclasses
+import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-from specjax.checks import check_path, whole_number
-from specjax.data.batching import Batching
-from specjax.models.config import ModelConfig
-from specjax.training.acceptance import Acceptance
-from specjax.training.losses import Objective
-from specjax.training.on_policy import OnPolicy
-from specjax.training.scoring import Evaluation
-from specjax.training.vocabulary import VOCABULARY_TYPES
+from specjax.checkpoints import load_model, save_model
+from specjax.checks import check_path
+from specjax.data.batching import Batching, BucketedBatches
+from specjax.data.examples import Example
+from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
+from specjax.memory import check_fits
+from specjax.models import ModelConfig, family_of, model_from_config
+from specjax.runs.run_directory import RunDirectory
+from specjax.tokenizers import Tokenizer, load_tokenizer
+from specjax.tokenizers.model_files import SpecialIds
+from specjax.training.losses import FIGURES, Objective
+from specjax.training.progress import say
+from specjax.training.samples import SAMPLES_NAME
+from specjax.training.scorer import Evaluation, OutputScorer
+from specjax.training.tasks import TextTask
+from specjax.training.teacher import PREFIX, TEXTS, Teacher, Teaching
+from specjax.training.trainer import (
+    TrainerConfig,
+    TrainingData,
+    TrainResult,
+    run_directory,
+    train,
+)
+from specjax.training.vocabulary import VOCABULARY_TYPES, write_vocabulary
+from specjax.types import Params
+
+MODEL_NAME = "model"
+RESULTS_NAME = "results.json"
+TOKENIZER_NAME = "tokenizer"
 
 PathLike = str | os.PathLike[str]
 
@@ -24,15 +51,10 @@ class Recipe:
         `init_from`.
       init_from: a model's directory to start from (fine-tuning); its network must be `model`'s.
       vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
-        default that of `init_from` or `teacher`; without these a SentencePiece vocabulary of
+        default that of `init_from` or the teacher; without these a SentencePiece vocabulary of
         `model.vocab_size` pieces is trained on the training data.
       vocabulary_type: of a trained one, "unigram" or "bpe"; see `train_vocabulary`.
-      teacher: a model's directory to distil from, with the same vocabulary; the objective's
-        `distillation_weight`, `teacher_samples`, `on_policy` and `acceptance` say how.
-      teacher_samples: targets drawn from the teacher for each input, added to the references.
-      on_policy: how many rows have targets that the student itself has drawn, for the teacher to
-        correct; this needs `distillation_weight` 1.
-      acceptance: how the student is measured as the teacher's drafter.
+      teacher: the model to distil from.
       objective: the loss per target token.
       batching: the shapes of the batches.
       evaluation: what is decoded and scored.
@@ -47,17 +69,14 @@ class Recipe:
     init_from: PathLike | None = None
     vocabulary: PathLike | None = None
     vocabulary_type: str | None = None
-    teacher: PathLike | None = None
-    teacher_samples: int = 0
-    on_policy: OnPolicy = dataclasses.field(default_factory=OnPolicy)
-    acceptance: Acceptance = dataclasses.field(default_factory=Acceptance)
+    teacher: Teacher = dataclasses.field(default_factory=Teacher)
     objective: Objective = dataclasses.field(default_factory=Objective)
     batching: Batching = dataclasses.field(default_factory=Batching)
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
     export_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("init_from", "vocabulary", "teacher"):
+        for name in ("init_from", "vocabulary"):
             if getattr(self, name) is not None:
                 check_path(getattr(self, name), f"{name}=")
         if self.model is None and self.init_from is None:
@@ -72,28 +91,306 @@ class Recipe:
             ("vocabulary_type", (*VOCABULARY_TYPES, None)),
         ):
             if getattr(self, name) not in choices:
-                told = f"one of {', '.join(filter(None, choices))}, got {getattr(self, name)!r}"
-                raise ValueError(f"`{name}` must be {told}")
-        samples = whole_number("teacher_samples", self.teacher_samples, low=0)
-        object.__setattr__(self, "teacher_samples", samples)
+                known = ", ".join(filter(None, choices))
+                raise ValueError(f"`{name}` must be one of {known}, got {getattr(self, name)!r}")
         self._check_teacher()
 
     def _check_teacher(self) -> None:
-        weight, share = self.objective.distillation_weight, self.on_policy.share
+        weight, share = self.objective.distillation_weight, self.teacher.on_policy_share
         uses = {
             "distillation_weight": weight,
-            "teacher_samples": self.teacher_samples,
-            "on_policy share": share,
-            "acceptance texts": self.acceptance.texts,
+            "samples": self.teacher.samples,
+            "on_policy_share": share,
+            "accepted": self.teacher.accepted,
         }
-        if (self.teacher is not None) != any(uses.values()):
-            asked = [f"{name}={value}" for name, value in uses.items() if value]
+        if (self.teacher.path is not None) != any(uses.values()):
+            given = [f"{name}={value}" for name, value in uses.items() if value]
             raise ValueError(
-                f"teacher={self.teacher} and {', '.join(asked) or 'no use for it'}: give a teacher "
-                f"exactly if one of {', '.join(uses)} is given"
+                f"teacher={self.teacher.path} and {', '.join(given) or 'no use for it'}: give a "
+                f"teacher exactly if one of {', '.join(uses)} is given"
             )
         if share and weight < 1.0:
             raise ValueError(
-                f"on_policy share={share} and distillation_weight={weight}: the rest of the weight "
+                f"on_policy_share={share} and distillation_weight={weight}: the rest of the weight "
                 "would teach the student its own texts; set distillation_weight to 1"
             )
+
+    @property
+    def sources(self) -> dict[str, PathLike]:
+        """The directories of models that it starts from, by name."""
+        named = {"init_from": self.init_from, "teacher": self.teacher.path}
+        return {name: path for name, path in named.items() if path is not None}
+
+    def check_trainer(self, trainer: TrainerConfig) -> None:
+        """Makes sure that it gives what the trainer's settings need.
+
+        Raises:
+          ValueError: the figure that chooses the checkpoint is not measured.
+        """
+        choose_by = trainer.choose_by
+        known = [*FIGURES, *(PREFIX + text for text in TEXTS)]
+        if self.evaluation.at_checkpoints:
+            known += self.evaluation.metrics
+        if choose_by not in known:
+            raise ValueError(
+                f"choose_by={choose_by!r} is not measured at checkpoints: choose one of "
+                f"{', '.join(known)} (metrics: with Evaluation.at_checkpoints=True)"
+            )
+        if choose_by.startswith(PREFIX) and self.teacher.path is None:
+            raise ValueError(
+                f"choose_by={choose_by!r} is measured with the teacher as the verifier, but "
+                "teacher=None: give a teacher, or choose by another figure"
+            )
+
+
+def train_model(
+    recipe: Recipe,
+    trainer: TrainerConfig,
+    *,
+    output_dir: PathLike,
+    training_data: Iterable[Example],
+    validation_data: Iterable[Example],
+    test_data: Iterable[Example] | None = None,
+    on_start: Callable[[RunDirectory], None] | None = None,
+) -> dict[str, Any]:
+    """Trains a language model on pairs of texts and writes it as a Hugging Face directory.
+
+    Killed at any moment and started again, it continues where it stopped (see `train`).
+
+    Args:
+      recipe: how texts become a model.
+      trainer: the trainer's settings.
+      output_dir: takes the run: `model/` (the result, with its tokenizer), `results.json`,
+        `metrics.jsonl`, `checkpoints/`, `train_config.json`, `tokenizer/`, `samples/`.
+      training_data: pairs of texts.
+      validation_data: pairs of texts; the best checkpoint on them is exported.
+      test_data: pairs of texts on which the result is scored too.
+      on_start: called with the `RunDirectory` once all checks are passed, before the long work.
+
+    Returns:
+      What `results.json` holds: step, validation loss (nats per token), number of parameters, the
+      accepted tokens if these chose the checkpoint, and of the validation (and test) data each
+      metric and the number of outputs cut at their limit.
+
+    Raises:
+      OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
+      TypeError: a value of the wrong type.
+      ValueError: unusable data, a model that does not fit, or an `output_dir` that holds another
+        run.
+    """
+    recipe.check_trainer(trainer)
+    sources = {"training": training_data, "validation": validation_data, "test": test_data}
+    names = (MODEL_NAME, RESULTS_NAME, TOKENIZER_NAME, SAMPLES_NAME)
+    with (
+        run_directory(output_dir, names) as run,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        parts = _Parts(recipe, trainer, run, sources, Path(scratch) / TOKENIZER_NAME)
+        pairs, teaching, scorers = parts.pairs, parts.teaching, parts.scorers()
+        measures: list[Callable[[Params], dict[str, float]]] = [*teaching.figures]
+        if recipe.evaluation.at_checkpoints:
+            measures.append(scorers["validation"])
+
+        def grow() -> BucketedBatches:
+            return parts.batches("training", teaching.grown())
+
+        def begin(run: RunDirectory) -> None:
+            if parts.files != run.path / TOKENIZER_NAME:
+                with run.replacing(TOKENIZER_NAME) as place:
+                    shutil.copytree(parts.files, place, dirs_exist_ok=True)
+            if on_start is not None:
+                on_start(run)
+
+        result = train(
+            trainer,
+            parts.task,
+            TrainingData(
+                training=parts.batches("training", pairs["training"]),
+                validation=parts.batches("validation", pairs["validation"]),
+                grow=grow if recipe.teacher.samples else None,
+                phases=teaching.phases,
+            ),
+            output_dir=run,
+            constants=teaching.constants,
+            init_params=parts.starting and parts.starting.params,
+            evaluate=lambda params: {k: v for m in measures for k, v in m(params).items()},
+            notes={"vocabulary_type": recipe.vocabulary_type, **teaching.notes},
+            on_start=begin,
+        )
+        _export(run, parts, result, recipe.export_dtype)
+        return _results(run, result, scorers, trainer)
+
+
+class _Parts:
+    """What a run is made of: models, texts, tokenizer, task, batches; nothing is written yet.
+
+    Attributes:
+      config: the network.
+      starting: the model to start from, or None.
+      files: the directory with the run's tokenizer files: those that the run began with, or new
+        ones in a scratch directory, for a run may write only when it has claimed its directory, and
+        the claim depends on the vocabulary.
+      tokenizer: the run's.
+      pairs: the tokenised texts by the name of their data set.
+      task: what is learnt.
+      teaching: what comes from the teacher.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        trainer: TrainerConfig,
+        run: RunDirectory,
+        sources: dict[str, Iterable[Example] | None],
+        scratch: Path,
+    ):
+        self._recipe, self._trainer = recipe, trainer
+        for name, path in {**recipe.sources, "vocabulary": recipe.vocabulary}.items():
+            if path is not None and run.makes(path):
+                raise ValueError(
+                    f"{name}={path} is what the run in output_dir={run.path} writes itself: choose "
+                    "another output_dir, or copy it to another place"
+                )
+        models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
+        self.starting, teacher = models.get("init_from"), models.get("teacher")
+        config: Any = recipe.model or (self.starting and self.starting.config)
+        self.config = config
+        self._check_room()
+        self._data = {name: list(given) for name, given in sources.items() if given is not None}
+        for name, examples in self._data.items():
+            check_pairs(examples, f"{name} data")
+        self.files, self.tokenizer = self._tokenizer(run, scratch)
+        self.pairs = {name: self._tokenized(examples) for name, examples in self._data.items()}
+        distils = recipe.objective.distillation_weight > 0.0
+        self.task = TextTask(
+            model=self.config,
+            objective=recipe.objective,
+            pad_id=self.tokenizer.pad_id,
+            eos_id=self.tokenizer.eos_ids[0],
+            teacher=teacher.config if teacher is not None and distils else None,
+        )
+        longest = recipe.batching.bucket_lengths[-1]
+        self.teaching = Teaching(
+            recipe.teacher, teacher, run, self.task, self.tokenizer, self.pairs, longest, trainer
+        )
+
+    def _check_room(self) -> None:
+        """Refuses a network that cannot be trained here, before anything is allocated."""
+        config: Any = self.config
+        count = model_from_config(config).num_params()
+        # Parameters, gradients, two moments and the average, float32 all of them.
+        check_fits(
+            f"{count:,} parameters ({len(config.style.windows)} layers, embed_dim="
+            f"{config.embed_dim}, vocab_size={config.vocab_size}) with gradients and optimizer "
+            "state",
+            4 * count * (5 if self._trainer.ema_decay else 4),
+            "choose a smaller network (MODEL)",
+            self._trainer.devices(),
+        )
+
+    def _tokenizer(self, run: RunDirectory, scratch: Path) -> tuple[Path, Tokenizer]:
+        """The tokenizer's files and the tokenizer, which must be that of the models."""
+        recipe, config = self._recipe, self.config
+        kept = run.path / TOKENIZER_NAME
+        source = recipe.vocabulary or recipe.init_from or recipe.teacher.path
+        files = kept if run.kept and kept.exists() else scratch
+        if files is scratch:
+            write_vocabulary(
+                scratch,
+                source,
+                (text for e in self._data["training"] for text in (e.inputs, e.targets)),
+                vocab_size=config.vocab_size,
+                model_type=recipe.vocabulary_type,
+                family=family_of(config).name,
+            )
+        tokenizer = load_tokenizer(files)
+        if source and load_tokenizer(source).fingerprint != tokenizer.fingerprint:
+            raise ValueError(
+                f"vocabulary={source} is not the one that the run in {run.path} began with; choose "
+                "another output_dir"
+            )
+        for name, path in recipe.sources.items():
+            if load_tokenizer(path).fingerprint != tokenizer.fingerprint:
+                raise ValueError(
+                    f"{name}={path} has another vocabulary than this run; use that directory as "
+                    "vocabulary"
+                )
+        if tokenizer.vocab_size > config.vocab_size:
+            raise ValueError(
+                f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
+                f"{config.vocab_size}; make it at least as large"
+            )
+        return files, tokenizer
+
+    def _tokenized(self, examples: Sequence[Example]) -> TokenPairs:
+        """Inputs as the Decoder reads prompts; targets as it would have to write them."""
+        words = self.tokenizer
+
+        def encode_target(text: str) -> list[int]:
+            return [*words.encode(text, add_special_tokens=False), words.eos_ids[0]]
+
+        return tokenize_pairs(examples, words.encode, encode_target)
+
+    def scorers(self) -> dict[str, OutputScorer]:
+        """Of all data but the training's."""
+        evaluation = self._recipe.evaluation
+        longest = max(evaluation.max_input_tokens, self._recipe.batching.bucket_lengths[-1])
+        evaluation = dataclasses.replace(evaluation, max_input_tokens=longest)
+        parts = (evaluation, self.config, self.tokenizer)
+        return {
+            name: OutputScorer(
+                *parts, examples, self.pairs[name], name=name, progress=self._trainer.progress
+            )
+            for name, examples in self._data.items()
+            if name != "training"
+        }
+
+    def batches(self, name: str, pairs: TokenPairs) -> BucketedBatches:
+        """Batches of a data set; says how many pairs are too long for them."""
+        batching, trainer = self._recipe.batching, self._trainer
+        seed = trainer.seed if name == "training" else None
+        made = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
+        if trainer.progress and made.num_left_out:
+            say(
+                f"{made.num_left_out} of {len(pairs)} {name} pairs are longer than the last bucket "
+                f"({batching.bucket_lengths[-1]} tokens) and left out"
+            )
+        return made
+
+
+def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:
+    """Writes the Hugging Face directory, in the place of an earlier export."""
+    words = parts.tokenizer
+    bos = words.bos_id if parts.config.encoder_style is None else None
+    save_model(
+        run.own(MODEL_NAME),
+        # Computing in bfloat16 while training does not bind those who load the weights.
+        parts.config.replace(dtype="float32"),
+        result.params,
+        format="hf",
+        dtype=dtype,
+        special_ids=SpecialIds(words.eos_ids, words.pad_id, bos),
+        tokenizer_from=run.path / TOKENIZER_NAME,
+        replace=True,
+    )
+
+
+def _results(
+    run: RunDirectory, result: TrainResult, scorers: dict[str, OutputScorer], trainer: TrainerConfig
+) -> dict[str, Any]:
+    """Scores the model as it was written, rounding included, and writes `results.json`."""
+    exported = load_model(run.path / MODEL_NAME, dtype="float32")
+    results = {
+        "step": result.step,
+        "validation_loss": result.validation_loss,
+        "num_params": exported.model.num_params(),
+    }
+    if trainer.choose_by.startswith(PREFIX):
+        name = f"validation_{trainer.choose_by}"
+        results[name] = result.figures[name]
+    for scorer in scorers.values():
+        results |= scorer(exported.params)
+    written = run.write(RESULTS_NAME, json.dumps(results, indent=1).encode())
+    if trainer.progress:
+        say(f"the model is in {run.path / MODEL_NAME}, its figures in {written}")
+    return results

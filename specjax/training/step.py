@@ -1,7 +1,7 @@
 """One training step and one evaluation step, each one jitted program per batch shape."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from specjax.compilation import jit
-from specjax.memory import check_fits
-from specjax.models.config import ModelConfig
+from specjax.training.losses import Total
 from specjax.training.optimizer import AdamW
-from specjax.training.task import Task, Total
+from specjax.training.tasks import Task
 from specjax.types import Array, Params
 
 # One generator whatever JAX's default is: a resumed run must go on with the stream it began with.
@@ -46,7 +45,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one step tells.
+    """What is known of one step.
 
     Attributes:
       loss: scalar float32, the mean over the items.
@@ -74,29 +73,6 @@ def init_state(params: Params, optimizer: AdamW, ema_decay: float) -> TrainState
     average = jax.tree.map(jnp.array, params) if ema_decay else None
     opt_state = optimizer.transformation().init(params)
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
-
-
-def check_room(config: ModelConfig, devices: Sequence[jax.Device], *, average: bool) -> None:
-    """Refuses a network that cannot be trained here, before its layers are traced.
-
-    Args:
-      config: the network.
-      devices: each of which holds all of the state.
-      average: whether a running average of the parameters is kept.
-
-    Raises:
-      ValueError: with an estimate.
-    """
-    count = config.num_weights
-    layers = config.num_layers_in_all
-    # Parameters, gradients, two moments and the average, float32 all of them.
-    check_fits(
-        f"{count:,} parameters ({layers} layers, embed_dim={config.embed_dim}, vocab_size="
-        f"{config.vocab_size}) with gradients and optimizer state",
-        4 * count * (5 if average else 4),
-        "choose a smaller network (MODEL)",
-        devices,
-    )
 
 
 @functools.lru_cache(maxsize=8)

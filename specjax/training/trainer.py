@@ -4,23 +4,24 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from specjax.checks import checked, whole_number
 from specjax.runs.run_directory import RunDirectory
+from specjax.text.text_models import digest
 from specjax.training.checkpoint_store import (
     CHECKPOINTS_NAME,
     DAMAGED_NAME,
     CheckpointStore,
     chosen,
 )
-from specjax.training.environment import ENVIRONMENTS_NAME, check_environment
-from specjax.training.fingerprint import describe, digest
-from specjax.training.log import METRICS_NAME, Log
-from specjax.training.progress import Progress, Window, say, warn_of_warmup
+from specjax.training.optimizer import AdamW
+from specjax.training.progress import METRICS_NAME, Log, Progress, say
+from specjax.training.record import describe, training_environment
 from specjax.training.step import (
     TrainState,
     init_state,
@@ -28,12 +29,144 @@ from specjax.training.step import (
     make_train_step,
     root_key,
 )
-from specjax.training.task import Task
-from specjax.training.trainer_config import TrainerConfig
-from specjax.training.training_data import Phases, TrainingData
+from specjax.training.tasks import Task
 from specjax.types import Params
 
 CONFIG_NAME = "train_config.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long and by what updates a run trains, and what it says and keeps.
+
+    Attributes:
+      num_steps: updates in all; may be raised to prolong a finished run.
+      optimizer: the optimiser and its learning rate.
+      ema_decay: of the running average of the parameters, which is what is evaluated and exported,
+        in [0, 1); 0 for none. It starts smaller: min(decay, (1 + step) / (10 + step)).
+      seed: of the initial parameters, the order of the data and dropout.
+      checkpoint_every: updates between checkpoints; each one is evaluated.
+      log_every: updates between lines of the log.
+      num_devices: devices that share each batch's rows; all of the process's by default.
+      allow_other_environment: continue a run on another device or with other versions of packages
+        than it began with: floats may round differently, and random numbers be others.
+      choose_by: the validation figure whose best checkpoint is the result: "loss", the lowest of
+        which is best, or another one that is logged as `validation_<choose_by>`, such as
+        "accuracy", the highest of which is.
+      progress: whether to show progress on stderr.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a value outside its range.
+    """
+
+    num_steps: int
+    optimizer: AdamW
+    ema_decay: float = 0.999
+    seed: int = 0
+    checkpoint_every: int = 500
+    log_every: int = 50
+    num_devices: int | None = None
+    allow_other_environment: bool = False
+    choose_by: str = "loss"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"num_steps": 1, "seed": 0, "checkpoint_every": 1, "log_every": 1}
+        if self.num_devices is not None:
+            least["num_devices"] = 1
+        for name, low in least.items():
+            value = whole_number(name, getattr(self, name), low=low)
+            object.__setattr__(self, name, value)  # 1e4 has become 10000
+        checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
+        if not isinstance(self.optimizer, AdamW):
+            raise TypeError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
+        for name in ("allow_other_environment", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.choose_by, str):
+            raise TypeError(
+                f"`choose_by` must be the name of a figure, such as 'loss', got {self.choose_by!r}"
+            )
+
+    def devices(self) -> list[jax.Device]:
+        """The devices that share a batch.
+
+        Raises:
+          ValueError: there are not so many.
+        """
+        devices = jax.devices()
+        if self.num_devices is not None and self.num_devices > len(devices):
+            raise ValueError(
+                f"`num_devices` must be at most {len(devices)}, the devices of this process, got "
+                f"{self.num_devices}"
+            )
+        return devices[: self.num_devices]
+
+
+class Batches(Protocol):
+    """Batches in an order that their numbers alone determine."""
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many until all data have been seen once."""
+
+    def batch(self, step: int) -> Any:
+        """The batch of step `step`: a pytree of arrays with the rows first."""
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of the first epoch."""
+
+    def describe(self) -> dict[str, Any]:
+        """What determines the batches, as JSON values."""
+
+
+class Phases(Protocol):
+    """Batches that depend on the parameters, which each phase of a run looks at once.
+
+    A phase must leave on disk what it has made of the parameters before it returns: a run that is
+    resumed in its middle has these parameters no more. What else determines the batches goes into
+    the run's notes.
+    """
+
+    @property
+    def every(self) -> int:
+        """The updates of a phase; the first begins at step 0."""
+
+    def begin(self, batches: Any, step: int, params: Params | None) -> Callable[[int], Any]:
+        """Begins a phase, or takes it up again.
+
+        Args:
+          batches: those to train on.
+          step: the first step of the phase.
+          params: the parameters that would be evaluated at that step, on one device; None where
+            the run has gone on from there.
+
+        Returns:
+          Makes the batch of a step of the phase; like `Batches.batch`.
+
+        Raises:
+          ValueError: what the phase has made is not on disk any more.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a run trains on and is measured by.
+
+    Attributes:
+      training: batches; the devices share the rows of each.
+      validation: batches; the checkpoint that is best on them is the result.
+      grow: makes the batches to train on, in the place of `training`. It is called once the run is
+        known to be the one that its directory holds, so it may take its time. What determines it
+        goes into the notes.
+      phases: changes the batches, with the parameters of each phase's start.
+    """
+
+    training: Batches
+    validation: Batches
+    grow: Callable[[], Batches] | None = None
+    phases: Phases | None = None
 
 
 class TrainResult(NamedTuple):
@@ -69,14 +202,14 @@ def train(
     A run that was killed at any moment and started again ends with the same parameters, to the
     bit, as one that was not (in the same environment with the same number of devices): the order of
     the data and the steps' keys follow from the seed and the step. A start that is refused for its
-    arguments leaves nothing behind that would bind the next.
+    arguments leaves nothing behind.
 
     Args:
       config: the trainer's settings.
       task: the loss and the parameters.
       data: batches to train on and to validate with.
-      output_dir: holds the checkpoints (the two latest and the best), the configuration, the
-        environments and `metrics.jsonl`; a path, or an open `RunDirectory` (see `run_directory`).
+      output_dir: holds the checkpoints (the two latest and the best), the configuration and
+        `metrics.jsonl`; a path, or an open `RunDirectory` (see `run_directory`).
       constants: a pytree of arrays that the task reads and nothing changes, such as a teacher's
         parameters.
       init_params: parameters to start from; by default the task's initialisers draw them.
@@ -92,12 +225,13 @@ def train(
       OSError: `output_dir` cannot be written, has files that no run made, or another process
         trains in it.
       TypeError: a value of the wrong type.
-      ValueError: a value outside its range, an `output_dir` that holds another run or one of other
-        random streams or whose checkpoints are all damaged, a loss that is no longer finite, or
-        no figure that `choose_by` names.
+      ValueError: a value outside its range, an `output_dir` that holds another run or one of
+        another environment or whose checkpoints are all damaged, a loss that is no longer finite,
+        or no figure that `choose_by` names.
     """
     # Whatever refuses a first start comes before the claim.
-    devices, expected = config.devices(), _float32_params(task)
+    config.devices()
+    expected = _float32_params(task)
     init_params = None if init_params is None else _fitting(init_params, expected)
     arrays = {"init_params": init_params, "constants": constants}
     record = {
@@ -111,22 +245,30 @@ def train(
         **{name: None if tree is None else digest(tree) for name, tree in arrays.items()},
         **(notes or {}),
     }
-    # Pinned like the generator: it decides what a generator draws.
+    place: Any = output_dir
+    if isinstance(place, RunDirectory):
+        place = contextlib.nullcontext(place)
+    else:
+        place = run_directory(place)
+    # The partitionable threefry is pinned like the generator: it decides what a generator draws.
     with (
-        _opened(output_dir) as run,
+        place as run,
         jax.threefry_partitionable(True),
     ):
-        run.claim(record)
+        record["environment"] = training_environment()
+        run.claim(record, allow_other_environment=config.allow_other_environment)
         store = CheckpointStore(run, config.choose_by)
         try:
-            _check_resumption(config, run, store.latest_step or 0)
+            if (done := store.latest_step or 0) > config.num_steps:
+                raise ValueError(
+                    f"num_steps={config.num_steps}: the run in {run.path} has done {done} updates; "
+                    "give at least as many, or another output_dir"
+                )
             if on_start is not None:
                 on_start(run)
             if data.grow is not None:
                 data = dataclasses.replace(data, training=data.grow(), grow=None)
-            return _Run(config, task, data, run, store, constants, evaluate, devices).train(
-                init_params
-            )
+            return _Run(config, task, data, run, store, constants, evaluate).train(init_params)
         finally:
             store.close()
 
@@ -141,26 +283,8 @@ def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> Ru
     Returns:
       A `RunDirectory`, to be opened with `with`.
     """
-    names = (CHECKPOINTS_NAME, DAMAGED_NAME, ENVIRONMENTS_NAME, METRICS_NAME, *makes)
+    names = (CHECKPOINTS_NAME, DAMAGED_NAME, METRICS_NAME, *makes)
     return RunDirectory(path, config_name=CONFIG_NAME, makes=names)
-
-
-def _opened(
-    place: str | os.PathLike[str] | RunDirectory,
-) -> contextlib.AbstractContextManager[RunDirectory]:
-    return (
-        contextlib.nullcontext(place) if isinstance(place, RunDirectory) else run_directory(place)
-    )
-
-
-def _check_resumption(config: TrainerConfig, run: RunDirectory, step: int) -> None:
-    """Makes sure that the run can go on from its latest checkpoint."""
-    if step > config.num_steps:
-        raise ValueError(
-            f"num_steps={config.num_steps}: the run in {run.path} has done {step} updates; "
-            "give at least as many, or another output_dir"
-        )
-    check_environment(run, step, allow_other_streams=config.allow_other_streams)
 
 
 def _float32_params(task: Task) -> Params:
@@ -197,53 +321,50 @@ class _Run:
         store: CheckpointStore,
         constants: Any,
         evaluate: Callable[[Params], Mapping[str, float]] | None,
-        devices: list[jax.Device],
     ):
+        devices = config.devices()
         mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
         self._replicated = jax.sharding.NamedSharding(mesh, jax.P())
         self._by_row = jax.sharding.NamedSharding(mesh, jax.P("data"))
         self._config, self._task, self._data = config, task, data
         self._run, self._store = run, store
-        self._step = make_train_step(
-            task, config.optimizer, seed=config.seed, ema_decay=config.ema_decay
-        )
+        options = {"seed": config.seed, "ema_decay": config.ema_decay}
+        self._step = make_train_step(task, config.optimizer, **options)
         self._eval_step = make_eval_step(task)
         self._constants = jax.device_put(constants, self._replicated)
         self._evaluate, self._first_device = evaluate, devices[0]
 
     def train(self, init_params: Params | None) -> TrainResult:
         """Trains up to `num_steps` and returns the best checkpoint."""
-        config, store = self._config, self._store
+        config, store, phases = self._config, self._store, self._data.phases
         state, step = self._start(init_params)
-        self._training_log = Log(self._run, step)
-        first = step + 1
+        self._log, first = Log(self._run, step), step
         progress = Progress(
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
         )
-        window = Window()
         batch_of: Callable[[int], Any] = self._data.training.batch
-        phases = self._data.phases
-        try:
+        compiled = set()
+        with contextlib.closing(progress):
             while step < config.num_steps:
-                if phases is not None and (step + 1 == first or step % phases.every == 0):
-                    batch_of = self._begin_phase(phases, step, state)
-                    window.forget_past()
+                if phases is not None and (step == first or step % phases.every == 0):
+                    with progress.apart():
+                        batch_of = self._begin_phase(phases, step, state)
                 batch = jax.device_put(batch_of(step), self._by_row)
-                state, metrics = self._step(state, self._constants, batch)
+                shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+                compiles = shapes not in compiled
+                compiled.add(shapes)
+                with progress.apart() if compiles else contextlib.nullcontext():
+                    state, metrics = self._step(state, self._constants, batch)
+                    if compiles:
+                        jax.block_until_ready(metrics)
                 step += 1
-                window.add(metrics)
-                if step == first:
-                    window.forget_past()
-                if progress.update():
-                    progress.tell(*window.latest())
+                progress.add(metrics, timed=not compiles)
                 at_checkpoint = step % config.checkpoint_every == 0 or step == config.num_steps
                 if step % config.log_every == 0 or at_checkpoint:
-                    self._log(step, window.close())
+                    self._log_means(step, progress.means())
                 if at_checkpoint:
-                    self._checkpoint(step, state)
-                    window.close()  # the time that an evaluation took is none of training's
-        finally:
-            progress.close()
+                    with progress.apart():
+                        self._checkpoint(step, state)
         best = store.best_step
         assert best is not None  # a checkpoint was written at num_steps, or there was one
         params, figures = store.restore(state, best).best_params, store.figures(best)
@@ -266,25 +387,29 @@ class _Run:
         state = jax.device_put(state, self._replicated)
         step = store.latest_step or 0
         if config.progress:
-            warn_of_warmup(config.optimizer.schedule, config.num_steps)
+            if config.optimizer.warmup_steps > config.num_steps:
+                say(
+                    f"warning: the warm-up takes {config.optimizer.warmup_steps:,} steps, but the "
+                    f"run ends after {config.num_steps:,}, before the learning rate has reached "
+                    "its peak; lower warmup_steps, or raise num_steps"
+                )
             size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
-            begun = f"from step {step:,} of" if step else "for"
             say(
-                f"training {size:,} parameters {begun} {config.num_steps:,} steps, "
-                f"{self._data.training.batches_per_epoch:,} batches per epoch; the first step of "
-                "each batch shape compiles"
+                f"training {size:,} parameters {f'from step {step:,} of' if step else 'for'} "
+                f"{config.num_steps:,} steps, {self._data.training.batches_per_epoch:,} batches "
+                "per epoch; the first step of each batch shape compiles"
             )
         if step:
             state = store.restore(state, step)
         return state, step
 
-    def _log(self, step: int, means: dict[str, Any]) -> None:
+    def _log_means(self, step: int, means: dict[str, Any]) -> None:
         self._check_finite("loss", means["loss"], step)
-        self._training_log.add(
+        self._log.add(
             {
                 "step": step,
                 "epoch": step / self._data.training.batches_per_epoch,
-                "learning_rate": float(self._config.optimizer.schedule(step - 1)),
+                "learning_rate": float(self._config.optimizer.rate(step - 1)),
                 **means,
             }
         )
@@ -298,10 +423,10 @@ class _Run:
         if self._evaluate is not None:
             row |= self._evaluate(jax.device_put(state.best_params, self._first_device))
         self._check_finite(*chosen(row, self._config.choose_by), step)
-        self._training_log.add({"step": step, **row})
+        self._log.add({"step": step, **row})
         if self._config.progress:
-            told = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
-            say(f"step {step:,}: {told}")
+            shown = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
+            say(f"step {step:,}: {shown}")
         self._store.save(state, row)
 
     def _check_finite(self, name: str, value: float, step: int) -> None:
@@ -314,12 +439,11 @@ class _Run:
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         """Means over the validation data."""
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
+        totals: dict[str, Any] = {}
         for batch in self._data.validation.epoch():
             placed = jax.device_put(batch, self._by_row)
-            totals = self._eval_step(state.best_params, self._constants, placed)
-            for name, total in jax.device_get(dict(totals)).items():
-                sums[name] = sums.get(name, 0.0) + float(total.sum)
-                counts[name] = counts.get(name, 0) + int(total.items)
-        return {name: sums[name] / max(counts[name], 1) for name in sums}
+            found = jax.device_get(self._eval_step(state.best_params, self._constants, placed))
+            for name, total in dict(found).items():
+                sums, items = totals.get(name, (0.0, 0))
+                totals[name] = sums + float(total.sum), items + int(total.items)
+        return {name: sums / max(items, 1) for name, (sums, items) in totals.items()}

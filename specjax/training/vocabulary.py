@@ -1,97 +1,28 @@
 """A run's vocabulary: copied from a model, or trained on the text."""
 
-import dataclasses
 import io
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import sentencepiece
 
-from specjax.runs.run_directory import RunDirectory
+from specjax.models import FAMILIES, Vocabulary
 from specjax.tokenizers.load import keep_sentinels, load_tokenizer
 from specjax.tokenizers.model_files import GENERATION_FILE, SpecialIds, copy_tokenizer_files
-from specjax.tokenizers.settings import TokenizerSettings
+from specjax.tokenizers.tokenizer_config import TokenizerSettings
 from specjax.writing import new_directory
 
-TOKENIZER_NAME = "tokenizer"
 VOCABULARY_TYPES = ("unigram", "bpe")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """How a family's published vocabularies are made.
-
-    Attributes:
-      file: the model's name in a Hugging Face directory.
-      types: of SentencePiece models that transformers reads there, the usual one first: it takes
-        every Llama's and Gemma's for BPE.
-      options: of SentencePiece's trainer.
-      settings: of `tokenizer_config.json`.
-    """
-
-    file: str
-    types: tuple[str, ...]
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-
-# Every character of the text can be written: spaces, newlines, and by bytes what is rare.
-_VERBATIM = {
-    "normalization_rule_name": "identity",
-    "remove_extra_whitespaces": False,
-    "byte_fallback": True,
-    "split_digits": True,
-}
-_MARKS = {"add_bos_token": True, "add_eos_token": False, "legacy": False}
-_KINDS = MappingProxyType(
-    {
-        "t5": _Kind(
-            "spiece.model",
-            VOCABULARY_TYPES,
-            {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-            {},
-        ),
-        "llama": _Kind(
-            "tokenizer.model",
-            ("bpe",),
-            {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, **_VERBATIM},
-            {
-                "tokenizer_class": "LlamaTokenizer",
-                "unk_token": "<unk>",
-                "bos_token": "<s>",
-                "eos_token": "</s>",
-                **_MARKS,
-            },
-        ),
-        "gemma2": _Kind(
-            "tokenizer.model",
-            ("bpe",),
-            {
-                "pad_id": 0,
-                "eos_id": 1,
-                "bos_id": 2,
-                "unk_id": 3,
-                "eos_piece": "<eos>",
-                "bos_piece": "<bos>",
-                "add_dummy_prefix": False,
-                **_VERBATIM,
-            },
-            {
-                "tokenizer_class": "GemmaTokenizer",
-                "pad_token": "<pad>",
-                "eos_token": "<eos>",
-                "bos_token": "<bos>",
-                "unk_token": "<unk>",
-                **_MARKS,
-            },
-        ),
-    }
-)
+def _kind(family: str) -> Vocabulary:
+    if (kind := FAMILIES[family].vocabulary) is None:
+        raise ValueError(f"specjax cannot train a vocabulary for a {family}: give `vocabulary`")
+    return kind
 
 
 def train_vocabulary(
@@ -112,7 +43,7 @@ def train_vocabulary(
       vocab_size: pieces, special tokens included; fewer if the texts do not yield as many.
       model_type: "unigram" or "bpe"; by default unigram for T5 and BPE for the others, which
         transformers always reads as BPE.
-      family: "t5", "llama" or "gemma2".
+      family: a name in `specjax.models.FAMILIES`, such as "t5", "llama" or "gemma2".
 
     Returns:
       The serialised model, as in a `spiece.model` file. The same texts give the same bytes.
@@ -122,7 +53,7 @@ def train_vocabulary(
 
     Source: Kudo and Richardson 2018.
     """
-    kind = _KINDS[family]
+    kind = _kind(family)
     model_type = kind.types[0] if model_type is None else model_type
     if model_type not in kind.types:
         raise ValueError(
@@ -179,70 +110,17 @@ def write_vocabulary(
     with new_directory(directory) as partial:
         if source is None:
             options: Any = {"vocab_size": vocab_size, "model_type": model_type, "family": family}
-            kind = _KINDS[family]
+            kind = _kind(family)
             (partial / kind.file).write_bytes(train_vocabulary(texts, **options))
-            if family == "t5":
-                keep_sentinels(partial, 0)
-            else:
+            if kind.settings:
                 _write_json(partial / "tokenizer_config.json", kind.settings)
+            else:
+                keep_sentinels(partial, 0)
         elif source == "bytes":
             settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
             _write_json(partial / "tokenizer_config.json", settings)
         else:
             _copy(Path(source), partial)
-
-
-def vocabulary_of_run(
-    run: RunDirectory,
-    source: str | os.PathLike[str] | None,
-    texts: Iterable[str],
-    scratch: Path,
-    **options: Any,
-) -> Path:
-    """The tokenizer files of a run: those that it began with, or new ones in a scratch directory.
-
-    A run may write only when it has claimed its directory, and the claim depends on the vocabulary;
-    so new files come into the run's directory by `place_vocabulary`.
-
-    Args:
-      run: the run's directory.
-      source: see `write_vocabulary`.
-      texts: see `write_vocabulary`.
-      scratch: an empty directory for new files.
-      **options: see `write_vocabulary`.
-
-    Returns:
-      The directory with the files.
-
-    Raises:
-      FileNotFoundError: see `write_vocabulary`.
-      ValueError: see `write_vocabulary`; or `source` is not what the run began with.
-    """
-    kept = run.path / TOKENIZER_NAME
-    if not run.kept or not kept.exists():
-        write_vocabulary(scratch, source, texts, **options)
-        return scratch
-    if source and load_tokenizer(source).fingerprint != load_tokenizer(kept).fingerprint:
-        raise ValueError(
-            f"vocabulary={source} is not the one that the run in {run.path} began with; choose "
-            "another output_dir"
-        )
-    return kept
-
-
-def place_vocabulary(run: RunDirectory, files: Path) -> None:
-    """Copies new tokenizer files into the run's directory, which has been claimed.
-
-    Args:
-      run: the run's directory.
-      files: what `vocabulary_of_run` has returned.
-
-    Raises:
-      OSError: they cannot be written.
-    """
-    if files != run.path / TOKENIZER_NAME:
-        with run.replacing(TOKENIZER_NAME) as place:
-            shutil.copytree(files, place, dirs_exist_ok=True)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

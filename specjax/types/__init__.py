@@ -1,5 +1,7 @@
 """The types and protocols that cross module borders.
 
+Those in `__all__` are for authors of parts; the package itself uses the others, too.
+
 Axes: B rows, G longest draft block, N longest output, V vocabulary, T tokens in one extend,
 S cache length, D model width.
 """
@@ -10,8 +12,10 @@ from specjax.types.drafting import (
     Drafter,
     DraftOutcome,
     DraftTraits,
+    Drawn,
     Stopping,
 )
+from specjax.types.drawing import Processing, Processor, Sampling
 from specjax.types.language_model import (
     Array,
     Axes,
@@ -21,6 +25,7 @@ from specjax.types.language_model import (
     LanguageModel,
     Params,
     Prefilled,
+    TreeShape,
     row_axes,
 )
 from specjax.types.method import (
@@ -33,47 +38,32 @@ from specjax.types.method import (
     STOP,
     DecodeInfo,
     DecodeState,
-    Method,
     PromptBatch,
     StopState,
 )
 from specjax.types.pytrees import traced_dataclass
 from specjax.types.rule import Rule
-from specjax.types.sampling import Sampling
-from specjax.types.verification import Acceptance, Verification, Verified
+from specjax.types.verification import Acceptance, Path, Verification, Verified
 
 __all__ = [
-    "ABORTED",
-    "ENDED_BY",
-    "EOS",
-    "LENGTH",
-    "NAN",
-    "RUNNING",
-    "STOP",
     "Acceptance",
-    "Array",
-    "Axes",
     "Bonus",
-    "Cache",
-    "CacheUpdates",
     "DecodeInfo",
     "DecodeState",
     "DraftBlock",
     "DraftOutcome",
     "DraftTraits",
     "Drafter",
-    "Extended",
+    "Drawn",
     "LanguageModel",
-    "Method",
-    "Params",
+    "Path",
     "Prefilled",
+    "Processor",
     "PromptBatch",
     "Rule",
     "Sampling",
-    "StopState",
     "Stopping",
+    "TreeShape",
     "Verification",
-    "Verified",
-    "row_axes",
     "traced_dataclass",
 ]

@@ -6,20 +6,26 @@ Axes: B rows, G longest block, V vocabulary, D drafter's width, T committed toke
 import abc
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from specjax.types.drawing import Sampling
 from specjax.types.language_model import Array, Axes, Params, row_axes
-from specjax.types.sampling import Sampling
 
 
 class DraftBlock(NamedTuple):
     """A drafted block for each row, padded to G tokens.
 
+    A block is a tree, whose node 0 is the last committed token and whose node i + 1 is
+    `tokens[:, i]`. Most are chains, in which each token follows the one before it.
+
     Attributes:
       tokens: `[B, G]` int32; past `num_drafted` anything.
-      probs: `[B, G + 1, V]` float32; row i is what `tokens[:, i]` was drawn from. The row at
-        `num_drafted`, the bonus position, is filled in only where it is asked for.
+      probs: `[B, G + 1, V]` float32; row i is what the drafter would draw after node i: in a chain,
+        what `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus position, is filled
+        in only where it is asked for; so are the rows of a tree's leaves.
       confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
       num_drafted: `[B]` int32, at most the row's limit; a round cuts off what is longer.
       calls: model's name -> int32 scalar, how many passes of it made the block.
+      parents: `[B, G]` int32, the node that each token follows, parents before their children;
+        None for a chain.
     """
 
     tokens: Array  # [B, G]
@@ -27,6 +33,7 @@ class DraftBlock(NamedTuple):
     confidences: Array | None  # [B, G + 1, V]
     num_drafted: Array  # [B]
     calls: dict[str, Array]
+    parents: Array | None = None  # [B, G]
 
 
 class Bonus(NamedTuple):
@@ -56,6 +63,9 @@ class DraftTraits(NamedTuple):
         do not depend on the other rows. False is always safe; see `Method.independent_rows`.
       catches_up: whether the next draft reads what a block that stands has left unread, at no
         further pass. Then `bonus` is called for its distribution alone, not to fill a cache.
+      drafts_trees: whether blocks have `parents`.
+      reads_verifier_hidden: whether `commit` is to be given the verifier's hidden states, which are
+        not kept otherwise.
     """
 
     prefix_only: bool = True
@@ -63,6 +73,8 @@ class DraftTraits(NamedTuple):
     fixed_length: bool = False
     independent_rows: bool = False
     catches_up: bool = False
+    drafts_trees: bool = False
+    reads_verifier_hidden: bool = False
 
 
 class Drafter(Protocol):
@@ -94,31 +106,25 @@ class Drafter(Protocol):
         def vocab_size(self) -> int:
             """V."""
 
-        @property
-        def num_uniforms(self) -> int:
-            """See above."""
-            return 0
+    @property
+    def num_uniforms(self) -> int:
+        """See above."""
+        return 0
 
-        @property
-        def has_confidence(self) -> bool:
-            """See above."""
-            return False
+    @property
+    def has_confidence(self) -> bool:
+        """See above."""
+        return False
 
-        @property
-        def traits(self) -> DraftTraits:
-            """See above."""
-            return DraftTraits()
+    @property
+    def traits(self) -> DraftTraits:
+        """See above."""
+        return DraftTraits()
 
-        @property
-        def model_names(self) -> tuple[str, ...]:
-            """See above."""
-            return ()
-
-    else:
-        num_uniforms = 0
-        has_confidence = False
-        traits = DraftTraits()
-        model_names = ()
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """See above."""
+        return ()
 
     def describe(self) -> Any:
         """What determines its drafts besides its parameters, as JSON values."""
@@ -165,7 +171,8 @@ class Drafter(Protocol):
           tokens: `[B]` int32, each row's last committed token.
           limits: `[B]` int32 in 0 .. G, the longest block of each row this round.
           uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
-          sampling: fields `[B]`; the block's probabilities are what tokens are drawn from.
+          sampling: fields `[B]`; the block's probabilities are what tokens are drawn from. Whether
+            it also draws by a processor's logits is the drafter's choice.
           active: `[B]` bool, the rows that draft or may be asked for a bonus; others need nothing,
             and no pass is made for them alone.
           with_confidence: whether the rule reads confidences (static).
@@ -191,15 +198,15 @@ class Drafter(Protocol):
           params: the drafter's parameters.
           state: its state after `propose`.
           tokens: `[B]` int32, each row's last committed token, as given to `propose`.
-          block: what `propose` returned.
-          sampling: fields `[B]`.
+          block: what `propose` returned; of a tree, the accepted path as a chain.
+          sampling: fields `[B]`, for the token after the block.
           with_confidence: whether the rule reads confidences (static).
 
         Returns:
           The distributions, and the state, which then lacks nothing if the block is accepted.
         """
 
-    def commit(self, state: Any, tokens: Array, counts: Array) -> Any:
+    def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
         """Takes note of what was committed; whatever else was drafted is rolled back.
 
         Args:
@@ -207,6 +214,8 @@ class Drafter(Protocol):
           tokens: `[B, T]` int32; the first `counts[b]` of row b are committed. They may be fewer
             than were accepted, and need not be the drafter's own.
           counts: `[B]` int32; 0 leaves a row where it was before the round.
+          hidden: `[B, T, D]`, the verifier's hidden states from which it said what `tokens` may
+            be; given where the traits say `reads_verifier_hidden`.
 
         Returns:
           The state for the next round.
@@ -265,6 +274,25 @@ class DraftOutcome(NamedTuple):
     rejected: Array  # [B]
 
 
+class Drawn(NamedTuple):
+    """What a stopping policy sees of the token that each row has just drawn.
+
+    Attributes:
+      token: `[B]` int32, the token.
+      probs: `[B, V]` float32, what it was drawn from: one-hot at temperature 0.
+      confidences: `[B, V]` float32, the drafter's softmax at temperature 1, unfiltered; None
+        unless `reads_confidence`.
+      hidden: `[B, D]`, the drafter's last hidden state of the token before it.
+      place: int32 scalar, how many tokens were drafted before it.
+    """
+
+    token: Array  # [B]
+    probs: Array  # [B, V]
+    confidences: Any  # [B, V]
+    hidden: Array  # [B, D]
+    place: Array  # []
+
+
 class Stopping(Protocol):
     """Decides when a row's draft ends; static and hashable, arrays in `params` and the state.
 
@@ -282,33 +310,25 @@ class Stopping(Protocol):
       reads_past: whether it keeps a memory of earlier rounds; False by default.
     """
 
-    if TYPE_CHECKING:
+    @property
+    def is_random(self) -> bool:
+        """See above."""
+        return False
 
-        @property
-        def is_random(self) -> bool:
-            """See above."""
-            return False
+    @property
+    def is_fixed(self) -> bool:
+        """See above."""
+        return False
 
-        @property
-        def is_fixed(self) -> bool:
-            """See above."""
-            return False
+    @property
+    def reads_confidence(self) -> bool:
+        """See above."""
+        return False
 
-        @property
-        def reads_confidence(self) -> bool:
-            """See above."""
-            return False
-
-        @property
-        def reads_past(self) -> bool:
-            """See above."""
-            return False
-
-    else:
-        is_random = False
-        is_fixed = False
-        reads_confidence = False
-        reads_past = False
+    @property
+    def reads_past(self) -> bool:
+        """See above."""
+        return False
 
     def bind(self, head: Any = None) -> "tuple[Stopping, Params]":
         """Takes the policy apart: its static part, and its numbers, which are traced.
@@ -357,27 +377,13 @@ class Stopping(Protocol):
         return limits, self.init(limits.shape[0])
 
     @abc.abstractmethod
-    def step(
-        self,
-        params: Params,
-        state: Any,
-        token: Array,
-        probs: Array,
-        confidences: Array | None,
-        hidden: Array,
-        index: Array,
-    ) -> tuple[Array, Any]:
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
         """Says whether each row's draft ends with the token just drawn.
 
         Args:
           params: the policy's own parameters.
           state: its state.
-          token: `[B]` int32, the token just drawn.
-          probs: `[B, V]` float32, what it was drawn from: one-hot at temperature 0.
-          confidences: `[B, V]` float32, the drafter's softmax at temperature 1, unfiltered; None
-            unless `reads_confidence`.
-          hidden: `[B, D]`, the drafter's last hidden state of the token before it.
-          index: int32 scalar, how many tokens were drafted before it.
+          drawn: the token just drawn.
 
         Returns:
           `[B]` bool, and the new state.

@@ -6,7 +6,7 @@ V vocabulary.
 
 import abc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 
@@ -47,6 +47,19 @@ class Extended(NamedTuple):
     cache: Cache
 
 
+class TreeShape(NamedTuple):
+    """Where the tokens of a block stand that is a tree; see `DraftBlock`.
+
+    Attributes:
+      depths: `[B, T]` int32, how many tokens after the first one each of them stands: its position
+        in the text, where its slot in the cache is its place in the block.
+      seen: `[B, T, T]` bool, whether token i follows token j or is it: what i may see of the block.
+    """
+
+    depths: Array  # [B, T]
+    seen: Array  # [B, T, T]
+
+
 def row_axes(tree: Any) -> Axes:
     """Names the leading axis of every array "batch", and no other axis.
 
@@ -71,7 +84,10 @@ class LanguageModel(Protocol):
 
     Attributes:
       vocab_size: V, the size of the last axis of the logits.
+      reads_trees: whether it has `score_tree` and `keep`; False by default.
     """
+
+    reads_trees: ClassVar[bool] = False
 
     # For the type checker alone: a field of a dataclass may take its place.
     if TYPE_CHECKING:
@@ -131,6 +147,27 @@ class LanguageModel(Protocol):
     @abc.abstractmethod
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
         """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
+
+    def score_tree(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
+    ) -> tuple[Array, Array, CacheUpdates]:
+        """`score` of a block that is a tree, where `reads_trees`.
+
+        Token i is written at `positions[b] + i`, stands at `positions[b] + tree.depths[b, i]`, and
+        sees of the block what `tree.seen` says.
+        """
+        raise TypeError(f"{type(self).__name__} reads chains alone")
+
+    def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
+        """Moves the entries of a path through a tree together, where `reads_trees`.
+
+        Args:
+          cache: with a tree's entries at `positions[b] ..`.
+          positions: `[B]` int32.
+          nodes: `[B, G]` int32; the entry at `positions[b] + nodes[b, i]` goes to
+            `positions[b] + 1 + i`.
+        """
+        raise TypeError(f"{type(self).__name__} reads chains alone")
 
     def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
         """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache."""

@@ -1,12 +1,12 @@
-"""What a decoding method is: prompts in, tokens out, for rows that advance independently.
+"""What goes into a decoding method and what comes out, for rows that advance independently.
 
 Axes: B rows, P prompt length, F prefix length, N longest output, G longest draft block.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from specjax.types.language_model import Array, Params
-from specjax.types.sampling import Sampling
+from specjax.types.drawing import Sampling
+from specjax.types.language_model import Array
 
 # Why a row ended: the codes in `DecodeState.ended_by`, and their names.
 RUNNING, EOS, LENGTH, NAN, ABORTED, STOP = range(6)
@@ -64,7 +64,7 @@ class DecodeInfo(NamedTuple):
         emitted tokens that are the verifier's.
       rollbacks: `[B]` int32, in how many rounds drafted tokens were rejected.
       token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for; NaN
-        where nothing was written. A method writes them with `specjax.decoding.add_log_probs`.
+        where nothing was written, or a method says none (see `specjax.decoding.Step`).
       token_log_target: `[B, N]` float32, `log_target` token by token, or None likewise.
     """
 
@@ -131,105 +131,3 @@ class DecodeState(NamedTuple):
     def finished(self) -> Array:
         """`[B]` bool, the rows that emit nothing more."""
         return self.ended_by != RUNNING
-
-
-class Method(Protocol):
-    """A decoding method: static and hashable; all arrays travel in `params` and the state.
-
-    `specjax.decoding.LoopMethod` has everything but a prefill and a step.
-
-    Its parameters are a NamedTuple of pytrees, such as `verifier`, `drafter` and `rule`. Where
-    there is a field `rule`, its strengths are scalar or `[B]`.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-
-    @property
-    def max_draft(self) -> int:
-        """G, 0 without a drafter."""
-
-    @property
-    def min_draft(self) -> int:
-        """The least draft limit of a row: 0, or G where all blocks must have a fixed length."""
-
-    @property
-    def independent_rows(self) -> bool:
-        """Whether a row's result, its counts included, depends on nothing in the rows beside it.
-
-        Rows then have draft limits of G. False is always safe: True lets a resumed call leave
-        finished rows out, and yet give the others the bits that they would have had.
-        """
-
-    @property
-    def partitioner(self) -> Any:
-        """The `specjax.partitioning.Partitioner` that says where arrays lie; None on one device."""
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """The keys of `DecodeInfo.calls`; the first is the model whose tokens are committed."""
-
-    @property
-    def nan_sources(self) -> tuple[str, ...]:
-        """What may give NaN; see `DecodeInfo.nan_in`."""
-
-    def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError if the method does not decode under this rule."""
-
-    def cache_length(self, prompt_length: int, prefix_length: int, max_new: int) -> int:
-        """S, the cache positions that such prompts and an output of `max_new` tokens take."""
-
-    def init(
-        self,
-        params: Params,
-        prompts: PromptBatch,
-        *,
-        max_new: int,
-        max_length: int | None = None,
-        token_log_probs: bool = False,
-    ) -> DecodeState:
-        """Takes prompts in.
-
-        Args:
-          params: the method's parameters.
-          prompts: B prompts.
-          max_new: N, the longest output (static).
-          max_length: S, cache positions (static); by default what `cache_length` says.
-          token_log_probs: whether `DecodeInfo` holds log-probabilities token by token.
-
-        Returns:
-          A state for `run`.
-
-        Raises:
-          ValueError: naming the argument that is of a wrong shape or out of range.
-        """
-
-    def run(
-        self,
-        params: Params,
-        state: DecodeState,
-        stop_after: int | Array,
-        until_finished: int | Array | None = None,
-        stop_table: Array | None = None,
-    ) -> DecodeState:
-        """Decodes on. The state is donated: use the result.
-
-        Args:
-          params: the method's parameters.
-          state: from `init`, `run` or `specjax.decoding.insert_rows`.
-          stop_after: for at most so many steps.
-          until_finished: return once so many rows are finished, those that were before included;
-            all by default. Both are traced.
-          stop_table: see `StopState`, where the state has one (`specjax.decoding.watch_stops`). A
-            method that knows no stop strings may leave it out.
-
-        Returns:
-          The state; the rows are finished, or the steps are done.
-
-        Raises:
-          ValueError: for parameters that do not fit the batch, or a stop below 1.
-        """
-
-    def describe(self) -> dict[str, Any]:
-        """What determines the outputs besides the parameters, as JSON values."""

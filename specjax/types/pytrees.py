@@ -1,9 +1,10 @@
-"""Frozen dataclasses whose fields are the leaves of a pytree."""
+"""Pytrees: frozen dataclasses whose fields are the leaves, and trees of rows."""
 
 import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _T = TypeVar("_T")
@@ -43,3 +44,12 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
 
 def _show(leaf: Any) -> str:
     return str(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else repr(leaf)
+
+
+def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
+    """The arrays of `new` in the rows `[B]` that are true, those of `old` in the others."""
+
+    def choose(x: Any, y: Any) -> Any:
+        return jnp.where(rows.reshape((-1,) + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(choose, new, old)

@@ -28,6 +28,22 @@ class Acceptance(NamedTuple):
     detail: Any = ()
 
 
+class Path(NamedTuple):
+    """What is accepted of a tree, and what may follow.
+
+    Attributes:
+      nodes: `[G]` int32, the accepted nodes in their order, each a child of the one before it and
+        the first one of node 0 (see `DraftBlock`); past `length` anything.
+      length: int32 scalar, how many.
+      weights: `[V]` float32, non-negative: what the next token is drawn by if the path ends at an
+        inner node. After a leaf it is the target distribution there.
+    """
+
+    nodes: Array  # [G]
+    length: Array
+    weights: Array  # [V]
+
+
 class Verified(NamedTuple):
     """The outcome of verifying one row's block.
 
@@ -52,10 +68,12 @@ class Verification(Protocol):
         (block verification), not the index before the first failure (token verification).
       has_carry: whether a round leaves something that alters later rounds' targets. Then the
         drafter's distribution is needed at the bonus position whatever the rule.
+      walks_trees: whether it has a `walk`.
     """
 
     keeps_last_pass: ClassVar[bool] = False
     has_carry: ClassVar[bool] = False
+    walks_trees: ClassVar[bool] = False
 
     @abc.abstractmethod
     def acceptance(
@@ -68,6 +86,28 @@ class Verification(Protocol):
         still_drafting: Array | None = None,
     ) -> Acceptance:
         """Thresholds and scales for one block; arguments as in `specjax.verification.verify`."""
+
+    def walk(
+        self,
+        uniforms: Array,
+        tokens: Array,
+        parents: Array,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+    ) -> Path:
+        """Judges one row's tree; called where the drafter's traits say `drafts_trees`.
+
+        Args:
+          uniforms: `[G]` float32 in [0, 1), independent.
+          tokens: `[G]` int32.
+          parents: `[G]` int32; see `DraftBlock`.
+          draft_probs: `[G + 1, V]` float32, the drafter's distribution after each node.
+          target_probs: `[G + 1, V]` float32, the rule's target distribution after each node; of
+            leaves it is unknown where the rule reads the drafter.
+          num_drafted: int32 scalar, how many tokens there are.
+        """
+        raise TypeError(f"{type(self).__name__} verifies chains alone")
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
         """Raises ValueError if the algorithm is not exact for drafts of this kind."""

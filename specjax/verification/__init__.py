@@ -16,18 +16,10 @@ from specjax.verification.verify import (
 ALL_VERIFICATIONS = (Token, Block, GreedyBlock)
 
 __all__ = [
-    "ALL_VERIFICATIONS",
     "Block",
     "GreedyBlock",
-    "GreedyBlockCarry",
     "Token",
-    "Verification",
-    "accept",
-    "block_acceptance_probs",
-    "draw_next",
     "expected_accepted",
-    "next_token_probs",
     "num_accepted_probs",
-    "token_acceptance_probs",
     "verify",
 ]

@@ -190,7 +190,7 @@ def drafted(tokens: Array, num_drafted: Array) -> Array:
 
 
 def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array) -> None:
-    """Checks shapes and dtypes at trace time; see `verify`."""
+    """Raises ValueError (at trace time) for other shapes or dtypes; see `verify`."""
     for name, array in (("tokens", tokens), ("draft_probs", draft_probs)):
         if not hasattr(array, "dtype"):
             raise ValueError(f"{name} must be an array, got {type(array).__name__}")
@@ -199,25 +199,20 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
             f"tokens must be one row's integer block [G], got {tokens.dtype}{jnp.shape(tokens)}: "
             "vmap over rows"
         )
-    if jnp.ndim(num_drafted) != 0:
-        raise ValueError(f"num_drafted must be a scalar, got shape {jnp.shape(num_drafted)}")
-    length = tokens.shape[0]
-    known = not isinstance(num_drafted, jax.core.Tracer)
-    if known and not 0 <= int(num_drafted) <= length:
-        raise ValueError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
+    length, vocab = tokens.shape[0], draft_probs.shape[-1]
     for name, probs in (("draft_probs", draft_probs), ("target_probs", target_probs)):
-        if jnp.ndim(probs) != 2 or probs.shape[0] != length + 1:
+        if jnp.shape(probs) != (length + 1, vocab):
             raise ValueError(
-                f"{name} must be [G + 1, V] = [{length + 1}, V] for a block of G = {length} "
-                f"tokens, got {jnp.shape(probs)}"
+                f"{name} must be [G + 1, V] = {(length + 1, vocab)} for a block of G = {length} "
+                f"tokens and one vocabulary, got {jnp.shape(probs)}"
             )
         if probs.dtype != jnp.float32:
             raise ValueError(f"{name} must be float32, got {probs.dtype}")
-    if draft_probs.shape != target_probs.shape:
-        raise ValueError(
-            f"draft_probs {draft_probs.shape} and target_probs {target_probs.shape} must share one "
-            "vocabulary V: use models with the same vocabulary"
-        )
+    if jnp.ndim(num_drafted) != 0:
+        raise ValueError(f"num_drafted must be a scalar, got shape {jnp.shape(num_drafted)}")
+    known = not isinstance(num_drafted, jax.core.Tracer)
+    if known and not 0 <= int(num_drafted) <= length:
+        raise ValueError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
 
 
 def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array) -> Array:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from benchmarks import kernels
+from benchmarks.compiled import parse
 from benchmarks.tpu import topologies
-from specjax.compiled import parse
 
 PROFILE = """hlo_op_estimate {
   hlo_op_name: "fusion.1"

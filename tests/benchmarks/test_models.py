@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import fusions, layouts, models
-from specjax.models import T5
+from specjax.models import Seq2SeqLM
 
 TINY = ["--models", "tiny", "--steps", "2", "--repeats", "1"]
 
@@ -19,7 +19,9 @@ def _rows(capsys, *options):
 
 def test_the_measured_models_have_the_sizes_they_are_named_after():
     for name, millions in (("60m", 60), ("220m", 220)):
-        assert T5(models._MODELS[name]).num_params() == pytest.approx(millions * 1e6, rel=0.02)
+        assert Seq2SeqLM(models._MODELS[name]).num_params() == pytest.approx(
+            millions * 1e6, rel=0.02
+        )
 
 
 def test_each_block_is_compared_with_a_read_and_with_transformers(capsys):
@@ -51,14 +53,14 @@ def test_other_logits_than_the_peers_stop_it(capsys, monkeypatch):
     def spoilt(model):
         """Prepared from one embedding, compared with another."""
         params = real(model)
-        monkeypatch.setattr(T5, "extend", lambda self, p, *args: extend(self, wrong, *args))
+        monkeypatch.setattr(Seq2SeqLM, "extend", lambda self, p, *args: extend(self, wrong, *args))
         wrong = {
             **params,
             "token_embedder": {"embedding": params["token_embedder"]["embedding"] + 1},
         }
         return params
 
-    extend = T5.extend
+    extend = Seq2SeqLM.extend
     monkeypatch.setattr(models, "_random_params", spoilt)
     with pytest.raises(RuntimeError, match="transformers' logits differ from ours by"):
         models.main([*TINY, "--tokens", "1"])

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import scaling
 from specjax.cli.bench import pairs
+from specjax.cli.bench.loops import Loops
 from tests import tiny_pair
 
 
@@ -28,7 +29,7 @@ def test_each_axis_is_measured_from_the_base(tmp_path, monkeypatch, capsys):
     asked = []
 
     def measured(setup, **sizes):
-        assert isinstance(setup, pairs.Setup)
+        assert isinstance(setup, Loops)
         asked.append(sizes)
         return {**sizes, "tokens_per_s": 1.0}
 
@@ -42,14 +43,16 @@ def test_each_axis_is_measured_from_the_base(tmp_path, monkeypatch, capsys):
         (3, 2, 4, 1),
     ]
     monkeypatch.undo()
-    setup, _ = pairs.load(
+    found = pairs.load(
         argparse.Namespace(
             **paths, inputs=str(inputs), prompts=1, rows=[1], max_new=4, repeats=1, grown=False
         )
     )
-    row = scaling._measured(setup, rows=3, max_draft=2, context=5, repeats=1)
+    loops = Loops.of(*found, 4)
+    row = scaling._measured(loops, rows=3, max_draft=2, context=5, repeats=1)
     assert row["tokens_per_s"] > 0 and 1 <= row["rounds"] <= 4
-    assert row["parameters_MB"] == pytest.approx(sum(x.nbytes for x in _leaves(setup.params)) / 1e6)
+    both = [model.prepared for model in loops.pair.named.values()]
+    assert row["parameters_MB"] == pytest.approx(sum(x.nbytes for x in _leaves(both)) / 1e6)
     assert row["state_MB"] > 0
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from benchmarks.compiled import parse
 from benchmarks.tpu import estimates, run, topologies, waste
 from benchmarks.tpu.cases import at_depth
-from specjax.compiled import parse
 
 # Of the loop of T5 base + small with two layers each and 8 rows, on a v5e.
 MOST_PADDING = 1.35  # 6 positions in a tile of 8 make 1.33

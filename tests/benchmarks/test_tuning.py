@@ -1,10 +1,10 @@
-"""The benchmark of `specjax tune` refuses bad input; what it measures is in docs/tuning.md."""
+"""The benchmark of choices refuses bad input; what it measures is in docs/compare.md."""
 
 import pytest
 
 from benchmarks.tuning import main, naive_choice
-from specjax.tuning import Demand, Judge
-from tests.tuning.synthetic import ALONE, LOSSLESS, TRUTH, World
+from specjax.study.demand import Demand, Judge
+from tests.study.synthetic import ALONE, LOSSLESS, TRUTH, World
 
 GIVEN = ["--inputs", "texts.txt", "--references", "references.txt", "--store", "store"]
 

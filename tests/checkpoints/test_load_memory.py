@@ -10,10 +10,8 @@ import pytest
 import safetensors.numpy
 
 from specjax.checkpoints.arrays import flatten
-from specjax.checkpoints.hf import write_json
-from specjax.checkpoints.hf_config import config_to_hf
-from specjax.checkpoints.hf_names import to_hf
-from specjax.models import LlamaConfig, model_from_config
+from specjax.checkpoints.hf import config_to_hf, write_json
+from specjax.models import LlamaConfig, family_of, model_from_config
 from specjax.tokenizers.model_files import SpecialIds
 
 CONFIG = LlamaConfig(
@@ -70,7 +68,7 @@ def checkpoint(tmp_path_factory):
     pattern = rng.integers(0, 0x7F80, 2**20, dtype=np.uint16).view(ml_dtypes.bfloat16)
     arrays = {}
     for path, leaf in flatten(model_from_config(CONFIG).abstract_params()).items():
-        rule = to_hf(LlamaConfig, path)
+        rule = family_of(CONFIG).hf_name(path)
         shape = leaf.shape[::-1] if rule.transposed else leaf.shape
         arrays[rule.hf] = np.resize(pattern, shape)
     assert sum(a.size for a in arrays.values()) >= 200e6

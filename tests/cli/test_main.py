@@ -11,7 +11,7 @@ import pytest
 from absl import logging
 
 from specjax.cli import failures, hosts, main
-from specjax.runs.processes import Part
+from specjax.runs.processes import Process
 
 
 class Command:
@@ -47,6 +47,17 @@ def test_the_version_is_told(capsys):
     assert told.startswith("specjax ") and told.endswith(f", jax {jax.__version__}\n")
 
 
+def test_help_says_in_one_line_what_each_command_is_for(monkeypatch, capsys):
+    monkeypatch.undo()  # the real commands
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for command, (_, what) in main.COMMANDS.items():
+        found = [line for line in lines if line.startswith(f"    {command}  ")]
+        assert len(found) == 1 and found[0].endswith(f"  {what}")
+
+
 def test_help_shows_defaults_that_say_something(capsys):
     with pytest.raises(SystemExit, match="0"):
         main.main(["drive", "--help"])
@@ -58,26 +69,11 @@ EVERY = [
     ["demo"],
     ["convert"],
     ["train"],
-    ["train_bigram"],
-    ["train_head"],
-    ["tune"],
-    ["tune_drafts"],
-    ["screen"],
+    ["train", "bigram"],
+    ["train", "head"],
+    ["compare"],
     ["infer"],
-    *(
-        ["bench", name]
-        for name in (
-            "acceptance",
-            "cost",
-            "drafting",
-            "loop",
-            "peers",
-            "ragged",
-            "screening",
-            "speedup",
-            "stopping",
-        )
-    ),
+    *(["bench", name] for name in ("acceptance", "cost", "peers", "speedup")),
 ]
 
 
@@ -113,11 +109,14 @@ def test_bad_input_is_one_line_and_a_traceback_on_request(monkeypatch, capsys, k
 @pytest.mark.parametrize(
     ("found", "remedy"),
     [
-        ({"part": None, "joins": True}, "give --distributed, or run launch/tpu.sh"),
-        ({"part": Part(1, 4), "joins": True}, "give --distributed, or run launch/tpu.sh"),
-        ({"part": Part(1, 4), "joins": False}, "keep them apart, by launch/tpu.sh run --replicas"),
+        ({"process": None, "joins": True}, "give --distributed, or run launch/tpu.sh"),
+        ({"process": Process(1, 4), "joins": True}, "give --distributed, or run launch/tpu.sh"),
+        (
+            {"process": Process(1, 4), "joins": False},
+            "keep them apart, by launch/tpu.sh run --replicas",
+        ),
         ({}, "specjax drive takes a TPU of one host, or JAX_PLATFORMS=cpu"),
-        ({"part": Part(1, 4, together=True), "joins": True}, None),
+        ({"process": Process(1, 4, together=True), "joins": True}, None),
     ],
 )
 def test_a_tpu_of_hosts_that_were_not_joined_is_refused(monkeypatch, capsys, found, remedy):
@@ -130,7 +129,7 @@ def test_a_tpu_of_hosts_that_were_not_joined_is_refused(monkeypatch, capsys, fou
             hosts.add_arguments(parser, joins=found["joins"])
 
     monkeypatch.setattr(Command, "add_arguments", staticmethod(add_arguments))
-    monkeypatch.setattr(hosts, "start", lambda args: found["part"])
+    monkeypatch.setattr(hosts, "start", lambda args: found["process"])
     assert main.main(["drive"]) == (2 if remedy else 0)
     told = f"specjax drive: this TPU has 4 hosts: {remedy}\n" if remedy else ""
     assert capsys.readouterr().err == told

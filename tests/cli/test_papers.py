@@ -1,7 +1,6 @@
 """The shipped files of a paper's runs: parsed, and built by shape alone."""
 
 import collections
-import dataclasses
 import functools
 import json
 import re
@@ -12,16 +11,16 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import evaluation, sweeping
+from specjax import study
 from specjax.checkpoints import sizes
-from specjax.cli import gin_config, infer, sweep, train
+from specjax.cli import compare, gin_config, infer, train
 from specjax.cli.main import main
-from specjax.data import FewShot
-from specjax.data.tfds_names import TASK_PREFIX, TFDS_DATA
+from specjax.data.few_shot import FewShot
+from specjax.data.seqio_tasks import TASK_PREFIX, TFDS_DATA
 from specjax.decoding import loop
 from specjax.evaluation import METRICS
 from specjax.models import PRESETS, model_from_config, preset
-from specjax.text import models
+from specjax.text import directories, text_models
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import PromptBatch
 from tests import tiny_pair
@@ -52,7 +51,7 @@ RUNS = [
 @functools.cache
 def shaped(size):
     model = model_from_config(preset(size))
-    made = models.TextModel(model, model.abstract_params(), ByteTokenizer())
+    made = text_models.TextModel(model, model.abstract_params(), ByteTokenizer())
     made.__dict__["prepared"] = made.params  # which would transpose arrays
     return made
 
@@ -64,9 +63,11 @@ def by_shape(monkeypatch):
 
     def load_models(*, drafter, verifier, **options):
         named = {"drafter": drafter, "verifier": verifier}
-        return models.Models(**{k: shaped(path.rsplit("/", 1)[-1]) for k, path in named.items()})
+        return text_models.Models(
+            **{k: shaped(path.rsplit("/", 1)[-1]) for k, path in named.items()}
+        )
 
-    monkeypatch.setattr(models, "load_models", load_models)
+    monkeypatch.setattr(directories, "load_models", load_models)
 
 
 def configure(*files, **values):
@@ -85,7 +86,7 @@ def run_of(pair, task, small, large):
 
 def test_every_file_is_tested():
     found = {path.stem for path in FOLDER.glob("*.gin")}
-    assert found == {"sweep", *PAIRS, *(f"task_{task}" for task in LENGTHS)}
+    assert found == {"compare", *PAIRS, *(f"task_{task}" for task in LENGTHS)}
     assert {path.parent for path in CONFIGS.glob("papers/*/*.gin")} == {FOLDER}
 
 
@@ -114,7 +115,7 @@ def test_a_run_is_built_by_shape_alone(pair, task):
 def test_decoding_is_traced_by_shape_alone(pair):
     task = "t5_wmt" if "t5" in pair else "gemma_squad2"
     decoder = run_of(pair, task, *PAIRS[pair])
-    method, params, length = decoder.method, decoder._params, decoder.buckets[0]
+    method, params, length = decoder.method, decoder.params, decoder.buckets[0]
     prompts = PromptBatch(
         inputs=np.ones((1, length), np.int32),
         input_lengths=np.ones(1, np.int32),
@@ -136,13 +137,15 @@ def test_decoding_is_traced_by_shape_alone(pair):
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("models/*.gin")))
 def test_networks_of_published_sizes_are_these(name):
     files = ("runs/train.gin", f"models/{name}.gin", "tasks/fields.gin")
-    from specjax import data, models, training
+    from specjax import models, training
+    from specjax.data.batching import Batching
+    from specjax.data.examples import read_examples
+    from specjax.training.scorer import Evaluation
 
     gin_config.register(
-        data.read_examples, models.T5Config, models.LlamaConfig, models.Gemma2Config,
-        *(getattr(training, n) for n in ("AdamW", "Evaluation", "InverseSqrt", "Objective")),
-        *(getattr(training, n) for n in ("OnPolicy", "Recipe", "TrainerConfig", "Acceptance")),
-        data.Batching, train=training.run_recipe,
+        read_examples, models.T5Config, models.LlamaConfig, models.Gemma2Config,
+        *(getattr(training, n) for n in ("AdamW", "Objective", "Recipe", "Teacher")),
+        training.TrainerConfig, Evaluation, Batching, train=training.train_model,
     )  # fmt: skip
     named = [f"{key}=x" for key in ("TRAIN", "VALIDATION", "OUTPUT_DIR")]
     gin_config.configure([str(CONFIGS / file) for file in files], named)
@@ -155,8 +158,9 @@ def test_networks_of_published_sizes_are_these(name):
     assert files[0] == train.DEFAULT_FILE
 
 
-FEW = {"SCREENED": 2, "ROUNDS": 1, "LATENCY_TEXTS": 2, "DEMAND": "quality >= 0"}
-NAMES = {"infer": (), "sweep": ("LATENCY_TEXTS",), "screen": ("SCREENED",), "tune": tuple(FEW)}
+FEW = {"LATENCY_LIMIT": 2, "SCREENED": 2, "ROUNDS": 1, "LATENCY_TEXTS": 2, "DEMAND": "quality >= 0"}
+NAMES = {"infer": (), "compare": ("LATENCY_LIMIT",), "screen": ("SCREENED",)}
+NAMES["tune"] = tuple(FEW)[1:]
 
 
 def words_of(command, pair, task, tmp_path, **values):
@@ -166,7 +170,7 @@ def words_of(command, pair, task, tmp_path, **values):
     (tmp_path / "in.jsonl").write_text("".join(lines))
     folder = "papers/faster_cascades"
     files = [f"runs/{command}.gin", f"{folder}/{pair}.gin", f"{folder}/task_{task}.gin"]
-    files[1:1] = [f"{folder}/sweep.gin"] if command == "sweep" else []
+    files[1:1] = [f"{folder}/compare.gin"] if command == "compare" else []
     named = {name: FEW[name] for name in NAMES[command]}
     named |= {"INPUT": tmp_path / "in.jsonl", "OUTPUT_DIR": tmp_path / "out", **values}
     arguments = [f"--gin_file={file}" for file in files]
@@ -181,8 +185,8 @@ def test_every_command_takes_a_pair_and_a_task(tmp_path, capsys, command, pair, 
     """As far as it can get without the checkpoints."""
     values = {"VERIFIER": tmp_path / "large", "DRAFTER": tmp_path / "small"}
     if task == "gemma_gsm8k":
-        values |= {"EXAMPLES": tmp_path / "in.jsonl", "SHOTS": 1, "NUM_INPUTS": None}
-    if task == "gemma_gsm8k" and command in ("sweep", "tune"):
+        values |= {"EXAMPLES": tmp_path / "in.jsonl", "SHOTS": 1, "LIMIT": None}
+    if task == "gemma_gsm8k" and command in ("compare", "tune"):
         values["METRICS"] = "('numeric_accuracy',)"
     assert main(words_of(command, pair, task, tmp_path, **values)) == 2
     error = capsys.readouterr().err
@@ -191,29 +195,19 @@ def test_every_command_takes_a_pair_and_a_task(tmp_path, capsys, command, pair, 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_paper_sweeps_its_methods_and_strengths(tmp_path):
-    words = words_of("sweep", "pair_t5_small_large", "t5_wmt", tmp_path, VERIFIER="x", DRAFTER="y")
-    infer.register()
-    gin_config.register(sweeping.Grid, sweeping.Measuring, sweeping.read_texts, sweep.sweep_plan)
-    gin_config.register(evaluation.Bootstrap)
+def test_the_paper_compares_its_methods_and_strengths(tmp_path):
+    names = {"VERIFIER": "x", "DRAFTER": "y"}
+    words = words_of("compare", "pair_t5_small_large", "t5_wmt", tmp_path, **names)
+    compare.register()
     files = [word.partition("=")[2] for word in words if word.startswith("--gin_file")]
     named = [word.removeprefix("--gin.") for word in words if word.startswith("--gin.")]
     gin_config.configure(files, named)
-    sizes, plan = sweep.sizes_of_pair(), gin_config.call(sweep.sweep_plan)
-    files = sweep.PointFiles({**plan.models, **sizes}, [])
-    points = plan.grid.points(files)
-    files.check(points)
-    counts = collections.Counter(point.method for point in points)
-    assert counts["opt"] == counts["token_v3"] == 10 and counts["lossless"] == 1
-    assert max(point.strength for point in points if point.method == "bild") == 10.0
-    assert {(point.temperature, point.max_draft) for point in points} == {(1.0, 5), (1.0, None)}
-    assert {point.verification for point in points} == {"Token", None}
-    # A point's own command checks the sizes too, but of another drafter, of which nothing is said.
-    (one,) = (point for point in points if point.described().startswith("opt(0.1)"))
-    assert "--gin.drafter/sized.size='t5_v1_1_small'" in files.command(one)
-    told = files.command(dataclasses.replace(one, drafter=str(tmp_path)))
-    assert "--gin.verifier/sized.size='t5_v1_1_large'" in told
-    assert not [word for word in told if "drafter/sized" in word or "load_pair.drafter" in word]
+    settings = gin_config.call_part(study.Grid).settings()
+    counts = collections.Counter(one.rule.partition("(")[0] for one in settings if not one.method)
+    assert counts["OPT"] == counts["TokenV3"] == 10 and counts["Lossless"] == 1
+    assert max(one.strength for one in settings if one.rule.startswith("BiLD")) == 10.0
+    assert {(one.temperature, one.max_draft) for one in settings} == {(1.0, 5), (1.0, None)}
+    assert {one.verification for one in settings} == {"Token", None}
 
 
 @pytest.mark.parametrize("command", NAMES)
@@ -236,7 +230,6 @@ def test_without_seqio_a_run_on_its_data_says_so(tmp_path, capsys, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "seqio", None)
-    monkeypatch.delitem(sys.modules, "specjax.data.seqio_tasks", raising=False)
     files = ("runs/infer.gin", "papers/faster_cascades/task_gemma_gsm8k.gin")
     arguments = [f"--gin_file={file}" for file in files]
     assert main(["infer", *arguments, f"--gin.OUTPUT_DIR={tmp_path / 'out'}"]) == 2

@@ -2,8 +2,8 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
+import safetensors.numpy
 
 from specjax.checkpoints import load_model
 from specjax.cli.main import main
@@ -87,19 +87,25 @@ def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
     assert losses[-1] < losses[0]
     # 120 references and 2 x 120 samples, in batches of 10.
     assert rows[0]["epoch"] == pytest.approx(5 / 36)
-    with np.load(tmp_path / "teacher_samples.npz") as samples:
-        assert len(samples["offsets"]) == 2 * 360 + 1
+    (samples,) = (tmp_path / "samples").glob("teacher-*")
+    assert len(safetensors.numpy.load_file(samples)["offsets"]) == 2 * 360 + 1
     assert load_model(tmp_path / "model").config.embed_dim == 16
 
 
-def test_a_drafter_learns_on_policy_and_is_chosen_by_what_is_accepted(data, trained, tmp_path):
+def test_a_drafter_learns_on_policy_and_is_chosen_by_what_is_accepted(
+    data, trained, tmp_path, capsys
+):
     bindings = [
         f"TEACHER={trained / 'model'}", "DISTILLATION_WEIGHT=1.0", "DIVERGENCE=total_variation",
-        "ON_POLICY_SHARE=0.5", "REFRESH_EVERY=8", "CHOOSE_BY=accepted_sampled",
+        "ON_POLICY_SHARE=0.5", "CHOOSE_BY=accepted_sampled", "TrainerConfig.progress=True",
         "ACCEPTED=('greedy',)", "ACCEPTED_DRAFT=3", "METRICS=()",
     ]  # fmt: skip
     assert run(data, tmp_path, *bindings) == 0
-    assert sorted(p.name for p in (tmp_path / "student_samples").iterdir()) == ["16.npz", "8.npz"]
+    # The default would never draw in so short a run.
+    shown = capsys.readouterr().err
+    assert "refresh_every is 10, half of num_steps=20, in the place of 200" in shown
+    names = sorted(p.name.rpartition("-")[0] for p in (tmp_path / "samples").iterdir())
+    assert names == ["student-10", "validation-greedy", "validation-sampled"]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     measured = {row["step"]: row for row in rows if "validation_loss" in row}
     figures = {step: row["validation_accepted_sampled"] for step, row in measured.items()}
@@ -124,16 +130,16 @@ def test_another_configuration_in_the_same_directory_is_refused(
     assert run(data, trained, *bindings) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert message in error
+    assert message.lower() in error.lower()
 
 
 def test_another_vocabulary_is_refused(data, trained, tmp_path, capsys):
     assert run(data, trained, "VOCABULARY=bytes") == 2
-    assert "vocabulary=bytes is not the one that the run" in capsys.readouterr().err
+    assert "vocabulary=bytes is not the one that the run" in capsys.readouterr().err.lower()
     model = trained / "model"
     distil = "DISTILLATION_WEIGHT=1.0"
     assert run(data, tmp_path, f"TEACHER={model}", distil, "VOCABULARY=bytes") == 2
-    assert f"teacher={model} has another vocabulary than this run" in capsys.readouterr().err
+    assert f"={model} has another vocabulary than this run" in capsys.readouterr().err
     # That start left no trace which would bind the next one.
     assert run(data, tmp_path, f"TEACHER={model}", distil, "NUM_STEPS=1") == 0
 
@@ -209,7 +215,7 @@ def test_a_failed_start_binds_nothing(data, tmp_path, capsys):
         ("TrainerConfig.num_devices=99", "`num_devices` must be at most 8"),
     ):
         assert run(data, tmp_path, binding) == 2
-        assert message in capsys.readouterr().err
+        assert message.lower() in capsys.readouterr().err.lower()
     assert run(data, tmp_path, "NUM_STEPS=1") == 0
 
 
@@ -235,8 +241,8 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["NUM_STEPS=1.5"], "num_steps must be a whole number of at least 1, "),
         (["NUM_STEPS=ten"], "num_steps must be a number, got 'ten'"),
         (["SEED=-1"], "seed must be a whole number of at least 0, "),
-        (["LEARNING_RATE=fast"], "InverseSqrt: peak must be a number, got 'fast'"),
-        (["LEARNING_RATE=0"], "InverseSqrt: peak must be finite and above 0, got 0"),
+        (["LEARNING_RATE=fast"], "AdamW: learning_rate must be a number, got 'fast'"),
+        (["LEARNING_RATE=0"], "AdamW: learning_rate must be finite and above 0, got 0"),
         (["TOKENS_PER_BATCH=x"], "Batching: tokens_per_batch must be a number, got 'x'"),
         (
             ["Batching.bucket_lengths=24"],
@@ -267,24 +273,20 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
             "`export_dtype` must be one of float32, bfloat16, float16, got 'int8'",
         ),
         (["TEACHER_SAMPLES=1"], "teacher=None and teacher_samples=1: give a teacher exactly if"),
-        (["TEACHER_SAMPLES=-1"], "teacher_samples must be a whole number of at least 0, "),
+        (["TEACHER_SAMPLES=-1"], "Teacher: teacher_samples must be a whole number of at least 0, "),
         (["DISTILLATION_WEIGHT=0.5"], "teacher=None and distillation_weight=0.5: give a teacher"),
         (["TEACHER=/absent"], "teacher=/absent and no use for it: give a teacher exactly if one"),
-        (["ON_POLICY_SHARE=0.5"], "teacher=None and on_policy share=0.5: give a teacher"),
-        (["ON_POLICY_SHARE=1.5"], "OnPolicy: share must lie in [0, 1], got 1.5"),
-        (["REFRESH_EVERY=0"], "OnPolicy: refresh_every must be a whole number of at least 1"),
+        (["ON_POLICY_SHARE=0.5"], "teacher=None and on_policy_share=0.5: give a teacher"),
+        (["ON_POLICY_SHARE=1.5"], "Teacher: on_policy_share must lie in [0, 1], got 1.5"),
+        (["REFRESH_EVERY=0"], "Teacher: refresh_every must be a whole number of at least 1"),
         (
             ["TEACHER=/absent", "ON_POLICY_SHARE=0.5", "DISTILLATION_WEIGHT=0.5"],
             "teach the student its own texts; set distillation_weight to 1",
         ),
-        (
-            ["TEACHER=/absent", "ON_POLICY_SHARE=0.5", "DISTILLATION_WEIGHT=1.0"],
-            "num_steps=20 and refresh_every=200: the student draws nothing for its first refresh",
-        ),
         (["DIVERGENCE=kl"], "Objective: divergence must be one of forward_kl, reverse_kl, jsd"),
-        (["ACCEPTED=('beam',)"], "Acceptance: `texts` must be among greedy, sampled, got 'beam'"),
-        (["ACCEPTED=greedy"], "Acceptance: `texts` must be a tuple of names, got 'greedy'"),
-        (["ACCEPTED_DRAFT=0"], "Acceptance: draft must be a whole number of at least 1"),
+        (["ACCEPTED=('beam',)"], "Teacher: accepted must be among greedy, sampled, got 'beam'"),
+        (["ACCEPTED=greedy"], "Teacher: accepted must be a tuple of names, got 'greedy'"),
+        (["ACCEPTED_DRAFT=0"], "Teacher: accepted_draft must be a whole number of at least 1"),
         (["CHOOSE_BY=accepted"], "choose_by='accepted' is not measured at checkpoints: choose"),
         (["CHOOSE_BY=bleu"], "choose_by='bleu' is not measured at checkpoints: choose one of"),
         (["CHOOSE_BY=accepted_greedy"], "but teacher=None: give a teacher, or choose by another"),
@@ -292,14 +294,18 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["Batching.bucket_lengths=(1,)"], "longer than 1 tokens"),
         (["T5Config.embed_dim=0"], "embed_dim=0 must be at least 1"),
         (
-            ["T5Config.num_encoder_layers=1000000000", "T5Config.mlp_dim=1000000000"],
+            [
+                "T5Config.num_encoder_layers=1000",
+                "T5Config.mlp_dim=1000000",
+                "T5Config.embed_dim=1000000",
+            ],
             "with gradients and optimizer state: this needs at least",
         ),
         (["NUM_STEPS=[1]"], "num_steps must be one whole number, got [1]"),
-        (["TEACHER_SAMPLES=[1]"], "teacher_samples must be one whole number, got [1]"),
+        (["TEACHER_SAMPLES=[1]"], "Teacher: teacher_samples must be one whole number, got [1]"),
         (["training/read_examples.source=absent.tsv"], "absent.tsv: no such file"),
         (["training/read_examples.source=seqio:x"], "seqio"),
-        (["read_examples.targets_field=2"], "no column 2"),
+        (["read_examples.targets_field=2"], "there is no field '2': the record has '0', '1'"),
         (["STEPS=3"], "no such name; did you mean NUM_STEPS?"),
     ],
 )
@@ -309,10 +315,11 @@ def test_bad_input_is_one_clear_line(data, tmp_path, capsys, bindings, message):
     (data / "latin1.tsv").write_bytes(b"a\tb\n" + "füße\tb\n".encode("latin-1"))
     (data / "blank.tsv").write_text("\t\n\t\n")
     assert run(data, tmp_path, *bindings) == 2
-    error = capsys.readouterr().err
+    # On a slow machine it may say first that it compiles.
+    lines = capsys.readouterr().err.splitlines()
+    (error,) = (line for line in lines if not line.startswith("specjax: compiling"))
     assert error.startswith("specjax train: ")
-    assert error.count("\n") == 1
-    assert message in error
+    assert message.lower() in error.lower()
 
 
 def test_an_output_directory_that_cannot_be_written_is_told_first(data, tmp_path, capsys):
@@ -323,7 +330,7 @@ def test_an_output_directory_that_cannot_be_written_is_told_first(data, tmp_path
 
 def test_missing_required_names_are_listed(capsys):
     assert main(["train", *FILES]) == 2
-    assert "required but not given: DATA_DIR, OUTPUT_DIR" in capsys.readouterr().err
+    assert "required but not given: OUTPUT_DIR, DATA_DIR" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task", ["aligned_text", "fields"])
@@ -351,7 +358,10 @@ def test_a_run_without_a_network_says_so(data, tmp_path, capsys):
     source = data / "train.tsv"
     names = {"TRAIN": source, "VALIDATION": source, "OUTPUT_DIR": tmp_path}
     assert main(["train", *files, *(f"--gin.{name}={value}" for name, value in names.items())]) == 2
-    assert "neither `model` nor `init_from` is given" in capsys.readouterr().err
+    assert "neither `MODEL` nor `INIT_FROM` is given" in capsys.readouterr().err
     arguments = [f"--gin.{name}={value}" for name, value in names.items()]
     assert main(["train", *files, *arguments, "--gin.MODEL=@LlamaConfig()"]) == 2
-    assert "LlamaConfig has no value for vocab_size, embed_dim" in capsys.readouterr().err
+    assert (
+        "required but not given: LlamaConfig.vocab_size, LlamaConfig.embed_dim"
+        in capsys.readouterr().err
+    )

@@ -7,9 +7,10 @@ import pytest
 import specjax
 from specjax.checkpoints import load_model
 from specjax.cli.main import main
-from specjax.models import Llama
+from specjax.models import CausalLM
 from specjax.tokenizers import load_tokenizer
 from specjax.training.vocabulary import write_vocabulary
+from specjax.types import Sampling
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "gin_configs"
@@ -78,7 +79,7 @@ def test_it_learns_the_answers_and_their_ends(trained):
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < 0.2 * losses[0]
     decoder = specjax.Decoder(
-        specjax.load_text_model(trained / "model"), temperature=0.0, max_new_tokens=24
+        specjax.load_text_model(trained / "model"), sampling=Sampling(0.0), max_new_tokens=24
     )
     decoded = decoder([f"Say {question}?" for question in ANSWERS], progress=False)
     assert decoded.texts == [f" {answer}" for answer in ANSWERS.values()]
@@ -95,7 +96,7 @@ def test_transformers_reads_the_model_and_its_tokenizer(trained):
     ours = specjax.load_text_model(path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = transformers.LlamaForCausalLM.from_pretrained(path)
-    decoder = specjax.Decoder(ours, temperature=0.0, max_new_tokens=24)
+    decoder = specjax.Decoder(ours, sampling=Sampling(0.0), max_new_tokens=24)
     prompts = [f"Say {question}?" for question in ANSWERS]
     for prompt, text in zip(prompts, decoder(prompts, progress=False).texts, strict=True):
         ids = tokenizer(prompt)["input_ids"]
@@ -182,4 +183,4 @@ def test_a_trained_vocabulary_keeps_a_text_as_it_is(tmp_path, family, marks):
 
 def test_num_params_are_those_of_the_file(trained):
     results = json.loads((trained / "results.json").read_text())
-    assert Llama(load_model(trained / "model").config).num_params() == results["num_params"]
+    assert CausalLM(load_model(trained / "model").config).num_params() == results["num_params"]

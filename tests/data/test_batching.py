@@ -1,14 +1,9 @@
 import numpy as np
 import pytest
 
-from specjax.data import (
-    Batching,
-    BucketedBatches,
-    Example,
-    JoinedLayout,
-    PairLayout,
-    tokenize_pairs,
-)
+from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout
+from specjax.data.examples import Example
+from specjax.data.pairs import check_pairs, tokenize_pairs
 
 PAD, EOS = 0, 1
 
@@ -188,10 +183,15 @@ def test_every_batch_has_at_least_one_row_per_device():
     assert sorted(found) == all_rows(make_pairs())
 
 
-def test_pairs_without_targets_are_refused():
-    with pytest.raises(ValueError, match="example 1 has no reference text"):
-        tokenize_pairs([Example(0, "a", "b"), Example(1, "a")], ended, ended)
-    with pytest.raises(ValueError, match="the source has no examples"):
-        tokenize_pairs([], ended, ended)
-    with pytest.raises(ValueError, match="example 3 has half a surrogate pair at character 2"):
-        tokenize_pairs([Example(3, "a", "b\ud800")], ended, ended)
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([Example(0, "a", "b"), Example(1, "a")], "example 1 has no reference text"),
+        ([], "the source has no examples"),
+        ([Example(3, "a", "b\ud800")], "example 3 has half a surrogate pair at character 2"),
+        ([Example(2, "a", ("b", "c"))], "example 2 has several reference texts: name the field"),
+    ],
+)
+def test_what_is_no_pair_is_refused(examples, message):
+    with pytest.raises(ValueError, match=message):
+        check_pairs(examples)

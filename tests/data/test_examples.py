@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from specjax.data import Example, read_aligned, read_examples
+from specjax.data.examples import Example, read_aligned, read_examples
 
 ROWS = [("eins", "one"), ("zwei", "two"), ("", "nothing")]
 
@@ -12,6 +12,10 @@ def write(path, text):
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def found(examples):
+    return [example[:3] for example in examples]
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
@@ -24,15 +28,20 @@ def test_all_formats_yield_the_same_examples(tmp_path, packed):
     header = write(tmp_path / f"b.tsv{packed}", "\n".join(["de\ten", *lines]))
     jsonl = write(tmp_path / f"a.jsonl{packed}", "\n".join(objects))
 
-    with_targets = [Example(i, a, b) for i, (a, b) in enumerate(ROWS)]
-    without = [Example(i, a) for i, (a, _) in enumerate(ROWS)]
-    assert list(read_examples(text)) == without
-    assert list(read_aligned(text, other)) == with_targets
-    assert list(read_examples(tsv)) == without
-    assert list(read_examples(tsv, targets_field=1)) == with_targets
-    assert list(read_examples(header, inputs_field="de", targets_field="en")) == with_targets
-    assert list(read_examples(jsonl)) == without
-    assert list(read_examples(jsonl, targets_field="targets")) == with_targets
+    with_targets = [(i, a, b) for i, (a, b) in enumerate(ROWS)]
+    without = [(i, a, None) for i, (a, _) in enumerate(ROWS)]
+    assert found(read_examples(text)) == without
+    assert found(read_aligned(text, other)) == with_targets
+    assert found(read_examples(tsv)) == without
+    assert found(read_examples(tsv, targets_field=1)) == with_targets
+    assert found(read_examples(header, inputs_field="de", targets_field="en")) == with_targets
+    # Where one field has a name, the other may still be a number.
+    assert found(read_examples(header, targets_field="en")) == with_targets
+    assert found(read_examples(header, inputs_field="de", targets_field=1)) == with_targets
+    assert found(read_examples(jsonl)) == without
+    assert found(read_examples(jsonl, targets_field="targets")) == with_targets
+    assert next(read_examples(header, targets_field="en")).where == f"{header}:2"
+    assert [e.where for e in read_aligned(text, other)][2] == f"{text}:3"
 
 
 def test_fields_formats_and_directories_are_configurable(tmp_path):
@@ -44,20 +53,37 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
         inputs_field="question",
         targets_field="answer",
     )
-    assert example == Example(0, "warum", "darum")
+    assert example == Example(0, "warum", "darum", f"{tmp_path / 'data'}:1")
     write(tmp_path / "x.tsv", "id\twarum\n")
     assert next(read_examples("x.tsv", directory=tmp_path, inputs_field=1)).inputs == "warum"
     (tmp_path / "e").write_text("a\n")
     (tmp_path / "f").write_text("b\n")
-    assert list(read_aligned("e", "f", directory=tmp_path)) == [Example(0, "a", "b")]
+    assert found(read_aligned("e", "f", directory=tmp_path)) == [(0, "a", "b")]
+
+
+def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
+    write(tmp_path / "a.jsonl", '{"inputs": "q", "a": {"text": ["one", 1]}, "b.c": "d"}\n')
+    for field, targets in (("a.text", ("one", "1")), ("a.text.1", "1"), ("b.c", "d")):
+        (example,) = read_examples(tmp_path / "a.jsonl", targets_field=field)
+        assert example.targets == targets
 
 
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
         ("a.tsv", "a\tb\nc\n", {}, r"a\.tsv:2: the line has 1 columns, but line 1 has 2"),
-        ("a.tsv", "a\tb\n", {"inputs_field": 2}, r"a\.tsv:1: there is no column 2: .* 2 columns"),
-        ("a.tsv", "a\tb\n", {"inputs_field": "x"}, r"a\.tsv:1: the header has no column 'x'"),
+        (
+            "a.tsv",
+            "a\tb\n",
+            {"inputs_field": 2},
+            r"a\.tsv:1: there is no field '2': the record",
+        ),
+        (
+            "a.tsv",
+            "a\tb\nc\td\n",
+            {"inputs_field": "x"},
+            r"a\.tsv:2: there is no field 'x'",
+        ),
         ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header but no other line"),
         ("a.tsv", "", {}, r"a\.tsv is empty"),
         (
@@ -80,9 +106,9 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
             r"a\.jsonl:1: .* not readable .* one JSON object",
         ),
         ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object .* got \[1\]"),
-        ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no key 'inputs': .* 'text'"),
-        ("a.jsonl", '{"inputs": 3}\n', {}, r"a\.jsonl:1: 'inputs' must be a string, got 3"),
-        ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt: a text file has no field 1"),
+        ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no field 'inputs': .* 'text'"),
+        ("a.jsonl", '{"inputs": {}}\n', {}, r"a\.jsonl:1: 'inputs' must be a text, a number or"),
+        ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt:1: there is no field '1'"),
         ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )
@@ -94,10 +120,11 @@ def test_bad_input_gives_an_error_of_one_line(tmp_path, name, text, options, mes
 
 
 def test_a_number_is_not_a_path(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n")
     with pytest.raises(TypeError, match="2024 must be a path; put a path of digits in quotes"):
         list(read_examples("a.tsv", directory=2024))
     with pytest.raises(TypeError, match="1 must be a path"):
-        list(read_aligned("a", 1, directory=tmp_path))
+        list(read_aligned("a.txt", 1, directory=tmp_path))
 
 
 @pytest.mark.parametrize("longer", ["left", "right"])

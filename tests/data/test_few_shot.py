@@ -7,10 +7,12 @@ import types
 import numpy as np
 import pytest
 
-from specjax.data import FewShot, Template, read_records
+from specjax.data.few_shot import FewShot
+from specjax.data.records import read_records
+from specjax.data.templates import Template
 
 ROWS = [{"q": f"What is {i} and {i}?", "a": [str(2 * i), f"{2 * i}.0"], "n": i} for i in range(8)]
-TASK = {"prompt": "Q: {q}\nA:", "answer": " {a.0}", "references": "a"}
+TASK = {"prompt": "Q: {q}\nA:", "completion": " {a.0}", "references": "a"}
 
 
 def jsonl(path, rows):
@@ -93,18 +95,24 @@ def test_a_seed_draws_the_same_examples_every_time(tmp_path):
 def test_inputs_are_drawn_in_their_order(tmp_path):
     source = jsonl(tmp_path / "test.jsonl", ROWS)
     places = [
-        [one.where for one in FewShot(**TASK, num_inputs=3, inputs_seed=s).read(source)]
+        [one.where for one in FewShot(**TASK, limit=3, limit_seed=s).read(source)]
         for s in (0, 0, 1)
     ]
     assert places[0] == places[1] != places[2] and places[0] == sorted(places[0])
-    with pytest.raises(ValueError, match="has 8 inputs, but num_inputs=9"):
-        FewShot(**TASK, num_inputs=9).read(source)
+
+
+def test_of_fewer_inputs_than_the_limit_all_are_taken(tmp_path, capsys):
+    source = jsonl(tmp_path / "test.jsonl", ROWS)
+    assert len(FewShot(**TASK, limit=9).read(source)) == 8
+    assert "has 8 inputs: all are taken, fewer than limit=9" in capsys.readouterr().err
+    assert len(FewShot(**TASK, limit=8).read(source)) == 8
+    assert capsys.readouterr().err == ""
 
 
 def test_a_tsv_names_its_columns_or_has_them_by_number(tmp_path):
     source = tmp_path / "a.tsv"
     source.write_text("en\tde\na dog\tein Hund\n")
-    task = FewShot(prompt="English: {en}", answer=" {de}", references="de")
+    task = FewShot(prompt="English: {en}", completion=" {de}", references="de")
     (made,) = task.read(source)
     assert (made.inputs, made.targets) == ("English: a dog", ("ein Hund",))
     assert made.where == f"{source}:2"
@@ -127,9 +135,9 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
     ("options", "error", "message"),
     [
         ({"shots": 2}, ValueError, "shots=2 needs examples"),
-        ({"shots": 2, "examples": "x", "answer": ""}, ValueError, "answer must say"),
+        ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must say"),
         ({"shots": -1}, ValueError, "shots must be"),
-        ({"num_inputs": 0}, ValueError, "num_inputs must be"),
+        ({"limit": 0}, ValueError, "limit must be"),
         ({"separator": 3}, TypeError, "separator must be a text, got 3"),
         ({"references": 3}, TypeError, "references must be a field's name, got 3"),
         ({"prompt": "{"}, ValueError, "without its counterpart"),
@@ -146,7 +154,9 @@ def test_too_few_examples_are_told(tmp_path):
         FewShot(**TASK, examples=examples, shots=3).read(examples)
     with pytest.raises(ValueError, match="1 is one of the 2 examples, and there is no other"):
         FewShot(**TASK, examples=examples, shots=2).read(examples)
-    with pytest.raises(ValueError, match=r"a template needs a file with fields, .jsonl or .tsv"):
+    (tmp_path / "a.txt").write_text("a line\n")
+    assert FewShot(prompt="Say {0}.").read(tmp_path / "a.txt")[0].inputs == "Say a line."
+    with pytest.raises(ValueError, match=r"a.txt:1: there is no field 'q': the record has '0'"):
         FewShot(**TASK).read(tmp_path / "a.txt")
 
 
@@ -194,13 +204,7 @@ def seqio(monkeypatch):
     module = types.ModuleType("seqio")
     module.TaskRegistry, module.TfdsDataSource = Registry, source
     module.get_mixture_or_task = lambda name: Registry.tasks[name]
-    names = ("specjax.data.seqio_tasks", "specjax.data.tfds_tasks")
     monkeypatch.setitem(sys.modules, "seqio", module)
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield
-    for name in names:
-        sys.modules.pop(name, None)
 
 
 def test_tasks_on_tensorflow_datasets_have_the_fields_of_public_files(seqio):

@@ -13,9 +13,9 @@ def begin(method, params, inputs, input_lengths, *, max_new, max_length=None, **
 def pair(verifier, drafter, rule=None, stopping=()):
     """Parameters of a pair with a neural drafter."""
     small = drafting.NeuralDrafterParams(drafter, stopping)
-    return decoding.RoundParams(verifier, small, rules.Lossless() if rule is None else rule)
+    return decoding.MethodParams(verifier, small, rules.Lossless() if rule is None else rule)
 
 
 def alone(params):
     """Parameters of one model."""
-    return decoding.AutoregressiveParams(params)
+    return decoding.MethodParams(params)

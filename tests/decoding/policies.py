@@ -9,5 +9,5 @@ from specjax.types import Stopping
 class AfterTokenOne(Stopping):
     """Stops a draft after token 1."""
 
-    def step(self, params, state, token, probs, confidences, hidden, index):
-        return token == 1, state
+    def step(self, params, state, drawn):
+        return drawn.token == 1, state

@@ -185,8 +185,8 @@ def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
 def test_sequential_cascades_and_nested_rounds_refuse_a_budget():
     held = rules.Budgeted(RULE, 0.1)
     for kind in (decoding.TokenCascade, decoding.OracleCascade, decoding.SequenceCascade):
-        with pytest.raises(TypeError, match="rule must be one such as rules") as told:
-            kind(MODEL, MODEL).check_rule(held)
+        with pytest.raises(TypeError, match="rule must be like rules") as told:
+            kind(verifier=MODEL, drafter=MODEL).check_rule(held)
         assert "\n" not in str(told.value)
     nested = decoding.Round(
         MODEL, drafting.NeuralDrafter(MODEL, 2), VERIFICATIONS["Block"], nested=True

@@ -11,13 +11,14 @@ import pytest
 
 from specjax import decoding, rules, sampling, testing
 from specjax.decoding import oracle_cascade, sequence_cascade, token_cascade
-from specjax.types import ENDED_BY
+from specjax.types import ENDED_BY, PromptBatch
 from tests.decoding import cascade_laws as laws
 from tests.decoding.helpers import begin
 from tests.tables import p_value
 
 V, EOS = laws.V, laws.EOS
 MODEL = testing.TabularModel(V, 2)
+BOTH = {"verifier": MODEL, "drafter": MODEL, "eos_ids": (EOS,)}
 LARGE, SMALL = (laws.random_thirds(seed) for seed in (35, 36))
 PROMPTS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 1]], np.int32)
 LENGTHS = np.array([1, 2, 3], np.int32)
@@ -32,7 +33,7 @@ MODULES = (token_cascade, oracle_cascade, sequence_cascade)
 
 
 def params_of(rule, large=LARGE, small=SMALL):
-    return decoding.CascadeParams(jnp.asarray(large), jnp.asarray(small), rule)
+    return decoding.MethodParams(jnp.asarray(large), jnp.asarray(small), rule)
 
 
 def start(method, params, copies, limits, temperature=1.0, **more):
@@ -73,7 +74,7 @@ def enumerated(kind, rule, limits, steps, draws, monkeypatch, **fields):
     for module in MODULES:
         monkeypatch.setattr(module, "step_uniforms", uniforms)
     # A class of its own, for which nothing is compiled.
-    method = type("Enumerated", (kind,), {})(MODEL, MODEL, **fields, eos_ids=(EOS,))
+    method = type("Enumerated", (kind,), {})(**BOTH, **fields)
     params = params_of(rule)
     state = method.run(params, start(method, params, copies, limits), 10_000)
     assert int(np.max(state.steps)) <= steps
@@ -82,8 +83,8 @@ def enumerated(kind, rule, limits, steps, draws, monkeypatch, **fields):
     return [{k: laws.Fraction(n, copies) for k, n in counts.items()} for counts in found]
 
 
-def chow(alpha):
-    return lambda q: max(q) < laws.Fraction(1) - laws.Fraction(alpha)
+def chow(strength):
+    return lambda q: max(q) < laws.Fraction(1) - laws.Fraction(strength)
 
 
 def by_rule(rule):
@@ -123,13 +124,13 @@ def test_the_token_cascade_follows_its_law_exactly(rule, falls, longest, limits,
     assert wrong > 0.01
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_the_ends_of_the_token_cascade_are_the_models(alpha, monkeypatch):
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_the_ends_of_the_token_cascade_are_the_models(strength, monkeypatch):
     found = enumerated(
-        decoding.TokenCascade, rules.Chow(alpha), [2, 2, 2], 2, 3, monkeypatch, limit=2
+        decoding.TokenCascade, rules.Chow(strength), [2, 2, 2], 2, 3, monkeypatch, limit=2
     )
     for q, p, law in zip(Q, P, found, strict=True):
-        ours, other = (q, p) if alpha else (p, q)
+        ours, other = (q, p) if strength else (p, q)
         assert law == laws.alone(ours, 2)
         assert law != laws.alone(other, 2)
 
@@ -200,10 +201,19 @@ def test_the_sequence_cascade_follows_its_law_exactly(rule, defers, monkeypatch)
 
 
 CASES = {
-    "token": (decoding.TokenCascade(MODEL, MODEL, 2, eos_ids=(EOS,)), rules.Chow(0.4)),
-    "bild": (decoding.BiLDCascade(MODEL, MODEL, 2, eos_ids=(EOS,)), BILD),
-    "oracle": (decoding.OracleCascade(MODEL, MODEL, eos_ids=(EOS,)), rules.Diff(0.1)),
-    "sequence": (decoding.SequenceCascade(MODEL, MODEL, eos_ids=(EOS,)), rules.SequenceChow(0.8)),
+    "token": (
+        decoding.TokenCascade(2, **BOTH),
+        rules.Chow(0.4),
+    ),
+    "bild": (decoding.BiLDCascade(2, **BOTH), BILD),
+    "oracle": (
+        decoding.OracleCascade(**BOTH),
+        rules.Diff(0.1),
+    ),
+    "sequence": (
+        decoding.SequenceCascade(**BOTH),
+        rules.SequenceChow(0.8),
+    ),
 }
 # Any probabilities, and one shape: what follows shares its programs.
 ANY = [testing.random_table(seed, V, 2, scale=1.2) for seed in (5, 6)]
@@ -299,7 +309,7 @@ def test_greedy_ends_are_the_models_own_texts():
     own = []
     for table in tables:
         method = decoding.Autoregressive(MODEL, eos_ids=(EOS,))
-        params = decoding.AutoregressiveParams(jnp.asarray(table))
+        params = decoding.MethodParams(jnp.asarray(table))
         state = start(method, params, 1, limits, temperature=0.0)
         own.append(outputs(method.run(params, state, 100)))
     assert own[0] != own[1]
@@ -307,7 +317,7 @@ def test_greedy_ends_are_the_models_own_texts():
         (rules.Chow(0.0), own[0], "drafter"),
         (rules.Chow(1.0), own[1], "verifier"),
     ):
-        method = decoding.TokenCascade(MODEL, MODEL, 9, eos_ids=(EOS,))
+        method = decoding.TokenCascade(9, **BOTH)
         params = params_of(rule, *tables)
         state = method.run(params, start(method, params, 1, limits, temperature=0.0), 100)
         assert outputs(state) == wanted
@@ -361,7 +371,7 @@ def traced(method, rule, prompts, limits, **more):
 
 
 def test_the_token_cascades_passes_are_those_of_a_trace_by_hand():
-    method = decoding.TokenCascade(CHAIN, CHAIN, 10, eos_ids=(7,))
+    method = decoding.TokenCascade(10, verifier=CHAIN, drafter=CHAIN, eos_ids=(7,))
     rows, ended, info = traced(method, rules.Chow(0.2), [[0], [5, 2], [0], [3]], [8, 8, 2, 8])
     # Text; drafter's passes, verifier's, deferrals, rollbacks, steps.
     assert rows == [
@@ -381,7 +391,7 @@ def test_the_token_cascades_passes_are_those_of_a_trace_by_hand():
 
 
 def test_the_limit_calls_the_verifier():
-    method = decoding.TokenCascade(CHAIN, CHAIN, 2, eos_ids=(7,))
+    method = decoding.TokenCascade(2, verifier=CHAIN, drafter=CHAIN, eos_ids=(7,))
     rows, _, info = traced(method, rules.Chow(1.0), [[0], [5]], [8, 8])
     # [0]: reads 0, 1 and, at its limit, 2; 3 of the verifier. Reads 3, 4 and, at its limit, 6; the
     # verifier's token after 6 ends the text.
@@ -394,7 +404,7 @@ def test_the_limit_calls_the_verifier():
 
 
 def test_bilds_passes_are_those_of_a_trace_by_hand():
-    method = decoding.BiLDCascade(CHAIN, CHAIN, 2, eos_ids=(7,))
+    method = decoding.BiLDCascade(2, verifier=CHAIN, drafter=CHAIN, eos_ids=(7,))
     rule = rules.FallbackRollback(rules.Chow(0.2), rules.BiLD(3.0))
     rows, ended, info = traced(method, rule, [[3], [0, 1], [4]], [8, 8, 8])
     assert rows == [
@@ -411,7 +421,7 @@ def test_bilds_passes_are_those_of_a_trace_by_hand():
 
 
 def test_the_oracles_passes_are_those_of_a_trace_by_hand():
-    method = decoding.OracleCascade(CHAIN, CHAIN, eos_ids=(7,))
+    method = decoding.OracleCascade(verifier=CHAIN, drafter=CHAIN, eos_ids=(7,))
     rows, _, info = traced(method, rules.Diff(0.1), [[0], [3, 4]], [8, 2])
     # Only after 2 is the verifier surer.
     assert rows == [([1, 2, 3, 4, 6, 7], 6, 6, 1, 0, 6), ([6, 7], 2, 2, 0, 0, 2)]
@@ -419,7 +429,7 @@ def test_the_oracles_passes_are_those_of_a_trace_by_hand():
 
 
 def test_the_sequence_cascades_passes_are_those_of_a_trace_by_hand():
-    method = decoding.SequenceCascade(CHAIN, CHAIN, eos_ids=(7,))
+    method = decoding.SequenceCascade(verifier=CHAIN, drafter=CHAIN, eos_ids=(7,))
     rule = rules.SequenceChow(0.6, rules.Quantile(0.0))
     rows, ended, info = traced(method, rule, [[0], [3, 4], [1]], [8, 8, 2])
     assert rows == [
@@ -433,13 +443,11 @@ def test_the_sequence_cascades_passes_are_those_of_a_trace_by_hand():
 
 
 def test_log_probabilities_by_token_are_those_of_the_text_that_stands():
-    method = decoding.SequenceCascade(MODEL, MODEL, eos_ids=(EOS,))
+    method = decoding.SequenceCascade(**BOTH)
     params = params_of(rules.SequenceChow(0.95))
     batch = method.init(
         params,
-        decoding.PromptBatch(
-            np.tile(PROMPTS, (4, 1)), np.tile(LENGTHS, 4), np.arange(12), np.full(12, 4)
-        ),
+        PromptBatch(np.tile(PROMPTS, (4, 1)), np.tile(LENGTHS, 4), np.arange(12), np.full(12, 4)),
         max_new=4,
         token_log_probs=True,
     )
@@ -478,7 +486,7 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw():
     model = testing.TabularModel(size)
     tables = [testing.random_table(s, size, 1, scale=2.0) for s in (7, 8)]
     step = np.asarray(jax.nn.softmax(jnp.asarray(tables[1]), axis=-1), np.float64)[0]
-    method = decoding.TokenCascade(model, model, 1)
+    method = decoding.TokenCascade(1, verifier=model, drafter=model)
     params = params_of(rules.Chow(1.0), *tables)
     state = begin(
         method, params, np.zeros((4000, 1), np.int32), np.ones(4000, np.int32),
@@ -491,28 +499,26 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw():
 
 def test_bad_parts_are_named():
     with pytest.raises(ValueError, match="limit must be a whole number of at least 1, got -1"):
-        decoding.TokenCascade(MODEL, MODEL, -1)
+        decoding.TokenCascade(-1, verifier=MODEL, drafter=MODEL)
     with pytest.raises(ValueError, match=r"limit must be .* got 2\.5: give how many tokens"):
-        decoding.BiLDCascade(MODEL, MODEL, 2.5)
+        decoding.BiLDCascade(2.5, verifier=MODEL, drafter=MODEL)
     with pytest.raises(ValueError, match="drafter's vocabulary has 4 tokens, the verifier's 3"):
-        decoding.OracleCascade(MODEL, testing.TabularModel(4))
-    with pytest.raises(TypeError, match="drafter must be one such as models.T5"):
-        decoding.SequenceCascade(MODEL, 3)
+        decoding.OracleCascade(verifier=MODEL, drafter=testing.TabularModel(4))
+    with pytest.raises(TypeError, match=r"drafter must be like models\..*, got 3"):
+        decoding.SequenceCascade(verifier=MODEL, drafter=3)
     token, bild, oracle, sequence = (CASES[n][0] for n in ("token", "bild", "oracle", "sequence"))
     with pytest.raises(ValueError, match="rule must read the drafter alone, got Diff, which reads"):
         token.check_rule(rules.Diff(0.1))
-    with pytest.raises(TypeError, match=r"rule must be one such as .*it has no defers"):
+    with pytest.raises(TypeError, match=r"rule must be like .*it has no defers"):
         token.check_rule(rules.TokenV3(0.1))
     with pytest.raises(TypeError, match=r"rule must be rules.FallbackRollback\(.*got Chow"):
         bild.check_rule(rules.Chow(0.1))
-    with pytest.raises(TypeError, match=r"rule must be one such as rules.Diff"):
+    with pytest.raises(TypeError, match=r"rule must be like rules.Diff"):
         oracle.check_rule(rules.Lossy(0.1))
-    with pytest.raises(TypeError, match=r"rule must be one such as rules.SequenceChow"):
+    with pytest.raises(TypeError, match=r"rule must be like rules.SequenceChow"):
         sequence.check_rule(rules.Chow(0.1))
-    params = params_of(rules.Chow(0.5))
-    state = start(token, params, 1, LIMITS)
-    with pytest.raises(TypeError, match="params must be decoding.CascadeParams"):
-        token.run(decoding.AutoregressiveParams(()), state, 1)
-    with pytest.raises(ValueError, match=r"rule.alpha must be scalar or \[B\] = \(3,\)"):
-        token.run(params_of(rules.Chow([0.1, 0.2])), state, 1)
+    with pytest.raises(TypeError, match=r"params must be decoding.MethodParams\(.* got tuple"):
+        start(token, (), 1, LIMITS)
+    with pytest.raises(ValueError, match=r"rule.strength must be scalar or \[B\] = \(3,\)"):
+        start(token, params_of(rules.Chow([0.1, 0.2])), 1, LIMITS)
     assert dataclasses.replace(token, limit=3).max_draft == 3

@@ -45,13 +45,16 @@ def programs(request):
     params = random_params(model)
     early = drafting.NeuralDrafter(model, 4, AfterTokenOne())
     cascades = {
-        "token cascade": (decoding.TokenCascade(model, model, 4), rules.Chow(0.1)),
+        "token cascade": (decoding.TokenCascade(4, verifier=model, drafter=model), rules.Chow(0.1)),
         "bild": (
-            decoding.BiLDCascade(model, model, 4),
+            decoding.BiLDCascade(4, verifier=model, drafter=model),
             rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0)),
         ),
-        "oracle": (decoding.OracleCascade(model, model), rules.Diff(0.1)),
-        "sequence": (decoding.SequenceCascade(model, model), rules.SequenceChow(0.1)),
+        "oracle": (decoding.OracleCascade(verifier=model, drafter=model), rules.Diff(0.1)),
+        "sequence": (
+            decoding.SequenceCascade(verifier=model, drafter=model),
+            rules.SequenceChow(0.1),
+        ),
     }
     methods = {
         "alone": decoding.Autoregressive(model),
@@ -63,7 +66,7 @@ def programs(request):
     for name, method in methods.items():
         given = alone(params) if name == "alone" else pair(params, params, rules.OPT(0.1))
         if name in cascades:
-            given = decoding.CascadeParams(params, params, cascades[name][1])
+            given = decoding.MethodParams(params, params, cascades[name][1])
         states[name] = arguments(method, given)
         stops = jnp.int32(5), jnp.int32(ROWS)
         traced[name] = jitted_run().trace(method, given, states[name], *stops)

@@ -3,13 +3,14 @@
 import collections
 import functools
 import itertools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, platforms, rules, sampling, testing, verification
+from specjax import decoding, drafting, platforms, rules, sampling, testing, types, verification
 from tests.decoding import helpers
 from tests.decoding.helpers import alone, begin, pair
 from tests.decoding.policies import AfterTokenOne
@@ -155,6 +156,41 @@ def test_autoregressive_follows_the_verifier():
         assert p_value(seen, exact_law(RULES["Lossless"], row), copies) > 1e-5
 
 
+@types.traced_dataclass
+class Sharper:
+    """pi is proportional to a power of p."""
+
+    strength: object
+
+    reads_draft: ClassVar[bool] = False
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        powers = p**self.strength
+        return powers / jnp.sum(powers)
+
+
+def test_a_rule_that_reads_the_verifier_alone_decodes_alone():
+    loop = decoding.Autoregressive(MODEL)
+    rule = Sharper(np.array([1.0, 2.0, 3.0], np.float32))
+    params = decoding.MethodParams(PARAMS[0], rule=rule)
+    batch = types.PromptBatch(PROMPTS, LENGTHS, np.arange(3), np.full(3, 5))
+    state = loop.init(params, batch, max_new=5, token_log_probs=True)
+    state = loop.run(params, state, 100)
+    table = np.asarray(PARAMS[0])
+    for row, power in enumerate(rule.strength):
+        text = [V, V, *PROMPTS[row, : LENGTHS[row]].tolist()]
+        for i, token in enumerate(np.asarray(state.tokens[row]).tolist()):
+            logits = table[text[-2] * (V + 1) + text[-1]]
+            for found, by in ((state.info.token_log_p, 1.0), (state.info.token_log_target, power)):
+                want = jax.nn.log_softmax(logits * by)[token]
+                np.testing.assert_allclose(found[row, i], want, atol=1e-4)
+            text.append(token)
+    with pytest.raises(ValueError, match="Diff reads the drafter, and there is none"):
+        loop.check_rule(rules.Diff(0.1))
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
     size, copies, length = 520, 5000, 3
@@ -278,7 +314,7 @@ def test_refilled_slots_decode_as_fresh_rows():
     want = outputs(loop.run(params._replace(rule=rule), init(list(range(8))), 100))
     state = loop.run(params._replace(rule=rule), init([0, 1, 2, 3]), 100)
     assert outputs(state) == want[:4]
-    state = decoding.insert_rows(state, jnp.array([2, 0]), init([6, 5]))
+    state = decoding.state.insert_rows(state, jnp.array([2, 0]), init([6, 5]))
     got = outputs(loop.run(params._replace(rule=rule), state, 100))
     assert got == [want[5], want[1], want[6], want[3]]
 
@@ -289,8 +325,8 @@ def test_a_sweep_compiles_once():
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
     sample(loop, rules.OPT(0.0), 1)
     before = jitted_run().num_programs()
-    for alpha in np.linspace(0, 1, 5):
-        sample(loop, rules.OPT(alpha), 1)
+    for strength in np.linspace(0, 1, 5):
+        sample(loop, rules.OPT(strength), 1)
     assert jitted_run().num_programs() == before
 
 
@@ -355,7 +391,7 @@ def test_greedy_block_refuses_draft_limits():
         MODEL, drafting.NeuralDrafter(MODEL, 3), verification.GreedyBlock(), eos_ids=(EOS,)
     )
     start = functools.partial(begin, loop, pair(*PARAMS), PROMPTS, LENGTHS, ids=np.arange(3))
-    with pytest.raises(ValueError, match=r"draft_limits must be None or 3 .* GreedyBlock"):
+    with pytest.raises(ValueError, match=r"draft_limits must lie in \[3, 3\], got 0 in row 1"):
         start(limits=LIMITS, max_new=4, draft_limits=np.array([3, 0, 3]))
     start(limits=LIMITS, max_new=4, draft_limits=np.array([3, 3, 3]))
 
@@ -363,8 +399,8 @@ def test_greedy_block_refuses_draft_limits():
 def test_each_row_may_have_its_own_strength():
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), eos_ids=(EOS,))
     mixed = sample(loop, rules.TokenV3([-10.0, 1.0, 0.5]), 1)
-    for row, alpha in enumerate([-10.0, 1.0, 0.5]):
-        alone = sample(loop, rules.TokenV3(alpha), 1)
+    for row, strength in enumerate([-10.0, 1.0, 0.5]):
+        alone = sample(loop, rules.TokenV3(strength), 1)
         np.testing.assert_array_equal(mixed.tokens[row], alone.tokens[row])
 
 
@@ -393,19 +429,19 @@ BAD = [
     ({"limits": [4, 5, 4]}, r"limits must lie in \[0, 4\], got 5 in row 1"),
     ({"draft_limits": [0, 1, 3]}, r"draft_limits must lie in \[0, (0|2)\], got [13] in row [12]"),
     ({"draft_limits": [0, -1, 0]}, r"draft_limits must lie in \[0, [02]\], got -1 in row 1"),
-    ({"draft_limits": [0]}, r"draft_limits must be \[B\] = \[3\], got shape \(1,\)"),
-    ({"limits": [4]}, r"limits must be \[B\] = \[3\], got shape \(1,\)"),
-    ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \[3\], got shape \(4,\)"),
-    ({"seeds": [1]}, r"seeds must be scalar or \[B\] = \[3\], got shape \(1,\)"),
-    ({"seeds": [1, 2]}, r"seeds must be scalar or \[B\] = \[3\], got shape \(2,\)"),
+    ({"draft_limits": [0]}, r"draft_limits must be \[B\] = \(3,\), got shape \(1,\)"),
+    ({"limits": [4]}, r"limits must be \[B\] = \(3,\), got shape \(1,\)"),
+    ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \(3,\), got shape \(4,\)"),
+    ({"seeds": [1]}, r"seeds must be scalar or \[B\] = \(3,\), got shape \(1,\)"),
+    ({"seeds": [1, 2]}, r"seeds must be scalar or \[B\] = \(3,\), got shape \(2,\)"),
     ({"seeds": 2**40}, r"seeds must lie in \[0, 4294967295\], got 1099511627776"),
-    ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \[3\]"),
+    ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \(3,\)"),
     ({"inputs": PROMPTS * 1.0}, "inputs must be of an integer dtype, got float64"),
     ({"seeds": 0.5}, "seeds must be of an integer dtype, got float64"),
     ({"prefix": [[0, 1], [0, -4], [0, 0]]}, r"prefix must lie in \[0, 2\], got -4 in row 1"),
     ({"prefix": [[0, 1], [0, 0], [3, 0]]}, r"prefix must lie in \[0, 2\], got 3 in row 2"),
-    ({"prefix": [[0, 1]]}, r"prefix must be \[B, F\] = \[3, F\], got shape \(1, 2\)"),
-    ({"prefix": [0, 1, 1]}, r"prefix must be \[B, F\] = \[3, F\], got shape \(3,\)"),
+    ({"prefix": [[0, 1]]}, r"prefix must be \[B, F\] = \(3, 2\), got shape \(1, 2\)"),
+    ({"prefix": [0, 1, 1]}, r"prefix must be \[B, F\] = \(3, 3\), got shape \(3,\)"),
     (
         {"prefix": [[0, 1]] * 3, "prefix_lengths": [2, 0, 5]},
         r"prefix_lengths must lie in \[0, 2\], got 5 in row 2",
@@ -414,7 +450,7 @@ BAD = [
         {"prefix": [[0, 1]] * 3, "prefix_lengths": [-1, 0, 2]},
         r"prefix_lengths must lie in \[0, 2\], got -1 in row 0",
     ),
-    ({"prefix": [[0, 1]] * 3, "prefix_lengths": [2]}, r"prefix_lengths must be \[B\] = \[3\]"),
+    ({"prefix": [[0, 1]] * 3, "prefix_lengths": [2]}, r"prefix_lengths must be \[B\] = \(3,\)"),
     ({"prefix_lengths": [1, 1, 1]}, "prefix_lengths without prefix: give both, or neither"),
 ]
 
@@ -451,9 +487,10 @@ def test_parts_of_a_wrong_kind_are_named():
     with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 2.0"):
         drafting.NeuralDrafter(MODEL, 2.0)
     loop = decoding.Speculative(MODEL, drafter)
+    start = functools.partial(begin, loop, inputs=PROMPTS, input_lengths=LENGTHS, ids=np.arange(3))
     with pytest.raises(TypeError, match="rule must be an instance, got the class OPT"):
-        sample(loop, rules.OPT, 1)
-    with pytest.raises(ValueError, match=r"rule.alpha must be scalar or \[B\]"):
-        sample(loop, rules.OPT([0.1, 0.2]), 1)
+        start(pair(*PARAMS, rules.OPT), limits=LIMITS, max_new=4)
+    with pytest.raises(ValueError, match=r"rule.strength must be scalar or \[B\] = \(3,\)"):
+        start(pair(*PARAMS, rules.OPT([0.1, 0.2])), limits=LIMITS, max_new=4)
     with pytest.raises(ValueError, match="stop_after must be at least 1, got -1"):
         sample(loop, rules.OPT(0.1), 1, stop_after=-1)

@@ -75,7 +75,10 @@ def test_the_decoder_says_which_model_and_step():
     decoder = specjax.Decoder(
         specjax.Pair(drafter=bad, verifier=good), max_new_tokens=4, batch_size=1, buckets=(16,)
     )
-    with pytest.warns(UserWarning, match="row 0: drafter gave NaN in step 1; its text ends there"):
+    with pytest.warns(
+        UserWarning,
+        match="row 0: output truncated .drafter gave NaN in step 1.; check the checkpoint",
+    ):
         result = decoder(["hello"])
     assert result.ended_by == ["nan"] and result.texts == [""]
     assert result.to_dicts()[0]["error"] == "drafter gave NaN in step 1"

@@ -67,7 +67,10 @@ def _table(seed):
 def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_fixed_length(pair):
     with pytest.raises(ValueError, match="Short's traits say fixed_length=False: use Block or"):
         specjax.Decoder(
-            pair.verifier, drafter=Short(), verification=verification.GreedyBlock(), **SHAPE
+            pair.verifier,
+            drafting=specjax.Own(Short()),
+            verification=verification.GreedyBlock(),
+            **SHAPE,
         )
     assert drafting.NeuralDrafter(pair.drafter.model, 2).traits.fixed_length
 
@@ -81,7 +84,7 @@ def test_blocks_of_any_claimed_length_are_exact(beyond):
     verifier = specjax.TextModel(testing.TabularModel(VOCAB, 1), jnp.asarray(p), ByteTokenizer())
     q = jax.nn.softmax(jnp.asarray(_table(2))[:VOCAB], axis=-1)
     decoder = specjax.Decoder(
-        verifier, drafter=Short(beyond=beyond), drafter_params=q, max_new_tokens=2,
+        verifier, drafting=specjax.Own(Short(beyond=beyond), q), max_new_tokens=2,
         batch_size=1024, buckets=(16,),
     )  # fmt: skip
     result = decoder([[20]] * rows, seed=1, draft_limit=[i % 3 for i in range(rows)])
@@ -91,7 +94,7 @@ def test_blocks_of_any_claimed_length_are_exact(beyond):
     off = sum(abs(seen[a, b] / rows - law[20, a] * law[a, b]) for a in three for b in three)
     assert off / 2 < 0.03
     limits = np.arange(rows) % 3
-    longest = result.info.rows.drafted_lengths * np.arange(3)
+    longest = result.info.per_row.drafted_lengths * np.arange(3)
     assert (longest.max(axis=1) <= limits * longest.max()).all()
 
 
@@ -118,36 +121,36 @@ def _draft(change):
         return change(block, state)
 
     table = jnp.full((VOCAB, VOCAB), 1 / VOCAB, jnp.float32)
-    return {"drafter": _own(Short, propose=propose)(), "drafter_params": table}
+    return {"drafting": specjax.Own(_own(Short, propose=propose)(), table)}
 
 
 WRONG = {
     "stops are numbers": (
-        _stop(lambda self, params, state, token, *rest: (token, state)),
+        _stop(lambda self, params, state, drawn: (drawn.token, state)),
         r"Mine.step: stops must be \[B\] = \[2\] bool, got \[2\] int32",
     ),
     "stops are one for all rows": (
-        _stop(lambda self, params, state, token, *rest: (jnp.bool_(True), state)),
+        _stop(lambda self, params, state, drawn: (jnp.bool_(True), state)),
         r"Mine.step: stops must be \[B\] = \[2\] bool, got \[\] bool",
     ),
     "stops alone": (
-        _stop(lambda self, params, state, token, *rest: token > 3),
+        _stop(lambda self, params, state, drawn: drawn.token > 3),
         r"Mine.step must return \(stops, state\), got \[2\] bool",
     ),
     "state of another kind": (
         _stop(
-            lambda self, params, state, token, *rest: (token > 3, state.astype(jnp.float32)),
+            lambda self, params, state, drawn: (drawn.token > 3, state.astype(jnp.float32)),
             init=lambda self, rows: jnp.zeros(rows, jnp.int32),
         ),
         r"Mine.step: state must stay \[2\] int32, got \[2\] float32",
     ),
     "confidences undeclared": (
-        _stop(lambda self, params, state, token, q, conf, *rest: (conf.max(-1) < 0.5, state)),
+        _stop(lambda self, params, state, drawn: (drawn.confidences.max(-1) < 0.5, state)),
         "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
     ),
     "parameters left out": (
-        _stop(lambda self, params, state, token, q, *rest: (q[:, 0] < params, state)),
-        "Mine.step failed .*: it has no parameters: give stopping_params=",
+        _stop(lambda self, params, state, drawn: (drawn.probs[:, 0] < params, state)),
+        "Mine.step failed .*: it has no parameters: give stopping=Own",
     ),
     "scales": (
         _verify("G", "G"),
@@ -179,7 +182,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_part_that_returns_something_else_is_named(pair, name):
     parts, message = WRONG[name]
-    models = pair.verifier if "drafter" in parts else pair
+    models = pair.verifier if "drafting" in parts else pair
     with pytest.raises(TypeError, match=message) as error:
         specjax.Decoder(models, **parts, **SHAPE)([[20], [21]])
     assert "\n" not in str(error.value)
@@ -211,8 +214,8 @@ def test_parts_that_cannot_be_hashed_are_refused(pair):
     class Loose(types.Stopping):
         x: int = 1
 
-        def step(self, params, state, token, *rest):
-            return token > 3, state
+        def step(self, params, state, drawn):
+            return drawn.token > 3, state
 
     with pytest.raises(TypeError, match=r"stopping must be hashable, got a Loose .*frozen=True"):
         specjax.Decoder(pair, stopping=Loose())
@@ -220,9 +223,9 @@ def test_parts_that_cannot_be_hashed_are_refused(pair):
 
 def test_a_text_model_takes_a_model_and_a_tokenizer(pair):
     model, params, words = pair.verifier.model, pair.verifier.params, pair.verifier.tokenizer
-    with pytest.raises(TypeError, match="tokenizer must be one such as .*, got None"):
+    with pytest.raises(TypeError, match="tokenizer must be like .*, got None"):
         specjax.TextModel(model, params, None)
-    with pytest.raises(TypeError, match="model must be one such as .*, got 'x'"):
+    with pytest.raises(TypeError, match="model must be like .*, got 'x'"):
         specjax.TextModel("x", params, words)
 
 
@@ -235,7 +238,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)
-    mine = specjax.Decoder(pair.verifier, method=method, params=alone._params, **SHAPE)
+    mine = specjax.Decoder(pair.verifier, method=specjax.Own(method, alone.params), **SHAPE)
     assert np.isnan(mine([[20]], log_probs=True)[0].log_probs).all()
     assert np.isfinite(alone([[20]], log_probs=True)[0].log_probs).all()
 

@@ -17,9 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.processing import advance, begun, bound
 from specjax.sampling import Sampling, distribution
+from specjax.types import PromptBatch
 from specjax.verification import num_accepted_probs
 from tests.models.tiny import quick_jit
+
+_DRAWING = (
+    "specjax.processing",
+    "specjax.verification.verify",
+    "specjax.decoding.tree",
+    "tests.decoding.trees",
+)
 
 
 class Choices:
@@ -67,13 +76,16 @@ class Choices:
         def accepted(algorithm, uniforms, thresholds):
             return choose(num_accepted_probs(algorithm, thresholds), uniforms[0])
 
-        neural, verify = map(
-            importlib.import_module, ("specjax.drafting.neural", "specjax.verification.verify")
-        )
+        def passes(uniform, chance):
+            return choose(jnp.stack([1.0 - chance, chance]), uniform) == 1
+
+        modules = {name.split(".")[-1]: importlib.import_module(name) for name in _DRAWING}
         places = (
-            (neural, "drawn", drawn),
-            (verify, "draw", draw),
-            (verify, "_num_accepted", accepted),
+            (modules["processing"], "drawn", drawn),
+            (modules["verify"], "draw", draw),
+            (modules["verify"], "_num_accepted", accepted),
+            (modules["tree"], "draw", draw),
+            (modules["trees"], "passes", passes),
         )
         before = [getattr(module, name) for module, name, _ in places]
         for module, name, new in places:
@@ -99,6 +111,8 @@ def slots(drafter):
 def round_slots(one_round):
     """The same of a round: drafts, the number accepted, the next token."""
     drafter = one_round.drafter
+    if drafter.traits.drafts_trees:
+        return [*slots(drafter), *[2] * drafter.max_draft, drafter.vocab_size]
     unread = [1] * (drafter.max_draft - 1)
     return [*slots(drafter), drafter.max_draft + 1, *unread, drafter.vocab_size]
 
@@ -112,8 +126,9 @@ def rounds_of(one_round, chosen):
         everyone = jnp.ones(rows, bool)
         limits = jnp.full(rows, one_round.drafter.max_draft, jnp.int32)
         outcome, after, _ = one_round(params, sampling, state, uniforms, everyone, limits)
-        after = one_round.commit(state, after, outcome.tokens, outcome.counts)
-        return outcome.tokens, outcome.counts, after
+        emitted = outcome.tokens, outcome.counts
+        after = one_round.commit(state, after, *emitted, outcome.hidden)
+        return *emitted, (after, advance(sampling, *emitted).processing)
 
     def call(params, sampling, state, uniforms, outcomes):
         chosen.start(len(uniforms), outcomes)
@@ -124,10 +139,16 @@ def rounds_of(one_round, chosen):
 
 
 class Law:
-    """Enumerates a round; compiled once for all parameters and temperatures."""
+    """Enumerates a round; compiled once for all parameters and temperatures.
 
-    def __init__(self, one_round):
+    Args:
+      one_round: the round.
+      processor: changes the logits; its parameters are those of the rounds.
+    """
+
+    def __init__(self, one_round, processor=None):
         self.round = one_round
+        self.processor = processor
         self.outcomes = round_slots(one_round)
         assert len(self.outcomes) == one_round.num_uniforms
         self.choices = Choices()
@@ -142,7 +163,8 @@ class Law:
         vocab, combos = self.round.verifier.vocab_size, self.combinations
         with self.choices.installed():
             inputs = jnp.asarray([prompt], jnp.int32)
-            first = self.prefill(params, inputs, jnp.array([len(prompt)]))
+            prompts = PromptBatch(inputs, jnp.array([len(prompt)]), ids=None, limits=None)
+            first = self.prefill(params, *prompts[:2]), begun(self.processor, prompts)
             law = np.zeros((vocab,) * num_tokens)
             # emitted tokens and carry -> chance, and one of the states that come there
             states = {((), ()): (1.0, jax.tree.map(np.asarray, first))}
@@ -152,10 +174,12 @@ class Law:
                 chance, state = states.pop((emitted, carry))
                 rows = len(combos)
                 by_row = jax.tree.map(lambda x: np.repeat(x, rows, axis=0), state)  # noqa: B023
-                sampling = Sampling(jnp.full(rows, temperature, jnp.float32))
+                temperatures = jnp.full(rows, temperature, jnp.float32)
+                sampling = Sampling(temperatures, processing=by_row[1])
                 tokens, counts, after, weights = self.run(
-                    params, sampling, by_row, combos, self.outcomes
+                    params, bound(sampling, params.processor), by_row[0], combos, self.outcomes
                 )
+                after = (after[0], bound(Sampling(processing=after[1]), None).processing)
                 assert abs(weights.sum() - 1.0) < 1e-4, weights.sum()
                 # Which of the states that come to the same tokens goes on is left to chance: how
                 # they came there may be seen in how far they lag alone.
@@ -164,7 +188,7 @@ class Law:
                     if len(new) >= num_tokens:
                         law[new[:num_tokens]] += chance * weights[row]
                         continue
-                    key = (new, tuple(x[row].tobytes() for x in jax.tree.leaves(after.carry)))
+                    key = (new, tuple(x[row].tobytes() for x in jax.tree.leaves(after[0].carry)))
                     kept = jax.tree.map(lambda x: x[row : row + 1], after)  # noqa: B023
                     old, kept = states.get(key, (0.0, kept))
                     states[key] = (old + chance * weights[row], kept)

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.sampling import Sampling
-from specjax.verification import next_token_probs, num_accepted_probs
-from tests.drafting.rounds import cross, in_chunks, numbers, put, take
+from tests.drafting.rounds import cross, in_chunks, numbers, outcomes_of, put, take
 
 
 def law(drafter, params, verification, drawn_from, p, prompt, num_tokens, *, temperature):
@@ -123,13 +122,6 @@ def _jitted(drafter, params, verification, temperature):
         _, whole = drafter.bonus(params, state, last[None], block, sampling, with_confidence=False)
         return block.tokens[0], block.probs[0], block.num_drafted[0], state, whole
 
-    def outcome(tokens, q, p, drafted):
-        acceptance = verification.acceptance(tokens, q, p, drafted)
-        counts = jnp.arange(tokens.size + 1)
-        following = jax.vmap(lambda n: next_token_probs(acceptance, q, drafted, n))(counts)
-        following = jnp.where((counts == drafted)[:, None], p, following)
-        return num_accepted_probs(verification, acceptance.thresholds), following
-
     def one_commit(state, tokens, count):
         return drafter.commit(state, tokens[None], count[None])
 
@@ -137,4 +129,4 @@ def _jitted(drafter, params, verification, temperature):
         jitted = jax.jit(jax.vmap(function))
         return lambda *args: in_chunks(jitted, *args)
 
-    return in_parts(one_case), in_parts(outcome), in_parts(one_commit)
+    return in_parts(one_case), in_parts(outcomes_of(verification)), in_parts(one_commit)

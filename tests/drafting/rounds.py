@@ -7,6 +7,7 @@ draft. So a policy that learns, or looks at other rows, is seen as it runs.
 Axes: C cases, B rows, G longest block, V vocabulary, N tokens.
 """
 
+import functools
 import itertools
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 from specjax.sampling import Sampling
 from specjax.verification import next_token_probs, num_accepted_probs
 
-PADDING = (16, 256, 4096)
+CHUNK = 512
 
 
 def numbers(tokens, lengths, vocab):
@@ -142,6 +143,20 @@ def put(emitted, lengths, tokens):
     return out
 
 
+@functools.cache
+def outcomes_of(verification):
+    """A function: a row's block -> the laws of how many tokens stand, and of the next token."""
+
+    def one_row(tokens, q, p, drafted):
+        acceptance = verification.acceptance(tokens, q, p, drafted)
+        counts = jnp.arange(tokens.size + 1)
+        following = jax.vmap(lambda n: next_token_probs(acceptance, q, drafted, n))(counts)
+        following = jnp.where((counts == drafted)[:, None], p, following)
+        return num_accepted_probs(verification, acceptance.thresholds), following
+
+    return one_row
+
+
 def _jitted(drafter, verification, temperature, cut):
     sampling = Sampling(jnp.float32(temperature))
 
@@ -158,14 +173,7 @@ def _jitted(drafter, verification, temperature, cut):
         count = jnp.minimum(block.num_drafted, limits)
         return block.tokens, count if cut is None else jnp.minimum(cut(block), count), state
 
-    def one_row(tokens, q, p, drafted):
-        acceptance = verification.acceptance(tokens, q, p, drafted)
-        counts = jnp.arange(tokens.size + 1)
-        following = jax.vmap(lambda n: next_token_probs(acceptance, q, drafted, n))(counts)
-        following = jnp.where((counts == drafted)[:, None], p, following)
-        return num_accepted_probs(verification, acceptance.thresholds), following
-
-    outcome = jax.jit(jax.vmap(jax.vmap(one_row)))
+    outcome = jax.jit(jax.vmap(jax.vmap(outcomes_of(verification))))
     commit = jax.jit(jax.vmap(drafter.commit))
 
     def propose(params, states, last, uniforms, active):
@@ -182,12 +190,11 @@ def _jitted(drafter, verification, temperature, cut):
 
 
 def in_chunks(jitted, *args):
-    """Calls in few sizes, so that few programs are compiled."""
+    """Calls in one size, so that one program is compiled."""
     parts = []
     rows = len(args[-1])
-    for start in range(0, rows, PADDING[-1]):
-        which = np.arange(start, min(start + PADDING[-1], rows))
-        size = next(s for s in PADDING if s >= len(which))
-        part = take(jax.tree.map(np.asarray, args), np.resize(which, size))
+    for start in range(0, rows, CHUNK):
+        which = np.arange(start, min(start + CHUNK, rows))
+        part = take(jax.tree.map(np.asarray, args), np.resize(which, CHUNK))
         parts.append(take(jax.tree.map(np.asarray, jitted(*part)), np.arange(len(which))))
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)

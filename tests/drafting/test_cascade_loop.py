@@ -70,11 +70,11 @@ def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, ru
     names = list(sizes)[: len(matrix)]
     drafter = drafting.cascade(matrix, dict.fromkeys(names, model))
     own = {name: near(family, sizes[name]) for name in names}
-    given = decoding.RoundParams(
+    given = decoding.MethodParams(
         params, drafting.cascade_params(drafter, own, rules=rule), rules.Lossless()
     )
     found = run(decoding.Speculative(model, drafter), given)
-    alone = run(decoding.Autoregressive(model), decoding.AutoregressiveParams(params))
+    alone = run(decoding.Autoregressive(model), decoding.MethodParams(params))
     np.testing.assert_array_equal(found.tokens, alone.tokens)
     # Some tokens stand, and some fall: caches were moved back.
     counts = (found.info.drafted_lengths, found.info.accepted_lengths)
@@ -87,7 +87,7 @@ def test_models_that_agree_make_no_pass_to_catch_up():
     model, params = whole.MODEL, whole.PARAMS[0]
     low = drafting.NeuralDrafter(model, 2, name="low")
     drafter = drafting.VerticalCascade(low, model, max_draft=5, name="middle")
-    given = decoding.RoundParams(
+    given = decoding.MethodParams(
         params,
         drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(params)),
         rules.Lossless(),
@@ -108,7 +108,7 @@ def test_what_a_later_drafter_lacks_is_read_with_its_first_token():
     both = tuple(drafting.NeuralDrafter(model, 2, name=name) for name in ("first", "second"))
     drafter = drafting.HorizontalCascade(both)
     own = (drafting.NeuralDrafterParams(params),) * 2
-    given = decoding.RoundParams(params, own, rules.Lossless())
+    given = decoding.MethodParams(params, own, rules.Lossless())
     prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
     found = run(decoding.Speculative(model, drafter), given, new=15, **prompts)
     np.testing.assert_array_equal(found.info.accepted_lengths[:, 4], 3)
@@ -132,7 +132,7 @@ def test_the_law_of_whole_sequences_with_limits_by_row():
     own = drafting.cascade_params(
         CASCADE, {"middle": middle, "low": low}, rules=drafting.lenience(3.0)
     )
-    params = decoding.RoundParams(verifier, own, rules.Lossless())
+    params = decoding.MethodParams(verifier, own, rules.Lossless())
     method = decoding.Speculative(whole.MODEL, CASCADE, eos_ids=(whole.EOS,))
     rows = 3 * COPIES
     tiled = [np.tile(x, (COPIES,) + (1,) * (x.ndim - 1)) for x in (whole.PROMPTS, whole.LENGTHS)]
@@ -169,7 +169,7 @@ def test_a_row_ends_where_a_level_below_gives_nan():
         own = drafting.VerticalCascadeParams(middle, drafting.NeuralDrafterParams(low))
         state = run(
             method,
-            decoding.RoundParams(safe, own, rules.Lossless()),
+            decoding.MethodParams(safe, own, rules.Lossless()),
             new=5,
             inputs=np.array([[0], [1], [2]], np.int32),
             input_lengths=np.ones(3, np.int32),
@@ -188,7 +188,7 @@ def test_no_cache_is_copied():
         drafter, {"middle": params, "small": params}, rules=drafting.lenience(2.0)
     )
     method = decoding.Speculative(model, drafter)
-    given = decoding.RoundParams(params, own, rules.OPT(0.1))
+    given = decoding.MethodParams(params, own, rules.OPT(0.1))
     prompts = PromptBatch(
         np.ones((3, 5), np.int32), np.full(3, 5), ids=np.arange(3), limits=np.full(3, 12)
     )
@@ -214,7 +214,7 @@ def test_a_learning_policy_below_learns_from_the_middle_model():
 
     def passes(small):
         own = drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(small, numbers))
-        state = run(method, decoding.RoundParams(params, own, rules.Lossless()), new=30)
+        state = run(method, decoding.MethodParams(params, own, rules.Lossless()), new=30)
         return {name: int(np.asarray(count).sum()) for name, count in state.info.calls.items()}
 
     right, wrong = passes(params), passes(near("llama", 5.0))

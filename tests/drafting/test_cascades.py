@@ -116,7 +116,7 @@ def distance(tree, drafter, verify, *, temperature=1.0, outer=None, **given):
     vocab = drafter.vocab_size
     given = {"inner": rules.Lossless()} | given
     outer = rules.Lossless() if outer is None else outer
-    params = decoding.RoundParams(table(VERIFIER, vocab), own_params(tree, vocab, given), outer)
+    params = decoding.MethodParams(table(VERIFIER, vocab), own_params(tree, vocab, given), outer)
     found = enumerated(drafter, verify)(params, PROMPT, TOKENS, temperature)
     q, q_conf = own_law(tree, vocab, temperature, given)
     target = applied(
@@ -244,7 +244,7 @@ def test_greedy_block_reviews_blocks_of_a_fixed_length():
 def horizontal_law(drafter, params, verify, temperature=1.0, rule=None):
     vocab = drafter.vocab_size
     rule = rules.Lossless() if rule is None else rule
-    given = decoding.RoundParams(table(VERIFIER, vocab), params, rule)
+    given = decoding.MethodParams(table(VERIFIER, vocab), params, rule)
     found = enumerated(drafter, verify)(given, PROMPT, TOKENS, temperature)
     target = known(VERIFIER, vocab, temperature)[0]
     return testing.total_variation(found, testing.target_law(target, TOKENS))
@@ -288,9 +288,9 @@ def test_cascades_by_a_matrix_are_exact(name, verify):
 
 COPIES = {
     # The middle model reviews what is copied, and one more copied token follows.
-    "cascade": ([[1, 1], [0, 2]], drafting.MaxGram(2, 1), ()),
-    "with a table": ([[2, 0], [0, 1]], drafting.MaxGram(2, 1), jnp.array([1, -1], jnp.int32)),
-    "alone": ([[0, 2], [0, 0]], drafting.MaxGram(2, 1, latest=True), ()),
+    "cascade": ([[1, 1], [0, 2]], drafting.LookupDrafter(2, 1), ()),
+    "with a table": ([[2, 0], [0, 1]], drafting.LookupDrafter(2, 1), jnp.array([1, -1], jnp.int32)),
+    "alone": ([[0, 2], [0, 0]], drafting.LookupDrafter(2, 1, latest=True), ()),
 }
 
 
@@ -321,11 +321,11 @@ def test_levels_that_copy_are_exact(name, inner, verify):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("inner", "verify"), [*itertools.product(("token", "block"), repeat=2)])
 def test_a_level_that_copies_first_is_exact(inner, verify):
-    first = drafting.LookupFirst(drafting.MaxGram(2, 2), neural(0, 2, 2), min_match=2)
+    first = drafting.LookupFirst(drafting.LookupDrafter(2, 2), neural(0, 2, 2), min_match=2)
     drafter = drafting.VerticalCascade(
         first, model(2), 2, verification=VERIFICATIONS[inner], name="d2"
     )
-    low = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(table(0, 2)))
+    low = ((), drafting.NeuralDrafterParams(table(0, 2)))
     for lenience in (1.0, 3.0):
         rule = rules.Lossy(1.0 - 1.0 / lenience)
         params = drafting.VerticalCascadeParams(table(2, 2), low, rule)
@@ -371,7 +371,7 @@ def test_confidences_by_position(verify):
     drafter = drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
     params = (drafting.NeuralDrafterParams(table(0, 2)),) * 2
     rule = rules.Diff(0.1)
-    given = decoding.RoundParams(table(VERIFIER, 2), params, rule)
+    given = decoding.MethodParams(table(VERIFIER, 2), params, rule)
     for temperature in (1.0, 0.0):
         found = enumerated(drafter, verify)(given, PROMPT, TOKENS, temperature)
         (q, q_conf), (p, p_conf) = (known(i, 2, temperature) for i in (0, VERIFIER))
@@ -396,7 +396,7 @@ def test_rules_that_read_a_confidence_need_one_of_every_position():
     one_round.check_rule(rules.Chow(0.1))
     low = drafting.NeuralDrafterParams(table(0, 2))
     own = drafting.VerticalCascadeParams(table(2, 2), low, rules.Chow(0.1))
-    given = decoding.RoundParams(table(VERIFIER, 2), own, rules.Lossless())
+    given = decoding.MethodParams(table(VERIFIER, 2), own, rules.Lossless())
     state = jax.eval_shape(
         lambda: one_round.prefill(given, jnp.ones((1, 2), jnp.int32), jnp.array([2]), 9)
     )
@@ -448,7 +448,7 @@ BAD = [
     ({"min_draft": 4}, "min_draft must be at most max_draft = 3, got 4"),
     ({"max_draft": 0}, "max_draft must be a whole number of at least 1, got 0: a block holds"),
     ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0: leave it out"),
-    ({"name": "d0"}, "models of a round must have different names, got d0, d0"),
+    ({"name": "d0"}, "models of a round need different names, got d0, d0"),
     ({"reviewer": model(3)}, "levels of a cascade must share one vocabulary, got 3 tokens for"),
     (
         {"verification": verification.GreedyBlock()},
@@ -465,9 +465,9 @@ def test_bad_vertical_cascades_are_refused(change, message):
 
 
 def test_bad_parts_of_cascades_are_refused():
-    with pytest.raises(TypeError, match="drafter must be one such as drafting.NeuralDrafter"):
+    with pytest.raises(TypeError, match="drafter must be like drafting.NeuralDrafter"):
         drafting.VerticalCascade(model(2), model(2), 3)
-    with pytest.raises(TypeError, match="reviewer must be one such as .*it has no score"):
+    with pytest.raises(TypeError, match="reviewer must be like .*it has no score"):
         drafting.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
     with pytest.raises(TypeError, match="drafters must be a tuple of at least one drafter, got "):
         drafting.HorizontalCascade([neural(0, 2, 1)])
@@ -479,7 +479,7 @@ def test_bad_parts_of_cascades_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             drafting.HorizontalCascade(pair, counts)
-    with pytest.raises(ValueError, match=r"levels of a cascade must share one .* sizes \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"share one vocabulary, got sizes \[2, 3\]"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))
     with pytest.raises(ValueError, match="two drafters of a cascade have the name 'd0': give each"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(0, 2, 2)))
@@ -511,7 +511,7 @@ def test_lenience_below_one_is_refused(value):
 
 def test_lenience_is_lossy():
     assert isinstance(drafting.lenience(1.0), rules.Lossless)
-    assert float(drafting.lenience(4.0).alpha) == 0.75
+    assert float(drafting.lenience(4.0).strength) == 0.75
 
 
 def test_the_page_runs(monkeypatch):

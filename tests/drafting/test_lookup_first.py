@@ -14,8 +14,8 @@ from tests.tables import p_value
 
 V = whole.V
 NEURAL = drafting.NeuralDrafter(whole.MODEL, 2)
-FIRST = drafting.LookupFirst(drafting.MaxGram(V, 4), NEURAL, min_match=1)
-PARAMS = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(whole.PARAMS[1]))
+FIRST = drafting.LookupFirst(drafting.LookupDrafter(V, 4), NEURAL, min_match=1)
+PARAMS = ((), drafting.NeuralDrafterParams(whole.PARAMS[1]))
 
 
 def method(drafter, verify=None):
@@ -25,7 +25,7 @@ def method(drafter, verify=None):
 
 
 def params(rule=None):
-    return decoding.RoundParams(whole.PARAMS[0], PARAMS, rule or rules.Lossless())
+    return decoding.MethodParams(whole.PARAMS[0], PARAMS, rule or rules.Lossless())
 
 
 def start(loop, copies, prompts=whole.PROMPTS, lengths=whole.LENGTHS, rule=None, **options):
@@ -62,10 +62,10 @@ def test_a_row_that_copies_makes_no_pass():
     table[:, 0] = 0.0  # 0 for ever
     model, large = testing.TabularModel(V, 1), jnp.asarray(table)
     neural = drafting.NeuralDrafter(model, 2)
-    first = drafting.LookupFirst(drafting.MaxGram(V, 2, overlap=True), neural, min_match=3)
+    first = drafting.LookupFirst(drafting.LookupDrafter(V, 2, overlap=True), neural, min_match=3)
     loop = decoding.Speculative(model, first)
-    small = drafting.LookupFirstParams((), drafting.NeuralDrafterParams(large))
-    both = decoding.RoundParams(large, small, rules.Lossless())
+    small = ((), drafting.NeuralDrafterParams(large))
+    both = decoding.MethodParams(large, small, rules.Lossless())
 
     def passes(prompts):
         inputs = np.array(prompts, np.int32)
@@ -114,20 +114,28 @@ def test_a_rule_that_reads_q_reads_the_copied_one():
     ("change", "kind", "message"),
     [
         ({"min_match": 0}, ValueError, "min_match must be a whole number of at least 1, got 0"),
-        ({"lookup": drafting.MaxGram(V, 4, max_ngram=2)}, ValueError, "max_ngram = 2, got 3"),
-        ({"lookup": drafting.MaxGram(V, 4, min_ngram=4)}, ValueError, "min_ngram = 4 .* got 3"),
-        ({"lookup": drafting.MaxGram(9, 4)}, ValueError, "lookup has 9 tokens .* drafter 3"),
-        ({"lookup": NEURAL}, TypeError, "lookup must be a MaxGram, got NeuralDrafter"),
+        ({"lookup": drafting.LookupDrafter(V, 4, max_ngram=2)}, ValueError, "max_ngram = 2, got 3"),
+        (
+            {"lookup": drafting.LookupDrafter(V, 4, min_ngram=4)},
+            ValueError,
+            "min_ngram = 4 .* got 3",
+        ),
+        (
+            {"lookup": drafting.LookupDrafter(9, 4)},
+            ValueError,
+            r"lookup, drafter .* sizes \[9, 3\]",
+        ),
+        ({"lookup": NEURAL}, TypeError, "lookup must be a LookupDrafter, got NeuralDrafter"),
         ({"drafter": drafting.NeuralDrafter}, TypeError, "drafter must be an instance"),
     ],
 )
 def test_bad_combinations_are_told(change, kind, message):
-    good = {"lookup": drafting.MaxGram(V, 4), "drafter": NEURAL, "min_match": 3}
+    good = {"lookup": drafting.LookupDrafter(V, 4), "drafter": NEURAL, "min_match": 3}
     with pytest.raises(kind, match=message):
         drafting.LookupFirst(**(good | change))
 
 
-@pytest.mark.parametrize("drafter", [FIRST, FIRST.lookup], ids=["first", "max-gram"])
+@pytest.mark.parametrize("drafter", [FIRST, FIRST.lookup], ids=["first", "lookup"])
 def test_what_it_does_not_have_is_refused(drafter):
     name = type(drafter).__name__
     with pytest.raises(ValueError, match=f"Chow reads the drafter's confidence, but {name} has"):

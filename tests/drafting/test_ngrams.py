@@ -7,16 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.drafting import (
-    Bigram,
-    MaxGram,
-    NGrams,
-    frequent_contexts,
-    most_frequent_successors,
-)
-from specjax.drafting.ngrams import follower
+from specjax.drafting import Bigram, LookupDrafter
+from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
+from specjax.drafting.ngrams import NGrams, follower
 from specjax.sampling import Sampling
-from tests.drafting.test_max_gram import naive
+from tests.drafting.test_lookup import naive
 
 ROWS, WIDTH, FORCED, MORE, G, START = 200, 10, 2, 9, 6, 0
 # Nothing is copied, or what two tokens find.
@@ -106,7 +101,7 @@ def compare(options, order, apart, seed, vocab=7, looks_back=None):
     rng = np.random.default_rng(seed)
     table, counters = make(rng, order, 7, start=START if apart else None)
     counters.longest = looks_back or counters.longest
-    drafter = MaxGram(vocab, G, **options)
+    drafter = LookupDrafter(vocab, G, **options)
     table = jax.tree.map(jnp.asarray, table)
     flat = np.array([x for text in some_texts(rng, 7, 400) for x in text[1:]])
 
@@ -197,11 +192,11 @@ def test_no_context_is_known_where_none_says_more():
 
 def test_a_table_of_another_shape_is_told():
     table, _ = make(np.random.default_rng(0), 3, 7)
-    drafter = MaxGram(7, G)
+    drafter = LookupDrafter(7, G)
     rows = jnp.ones((2, 3), jnp.int32)
     state = drafter.prefill((), rows, jnp.full(2, 3), 9)
     wrong = jax.tree.map(jnp.asarray, table._replace(followers=table.followers[1:]))
-    with pytest.raises(TypeError, match=r"MaxGram's parameters.followers must be \[K\] = "):
+    with pytest.raises(TypeError, match=r"LookupDrafter's parameters.followers must be \[K\] = "):
         one_round(drafter, wrong, state, rows[:, 0], rows, jnp.ones(2, jnp.int32))
 
 

@@ -27,11 +27,11 @@ NGRAMS = drafting.Bigram(
     np.array([[0, 1], [1, 0]], np.int32),
     np.array([0, 1], np.int32),
 ).table("it", "mark", V)
-LOOKUP = drafting.MaxGram(V, 3)
+LOOKUP = drafting.LookupDrafter(V, 3)
 NEURAL = drafting.NeuralDrafter(MODEL, 2)
 SMALL_PARAMS = drafting.NeuralDrafterParams(SMALL)
 DRAFTERS = {
-    "max-gram": (LOOKUP, ()),
+    "lookup": (LOOKUP, ()),
     "bigram": (dataclasses.replace(LOOKUP, min_ngram=3), TABLE),
     "order 3": (dataclasses.replace(LOOKUP, min_ngram=3), jax.tree.map(jnp.asarray, NGRAMS)),
     "overlap": (
@@ -40,7 +40,7 @@ DRAFTERS = {
     ),
     "lookup first": (
         drafting.LookupFirst(LOOKUP, NEURAL, min_match=4),
-        drafting.LookupFirstParams((), SMALL_PARAMS),
+        ((), SMALL_PARAMS),
     ),
 }
 VERIFICATIONS = {"token": verification.Token(), "block": verification.Block()}
@@ -85,7 +85,7 @@ def test_the_law_is_the_verifier_s(name, verify, temperature):
     assert temperature == 0.0 or len(lengths) > 1, "all drafts are of one length"
 
 
-class Softened(drafting.MaxGram):
+class Softened(drafting.LookupDrafter):
     """The control: a copied token is said to be drawn."""
 
     def propose(self, *args, **options):
@@ -98,8 +98,8 @@ class Afterwards(drafting.LookupFirst):
 
     def propose(self, params, state, tokens, limits, uniforms, sampling, active, **options):
         rest = (tokens, limits, uniforms, sampling, active)
-        copied, _ = self.lookup.propose(params.lookup, state.lookup, *rest, **options)
-        drawn, _ = self.drafter.propose(params.drafter, state.drafter, *rest, **options)
+        copied, _ = self.lookup.propose(params[0], state.drafters[0], *rest, **options)
+        drawn, _ = self.drafter.propose(params[1], state.drafters[1], *rest, **options)
         same = copied.tokens[:, 0] == drawn.tokens[:, 0]
         wide = jnp.pad(drawn.tokens, ((0, 0), (0, 1)))
         probs = jnp.pad(drawn.probs, ((0, 0), (0, 1), (0, 0)))

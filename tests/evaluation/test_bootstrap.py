@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from specjax.evaluation import Bootstrap, Sums, mean, pooled, ratio
+from specjax.evaluation import Bootstrap, Sums, ratio
+from specjax.evaluation.bootstrap import mean, pooled
 
 DRAWS = np.random.default_rng(0)
 

@@ -4,9 +4,10 @@ import pytest
 
 import specjax
 from specjax import decoding, drafting, rules, sampling, testing, verification
-from specjax.data import Example
-from specjax.evaluation import Bootstrap, RowCounts, divergence, efficiency, impossible_share
-from specjax.runs.lines import record_of_row
+from specjax.data.examples import Example
+from specjax.evaluation import Bootstrap, RowCounts, divergence, efficiency
+from specjax.evaluation.efficiency import impossible_share
+from specjax.runs.predictions import record_of_row
 from tests import tiny_pair
 from tests.decoding.helpers import begin, pair
 
@@ -40,7 +41,6 @@ def test_figures_of_one_row_are_those_counted_by_hand():
     found = values([ROW, FAILED], costs={"verifier": 10, "drafter": 0.5})
     assert found == {
         "tokens_per_verifier_call": 7 / 2,
-        "deferral_rate": 2 / 7,
         # 7 of 10 accepted, 1 of them past the limit: 6 of 7 were drafted.
         "drafter_share": pytest.approx(6 / 7),
         "rejection_rate": 3 / 10,
@@ -57,7 +57,6 @@ def test_a_verifier_alone_drafts_nothing():
         assert np.isnan(found.pop(name))
     assert found == {
         "tokens_per_verifier_call": 1,
-        "deferral_rate": 1,
         "output_length": 3,
         "cut_share": 0,
     }
@@ -81,7 +80,7 @@ def test_rows_of_a_decoder_count_as_their_records(tmp_path):
     models = specjax.load_pair(**tiny_pair.write_pair(tmp_path))
     decoder = specjax.Decoder(models, max_draft=3, max_new_tokens=8, batch_size=4, buckets=(16,))
     result = decoder(tiny_pair.sentences(6, seed=1), seed=0, progress=False)
-    ours = efficiency(RowCounts.of(result))
+    ours = efficiency(RowCounts.from_records(result.to_dicts()))
     examples = [Example(row.index, "") for row in result]
     lines = [record_of_row(example, row) for example, row in zip(examples, result, strict=True)]
     theirs = efficiency(RowCounts.from_records(lines))

@@ -4,17 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-from specjax.evaluation import (
-    METRICS,
-    answer_number,
-    bleu,
-    check_metrics,
-    exact_match,
-    figure,
-    normalized,
-    rouge_l,
-    token_f1,
-)
+from specjax.evaluation import METRICS, figure
+from specjax.evaluation.answers import answer_number, normalized, token_f1
+from specjax.evaluation.metrics import bleu, check_metrics, exact_match, rouge_l
 
 REFERENCES = ["a man rides a red bicycle with 2 wheels", "two dogs run over the grass at 9"]
 OTHERS = ["someone on a bike with 2 wheels", "a pair of dogs runs on grass at 9"]

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from specjax.evaluation import METRICS, PassAt1, Problem, Sandbox, figure, program, read_problems
+from specjax.evaluation import METRICS, PassAt1, Sandbox, figure
 from specjax.evaluation import sandbox as sandbox_lib
+from specjax.evaluation.programs import Problem, program, read_problems
 
 needs_namespaces = pytest.mark.skipif(
     sandbox_lib.missing() is not None, reason=f"no sandbox here: {sandbox_lib.missing()}"

@@ -22,7 +22,7 @@ PARAMETERS = [
     "Decoder.verification", "infer.make_decoder", "infer.source", "infer.progress",
     "infer.allow_other_environment", "load_pair.mesh", "load_pair.check_weights",
     "make_mesh.data", "make_mesh.model", "specjax.Decoder.top_k", "a/Decoder.top_k",
-    "a/b/infer.seed", "Lossless.x", "OPT.alpha",
+    "a/b/infer.seed", "Lossless.x", "OPT.strength",
 ]  # fmt: skip
 # What a macro sets, by which messages name it.
 PARAMETER_OF = {
@@ -43,7 +43,7 @@ VALUES = [
     "@Decoder()", "@infer", "@infer()", "@Block", "@Block()", "@a/b/Block()", "@Nope()",
     "@Block(1)", "@Block ()", "[@Block(), @Token()]", "{'a': @Lossless()}",
     "%SEED", "%NOPE", "%a/b", "% SEED",
-    "%gin.REQUIRED", "%SEED.x", "[%SEED]", "@load_pair()", "@verifier_alone()", "@gin.macro",
+    "%gin.REQUIRED", "%SEED.x", "[%SEED]", "@load_pair()", "@load_alone()", "@gin.macro",
     "/", "..", "~", "~nobody/x", "seqio:x", "/dev/null/x", "x/" * 3000, "x" * 300, ".", "in.gin",
 ]  # fmt: skip
 # Nothing is allocated by these.

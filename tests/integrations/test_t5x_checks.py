@@ -19,7 +19,7 @@ from t5x.contrib.gpu.t5 import network as gpu
 from specjax import drafting, rules
 from specjax.integrations import t5x as specjax_t5x
 from specjax.integrations.t5x import restoring
-from specjax.integrations.t5x.models import forced_tokens
+from specjax.integrations.t5x.model_classes import forced_tokens
 from specjax.integrations.t5x.networks import read_config
 from specjax.verification import GreedyBlock
 from tests.integrations.t5x_networks import BATCH, KEY, L, params_of, t5, vocabulary

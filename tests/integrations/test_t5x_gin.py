@@ -64,12 +64,12 @@ def names(folder):
 def test_each_method_is_made(method):
     configure("t5_1_1_small_xl", method, TEMPERATURE=0.5)
     made = model()
-    alone = method in ("max_gram", "verifier_alone")
+    alone = method in ("lookup", "verifier_alone")
     assert (made.drafter_module is None) == alone
     assert made.decoding.temperature == 0.5
     expected = {"opt": rules.OPT(0.2), "token_v3": rules.TokenV3(0.5)}.get(method)
     assert repr(made.decoding.rule) == repr(expected)
-    assert isinstance(made.decoding.drafter, drafting.MaxGram) == (method == "max_gram")
+    assert isinstance(made.decoding.drafter, drafting.LookupDrafter) == (method == "lookup")
 
 
 def test_an_adaptive_draft_goes_behind_a_rule():
@@ -105,8 +105,8 @@ def _block():
 def test_two_lines_bind_any_rule(rule, tmp_path):
     strengths = [field.name for field in dataclasses.fields(rule)][:1]
     lines = [line.replace("Diff", rule.__name__) for line in _block().splitlines()]
-    assert lines[-1].startswith(f"rules.{rule.__name__}.alpha = ")
-    lines[-1:] = [lines[-1].replace("alpha", name) for name in strengths]
+    assert lines[-1].startswith(f"rules.{rule.__name__}.strength = ")
+    lines[-1:] = [lines[-1].replace("strength", name) for name in strengths]
     (tmp_path / "mine.gin").write_text("\n".join(lines))
     gin_utils.parse_gin_flags(SEARCH, [str(tmp_path / "mine.gin")], [])
     assert repr(gin.get_configurable(Decoding)().rule) == repr(rule(*[0.1] * len(strengths)))

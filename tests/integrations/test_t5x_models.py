@@ -200,13 +200,13 @@ def test_calls_may_ask_for_other_settings():
     kernel["kernel"] = -kernel["kernel"]
 
     @jax.jit
-    def run(temperature, topk, limit, steps, alpha=0.0):
+    def run(temperature, topk, limit, steps, strength=0.0):
         asked = {
             "temperature": temperature,
             "topk": topk,
             "draft_limit": limit,
             "max_decode_steps": steps,
-            "rule": rules.TokenV3(alpha),
+            "rule": rules.TokenV3(strength),
         }
         return pair.predict_batch_with_aux(params, batch, KEY, decoder_params=asked)
 
@@ -230,7 +230,7 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
     alone = models.EncoderDecoderModel(t5(1), *words, None, decode_fn=GREEDY)
     params = params_of(alone, BATCH)
     expected, _ = predict(alone, params, BATCH)
-    copies = specjax_t5x.Decoding(temperature=0.0, drafter=drafting.MaxGram(V, 2))
+    copies = specjax_t5x.Decoding(temperature=0.0, drafter=drafting.LookupDrafter(V, 2))
     for decoding_ in (copies, DRAFTS):
         model = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding_)
         out, aux = predict(model, params, BATCH)
@@ -248,9 +248,9 @@ def test_what_has_no_meaning_is_refused_in_one_line():
     with pytest.raises(TypeError, match="decoding must be a .*Decoding, got dict"):
         _small_pair({})
     with pytest.raises(ValueError, match=r"drafter_module must be None: Decoding\.drafter drafts"):
-        _small_pair(specjax_t5x.Decoding(drafter=drafting.MaxGram(SMALL, 2)))
+        _small_pair(specjax_t5x.Decoding(drafter=drafting.LookupDrafter(SMALL, 2)))
     with pytest.raises(ValueError, match="stopping and min_draft must be left out"):
-        specjax_t5x.Decoding(drafter=drafting.MaxGram(V, 2), min_draft=1)
+        specjax_t5x.Decoding(drafter=drafting.LookupDrafter(V, 2), min_draft=1)
     with pytest.raises(ValueError, match="max_draft"):
         specjax_t5x.Decoding(max_draft=0)
 

@@ -128,7 +128,7 @@ def test_eval_has_the_task_s_metric_from_one_checkpoint_or_two(trained, alone, t
             **(one if paths == "one" else {"NUM_DECODES": 2}),
             EVAL_OUTPUT_DIR=str(tmp_path),
             TEMPERATURE=0.0,
-            ALPHA=-100.0,  # always the verifier's
+            STRENGTH=-100.0,  # always the verifier's
         ),
     )
     same = 100 * sum(map(str.__eq__, TEXTS, alone)) / len(TEXTS)

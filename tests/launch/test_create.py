@@ -168,6 +168,8 @@ def test_what_cannot_be_deleted_is_told_as_a_cost(cloud):
         ({"RUN_NAME": "a b"}, "RUN_NAME must have letters"),
         ({"BUCKET": "mine"}, "BUCKET must begin with gs://, got mine"),
         ({"COMMAND": "inferr"}, "COMMAND must be infer, evaluate"),
+        ({"COMMAND": "infer evaluate"}, "or 'train head', got 'infer evaluate'"),
+        ({"COMMAND": "sweep"}, "compare, train or 'train head', got 'sweep'"),
     ],
 )
 def test_a_wrong_variable_is_told_before_anything_is_made(cloud, variables, told):

@@ -91,7 +91,7 @@ def extras_in(path):
                 yield ast.literal_eval(node.args[1])
 
 
-def test_what_is_installed_by_default_runs_infer_evaluate_and_sweep():
+def test_what_is_installed_by_default_runs_infer_evaluate_and_compare():
     """Else a paid machine would find out after it was made and set up."""
     image = (LAUNCH / "Dockerfile").read_text()
     # worker.sh reads it in the layer that installs.
@@ -103,7 +103,8 @@ def test_what_is_installed_by_default_runs_infer_evaluate_and_sweep():
         task()["envs"]["EXTRAS"],
     }
     assert len(defaults) == 1, defaults
-    needed = {"tpu", *extras_in(ROOT / "specjax")}
+    # seqio takes TensorFlow along: who names a seqio task asks for it (docs/cloud_tpu.md).
+    needed = {"tpu", *extras_in(ROOT / "specjax")} - {"seqio"}
     assert "eval" in needed
     assert needed <= set(defaults.pop().split(","))
 
@@ -138,12 +139,12 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     # Half of the words would be another run.
     (cloud.path / "specjax.txt").unlink()
     on_host(cloud, said["run"], 2, **{**settings, "ARGUMENTS": "--gin_file=a.gin --gin.A='b c"})
-    # Nor does each of two hosts do all of a sweep, or wait for the other.
-    on_host(cloud, said["run"], 2, **{**settings, "COMMAND": "sweep"})
+    # Nor does each of two hosts do all of a comparison, or wait for the other.
+    on_host(cloud, said["run"], 2, **{**settings, "COMMAND": "compare"})
     assert not (cloud.path / "specjax.txt").exists()
-    (cloud.path / "ends").write_text("3")  # points of a sweep failed, and would again
-    on_host(cloud, said["run"], 0, **{**settings, "COMMAND": "sweep", "REPLICAS": "1",
-                                      "RUN_NAME": "sweep"})  # fmt: skip
+    (cloud.path / "ends").write_text("3")  # settings of a comparison failed, and would again
+    on_host(cloud, said["run"], 0, **{**settings, "COMMAND": "compare", "REPLICAS": "1",
+                                      "RUN_NAME": "compare"})  # fmt: skip
 
 
 def test_the_skypilot_task_asks_for_the_same_tpu():

@@ -272,10 +272,16 @@ def test_a_gin_file_that_was_edited_does_not_change_a_run_at_work(cloud):
 def test_points_that_failed_are_no_reason_to_start_again(cloud):
     cloud.ready()
     (cloud.path / "ends").write_text("3")
-    done = cloud.launch(*RUN, COMMAND="sweep")
+    done = cloud.launch(*RUN, COMMAND="compare")
     assert done.returncode == 0, done.stderr
-    assert "points failed on worker(s) 0, the others are done" in done.stderr
+    assert "settings failed on worker(s) 0, the others are done" in done.stderr
     assert len((cloud.path / "specjax.txt").read_text().splitlines()) == 1
+
+
+def test_a_command_may_have_two_words(cloud):
+    cloud.ready()
+    assert cloud.launch(*RUN, COMMAND="train head").returncode == 0
+    assert (cloud.path / "specjax.txt").read_text().startswith("train head --gin_file=")
 
 
 def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):
@@ -291,14 +297,14 @@ def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):
 
 def test_commands_that_are_no_program_of_several_workers_are_refused(cloud):
     cloud.ready(2)
-    done = cloud.launch(*RUN, COMMAND="sweep")
-    assert done.returncode == 1 and "COMMAND=sweep on 2 workers needs run --repl" in done.stderr
+    done = cloud.launch(*RUN, COMMAND="compare")
+    assert done.returncode == 1 and "COMMAND=compare on 2 workers needs run --repl" in done.stderr
     done = cloud.launch(*RUN, COMMAND="train")
     assert (
         done.returncode == 1 and "COMMAND=train takes one worker, TPU specjax has 2" in done.stderr
     )
     assert not cloud.calls("worker.sh start")
-    assert cloud.launch(*RUN, "--replicas", COMMAND="sweep").returncode == 0
+    assert cloud.launch(*RUN, "--replicas", COMMAND="compare").returncode == 0
 
 
 def test_workers_of_one_program_are_left_to_the_runtime(cloud):

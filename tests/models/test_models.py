@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from specjax.models import T5, T5Config, model_from_config
+from specjax.models import Seq2SeqLM, T5Config, model_from_config
 from specjax.types import LanguageModel
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
 from tests.variants import variants
@@ -69,7 +69,7 @@ def _lines(name):
 
 
 def test_t5_has_the_tree_and_the_axes_of_t5x():
-    model = T5(T5X_CONFIG)
+    model = Seq2SeqLM(T5X_CONFIG)
     shapes = {path: str(leaf.shape) for path, leaf in _flat(model.abstract_params()).items()}
     assert shapes == {line[0]: line[1] for line in _lines("t5_unscanned_params.txt")}
     axes = {
@@ -83,7 +83,7 @@ def test_t5_is_initialised_as_t5x_does_it():
     """The parameters are those of the same key, up to the rounding that LLVM's options decide."""
     _lines("t5_unscanned_params.txt")
     expected = np.load(FIXTURES / "t5_unscanned_expected.npz")
-    params = _flat(T5(T5X_CONFIG).init(jax.random.key(0)))
+    params = _flat(Seq2SeqLM(T5X_CONFIG).init(jax.random.key(0)))
     for path, value in expected.items():
         np.testing.assert_allclose(params[path], value, rtol=1e-6, err_msg=path)
 
@@ -129,7 +129,7 @@ def test_prepared_parameters_give_the_same_logits(name):
 
 def test_dropout_drops_only_with_a_key():
     t = tiny("t5_v1_1")
-    model = T5(t.model.config.replace(dropout_rate=0.3))
+    model = Seq2SeqLM(t.model.config.replace(dropout_rate=0.3))
     apply = quick_jit(lambda key: model.apply(t.params, tokens, tokens, dropout_key=key))
     tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
     plain = t.apply(t.params, tokens, tokens)

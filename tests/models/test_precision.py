@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from specjax import decoding, drafting, rules
+from specjax.compilation import product_precision
 from specjax.decoding.loop import _run
 from specjax.models import model_from_config
-from specjax.models.layers import product_precision
-from specjax.training.seq2seq import Seq2Seq
+from specjax.training.tasks import TextTask
 from tests.decoding.helpers import begin, pair
 from tests.models.tiny import CONFIGS
 from tests.variants import variants
@@ -51,7 +51,7 @@ def test_products_of_float32_are_of_float32(family):
 
 
 def test_the_gradients_too():
-    task = Seq2Seq(model=CONFIGS["t5_v1_1"])
+    task = TextTask(model=CONFIGS["t5_v1_1"])
     tokens = jnp.ones((2, 4), jnp.int32)
     params = task.init(jax.random.key(0))
 

@@ -252,12 +252,11 @@ def test_stale_nan_is_not_seen(platform):
 
 @pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 2), (2, 3), (4, 33)])
 def test_attention_by_position(heads, length):
-    dtypes = {"dtype": jnp.float32, "param_dtype": jnp.float32}
-    sizes = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 8, "features": 32}
+    config = CONFIGS["llama"].replace(embed_dim=32)
     x, bias = jax.random.normal(jax.random.key(0), (2, length, 32)), attention.block_bias(length)
 
     def run(layout):
-        one = attention.Attention(**sizes, **dtypes, layout=layout)
+        one = attention.Attention(config, config.style, layout)
         both = lambda m, x: m(x, [attention.Segment(*m.keys_values(x), bias)])  # noqa: E731
         params = one.init(jax.random.key(1), x, method=both)
         return one.apply(params, x, method=both)

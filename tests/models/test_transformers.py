@@ -7,7 +7,7 @@ import transformers
 
 from specjax.checkpoints import load_model
 from specjax.models import PRESETS, T5Config, model_from_config
-from specjax.models.relpos import buckets
+from specjax.models.position_encoding import buckets
 from tests.models.tiny import error, quick_jit
 
 T5_SIZES = {

@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.traffic import collectives
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.partitioning import (
     STANDARD_RULES,
@@ -20,7 +21,6 @@ from specjax.partitioning import (
     make_mesh,
     partition_spec,
 )
-from specjax.partitioning.collectives import collectives
 from specjax.platforms import compiled_for
 from specjax.sampling import draw, num_uniforms
 from tests.models.tiny import QUICK, error, quick_jit, random_params

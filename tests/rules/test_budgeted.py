@@ -106,7 +106,7 @@ def test_it_is_a_rule():
         (rules.Lossless(), 0.1, ValueError, r"must have a strength to lower, got Lossless\(\)"),
         (rules.Budgeted(rules.OPT(0.5), 0.1), 0.1, ValueError, "must have a strength to lower"),
         (rules.OPT, 0.1, TypeError, "rule must be an instance, got the class OPT"),
-        (rules.SequenceChow(0.5), 0.1, TypeError, "rule must be one such as rules.OPT"),
+        (rules.SequenceChow(0.5), 0.1, TypeError, "rule must be like rules.OPT"),
         (rules.OPT(0.5), -0.1, ValueError, "nats_per_token must"),
         (rules.OPT(0.5), "x", TypeError, "nats_per_token must"),
     ],

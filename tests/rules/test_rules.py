@@ -109,16 +109,16 @@ def test_ties_keep_the_drafter():
 
 
 def test_opt_is_diff_at_temperature_zero():
-    # Lemma 8: with one-hot q, p the penalty is alpha where the argmaxes differ, and 0 where they
+    # Lemma 8: with one-hot q, p the penalty is strength where the argmaxes differ, and 0 where they
     # agree, when both choices draw the same token.
     logits = np.random.default_rng(0).standard_normal((2, 500, 9)).astype(np.float32)
     greedy, plain = sampling.Sampling(0.0), sampling.Sampling()
     q, p = (jax.vmap(lambda x: sampling.distribution(x, greedy))(x) for x in logits)
     q_conf, p_conf = (jax.vmap(lambda x: sampling.distribution(x, plain))(x) for x in logits)
-    for alpha in (0.0, 0.05, 0.3):
+    for strength in (0.0, 0.05, 0.3):
         for opt, diff in ((rules.OPT, rules.Diff), (rules.OPTLog, rules.DiffLog)):
-            got = apply(opt(alpha), q, p, q_conf, p_conf)
-            np.testing.assert_array_equal(got, apply(diff(alpha), q, p, q_conf, p_conf))
+            got = apply(opt(strength), q, p, q_conf, p_conf)
+            np.testing.assert_array_equal(got, apply(diff(strength), q, p, q_conf, p_conf))
     # If the confidences came from the one-hot q, p, neither rule would ever defer.
     assert (apply(rules.Diff(0.05), q, p) == np.asarray(q)).all()
     assert (apply(rules.Diff(0.05), q, p, q_conf, p_conf) != np.asarray(q)).any()
@@ -181,13 +181,13 @@ def exact_tuned(q, p, keep):
     return raised / raised.sum(1, keepdims=True)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.01, 0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("strength", [0.0, 0.01, 0.3, 0.9, 0.9999])
 @pytest.mark.parametrize("vocab", [2, 5, 300])
-def test_lossy_tuned_solves_for_beta(alpha, vocab):
+def test_lossy_tuned_solves_for_beta(strength, vocab):
     q, p = pairs(vocab)
-    keep = np.float32(1.0) - np.float32(alpha)
+    keep = np.float32(1.0) - np.float32(strength)
     np.testing.assert_allclose(
-        apply(rules.LossyTuned(alpha), q, p), exact_tuned(q, p, np.float64(keep)), atol=1e-6
+        apply(rules.LossyTuned(strength), q, p), exact_tuned(q, p, np.float64(keep)), atol=1e-6
     )
     b = np.asarray(jax.vmap(lambda q, p: inverse_beta(q, p, jnp.float32(keep)))(q, p))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -200,14 +200,14 @@ def test_lossy_tuned_solves_for_beta(alpha, vocab):
 
 def test_lossy_is_the_distribution_of_its_procedure():
     q, p = (x.astype(np.float64) for x in pairs(7))
-    alpha, beta = 0.4, 0.8
-    accept = np.minimum(1, np.divide(p, (1 - alpha) * q, out=np.ones_like(p), where=q > 0))
+    strength, beta = 0.4, 0.8
+    accept = np.minimum(1, np.divide(p, (1 - strength) * q, out=np.ones_like(p), where=q > 0))
     kept = q * accept
     left = np.maximum(p / beta - q, 0)
     mass = left.sum(1, keepdims=True)
     left = np.divide(left, mass, out=p.copy(), where=mass > 0)
     want = kept + (1 - kept.sum(1, keepdims=True)) * left
-    got = apply(rules.Lossy(alpha, beta), *pairs(7))
+    got = apply(rules.Lossy(strength, beta), *pairs(7))
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
@@ -271,19 +271,19 @@ def test_transformations_work(rule):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: rules.Chow(1.5), "alpha"),
-        (lambda: rules.Chow(-0.1), "alpha"),
-        (lambda: rules.ChowLog(-1), "alpha"),
-        (lambda: rules.BiLD(-1), "alpha"),
-        (lambda: rules.Diff(float("nan")), "alpha"),
-        (lambda: rules.OPT(float("nan")), "alpha"),
-        (lambda: rules.TokenV3(float("nan")), "alpha"),
-        (lambda: rules.Lossy(1.0), "alpha"),
-        (lambda: rules.Lossy(-0.1), "alpha"),
+        (lambda: rules.Chow(1.5), "strength"),
+        (lambda: rules.Chow(-0.1), "strength"),
+        (lambda: rules.ChowLog(-1), "strength"),
+        (lambda: rules.BiLD(-1), "strength"),
+        (lambda: rules.Diff(float("nan")), "strength"),
+        (lambda: rules.OPT(float("nan")), "strength"),
+        (lambda: rules.TokenV3(float("nan")), "strength"),
+        (lambda: rules.Lossy(1.0), "strength"),
+        (lambda: rules.Lossy(-0.1), "strength"),
         (lambda: rules.Lossy(0.5, 0.4), "beta"),
         (lambda: rules.Lossy(0.5, 1.5), "beta"),
-        (lambda: rules.LossyTuned(1.0), "alpha"),
-        (lambda: rules.Mentored(-1.0), "budget"),
+        (lambda: rules.LossyTuned(1.0), "strength"),
+        (lambda: rules.Mentored(-1.0), "strength"),
     ],
 )
 def test_strengths_out_of_range_are_named(make, name):
@@ -312,11 +312,37 @@ def test_bad_shapes_are_named_at_trace_time():
             rule(q, q, q, q)
 
 
-@pytest.mark.parametrize("alpha", np.arange(0, 100) / 100)
-def test_the_smallest_beta_is_allowed(alpha):
-    assert rules.Lossy(alpha, 1 - alpha).beta >= np.float32(1) - np.float32(alpha)
+@pytest.mark.parametrize("strength", np.arange(0, 100) / 100)
+def test_the_smallest_beta_is_allowed(strength):
+    assert rules.Lossy(strength, 1 - strength).beta >= np.float32(1) - np.float32(strength)
 
 
 def test_strengths_of_different_rows_are_refused():
-    with pytest.raises(ValueError, match="alpha .* and beta .* must have the same number of rows"):
+    with pytest.raises(ValueError, match="strength .* and beta .* the same number of rows"):
         rules.Lossy([0.1, 0.2], [1.0, 1.0, 1.0])
+
+
+class Unsaid:
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        return p
+
+
+class HalfSaid(Unsaid):
+    reads_draft = True
+    reads_draft_confidence = False
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Unsaid(), "Unsaid has no reads_draft, reads_draft_confidence, reads_verifier_confidence"),
+        (HalfSaid(), "HalfSaid has no reads_verifier_confidence: set"),
+        (3, r"rule must be like rules.OPT\(strength=0.2\), got 3"),
+        (rules.OPT, "rule must be an instance, got the class OPT"),
+    ],
+)
+def test_what_a_rule_lacks_is_named(rule, message):
+    with pytest.raises(TypeError, match=message):
+        rules.check_rule(rule)
+    with pytest.raises(TypeError, match=message):
+        rules.Budgeted(rule, 0.1)

@@ -71,12 +71,12 @@ def test_deferral_rules_say_what_they_read():
 BAD = [
     (lambda: rules.Quantile(1.5), ValueError, r"level must lie in \[0, 1\], got 1.5"),
     (lambda: rules.Quantile(-0.1), ValueError, r"level must lie in \[0, 1\], got -0.1"),
-    (lambda: rules.SequenceChow(1.1), ValueError, r"alpha must lie in \[0, 1\], got 1.1"),
-    (lambda: rules.SequenceChowLog(-1.0), ValueError, "alpha must be at least 0, got -1.0"),
+    (lambda: rules.SequenceChow(1.1), ValueError, r"strength must lie in \[0, 1\], got 1.1"),
+    (lambda: rules.SequenceChowLog(-1.0), ValueError, "strength must be at least 0, got -1.0"),
     (
         lambda: rules.SequenceChow(0.5, "median"),
         TypeError,
-        r"aggregation must be one such as rules.Sum\(\), .* got 'median'",
+        r"aggregation must be like rules.Sum\(\), .* got 'median'",
     ),
     (
         lambda: rules.SequenceChow(0.5, rules.Mean),
@@ -91,12 +91,12 @@ BAD = [
     (
         lambda: rules.FallbackRollback(rules.Chow(0.1), 2.0),
         TypeError,
-        r"rollback must be one such as rules.BiLD\(alpha=1.0\), got 2.0",
+        r"rollback must be like rules.BiLD\(strength=1.0\), got 2.0",
     ),
     (
         lambda: rules.FallbackRollback(rules.Lossless(), rules.BiLD(1.0)),
         TypeError,
-        r"fallback must be one such as rules.Chow\(alpha=0.3\).*it has no defers",
+        r"fallback must be like rules.Chow\(strength=0.3\).*it has no defers",
     ),
 ]
 

@@ -89,8 +89,8 @@ def test_another_environment_is_refused_unless_it_is_allowed(tmp_path, capsys):
 
 
 DAMAGED = [
-    b"", b"{", b"[]", b"{}", b"\xff", b'{"fingerprint": "x"}',
-    b'{"fingerprint": "x", "files": "a"}', b"[" * 100_000,
+    b"", b"{", b"[]", b"{}", b"\xff", b'{"kept": true}',
+    b'{"kept": true, "files": "a"}', b"[" * 100_000,
 ]  # fmt: skip
 
 
@@ -105,6 +105,21 @@ def test_a_damaged_configuration_is_told_and_kept(tmp_path, damaged):
         pass
     assert path.read_bytes() == damaged
     assert names(tmp_path) == ["config.json"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("name", ["../docs", "docs", "sub/../../docs", "ABSOLUTE"])
+def test_names_that_the_run_does_not_make_are_refused_and_stay(tmp_path, name, kept):
+    for docs in (tmp_path / "docs", tmp_path / "run" / "docs"):
+        docs.mkdir(parents=True)
+        (docs / "page").touch()
+    listed = str(tmp_path / "docs") if name == "ABSOLUTE" else name
+    stored = json.dumps({"a": 1, "files": [listed], "kept": kept})
+    (tmp_path / "run" / "config.json").write_text(stored)
+    with pytest.raises(ValueError, match="as made by the run"), opened(tmp_path / "run"):
+        pass
+    assert (tmp_path / "docs" / "page").exists()
+    assert (tmp_path / "run" / "docs" / "page").exists()
 
 
 @pytest.mark.parametrize("name", ["out.txt", "tree", "config.gin", "runs.jsonl"])
@@ -156,7 +171,7 @@ def test_a_lock_that_no_run_made_is_refused_and_kept(tmp_path, kind):
         "link": lambda: lock.symlink_to(other),
         "directory": lock.mkdir,
     }[kind]()
-    with pytest.raises(OSError, match=r"\.lock .*: move it, or choose another output_dir"):
+    with pytest.raises(OSError, match=r"\.lock .*: move it, or choose another directory"):
         opened(place).__enter__()
     assert other.read_bytes() == b"mine"
     assert lock.is_dir() if kind == "directory" else lock.read_bytes() == b"mine"
@@ -231,7 +246,7 @@ def test_a_configuration_that_cannot_be_read_is_not_called_damaged(tmp_path):
 
 def test_only_one_process_works_in_a_directory(tmp_path):
     with opened(tmp_path):
-        with pytest.raises(OSError, match="another process is at work in it"):
+        with pytest.raises(OSError, match="another process works in it"):
             opened(tmp_path).__enter__()
         assert names(tmp_path) == [".specjax.lock"]
     with opened(tmp_path):

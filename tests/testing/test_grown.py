@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models import T5, Llama, LlamaConfig, T5Config
-from specjax.testing import LLAMA_200M, grow
+from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
+from specjax.testing.grown import LLAMA_200M, grow
 
 SMALL = T5Config(
     vocab_size=50, embed_dim=12, num_heads=2, head_dim=4, mlp_dim=16,
@@ -27,7 +27,7 @@ SIZES = {
     ],
 )
 def test_logits_are_equal(change):
-    model = T5(SMALL.replace(**change))
+    model = Seq2SeqLM(SMALL.replace(**change))
     # Far from one, so that a wrong scale or epsilon shows.
     params = jax.tree.map(lambda x: 0.7 * x, model.init(jax.random.key(0)))
     large, grown = grow(model, params, **SIZES)
@@ -38,7 +38,7 @@ def test_logits_are_equal(change):
     scale = float(jnp.abs(want).max())
     np.testing.assert_allclose(got, want, atol=1e-5 * scale)
     # The control: without the corrected epsilon and scale the logits differ.
-    wrong = T5(large.config.replace(norm_eps=0.1))
+    wrong = Seq2SeqLM(large.config.replace(norm_eps=0.1))
     assert float(jnp.abs(wrong.apply(grown, tokens, tokens) - want).max()) > 1e-3 * scale
 
 
@@ -54,7 +54,7 @@ LLAMA_SIZES = {
     "change", [{"tie_embeddings": True}, pytest.param({}, marks=pytest.mark.exhaustive)]
 )
 def test_logits_of_a_llama_are_equal(change):
-    model = Llama(SMALL_LLAMA.replace(**change))
+    model = CausalLM(SMALL_LLAMA.replace(**change))
     params = jax.tree.map(lambda x: 0.7 * x, model.init(jax.random.key(0)))
     large, grown = grow(model, params, **LLAMA_SIZES)
     assert large.num_params() > 4 * model.num_params()
@@ -62,27 +62,27 @@ def test_logits_of_a_llama_are_equal(change):
     want = model.apply(params, tokens)
     scale = float(jnp.abs(want).max())
     np.testing.assert_allclose(large.apply(grown, tokens), want, atol=1e-5 * scale)
-    wrong = Llama(large.config.replace(norm_eps=0.1))
+    wrong = CausalLM(large.config.replace(norm_eps=0.1))
     assert float(jnp.abs(wrong.apply(grown, tokens) - want).max()) > 1e-3 * scale
 
 
 def test_its_usual_size_is_200_million():
     config = SMALL_LLAMA.replace(vocab_size=2048, head_dim=64, tie_embeddings=True, **LLAMA_200M)
-    assert 195e6 < Llama(config).num_params() < 210e6
+    assert 195e6 < CausalLM(config).num_params() < 210e6
 
 
 def test_a_network_that_cannot_grow_is_told():
-    model = Llama(SMALL_LLAMA)
+    model = CausalLM(SMALL_LLAMA)
     with pytest.raises(ValueError, match="groups of 3 queries, but the model has groups of 2"):
         grow(model, {}, num_heads=6)
     with pytest.raises(ValueError, match="'head_dim' cannot grow"):
         grow(model, {}, head_dim=8)
-    with pytest.raises(TypeError, match="models.T5 or models.Llama to grow, got 3"):
+    with pytest.raises(TypeError, match="must be a T5 or a Llama to grow, got 3"):
         grow(3, {})
 
 
 def test_bad_sizes_are_named():
-    model = T5(SMALL)
+    model = Seq2SeqLM(SMALL)
     params = model.init(jax.random.key(0))
     with pytest.raises(ValueError, match="embed_dim=8 is below the model's 12"):
         grow(model, params, embed_dim=8)

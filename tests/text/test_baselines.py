@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import rules, text
+from specjax import rules
 from specjax.runs.compilation_cache import count_compilations
-from specjax.text.baselines import MethodPlan
+from specjax.types import Sampling
 from tests import tiny_pair
 
 SHAPE = {"max_new_tokens": 10, "batch_size": 3, "buckets": (32,)}
@@ -25,17 +25,17 @@ def pair():
 def greedy(pair):
     """The texts of the verifier alone, and of the drafter."""
     models = (pair.verifier, pair.drafter)
-    texts = [specjax.Decoder(m, temperature=0.0, **SHAPE)(PROMPTS).texts for m in models]
+    texts = [specjax.Decoder(m, sampling=Sampling(0.0), **SHAPE)(PROMPTS).texts for m in models]
     assert texts[0] != texts[1]
     return texts
 
 
 ENDS = [
-    (text.TokenCascade(), rules.Chow(0.0), rules.Chow(1.0)),
-    (text.OracleCascade(), rules.Diff(-2.0), rules.Diff(2.0)),
-    (text.SequenceCascade(), rules.SequenceChow(0.0), rules.SequenceChow(1.0)),
+    (specjax.TokenCascade(), rules.Chow(0.0), rules.Chow(1.0)),
+    (specjax.OracleCascade(), rules.Diff(-2.0), rules.Diff(2.0)),
+    (specjax.SequenceCascade(), rules.SequenceChow(0.0), rules.SequenceChow(1.0)),
     (
-        text.BiLDCascade(),
+        specjax.BiLDCascade(),
         rules.FallbackRollback(rules.Chow(0.0), rules.BiLD(0.0)),
         rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(1e9)),
     ),
@@ -45,19 +45,19 @@ ENDS = [
 @pytest.mark.parametrize(("method", "low", "high"), ENDS, ids=lambda x: type(x).__name__)
 def test_the_ends_of_a_strength_are_the_models(pair, greedy, method, low, high):
     """Slots are refilled; another strength compiles nothing, and rows may have their own."""
-    decoder = specjax.Decoder(pair, method=method, rule=low, temperature=0.0, **SHAPE)
+    decoder = specjax.Decoder(pair, method=method, rule=low, sampling=Sampling(0.0), **SHAPE)
     result = decoder(PROMPTS)
     assert result.texts == greedy[0]
     with count_compilations() as compilations:
         kept = decoder(PROMPTS, rule=high)
     assert compilations.compiled == compilations.read == 0
     assert kept.texts == greedy[1]
-    if not isinstance(method, text.OracleCascade):
-        assert not kept.info.rows.verifier_calls.any() and not kept.info.rows.deferrals.any()
+    if not isinstance(method, specjax.OracleCascade):
+        assert not kept.info.per_row.verifier_calls.any() and not kept.info.per_row.deferrals.any()
     else:
-        assert not kept.info.rows.deferrals.any()
+        assert not kept.info.per_row.deferrals.any()
     # All is the verifier's, whether it writes a token at a time or whole responses.
-    np.testing.assert_array_equal(result.info.rows.deferrals, result.info.rows.emitted)
+    np.testing.assert_array_equal(result.info.per_row.deferrals, result.info.per_row.emitted)
     described = decoder.describe()
     assert set(described["models"]) == {"verifier", "drafter"}
     assert described["method"] == type(method).__name__ and described["own_params"] is None
@@ -69,26 +69,26 @@ def test_the_ends_of_a_strength_are_the_models(pair, greedy, method, low, high):
 
 def test_strengths_may_be_each_prompts_own(pair, greedy):
     decoder = specjax.Decoder(
-        pair, method=text.TokenCascade(), rule=rules.Chow(0.5), temperature=0.0, **SHAPE
+        pair, method=specjax.TokenCascade(), rule=rules.Chow(0.5), sampling=Sampling(0.0), **SHAPE
     )
-    alphas = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    result = decoder(PROMPTS, rule=rules.Chow(alphas))
-    assert result.texts == [greedy[int(a)][i] for i, a in enumerate(alphas)]
+    strengths = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    result = decoder(PROMPTS, rule=rules.Chow(strengths))
+    assert result.texts == [greedy[int(a)][i] for i, a in enumerate(strengths)]
 
 
 @pytest.mark.parametrize("name", ["sampled", "refused"])
 def test_rows_are_their_own_whatever_the_slots(pair, name):
-    method, rule = text.BiLDCascade(limit=4), BILD
+    method, rule = specjax.BiLDCascade(limit=4), BILD
     if name == "refused":
-        method, rule = text.SequenceCascade(), rules.SequenceChowLog(1.5, rules.Mean())
+        method, rule = specjax.SequenceCascade(), rules.SequenceChowLog(1.5, rules.Mean())
     one = specjax.Decoder(pair, method=method, rule=rule, **SHAPE)
     other = specjax.Decoder(pair, method=method, rule=rule, **{**SHAPE, "batch_size": 2})
     first, second = one(PROMPTS, seed=4), other(PROMPTS, seed=4)
     assert first.texts == second.texts and len(set(first.texts)) > 4
     for count in ("deferrals", "rollbacks", "verifier_calls", "drafter_calls", "rounds"):
-        ours, theirs = (getattr(x.info.rows, count) for x in (first, second))
+        ours, theirs = (getattr(x.info.per_row, count) for x in (first, second))
         np.testing.assert_array_equal(ours, theirs)
-    assert first.info.rows.deferrals.any()
+    assert first.info.per_row.deferrals.any()
     if name == "refused":
         # A resumed run decodes only what is missing.
         done = {i: int(first[i].info.rounds) for i in (0, 2, 5)}
@@ -98,12 +98,12 @@ def test_rows_are_their_own_whatever_the_slots(pair, name):
 
 def test_speculative_and_single_models_count_deferrals_too(pair):
     result = specjax.Decoder(pair, max_draft=3, **SHAPE)(PROMPTS, seed=1)
-    rows = result.info.rows
+    rows = result.info.per_row
     np.testing.assert_array_equal(rows.deferrals, rows.verifier_calls)
     rejecting = rows.accepted < rows.drafted
     np.testing.assert_array_equal(rows.rollbacks > 0, rejecting)
     assert (rows.rollbacks <= rows.rounds).all() and rejecting.any()
-    alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS[:3]).info.rows
+    alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS[:3]).info.per_row
     np.testing.assert_array_equal(alone.deferrals, alone.emitted)
 
 
@@ -114,18 +114,18 @@ def test_wrong_parts_are_told_in_one_line(pair):
         assert "\n" not in str(caught.value)
 
     chow = rules.Chow(0.3)
-    token = {"method": text.TokenCascade()}
-    told(ValueError, r"rule= must be given: TokenCascade\(limit=10\) decides by it", **token)
+    token = {"method": specjax.TokenCascade()}
+    told(ValueError, r"rule= must be given: TokenCascade decides by it", **token)
     told(ValueError, "rule must read the drafter alone, got OPT", **token, rule=rules.OPT(0.1))
     told(TypeError, "it has no defers", **token, rule=rules.Lossless())
-    told(ValueError, r"max_draft= must be left out: TokenC.*its own", **token, max_draft=3)
-    told(ValueError, "stopping= must be left out", **token, rule=chow, params=None,
+    told(ValueError, r"max_draft= must be left out: the method has its own", **token, max_draft=3)
+    told(ValueError, "stopping= must be left out", **token, rule=chow,
          stopping=specjax.drafting.Confidence(0.1))  # fmt: skip
-    told(ValueError, r"needs a model called verifier, got model", pair.verifier, **token, rule=chow)
-    told(TypeError, "method must be an instance, got the class Tok", method=text.TokenCascade)
+    told(ValueError, "needs a model called drafter", pair.verifier, **token, rule=chow)
+    told(TypeError, "method must be an instance, got the class Tok", method=specjax.TokenCascade)
     with pytest.raises(ValueError, match="limit must be a whole number of at least 1, got 0"):
-        text.TokenCascade(limit=0)
+        specjax.TokenCascade(limit=0)
     decoder = specjax.Decoder(pair, **token, rule=chow, **SHAPE)
     with pytest.raises(ValueError, match="rule must read the drafter alone, got Diff"):
         decoder(PROMPTS, rule=rules.Diff(0.1))
-    assert issubclass(text.TokenCascade, MethodPlan)
+    assert specjax.TokenCascade is specjax.decoding.TokenCascade

@@ -12,7 +12,7 @@ from specjax import memory
 from specjax.cli import failures
 from specjax.memory import nbytes
 from specjax.text import engine as engine_lib
-from specjax.text.capacity import resized
+from specjax.types import Sampling
 from tests import tiny_pair
 
 
@@ -86,7 +86,7 @@ def test_the_estimate_is_the_states_own_size(pair, mesh, monkeypatch):
             or init(self, params, prompts, **sizes)
         ),
     )
-    engine.add(specjax.Request(np.zeros(3, np.int32), limit=4))
+    engine.add(specjax.Request(np.zeros(3, np.int32), max_new_tokens=4))
     engine.step()
     own = nbytes(engine._state, jax.tree.map(lambda x: x.sharding, engine._state))
     assert seen[0] == own + nbytes(engine._params) // (8 if mesh else 1)
@@ -97,7 +97,7 @@ def test_a_model_that_drafts_for_itself_is_counted_once():
     asked = []
     for drafter in (model, tiny_pair.tabular(2)):
         engine = specjax.Decoder(specjax.Pair(drafter, model)).engine(prompt_length=16)
-        inputs = resized(engine._batch([], 1, 1), 1, 16)
+        inputs = engine._batch([], 1, 16)
         sizes = {"max_new": 8, "max_length": 64}
         asked.append(engine._method.least_memory(engine._params, inputs, **sizes))
     assert asked[1] - asked[0] == nbytes(model.prepared)
@@ -111,7 +111,7 @@ def test_calls_ask_once_for_each_shape(monkeypatch):
         decoder([prompt])
     assert len(asked) == 2
     decoder([[1]], log_probs=True)
-    decoder([[1]], top_k=2)
+    decoder([[1]], sampling=Sampling(top_k=2))
     assert len(asked) == 4
 
 
@@ -124,7 +124,7 @@ def full(*args, **options):
 def test_an_engine_without_room_says_so_in_one_line(monkeypatch, function):
     engine = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=8).engine(prompt_length=16)
     monkeypatch.setattr(type(engine._method), function, full)
-    engine.add(specjax.Request(np.zeros(3, np.int32), limit=4))
+    engine.add(specjax.Request(np.zeros(3, np.int32), max_new_tokens=4))
     message = r"rows? with prompts of 16 and outputs of 8 tokens: out of memory \(.*\): choose a"
     with pytest.raises(ValueError, match=message) as error:
         engine.step()

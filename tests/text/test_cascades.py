@@ -1,4 +1,4 @@
-"""`Decoder(drafting=text.Cascade(...))`: drafters of several levels."""
+"""`Decoder(drafting=specjax.Cascade(...))`: drafters of several levels."""
 
 import dataclasses
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, rules, testing, text, verification
+from specjax import drafting, rules, testing, verification
 from specjax.drafting import Bigram
+from specjax.types import Sampling
 from tests import tiny_pair
 from tests.variants import variants
 
-SHAPE = {"max_new_tokens": 20, "batch_size": 2, "buckets": (32,), "temperature": 0.0}
+SHAPE = {"max_new_tokens": 20, "batch_size": 2, "buckets": (32,), "sampling": Sampling(0.0)}
 PROMPTS = ["abcabc", "an", "b"]
 K = ((2, 2), (0, 2))
 
@@ -44,15 +45,15 @@ def expected(models):
 
 def two(pair, named, **options):
     plan = {"lengths": K, "models": ("drafter", named.named["small"]), **options}
-    return specjax.Decoder(pair, drafting=text.Cascade(**plan), **SHAPE)
+    return specjax.Decoder(pair, drafting=specjax.Cascade(**plan), **SHAPE)
 
 
 DEEP = {"lengths": ((3, 1, 0, 2), (0, 2, 1, 0), (0, 0, 2, 1), (0, 0, 0, 3))}
-DEEP |= {"models": ("drafter", "small", "least"), "last": text.Lookup(overlap=True)}
+DEEP |= {"models": ("drafter", "small", "least"), "last": specjax.Lookup(overlap=True)}
 GREEDY = {
     "two": {"lengths": K, "models": ("drafter", "small"), "lenience": 3.0},
     "one after the other": {"lengths": ((3, 2), (0, 0)), "models": ("drafter", "small")},
-    "copies": {"lengths": ((3, 2), (0, 2)), "last": text.Lookup(), "rules": rules.TokenV3(0.7)},
+    "copies": {"lengths": ((3, 2), (0, 2)), "last": specjax.Lookup(), "rules": rules.TokenV3(0.7)},
     "deep": DEEP,
     "deep, cumulative": {**DEEP, "cumulative": True, "lenience": 2.0},
     "rules": {**DEEP, "rules": (rules.Lossless(), rules.TokenV3(0.6), None), "lenience": 5.0},
@@ -61,7 +62,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("name", variants(GREEDY, "two", "copies"))
 def test_greedy_outputs_are_the_verifier_s(models, expected, name):
-    plan = text.Cascade(**GREEDY[name])
+    plan = specjax.Cascade(**GREEDY[name])
     decoder = specjax.Decoder(models, drafting=plan, **SHAPE)
     result = decoder(PROMPTS)
     assert result.texts == expected
@@ -83,7 +84,7 @@ def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     alone = specjax.Decoder(pair.verifier, **shape)(prompts).texts
     kinds = {}
     for kind, models in {"path": ("drafter", least), "loaded": ("drafter", loaded)}.items():
-        plan = text.Cascade(lengths=[[2, 1], [0, 1]], models=models)
+        plan = specjax.Cascade(lengths=[[2, 1], [0, 1]], models=models)
         kinds[kind] = specjax.Decoder(pair, drafting=plan, **shape)
     assert kinds["path"](prompts).texts == alone
     # One and the same decoder: its programs are shared.
@@ -94,12 +95,12 @@ def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     first, second = described["drafter"]["drafters"]
     assert (first["name"], first["min_draft"], second["name"]) == ("drafter", 2, "level_2")
     # Without a drafter of its own; a copy follows what the model alone has drafted.
-    plan = text.Cascade(lengths=[[2, 1], [0, 0]], models=(least,), last=text.Lookup())
+    plan = specjax.Cascade(lengths=[[2, 1], [0, 0]], models=(least,), last=specjax.Lookup())
     assert specjax.Decoder(pair.verifier, drafting=plan, **shape)(prompts).texts == alone
 
 
 def test_a_stopping_policy_ends_the_drafts_of_the_lowest_model(pair, models, expected):
-    plan = text.Cascade(lengths=K, models=("drafter", models.named["small"]))
+    plan = specjax.Cascade(lengths=K, models=("drafter", models.named["small"]))
     decoder = specjax.Decoder(
         pair, drafting=plan, stopping=drafting.Confidence(0.6), min_draft=9, **SHAPE
     )
@@ -122,14 +123,14 @@ def test_each_level_has_its_own_rule_and_strength(pair, models):
         return two(pair, models, **options)
 
     def inner(decoder):
-        return decoder._params.drafter[0].rule
+        return decoder.params.drafter[0].rule
 
     assert type(inner(made())) is rules.Lossless
     lenient = made(lenience=4.0)
-    assert type(inner(lenient)) is rules.Lossy and float(inner(lenient).alpha) == 0.75
+    assert type(inner(lenient)) is rules.Lossy and float(inner(lenient).strength) == 0.75
     decoders = [made(rules=rule) for rule in (rules.OPT(0.1), rules.OPT(0.3), rules.Diff(0.3))]
     listed = made(rules=(rules.OPT(0.1), None), lenience=4.0)
-    assert float(inner(listed).alpha) == float(inner(decoders[0]).alpha)
+    assert float(inner(listed).strength) == float(inner(decoders[0]).strength)
     assert listed.describe() == decoders[0].describe()
     # Another strength compiles nothing, and is another run; another rule is, too.
     assert decoders[0].method == decoders[1].method
@@ -142,7 +143,7 @@ def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
     shape = {**SHAPE, "max_new_tokens": 6}
     texts = {}
     for name, rule in {"keeps": rules.TokenV3(1.0), "reviews": rules.Lossless()}.items():
-        plan = text.Cascade(lengths=((2, 0), (0, 2)), models=("drafter", "least"), rules=rule)
+        plan = specjax.Cascade(lengths=((2, 0), (0, 2)), models=("drafter", "least"), rules=rule)
         decoder = specjax.Decoder(models, drafting=plan, rule=rules.TokenV3(1.0), **shape)
         texts[name] = decoder(PROMPTS).texts
     for name, level in {"keeps": "least", "reviews": "drafter"}.items():
@@ -170,23 +171,23 @@ TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
         ({"models": ("drafter", "verifier")}, ValueError, "is the same as the verifier, which rev"),
         ({"lenience": 0.5}, ValueError, "lenience must be finite and at least 1, got 0.5"),
         ({"lenience": "much"}, TypeError, "lenience must be a number"),
-        ({"rules": 3}, TypeError, r"rules must be one such as rules.OPT\(alpha=0.2\), got 3"),
+        ({"rules": 3}, TypeError, r"rules must be like rules.OPT\(strength=0.2\), got 3"),
         ({"rules": (None,)}, ValueError, "rules must have one for each of the 2 models .*, got 1"),
         ({"rules": rules.OPT([0.1, 0.2])}, ValueError, "rules must have one number for each stre"),
         ({"rules": rules.OPT(0.1), "lenience": 2.0}, ValueError, "lenience= must be left out: ru"),
         ({"rules": (None, rules.OPT(0.1))}, ValueError, r"rules\[1\] must be None: by K=.* level"),
         ({"lengths": ((2, 2), (0, 0)), "lenience": 2.0}, ValueError, "lenience= must be left out"),
-        ({"last": 3}, TypeError, r"last must be a text.Lookup\(...\) or None, got 3"),
-        ({"last": text.Lookup(min_match=2)}, ValueError, "last must have no min_match: K says"),
+        ({"last": 3}, TypeError, r"last must be a specjax.Lookup\(...\) or None, got 3"),
+        ({"last": specjax.Lookup(min_match=2)}, ValueError, "last must have no min_match: K says"),
         (
-            {"models": ("drafter",), "last": text.Lookup(bigram=TABLE)},
+            {"models": ("drafter",), "last": specjax.Lookup(bigram=TABLE)},
             ValueError,
             "the bigram table has 50 ids",
         ),
         (
-            {"models": ("drafter",), "last": text.Lookup(), "rules": rules.OPT(0.1)},
+            {"models": ("drafter",), "last": specjax.Lookup(), "rules": rules.OPT(0.1)},
             ValueError,
-            "OPT reads the drafter's confidence, but MaxGram has none",
+            "OPT reads the drafter's confidence, but LookupDrafter has none",
         ),
         ({"verification": verification.GreedyBlock()}, ValueError, "GreedyBlock"),
     ],
@@ -215,7 +216,7 @@ def test_levels_of_another_vocabulary_are_told(pair, models):
     ],
 )
 def test_what_does_not_go_with_a_cascade_is_told(pair, options, message):
-    plan = text.Cascade(lengths=((2, 2), (0, 2)), last=text.Lookup())
+    plan = specjax.Cascade(lengths=((2, 2), (0, 2)), last=specjax.Lookup())
     with pytest.raises(ValueError, match=message):
         specjax.Decoder(pair, drafting=plan, **SHAPE, **options)
 
@@ -224,10 +225,10 @@ def test_what_does_not_go_with_a_cascade_is_told(pair, options, message):
 @pytest.mark.parametrize("lenience", [1.0, 3.0])
 def test_sampled_texts_follow_the_verifier(pair, models, lenience):
     """The first two tokens of many rows, against the verifier's own."""
-    shape = {"max_new_tokens": 2, "batch_size": 64, "buckets": (8,), "temperature": 0.3}
+    shape = {"max_new_tokens": 2, "batch_size": 64, "buckets": (8,), "sampling": Sampling(0.3)}
     decoder = specjax.Decoder(
         pair,
-        drafting=text.Cascade(
+        drafting=specjax.Cascade(
             lengths=K, models=("drafter", models.named["small"]), lenience=lenience
         ),
         **shape,
@@ -253,12 +254,12 @@ def test_the_built_in_pair_with_a_third_model():
         small.params,
     )
     least = dataclasses.replace(small, params=worse, head=None, name="noisy")
-    shape = {"max_new_tokens": 24, "batch_size": 4, "buckets": (32,), "temperature": 0.0}
+    shape = {"max_new_tokens": 24, "batch_size": 4, "buckets": (32,), "sampling": Sampling(0.0)}
     prompts = ["A man rides a bicycle down the street.", "Two dogs play.", "A red car.", "Snow."]
     expected = specjax.Decoder(pair.verifier, **shape)(prompts).texts
     for options in (
-        {"lengths": ((3, 2), (0, 3)), "last": text.Lookup(bigram="built-in")},
+        {"lengths": ((3, 2), (0, 3)), "last": specjax.Lookup(bigram="built-in")},
         {"lengths": ((2, 2), (0, 2)), "models": ("drafter", least), "rules": rules.TokenV3(0.5)},
     ):
-        decoder = specjax.Decoder(pair, drafting=text.Cascade(**options), **shape)
+        decoder = specjax.Decoder(pair, drafting=specjax.Cascade(**options), **shape)
         assert decoder(prompts).texts == expected

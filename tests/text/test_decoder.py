@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import subprocess
@@ -9,9 +10,10 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
-from specjax.text import built_in
-from specjax.text import rows as rows_lib
+from specjax.text import decoder as decoder_lib
+from specjax.text import directories, results
 from specjax.tokenizers import ByteTokenizer
+from specjax.types import Sampling, traced_dataclass
 from tests import tiny_pair
 
 # One shape for nearly all tests: each more is a program to compile.
@@ -39,11 +41,11 @@ def same(one, other):
     assert one.texts == other.texts
     for a, b in zip(one.tokens, other.tokens, strict=True):
         np.testing.assert_array_equal(a, b)
-    ours, theirs = one.info.rows, other.info.rows
+    ours, theirs = one.info.per_row, other.info.per_row
     names = ("emitted", "rounds", "verifier_calls", "drafter_calls", "drafted_lengths")
     for name in (*names, "accepted_lengths"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    for name in ("token_sum", "block_sum", "log_p", "log_target"):
+    for name in ("token_sum", "block_sum", "log_prob", "log_prob_target"):
         # Sums of logarithms, each program's own in the last bit.
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-5)
 
@@ -58,7 +60,7 @@ def test_texts_tokens_and_info(pair, decoder):
     assert len(result.texts) == len(result.tokens) == len(PROMPTS)
     eos = pair.verifier.tokenizer.eos_ids[0]
     for text, tokens, ended, emitted in zip(
-        result.texts, result.tokens, result.ended, result.info.rows.emitted, strict=True
+        result.texts, result.tokens, result.ended, result.info.per_row.emitted, strict=True
     ):
         assert text == pair.verifier.tokenizer.decode(tokens.tolist())
         assert eos not in tokens
@@ -71,19 +73,22 @@ def test_texts_tokens_and_info(pair, decoder):
     )
     assert 0 < summary["acceptance_rate"] < 1
     assert result.info.acceptance_by_position.shape == (3,)
-    assert np.all(np.isfinite(result.info.rows.log_p))
+    assert np.all(np.isfinite(result.info.per_row.log_prob))
 
 
 def test_a_result_is_a_sequence_of_rows(decoder):
     result = decoder(PROMPTS, seed=0, log_probs=True)
     assert len(result) == 6 and [row.text for row in result] == result.texts
-    assert result[1].text == result.texts[1] and len(result[2:4]) == 2
+    assert result[1].text == result.texts[1]
+    part = result[2:4]
+    assert isinstance(part, specjax.Result) and part.texts == result.texts[2:4]
+    assert part.info.emitted == result.info.per_row.emitted[2:4].sum()
     for row, ended_by in zip(result, result.ended_by, strict=True):
         assert len(row.log_probs) == len(row.tokens) + row.ended
         assert ended_by == ("eos" if row.ended else "length")
         for by_token, total in (
-            (row.log_probs, row.info.log_p),
-            (row.log_probs_target, row.info.log_target),
+            (row.log_probs, row.info.log_prob),
+            (row.log_probs_target, row.info.log_prob_target),
         ):
             np.testing.assert_allclose(by_token.sum(), total, rtol=1e-4)
         assert 0.0 < row.seconds <= result.seconds
@@ -95,22 +100,60 @@ def test_a_result_is_a_sequence_of_rows(decoder):
 
 
 def test_a_draft_limit_is_each_rows_own(pair):
-    decoder = specjax.Decoder(pair, max_draft=3, temperature=0.0, **SHAPE)
+    decoder = specjax.Decoder(pair, max_draft=3, sampling=Sampling(0.0), **SHAPE)
     result = decoder(PROMPTS[:4], draft_limit=[0, 1, 3, 0])
     assert result.texts == decoder(PROMPTS[:4]).texts
-    rows = result.info.rows
+    rows = result.info.per_row
     np.testing.assert_array_equal(rows.rounds[[0, 3]], rows.emitted[[0, 3]])
     assert [int(np.flatnonzero(counts).max()) for counts in rows.drafted_lengths] == [0, 1, 3, 0]
-    with pytest.raises(ValueError, match=r"draft_limit must be a whole number in \[0, 3\], got 4"):
+    with pytest.raises(ValueError, match="draft_limit of prompt 0 must be .* in 0 .. 3, got 4"):
         decoder(PROMPTS[:4], draft_limit=4)
     # Nobody drafts: the drafter makes no pass.
-    assert not decoder(PROMPTS[:4], draft_limit=0).info.rows.drafter_calls.any()
+    assert not decoder(PROMPTS[:4], draft_limit=0).info.per_row.drafter_calls.any()
 
 
 def test_the_totals_are_what_is_shown(decoder):
     shown = repr(decoder(["ba de", "ki"], seed=0).info)
     assert shown.startswith("RunInfo(rows=2, emitted=") and "tokens_per_verifier_call=" in shown
     assert "array" not in shown
+
+
+def test_numbers_have_one_name_each(decoder):
+    result = decoder(["ba de", "ki"], seed=0)
+    info = result.info
+    shown = dict(part.split("=") for part in repr(info)[len("RunInfo(") : -1].split(", "))
+    assert shown == {name: str(getattr(info, name)) for name in shown}
+    assert info.summary() == {name: getattr(info, name) for name in shown}
+    for row, told in zip(result, result.to_dicts(), strict=True):
+        assert told["info"].keys() >= set(results.COUNTS)
+        for name, value in told["info"].items():
+            if name != "calls":
+                assert getattr(row.info, name).tolist() == value
+    for name in results.COUNTS:
+        assert getattr(info, name) == sum(getattr(row.info, name) for row in result)
+
+
+def test_compilation_is_told_apart(pair):
+    decoder = specjax.Decoder(pair.verifier, max_new_tokens=7, batch_size=3, buckets=(11,))
+    first, second = decoder(["ba de"]), decoder(["ba de"])
+    assert first.compile_seconds >= first[0].compile_seconds > second[0].seconds > 0.0
+    assert second.compile_seconds == second[0].compile_seconds == 0.0
+    assert 0.0 < first[0].seconds <= first.seconds
+
+
+def test_a_decoder_says_what_it_is(pair, decoder):
+    shown = repr(decoder)
+    assert shown.startswith(f"Decoder({pair!r}, Speculative, rule=OPT(strength=0.2), ")
+    assert shown.endswith("verification=Block(), max_draft=3, sampling=Sampling(temperature=1.0))")
+    alone = specjax.Decoder(pair.verifier, sampling=Sampling(0.7, top_p=0.9))
+    assert repr(alone).endswith("rule=Lossless(), sampling=Sampling(temperature=0.7, top_p=0.9))")
+
+
+def test_a_drafter_that_is_larger_than_its_verifier_is_told():
+    small, large = tiny_pair.tabular(1), tiny_pair.tabular(2)
+    larger = dataclasses.replace(large, params=(large.params, large.params))
+    with pytest.warns(UserWarning, match="the drafter has .* parameters, the verifier .*swapped?"):
+        specjax.Pair(drafter=larger, verifier=small)
 
 
 def test_the_same_seed_gives_the_same_and_rows_and_seeds_differ(decoder):
@@ -134,27 +177,29 @@ def test_ids_and_seeds_per_row_fix_the_random_streams(decoder):
 
 def test_options_per_row_are_each_rows_own(decoder):
     per_row = decoder(
-        PROMPTS[:4], temperature=[0.0, 0.5, 1.0, 1.0], max_new_tokens=[12, 3, 12, 1], seed=1
+        PROMPTS[:4], sampling=Sampling([0.0, 0.5, 1.0, 1.0]), max_new_tokens=[12, 3, 12, 1], seed=1
     )
     for temperature, limit, row in ((0.0, 12, 0), (0.5, 3, 1), (1.0, 12, 2), (1.0, 1, 3)):
-        alike = decoder(PROMPTS[:4], temperature=temperature, max_new_tokens=limit, seed=1)
+        alike = decoder(PROMPTS[:4], sampling=Sampling(temperature), max_new_tokens=limit, seed=1)
         np.testing.assert_array_equal(alike.tokens[row], per_row.tokens[row])
-    greedy = decoder(PROMPTS[:4], temperature=0.0, seed=1)
+    greedy = decoder(PROMPTS[:4], sampling=Sampling(0.0), seed=1)
     np.testing.assert_array_equal(greedy.tokens[0], per_row.tokens[0])
-    assert per_row.info.rows.emitted[3] == 1
+    assert per_row.info.per_row.emitted[3] == 1
 
 
 def test_a_rules_strengths_may_be_the_calls_or_each_rows_own(pair, decoder):
     strengths = [-5.0, 0.2, 5.0, 0.2]
     per_row = decoder(PROMPTS[:4], rule=rules.OPT(strengths), seed=2)
-    alike = {alpha: decoder(PROMPTS[:4], rule=rules.OPT(alpha), seed=2) for alpha in strengths}
-    for i, alpha in enumerate(strengths):
-        same(pick(per_row, [i]), pick(alike[alpha], [i]))
-    assert len({alike[alpha].texts[0] for alpha in strengths}) > 1
+    alike = {
+        strength: decoder(PROMPTS[:4], rule=rules.OPT(strength), seed=2) for strength in strengths
+    }
+    for i, strength in enumerate(strengths):
+        same(pick(per_row, [i]), pick(alike[strength], [i]))
+    assert len({alike[strength].texts[0] for strength in strengths}) > 1
     same(decoder(PROMPTS[:4], seed=2), alike[0.2])
     own = specjax.Decoder(pair, rule=rules.OPT(strengths), max_draft=3, **SHAPE)
     same(own(PROMPTS[:4], seed=2), per_row)
-    with pytest.raises(ValueError, match=r"OPT\.alpha has shape \[4\], but there are 3 prompts"):
+    with pytest.raises(ValueError, match=r"OPT\.strength has shape \[4\], but there are 3 prompts"):
         own(PROMPTS[:3])
 
 
@@ -171,18 +216,22 @@ def test_rows_that_refill_slots_bring_their_strengths():
 
 
 def test_lossless_greedy_is_the_verifiers_own_and_a_model_may_decode_alone(pair):
-    lossless = specjax.Decoder(pair, rule=rules.Lossless(), max_draft=1, temperature=0.0, **SHAPE)
-    alone = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS)
+    lossless = specjax.Decoder(
+        pair, rule=rules.Lossless(), max_draft=1, sampling=Sampling(0.0), **SHAPE
+    )
+    alone = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
     assert lossless(PROMPTS).texts == alone.texts
     assert alone.info.tokens_per_verifier_call == 1.0
     assert np.isnan(alone.info.acceptance_rate)
 
 
 def test_top_k_and_top_p_of_nearly_nothing_are_greedy(pair):
-    decoder = specjax.Decoder(pair.verifier, top_k=1, top_p=1.0, **SHAPE)
-    greedy = specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS)
+    decoder = specjax.Decoder(pair.verifier, sampling=Sampling(top_k=1, top_p=1.0), **SHAPE)
+    greedy = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
     assert decoder(PROMPTS, seed=3).texts == greedy.texts
-    mixed = decoder(PROMPTS, seed=3, top_k=[1] + [24] * 5, top_p=[1.0, 1e-6] + [1.0] * 4)
+    mixed = decoder(
+        PROMPTS, seed=3, sampling=Sampling(top_k=[1] + [24] * 5, top_p=[1.0, 1e-6] + [1.0] * 4)
+    )
     assert mixed.texts[:2] == greedy.texts[:2]
     assert mixed.texts[2:] != greedy.texts[2:]
 
@@ -198,7 +247,7 @@ def test_stream_yields_every_row_once_and_the_same(decoder):
 
 def test_rows_come_before_their_batch_ends(pair):
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
-    rows = decoder.rows(PROMPTS[:4], temperature=0.0, max_new_tokens=[12, 1, 12, 12])
+    rows = decoder.rows(PROMPTS[:4], sampling=Sampling(0.0), max_new_tokens=[12, 1, 12, 12])
     assert next(rows).index == 1
     assert len(list(rows)) == 3
 
@@ -220,10 +269,10 @@ def test_nothing_is_compiled_again(pair, decoder, compilations):
     decoder(PROMPTS, seed=0)
     list(decoder.stream(PROMPTS))
     before = len(compilations)
-    decoder(PROMPTS, seed=1, temperature=0.3, max_new_tokens=5)
-    decoder(PROMPTS[:5], temperature=[0.1, 0.2, 0.3, 0.4, 0.5], ids=range(5))
+    decoder(PROMPTS, seed=1, sampling=Sampling(0.3), max_new_tokens=5)
+    decoder(PROMPTS[:5], sampling=Sampling([0.1, 0.2, 0.3, 0.4, 0.5]), ids=range(5))
     decoder(PROMPTS, rule=rules.OPT(0.4))
-    other = specjax.Decoder(pair, rule=rules.OPT(0.7), max_draft=3, temperature=0.1, **SHAPE)
+    other = specjax.Decoder(pair, rule=rules.OPT(0.7), max_draft=3, sampling=Sampling(0.1), **SHAPE)
     other(PROMPTS)
     list(other.stream(PROMPTS))
     assert len(compilations) == before
@@ -304,31 +353,29 @@ def test_token_ids_and_chats_are_prompts(decoder):
         ([], {}, "prompts is empty: give at least one prompt"),
         (["ba", " "], {}, "prompt 1 is empty"),
         (["ba", []], {}, "prompt 1 has no tokens"),
-        (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, but the longest bucket holds 32"),
+        (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, but there is room for 32"),
         ([[3, 24]], {}, r"prompt 0 has token 24: ids must be in 0 \.\. 23"),
         ([[-1]], {}, "prompt 0 has token -1"),
-        (["ba"], {"max_new_tokens": 0}, "max_new_tokens must .*got 0"),
-        (["ba"], {"max_new_tokens": 13}, "max_new_tokens is 13 but this Decoder has room for 12"),
-        (["ba", "ba"], {"max_new_tokens": [1, 0]}, "got 0 in row 1"),
+        (["ba"], {"max_new_tokens": 0}, "max_new_tokens of prompt 0 must .*got 0"),
+        (["ba"], {"max_new_tokens": 13}, "must be a whole number in 1 .. 12, got 13"),
+        (["ba", "ba"], {"max_new_tokens": [1, 0]}, "max_new_tokens of prompt 1 must be .*got 0"),
         (
             ["ba"],
-            {"temperature": [1.0, 1.0]},
-            r"temperature has shape \[2\], but there are 1",
+            {"sampling": Sampling([1.0, 1.0])},
+            r"sampling.temperature has shape \[2\], but there are 1",
         ),
-        (["ba"], {"temperature": -1.0}, "temperature must"),
-        (["ba"], {"top_p": 0.0}, "top_p must"),
-        (["ba"], {"ids": [-1]}, "ids must be whole numbers"),
-        (["ba"], {"seed": 2**32}, "seed must be whole numbers"),
-        (["ba", "ba"], {"seed": [1, -2]}, "seed must be whole numbers .* got -2 in row 1"),
+        (["ba"], {"ids": [-1]}, "id of prompt 0 must be a whole number"),
+        (["ba"], {"seed": 2**32}, "seed of prompt 0 must be a whole number"),
+        (["ba", "ba"], {"seed": [1, -2]}, "seed of prompt 1 must be a whole number .* got -2"),
         (["ba", "ba"], {"ids": 5}, "ids must be a list of 2 numbers, one per prompt, got 5"),
         # Past int32 it would wrap around to token 3.
         ([[2**32 + 3]], {}, "prompt 0 has token 4294967299"),
         ([[2**63]], {}, "prompt 0 has token 9223372036854775808"),
-        (["ba"], {"max_new_tokens": float("nan")}, "max_new_tokens must .*got nan"),
+        (["ba"], {"max_new_tokens": float("nan")}, "max_new_tokens of prompt 0 must .*got nan"),
         (
             ["ba"],
             {"rule": rules.OPT([0.1, 0.2])},
-            r"OPT.alpha has shape \[2\], but there are 1",
+            r"OPT.strength has shape \[2\], but there are 1",
         ),
     ],
 )
@@ -359,11 +406,12 @@ def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
         ([[1.5]], {}, "prompt 0 must be a text"),
         ([[1, [2]]], {}, "prompt 0 must be a text"),
         ([[True]], {}, "prompt 0 must be a text"),
-        (["ba"], {"temperature": "hot"}, "temperature must be one number, or .* got 'hot'"),
+        (["ba"], {"sampling": 0.7}, r"sampling must be Sampling\(temperature=\.\.\.\), got 0.7"),
+        (["ba"], {"temperature": 0.7}, r"write sampling=Sampling\(temperature=\.\.\.\)"),
         (["ba"], {"max_new_tokens": "5"}, "max_new_tokens must be one number, or .* got '5'"),
         (["ba"], {"seed": [[1], [2, 3]]}, "seed must be one number, or one per prompt"),
         (["ba"], {"seed": jax.random.key(0)}, "seed must be one number, or one per prompt"),
-        (["ba"], {"rule": "OPT"}, r"rule must be one such as rules.OPT\(alpha=0.2\), got 'OPT'"),
+        (["ba"], {"rule": "OPT"}, r"rule must be like rules.OPT\(strength=0.2\), got 'OPT'"),
         (["ba"], {"rule": rules.OPT}, "rule must be an instance, got the class OPT"),
         (["ba"], {"warmth": 1}, "there is no option warmth; the options are seed"),
     ],
@@ -395,7 +443,6 @@ def test_places_that_are_not_there_cannot_be_done(decoder):
         ({"batch_size": 0}, "batch_size must"),
         ({"max_new_tokens": 0}, "max_new_tokens must"),
         ({"buckets": (8, 4)}, "that increase"),
-        ({"temperature": float("nan")}, "temperature must"),
         ({"buckets": 64}, r"buckets must be lengths that increase, .* got 64"),
         ({"buckets": (1.5, 2)}, "buckets must be a whole number .* got 1.5"),
     ],
@@ -405,11 +452,40 @@ def test_bad_decoders_are_refused(pair, options, message):
         specjax.Decoder(pair, **options)
 
 
-def test_one_model_alone_takes_no_rule(pair):
-    with pytest.raises(ValueError, match="rule= must be left out: .* decodes alone; give a Pair"):
-        specjax.Decoder(pair.verifier, rule=rules.Lossless())
-    with pytest.raises(ValueError, match="rule must be left out: Autoregressive has none"):
-        specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, rule=rules.Lossless())
+@traced_dataclass
+class Sharper:
+    """The verifier's distribution, to a power: a target that reads no drafter."""
+
+    power: jax.Array | float
+
+    reads_draft = False
+    reads_draft_confidence = False
+    reads_verifier_confidence = False
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        target = (p / p.max()) ** self.power
+        return target / target.sum()
+
+
+def test_a_rule_that_reads_the_verifier_alone_needs_no_drafter(pair):
+    decoder = specjax.Decoder(pair.verifier, rule=Sharper(np.float32(1000.0)), **SHAPE)
+    sharp = decoder(PROMPTS, seed=1)
+    greedy = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
+    assert sharp.texts == greedy.texts
+    assert (sharp.info.per_row.log_prob < 0.0).all()
+    np.testing.assert_allclose(sharp.info.per_row.log_prob_target, 0.0, atol=1e-3)
+    plain = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, seed=1)
+    same(plain, specjax.Decoder(pair.verifier, rule=rules.Lossless(), **SHAPE)(PROMPTS, seed=1))
+    assert decoder(PROMPTS, seed=1, rule=Sharper(np.float32(1.0))).texts != sharp.texts
+
+
+def test_what_one_model_alone_cannot_do_is_told(pair):
+    with pytest.raises(ValueError, match="OPT reads the drafter, and there is none: give a draft"):
+        specjax.Decoder(pair.verifier, rule=rules.OPT(0.1))
+    with pytest.raises(ValueError, match="Diff reads the drafter"):
+        specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, rule=rules.Diff(0.1))
+    with pytest.raises(ValueError, match="max_draft= must be left out: it needs a drafter: give"):
+        specjax.Decoder(pair.verifier, max_draft=3)
     with pytest.raises(TypeError, match="models must be a Pair or a TextModel, got str"):
         specjax.Decoder("verifier")
 
@@ -417,13 +493,21 @@ def test_one_model_alone_takes_no_rule(pair):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": 0.2}, r"rule must be one such as rules.OPT\(alpha=0.2\), got 0.2"),
+        ({"rule": 0.2}, r"rule must be like rules.OPT\(strength=0.2\), got 0.2"),
         ({"rule": rules.OPT}, "rule must be an instance, got the class OPT"),
-        ({"verification": "block"}, "verification must be one such as .*, got 'block'"),
+        ({"verification": "block"}, "verification must be like .*, got 'block'"),
         ({"verification": verification.Block}, "verification must be an instance, got the class"),
-        ({"drafter": 3}, r"drafter must be one such as NeuralDrafter\(...\), got 3"),
-        ({"stopping": 3}, r"stopping must be one such as drafting.FixedLength\(\), got 3"),
-        ({"method": 3}, "method must be one such as .*, got 3"),
+        ({"drafting": specjax.Own(3)}, r"drafter must be like NeuralDrafter\(...\), got 3"),
+        ({"stopping": 3}, r"stopping must be like drafting.FixedLength\(\), got 3"),
+        ({"method": 3}, r"method must be like specjax.TokenCascade\(\), got 3"),
+        ({"drafting": 3}, r"drafting must be like specjax.Lookup\(\), got 3"),
+        ({"drafter": 3}, r"there is no option drafter: write drafting=Own\(drafter, params\)"),
+        ({"stopping_params": 3}, r"write stopping=Own\(policy, params\)"),
+        ({"costs": 3}, r"write stopping=drafting.CostAware\(costs=...\)"),
+        ({"params": 3}, r"write method=Own\(method, params\)"),
+        ({"min_p": 0.1}, r"write sampling=Sampling\(top_p=...\); there is no min_p"),
+        ({"top_k": 3}, r"write sampling=Sampling\(top_k=...\)"),
+        ({"max_drafts": 3}, "there is no option max_drafts, did you mean max_draft"),
     ],
 )
 def test_what_is_no_part_is_told(pair, options, message):
@@ -455,16 +539,18 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
         specjax.load_pair(**paths, mesh=4)
     with pytest.raises(ValueError, match="no built-in pair 'nothing': choose from gsm8k, multi30k"):
         specjax.load_pair("nothing")
+    with pytest.raises(TypeError, match=r"give directories as load_pair\(drafter=..., verifier="):
+        specjax.load_pair("a", "b")
     with pytest.raises(ValueError, match="pair gsm8k has .*drafter, drafter_small.*: give one"):
         specjax.load_text_model("built-in:gsm8k/nothing")
-    monkeypatch.setattr(built_in, "PAIRS", tmp_path / "pairs")
+    monkeypatch.setattr(directories, "PAIRS", tmp_path / "pairs")
     with pytest.raises(FileNotFoundError, match="no built-in pair: call load_pair"):
         specjax.load_pair()
 
 
 def test_without_paths_it_is_the_built_in_pair(paths, monkeypatch):
     home = paths["verifier"].parent
-    monkeypatch.setattr(built_in, "PAIRS", home.parent)
+    monkeypatch.setattr(directories, "PAIRS", home.parent)
     assert specjax.load_pair(home.name).verifier.name == str(paths["verifier"])
     path = f"built-in:{home.name}/drafter"
     assert specjax.load_text_model(path).name == str(paths["drafter"])
@@ -504,9 +590,9 @@ def test_descriptions_tell_settings_apart(pair):
         {"rule": rules.OPT(other)},
         {"verification": verification.Token()},
         {"max_draft": 4},
-        {"temperature": 0.5},
-        {"top_k": 3},
-        {"top_p": 0.5},
+        {"sampling": Sampling(0.5)},
+        {"sampling": Sampling(top_k=3)},
+        {"sampling": Sampling(top_p=0.5)},
         {"max_new_tokens": 9},
         {"batch_size": 3},
         {"buckets": (16,)},
@@ -569,7 +655,7 @@ def test_progress_counts_every_row_once(decoder, monkeypatch):
         def __exit__(self, *_):
             self.closed = True
 
-    monkeypatch.setattr(rows_lib.tqdm, "tqdm", Bar)
+    monkeypatch.setattr(decoder_lib.tqdm, "tqdm", Bar)
     decoder(PROMPTS, progress=True)
     decoder(PROMPTS, progress=False)
     decoder(PROMPTS)

@@ -5,6 +5,7 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
+from specjax.types import Sampling
 from tests import tiny_pair
 
 
@@ -19,8 +20,8 @@ def _pair():
     return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
 
 
-def _request(decoder, text, stream, **options):
-    return specjax.Request(decoder.encode(text), limit=12, seed=5, stream=stream, **options)
+def _request(decoder, text, number, **options):
+    return specjax.Request(text, seed=5, id=number, **options)
 
 
 TEXTS = [f"prompt {i}" for i in range(11)]
@@ -33,9 +34,9 @@ def expected(decoder):
 
 def _check(finished, expected, texts=TEXTS):
     for row in finished:
-        want = expected[row.id]
-        tokens = row.tokens[:-1] if row.ended_by == "eos" else row.tokens
-        np.testing.assert_array_equal(tokens, want.tokens)
+        want = expected[row.index]
+        np.testing.assert_array_equal(row.tokens, want.tokens)
+        assert row.text == want.text and row.eos_id == want.eos_id
         assert row.ended_by == want.ended_by and row.seconds > 0.0
 
 
@@ -49,7 +50,7 @@ def test_requests_may_arrive_while_others_run(decoder, expected):
             place = waiting.pop(0)
             assert engine.add(_request(decoder, TEXTS[place], place)) == place
         finished += engine.step()
-    assert sorted(row.id for row in finished) == list(range(11))
+    assert sorted(row.index for row in finished) == list(range(11))
     _check(finished, expected)
 
 
@@ -58,25 +59,24 @@ def test_a_request_can_be_dropped(decoder, expected):
     for place in range(6):
         engine.add(_request(decoder, TEXTS[place], place))
     finished = engine.step()
-    running = {0, 1, 2} - {row.id for row in finished}
+    running = {0, 1, 2} - {row.index for row in finished}
     dropped = {max(running), 5}  # one runs, one waits
     assert all(engine.abort(request) for request in dropped)
     assert not any(engine.abort(request) for request in [*dropped, 99])
     while engine.unfinished:
         finished += engine.step()
-    assert {row.id for row in finished} == set(range(6)) - dropped
+    assert {row.index for row in finished} == set(range(6)) - dropped
     _check(finished, expected)
 
 
 def test_settings_are_each_requests_own(decoder):
     engine = decoder.engine(prompt_length=16, rows=2)
-    strengths = (np.float32(-9.0),)
-    engine.add(_request(decoder, "a", 0, strengths=strengths, draft_limit=0))
-    engine.add(_request(decoder, "b", 1, temperature=0.0))
+    engine.add(_request(decoder, "a", 0, rule=rules.OPT(-9.0), draft_limit=0))
+    engine.add(_request(decoder, "b", 1, sampling=Sampling(0.0)))
     rows = {}
     while engine.unfinished:
-        rows |= {row.id: row for row in engine.step(until_empty=True)}
-    want = decoder(["a", "b"], seed=5, rule=rules.OPT([-9.0, 0.1]), temperature=[1.0, 0.0],
+        rows |= {row.index: row for row in engine.step(until_empty=True)}
+    want = decoder(["a", "b"], seed=5, rule=rules.OPT([-9.0, 0.1]), sampling=Sampling([1.0, 0.0]),
                    draft_limit=[0, 3])  # fmt: skip
     _check(rows.values(), want)
     assert not rows[0].info.drafted
@@ -85,32 +85,29 @@ def test_settings_are_each_requests_own(decoder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": np.zeros(17, np.int32)}, "prompt must have 1 to 16 tokens, got 17: shorten it"),
-        ({"tokens": np.zeros(0, np.int32)}, "prompt must have 1 to 16 tokens, got 0"),
-        ({"tokens": np.zeros((1, 3), np.int32)}, r"tokens must be whole numbers \[n\], got int32"),
-        ({"tokens": np.zeros(3)}, r"tokens must be whole numbers \[n\], got float64"),
-        ({"tokens": np.full(3, 259)}, "token must be a whole number in 0 .. 258, got 259"),
-        ({"tokens": np.full(3, -1)}, "token must be a whole number in 0 .. 258, got -1"),
-        ({"limit": 13}, "limit must be a whole number in 1 .. 12, got 13"),
-        ({"limit": 2.5}, "limit must be a whole number in 1 .. 12, got 2.5"),
-        ({"top_k": 3}, "top_k must be None: this engine is comp"),
-        ({"temperature": -1.0}, "temperature must be finite and at least 0, got -1"),
-        ({"temperature": [0.0, 1.0]}, "temperature must be one number, got"),
+        (
+            {"prompt": np.zeros(17, np.int32)},
+            "prompt has 17 tokens, but there is room for 16",
+        ),
+        ({"prompt": np.zeros(0, np.int32)}, "the prompt has no tokens"),
+        ({"prompt": np.full(3, 259)}, "prompt has token 259: ids must be in 0 .. 258"),
+        ({"prompt": np.full(3, -1)}, "prompt has token -1: ids must be in 0 .. 258"),
+        ({"max_new_tokens": 13}, "max_new_tokens must be a whole number in 1 .. 12, got 13"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number in 1 .. 12, got 2.5"),
+        ({"sampling": Sampling(top_k=3)}, r"the Engine with sampling=Sampling\(top_k=\.\.\.\)"),
+        ({"sampling": Sampling([0.0, 1.0])}, "temperature of a request must be one number"),
         ({"draft_limit": 4}, "draft_limit must be a whole number in 0 .. 3, got 4"),
         ({"seed": -1}, r"seed must be a whole number in 0 .. 4294967295, got -1"),
-        ({"limit": None}, "limit must be a whole number in 1 .. 12, got None"),
-        ({"limit": 5.0}, "limit must be a whole number in 1 .. 12, got 5.0"),
+        ({"max_new_tokens": 5.0}, "max_new_tokens must be .* in 1 .. 12, got 5.0"),
         ({"seed": None}, "seed must be a whole number in 0 .. 4294967295, got None"),
-        ({"stream": "a"}, "stream must be a whole number in 0 .. 4294967295, got 'a'"),
+        ({"id": "a"}, "id must be a whole number in 0 .. 4294967295, got 'a'"),
         ({"draft_limit": True}, "draft_limit must be a whole number in 0 .. 3, got True"),
-        ({"strengths": (float("nan"),)}, r"strengths\[0\] must be a number, not NaN, got nan"),
-        ({"strengths": ()}, r"strengths must have 1 number, one for each of the rule, got \(\)"),
-        ({"strengths": ([0.1, 0.2],)}, "strengths must have 1 number, one for each of the rule"),
+        ({"rule": rules.OPT([0.1, 0.2])}, "rule of a request must have one number for each"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
     engine = decoder.engine(prompt_length=16)
-    request = {"tokens": np.zeros(3, np.int32), "limit": 5} | change
+    request = {"prompt": np.zeros(3, np.int32), "max_new_tokens": 5} | change
     with pytest.raises(ValueError, match=message):
         engine.add(specjax.Request(**request))
     assert engine.unfinished == 0
@@ -119,14 +116,15 @@ def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": "hello"}, r"got the text 'hello': use decoder.encode\(text\)"),
-        ({"strengths": 0.1}, r"strengths must be a tuple of 1 number, got 0.1: write \(0.1,\)"),
-        ({"strengths": ("x",)}, r"strengths\[0\] must be a number, got 'x'"),
-        ({"strengths": (None,)}, r"strengths\[0\] must be a number, got None"),
+        ({"prompt": np.zeros((1, 3), np.int32)}, "prompt must be a text, a list of token ids or a"),
+        ({"prompt": np.zeros(3)}, "prompt must be a text, a list of token ids or a"),
+        ({"rule": 0.1}, r"rule must be OPT\(...\) as the engine's is, got 0.1"),
+        ({"rule": rules.Chow(0.1)}, r"rule must be OPT\(...\) as the engine's is, got Chow"),
+        ({"sampling": 0.1}, r"sampling must be Sampling\(temperature=...\), got 0.1"),
     ],
 )
 def test_fields_of_a_wrong_type_are_refused(decoder, change, message):
-    request = {"tokens": np.zeros(3, np.int32), "limit": 5} | change
+    request = {"prompt": np.zeros(3, np.int32), "max_new_tokens": 5} | change
     with pytest.raises(TypeError, match=message):
         decoder.engine(prompt_length=16).add(specjax.Request(**request))
 
@@ -136,19 +134,6 @@ def test_add_takes_requests_alone(decoder):
         decoder.engine(prompt_length=16).add(np.zeros(3, np.int32))
 
 
-def test_a_filter_that_is_not_compiled_in_is_told_with_the_decoders_own_option(decoder):
-    request = specjax.Request(np.zeros(3, np.int32), limit=5, top_k=3)
-    with pytest.raises(ValueError, match=r"make the Decoder with top_k=\.\.\., or an Engine"):
-        decoder.engine(prompt_length=16).add(request)
-
-
-def test_strengths_pass_the_checks_of_the_rule():
-    decoder = specjax.Decoder(_pair(), rule=rules.Chow(0.1), max_draft=3, buckets=(16,))
-    request = specjax.Request(np.zeros(3, np.int32), limit=5, strengths=(1.5,))
-    with pytest.raises(ValueError, match=r"the rule: alpha must lie in \[0, 1\], got 1.5"):
-        decoder.engine(prompt_length=16).add(request)
-
-
 def test_an_engine_goes_on_after_a_refusal():
     decoder = specjax.Decoder(
         _pair(), verification=verification.GreedyBlock(), max_draft=3, max_new_tokens=12,
@@ -156,15 +141,15 @@ def test_an_engine_goes_on_after_a_refusal():
     )  # fmt: skip
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     engine.add(_request(decoder, TEXTS[0], 0))
-    for bad in ({"draft_limit": 2}, {"limit": None}, {"seed": None}):
-        options = {"limit": 5} | bad
-        with pytest.raises(ValueError, match="^(draft_limit|limit|seed) must be"):
+    for bad in ({"draft_limit": 2}, {"max_new_tokens": 0}, {"seed": None}):
+        options = {"max_new_tokens": 5} | bad
+        with pytest.raises(ValueError, match="^(draft_limit|max_new_tokens|seed) must be"):
             engine.add(specjax.Request(decoder.encode("x"), **options))
     engine.add(_request(decoder, TEXTS[1], 1, draft_limit=3))
     finished = []
     while engine.unfinished:
         finished += engine.step()
-    assert sorted(row.id for row in finished) == [0, 1]
+    assert sorted(row.index for row in finished) == [0, 1]
     _check(finished, decoder(TEXTS[:2], seed=5))
 
 
@@ -175,7 +160,7 @@ def test_an_engine_takes_one_value_of_each_setting(decoder):
         decoder.engine(prompt_length=16, rows=0)
     with pytest.raises(ValueError, match="refill must be at most rows=2, got 4"):
         decoder.engine(prompt_length=16, rows=2, refill=4)
-    with pytest.raises(TypeError, match="rule must be one such as"):
+    with pytest.raises(TypeError, match="rule must be like"):
         decoder.engine(prompt_length=16, rule=3)
 
 
@@ -189,5 +174,5 @@ def test_an_engine_fits_its_mesh():
     rows = []
     while engine.unfinished:
         rows += engine.step()
-    assert sorted(row.id for row in rows) == list(range(9))
+    assert sorted(row.index for row in rows) == list(range(9))
     _check(rows, decoder(TEXTS, seed=5))

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import specjax
-from specjax import rules, text
-from specjax.text.built_in import built_in_pair
+from specjax import rules
+from specjax.text.directories import built_in_pair
+from specjax.types import Sampling
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SHAPES = {
@@ -19,15 +20,15 @@ SHAPES = {
     "gsm8k": {"max_new_tokens": 128, "batch_size": 4, "buckets": (256,)},
 }
 PLANS = {
-    "copies below the drafter": text.Cascade(lengths=((3, 2), (0, 3)), last=text.Lookup()),
-    "two models, lenient": text.Cascade(
+    "copies below the drafter": specjax.Cascade(lengths=((3, 2), (0, 3)), last=specjax.Lookup()),
+    "two models, lenient": specjax.Cascade(
         lengths=((4, 0), (0, 3)), models=("drafter", "small"), lenience=3.0
     ),
-    "two models and copies, rules": text.Cascade(
+    "two models and copies, rules": specjax.Cascade(
         lengths=((2, 1, 1), (0, 2, 1), (0, 0, 4)),
         models=("drafter", "small"),
         rules=(rules.TokenV3(0.7), rules.TokenV3(0.5)),  # a copy has no confidence
-        last=text.Lookup(bigram="built-in"),
+        last=specjax.Lookup(bigram="built-in"),
     ),
 }
 
@@ -65,7 +66,7 @@ def prompts(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_no_hierarchy_changes_a_greedy_output(name):
-    given, shape, asked = models(name), {**SHAPES[name], "temperature": 0.0}, prompts(name)
+    given, shape, asked = models(name), {**SHAPES[name], "sampling": Sampling(0.0)}, prompts(name)
     expected = specjax.Decoder(given.verifier, **shape)(asked).tokens
     for plan in PLANS.values():
         found = specjax.Decoder(given, drafting=plan, **shape)(asked)

@@ -10,6 +10,7 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules
+from specjax.types import Sampling
 from tests import margins, tiny_pair
 
 MARGIN = 1e-5
@@ -31,10 +32,10 @@ def test_rows_do_not_depend_on_their_surroundings():
     options = {"rule": rules.OPT(0.1), "max_draft": 4, "max_new_tokens": 24, "batch_size": 8}
     temperatures = np.array([0.0, 1.0] * 4, np.float32)
     decoder = specjax.Decoder(pair, buckets=(24,), **options)
-    together = decoder(CAPTIONS, seed=1, temperature=temperatures).texts
+    together = decoder(CAPTIONS, seed=1, sampling=Sampling(temperatures)).texts
     order = [3, 0, 7, 6, 1, 5, 2, 4]
     elsewhere = decoder(
-        [CAPTIONS[i] for i in order], seed=1, temperature=temperatures[order], ids=order
+        [CAPTIONS[i] for i in order], seed=1, sampling=Sampling(temperatures[order]), ids=order
     ).texts
     alone = specjax.Decoder(pair, buckets=(32,), **options)  # and padded further
     mesh = partitioning.make_mesh(data=4, model=2)
@@ -42,14 +43,14 @@ def test_rows_do_not_depend_on_their_surroundings():
     others = {
         "elsewhere": [elsewhere[order.index(i)] for i in range(8)],
         "alone and padded": [
-            alone([text], seed=1, temperature=temperatures[i], ids=[i]).texts[0]
+            alone([text], seed=1, sampling=Sampling(temperatures[i]), ids=[i]).texts[0]
             for i, text in enumerate(CAPTIONS)
         ],
-        "eight devices": spread(CAPTIONS, seed=1, temperature=temperatures).texts,
+        "eight devices": spread(CAPTIONS, seed=1, sampling=Sampling(temperatures)).texts,
     }
     differing = {i for texts in others.values() for i in range(8) if texts[i] != together[i]}
     for i in differing:
-        settings = {**options, "temperature": float(temperatures[i])}
+        settings = {**options, "sampling": Sampling(float(temperatures[i]))}
         assert margins.within(pair, CAPTIONS[i], MARGIN, seed=1, row=i, **settings), (
             f"row {i} differs, and not for a margin below {MARGIN}"
         )
@@ -64,6 +65,6 @@ def test_a_near_decision_is_told_from_a_clear_one(gap, near):
     table[:, 10] = table.max() + 1.0
     table[:, 20] = table[:, 10] - gap
     models = [specjax.TextModel(one.model, jnp.asarray(table), one.tokenizer) for _ in range(2)]
-    options = {"max_draft": 2, "max_new_tokens": 4, "temperature": 0.0}
+    options = {"max_draft": 2, "max_new_tokens": 4, "sampling": Sampling(0.0)}
     found = margins.within(specjax.Pair(*models), "a", MARGIN, seed=0, row=0, **options)
     assert found == near

@@ -7,7 +7,7 @@ import pytest
 import specjax
 from specjax import rules, verification
 from specjax.decoding import loop
-from specjax.text import prompts as prompts_lib
+from specjax.text import groups
 from specjax.text.slots import Slots
 from tests import tiny_pair
 from tests.decoding import policies
@@ -44,12 +44,12 @@ def decoder(pair, request):
 def seen(monkeypatch):
     """What happens: the groups that enter the slots, the steps, and the prefills."""
     record = {"groups": [], "steps": 0, "prefills": 0}
-    occupy, run, init = Slots.occupy, loop.LoopMethod.run, loop.LoopMethod.init
+    occupy, run, init = Slots.occupy, loop.Method.run, loop.Method.init
 
-    def occupied(self, places, since):
-        asked = [one.id for one in self.waiting]
+    def occupied(self, places, *since):
+        asked = [entry.index for entry in self.waiting]
         record["groups"].append((list(places), asked[: len(places)]))
-        return occupy(self, places, since)
+        return occupy(self, places, *since)
 
     def counted(self, params, state, *stops):
         before = np.array(state.steps)
@@ -62,8 +62,8 @@ def seen(monkeypatch):
         return init(self, *args, **options)
 
     monkeypatch.setattr(Slots, "occupy", occupied)
-    monkeypatch.setattr(loop.LoopMethod, "run", counted)
-    monkeypatch.setattr(loop.LoopMethod, "init", filled)
+    monkeypatch.setattr(loop.Method, "run", counted)
+    monkeypatch.setattr(loop.Method, "init", filled)
     return record
 
 
@@ -121,14 +121,14 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     decoder = specjax.Decoder(pair, **METHODS["block"], stopping=stopping, **SHAPE)
     options = {"draft_limit": [2, 1] * 15} if reason == "draft limits" else {}
     turns = []
-    plan = prompts_lib.plan
-    monkeypatch.setattr(prompts_lib, "plan", lambda *args: turns.append(args[-1]) or plan(*args))
+    group = groups.group
+    monkeypatch.setattr(groups, "group", lambda *args: turns.append(args[-1]) or group(*args))
     whole, everything = decode(decoder, seen, {}, **options)
     rounds = {place: int(row.info.rounds) for place, row in whole.items() if place != 3}
     rest, happened = decode(decoder, seen, rounds, **options)
     assert list(rest) == [3] and bits(rest[3]) == bits(whole[3])
     assert happened == everything
-    assert turns == [prompts_lib.TURNS_AGAIN] * 2 and prompts_lib.TURNS_AGAIN < prompts_lib.TURNS
+    assert turns == [groups.TURNS_AGAIN] * 2 and groups.TURNS_AGAIN < groups.TURNS
 
 
 def test_rounds_are_whole_numbers(pair):
@@ -136,17 +136,17 @@ def test_rounds_are_whole_numbers(pair):
     for rounds in (0, 1.5, None):
         with pytest.raises(ValueError, match=r"done\[2\] must be a whole number of at least 1"):
             decoder.rows(PROMPTS, done={2: rounds})
-    with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
-        decoder.engine(prompt_length=16).add(specjax.Request(np.ones(3, np.int32), 5), steps=0)
+    with pytest.raises(ValueError, match="rounds must be a whole number of at least 1, got 0"):
+        decoder.engine(prompt_length=16).add(specjax.Request(np.ones(3, np.int32), 5), rounds=0)
 
 
 def test_a_known_row_can_be_dropped(pair):
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
-    ids = [engine.add(specjax.Request(np.ones(3, np.int32), 5), steps=s) for s in (7, 8, 9, None)]
+    ids = [engine.add(specjax.Request(np.ones(3, np.int32), 5), rounds=s) for s in (7, 8, 9, None)]
     assert engine.step() == [] and engine.unfinished == 3  # one has left, and one has come in
     assert engine.abort(ids[1]) and engine.abort(ids[2]) and not engine.abort(ids[0])
     finished = []
     while engine.unfinished:
         finished += engine.step()
-    assert [row.id for row in finished] == [ids[3]]
+    assert [row.index for row in finished] == [ids[3]]

@@ -8,11 +8,12 @@ import jax
 import pytest
 
 import specjax
-from specjax import drafting
-from specjax.acceptance_head import Head, HeadConfig, init_head
-from specjax.runs import environment
+from specjax import drafting, environment
+from specjax.acceptance_head.head import Head
+from specjax.acceptance_head.network import HeadConfig, init_head
 from specjax.runs.compilation_cache import count_compilations
 from specjax.text import assembly
+from specjax.types import Sampling
 from tests import tiny_pair
 
 PAGE = Path(__file__).parents[2] / "docs" / "adaptive_drafts.md"
@@ -30,12 +31,12 @@ def pair():
 
 @pytest.fixture(scope="module")
 def alone(pair):
-    return specjax.Decoder(pair.verifier, temperature=0.0, **SHAPE)(PROMPTS).texts
+    return specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS).texts
 
 
 def mean_drafted(result):
     """Tokens per round."""
-    return result.info.rows.drafted.sum() / result.info.rows.rounds.sum()
+    return result.info.per_row.drafted.sum() / result.info.per_row.rounds.sum()
 
 
 def costs(of, **changes):
@@ -57,7 +58,7 @@ def costs(of, **changes):
 )
 def test_greedy_text_is_the_verifiers_own(pair, alone, policy):
     """Slots are refilled, rows draft different numbers of tokens, some lag behind."""
-    decoder = specjax.Decoder(pair, max_draft=4, stopping=policy, temperature=0.0, **SHAPE)
+    decoder = specjax.Decoder(pair, max_draft=4, stopping=policy, sampling=Sampling(0.0), **SHAPE)
     result = decoder(PROMPTS)
     assert result.texts == alone
     assert decoder.describe()["stopping"] == repr(policy)
@@ -76,7 +77,7 @@ def test_bounds_and_thresholds_set_the_lengths(pair):
 
 def test_rates_are_those_of_the_paper(pair):
     info = specjax.Decoder(pair, max_draft=4, **SHAPE)(PROMPTS).info
-    rows = info.rows
+    rows = info.per_row
     emitted, calls = rows.emitted.sum(), rows.verifier_calls.sum()
     assert info.verification_rate == pytest.approx(calls / emitted)
     # What was drafted or drawn was emitted or discarded, but for a last token past the end.
@@ -88,7 +89,7 @@ def test_rates_are_those_of_the_paper(pair):
 def test_costs_decide(pair, alone):
     def decode(**changes):
         policy = drafting.CostAware(costs(pair, **changes))
-        return specjax.Decoder(pair, max_draft=4, stopping=policy, temperature=0.0, **SHAPE)(
+        return specjax.Decoder(pair, max_draft=4, stopping=policy, sampling=Sampling(0.0), **SHAPE)(
             PROMPTS
         )
 
@@ -109,8 +110,8 @@ def test_a_draft_ends_with_the_text(pair):
     """What is drafted past an end of text could never be emitted."""
     policy = drafting.Confidence(0.0)
     decoder = specjax.Decoder(pair, max_draft=8, stopping=policy, **SHAPE)
-    rows = decoder(PROMPTS, seed=1).info.rows
-    fixed = specjax.Decoder(pair, max_draft=8, **SHAPE)(PROMPTS, seed=1).info.rows
+    rows = decoder(PROMPTS, seed=1).info.per_row
+    fixed = specjax.Decoder(pair, max_draft=8, **SHAPE)(PROMPTS, seed=1).info.per_row
     assert rows.drafted.sum() / rows.rounds.sum() < fixed.drafted.sum() / fixed.rounds.sum()
 
 
@@ -140,12 +141,12 @@ def test_the_page_runs_as_printed(pair, monkeypatch):
 
 def test_a_pair_without_a_head_is_refused(pair):
     bare = specjax.Pair(dataclasses.replace(pair.drafter, head=None), pair.verifier)
-    with pytest.raises(ValueError, match="no acceptance head: train one with `specjax train_head`"):
+    with pytest.raises(ValueError, match="no acceptance head: train one with `specjax train head`"):
         specjax.Decoder(bare, stopping=drafting.Survival())
 
 
 def test_another_threshold_compiles_nothing(pair):
-    options = {"max_draft": 4, "temperature": 0.0, **SHAPE}
+    options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
     specjax.Decoder(pair, stopping=drafting.Confidence(0.1), **options)(PROMPTS)
     with count_compilations() as counted:
         specjax.Decoder(pair, stopping=drafting.Confidence(0.2), **options)(PROMPTS)
@@ -161,35 +162,25 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
         return costs(of)
 
     monkeypatch.setattr(assembly, "measure_costs", measured)
-    options = {"max_draft": 4, "temperature": 0.0, **SHAPE}
+    options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
     decoder = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     rows = decoder.batch_size
     assert asked == [([1, rows], (1, 2, 4, 5))] and decoder.costs == costs(pair)
     assert decoder(PROMPTS).texts == alone
-    again = specjax.Decoder(pair, stopping=drafting.CostAware(), costs=costs(pair), **options)
+    with assembly.known_costs(costs(pair)):
+        again = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 1 and again.describe() == decoder.describe()
+    assert again.costs == decoder.costs
+    with assembly.known_costs(dataclasses.replace(costs(pair), pair="another")):
+        specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
+    assert len(asked) == 2
     own = specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), **options)
     assert own.costs is None and own.describe() == decoder.describe()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"stopping": drafting.Confidence(0.4)},
-            "costs= must be left out: it is for stopping=drafting.CostAware",
-        ),
-        (
-            {"stopping": drafting.CostAware(), "batch_size": 9},
-            "with at most 8 rows, but the batch has 9",
-        ),
-    ],
-)
-def test_costs_that_fit_nothing_are_refused(pair, options, message):
-    with pytest.raises(ValueError, match=message):
-        specjax.Decoder(pair, costs=costs(pair), **options)
-    with pytest.raises(ValueError, match="costs= must be left out: the policy has its own"):
-        specjax.Decoder(pair, costs=costs(pair), stopping=drafting.CostAware(costs(pair)))
+def test_costs_of_smaller_batches_are_refused(pair):
+    with pytest.raises(ValueError, match="with at most 8 rows, but the batch has 9"):
+        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), batch_size=9)
 
 
 def test_an_engine_has_no_more_rows_than_the_costs(pair):

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import rules, testing, text, verification
+from specjax import rules, testing, verification
 from specjax.partitioning import make_mesh
 from specjax.text import stops
-from specjax.text.built_in import built_in_pair
+from specjax.text.directories import built_in_pair
 from specjax.tokenizers import added_text
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.subword import HuggingFaceTokenizer
 from specjax.tokenizers.tokenizer import ByteTokenizer, Pieces, Tokenizer
+from specjax.types import Sampling
 from tests.variants import variants
 
 WORDS = ("", "", "a", "b", "c", "ab", "ba", "ca", "bc ", " a", "cc", "\n")
@@ -75,11 +76,11 @@ def check_cut(row, whole, words=None, strings=STOPS, unread=False):
     emitted = count + (0 if found else len(eos))
     assert row.info.emitted == emitted
     np.testing.assert_array_equal(row.log_probs_target, whole.log_probs_target[:emitted])
-    if unread and np.isnan(row.info.log_p):
+    if unread and np.isnan(row.info.log_prob):
         assert not np.isnan(row.log_probs[:-10]).any()
     else:
         np.testing.assert_array_equal(row.log_probs, whole.log_probs[:emitted])
-        np.testing.assert_allclose(row.info.log_p, whole.log_probs[:emitted].sum(), rtol=1e-5)
+        np.testing.assert_allclose(row.info.log_prob, whole.log_probs[:emitted].sum(), rtol=1e-5)
     assert row.ended_by == ("stop" if found else whole.ended_by)
     text = words.decode(whole.tokens[:count].tolist())
     assert row.text == stops.cut(text, strings) and not any(s in row.text for s in strings)
@@ -92,12 +93,12 @@ METHODS = {
     "token, OPT": {"rule": rules.OPT(0.3), "verification": verification.Token()},
     "greedy block": {"verification": verification.GreedyBlock(), "max_draft": 3},
     "any length": {"stopping": specjax.drafting.Confidence(0.3), "max_draft": 4},
-    "lookup": {"drafting": text.Lookup()},
+    "lookup": {"drafting": specjax.Lookup()},
     "alone": {},
-    "token cascade": {"method": text.TokenCascade(), "rule": rules.Chow(0.7)},
-    "oracle": {"method": text.OracleCascade(), "rule": rules.Diff(0.1)},
+    "token cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.7)},
+    "oracle": {"method": specjax.OracleCascade(), "rule": rules.Diff(0.1)},
     "BiLD": {
-        "method": text.BiLDCascade(),
+        "method": specjax.BiLDCascade(),
         "rule": rules.FallbackRollback(rules.Chow(0.7), rules.BiLD(2.0)),
     },
 }
@@ -108,18 +109,22 @@ def test_rows_are_those_without_stop_strings_up_to_them(pair, name):
     models = pair.verifier if name == "alone" else pair
     decoders = [specjax.Decoder(models, stop=x, **METHODS[name], **SHAPE) for x in ((), STOPS)]
     for temperature in (0.0, 1.0):
-        asked = {"seed": [3 * i for i in range(14)], "log_probs": True, "temperature": temperature}
+        asked = {
+            "seed": [3 * i for i in range(14)],
+            "log_probs": True,
+            "sampling": Sampling(temperature),
+        }
         whole, stopped = (decoder(PROMPTS, **asked) for decoder in decoders)
         unread = name == "token cascade"
         found = [check_cut(*rows, unread=unread) for rows in zip(stopped, whole, strict=True)]
         assert any(found) and (not temperature or not all(found))
         # Rows that have ended cost nothing more.
-        assert stopped.info.rows.rounds.sum() < whole.info.rows.rounds.sum()
+        assert stopped.info.per_row.rounds.sum() < whole.info.per_row.rounds.sum()
 
 
 def test_a_row_ends_inside_a_block(pair):
     """Accepted tokens past the stop string are not emitted."""
-    options = {"max_draft": 6, "temperature": 0.0, **SHAPE}
+    options = {"max_draft": 6, "sampling": Sampling(0.0), **SHAPE}
     same = specjax.Pair(pair.verifier, pair.verifier)  # everything is accepted
     whole = specjax.Decoder(same, **options)(PROMPTS)
     stopped = specjax.Decoder(same, stop=STOPS, **options)(PROMPTS)
@@ -137,7 +142,7 @@ def test_a_draft_ends_at_its_stop_string(pair, name):
     rule = rules.Chow(1.0)  # the drafter never defers
     if name == "BiLD":
         rule = rules.FallbackRollback(rule, rules.BiLD(np.inf))
-    options = METHODS[name] | {"rule": rule, "temperature": 0.0, **SHAPE}
+    options = METHODS[name] | {"rule": rule, "sampling": Sampling(0.0), **SHAPE}
     whole, stopped = (specjax.Decoder(pair, stop=x, **options)(PROMPTS) for x in ((), STOPS))
     assert max(row.info.drafter_calls for row in whole) > 10
     inside = [row for row in stopped if row.ended_by == "stop" and row.info.emitted % 11]
@@ -151,14 +156,14 @@ def test_a_draft_ends_at_its_stop_string(pair, name):
 
 
 def test_the_sequence_cascade_decides_about_the_cut_response(pair):
-    options = {**SHAPE, "temperature": 0.0}
+    options = {**SHAPE, "sampling": Sampling(0.0)}
     alone = [
         specjax.Decoder(one, stop=STOPS, **options)(PROMPTS)
         for one in (pair.verifier, pair.drafter)
     ]
-    for alpha, result in zip((0.0, 1.0), alone, strict=True):
+    for strength, result in zip((0.0, 1.0), alone, strict=True):
         decoder = specjax.Decoder(
-            pair, method=text.SequenceCascade(), rule=rules.SequenceChow(alpha), stop=STOPS,
+            pair, method=specjax.SequenceCascade(), rule=rules.SequenceChow(strength), stop=STOPS,
             **options,
         )  # fmt: skip
         cascade = decoder(PROMPTS)
@@ -341,6 +346,6 @@ def test_a_state_and_its_table_belong_together(pair):
     engine._stops = {"stop_table": jnp.zeros((3, len(WORDS)), jnp.int16)}
     state = engine._init([], 4)
     with pytest.raises(ValueError, match="stop_table must be given: the state has a field stop"):
-        decoder.method.run(decoder._params, state, 1)
+        decoder.method.run(decoder.params, state, 1)
     with pytest.raises(ValueError, match="stop_table must be left out: the state has no field"):
-        decoder.method.run(decoder._params, state._replace(stop=None), 1, **engine._stops)
+        decoder.method.run(decoder.params, state._replace(stop=None), 1, **engine._stops)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sentencepiece as spm
 
-from specjax.text.built_in import built_in_pair
+from specjax.text.directories import built_in_pair
 from specjax.tokenizers import added_text
 from specjax.tokenizers.load import ByteTokenizer, load_tokenizer
 

@@ -56,7 +56,7 @@ def _write(directory, name, values):
         (CONFIG, {"chat_template": [{"name": []}]}, "a list of objects with name and template"),
         ("added_tokens.json", {"<a>": "x"}, "<a>='x' must be an id"),
         ("specjax.json", {"config": "x"}, "config='x' must be an object"),
-        ("tokenizer.json", {"added_tokens": [1]}, "added_tokens must be a list of objects"),
+        ("tokenizer.json", {"added_tokens": [1]}, "must be a list of objects with content and id"),
     ],
 )
 def test_settings_of_a_wrong_type_are_told(t5_dir, tmp_path, file, values, message):

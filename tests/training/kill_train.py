@@ -45,7 +45,7 @@ def prepare(directory: Path) -> None:
     import jax
 
     from specjax.checkpoints import save_model
-    from specjax.models import T5, T5Config
+    from specjax.models import Seq2SeqLM, T5Config
     from specjax.training.vocabulary import write_vocabulary
 
     rng = random.Random(0)
@@ -59,7 +59,7 @@ def prepare(directory: Path) -> None:
         num_encoder_layers=1, num_decoder_layers=1,
     )  # fmt: skip
     save_model(
-        directory / "teacher", config, T5(config).init(jax.random.key(0)), format="hf",
+        directory / "teacher", config, Seq2SeqLM(config).init(jax.random.key(0)), format="hf",
         tokenizer_from=directory / "vocabulary",
     )  # fmt: skip
 

@@ -1,12 +1,16 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import Decoder, TextModel
-from specjax.data import Batching, JoinedBatch
-from specjax.models import Gemma2Config, Llama, LlamaConfig
-from specjax.training import DecoderOnly, Objective
+from specjax.data.batching import Batching, JoinedBatch
+from specjax.models import CausalLM, Gemma2Config, LlamaConfig
+from specjax.training import Objective
+from specjax.training.tasks import TextTask
+from specjax.types import Sampling
 from tests.training.toy import CONFIG, EOS, Numbers, copies, copy_pairs, train_copies
 
 LLAMA = LlamaConfig(
@@ -17,7 +21,7 @@ GEMMA = Gemma2Config(
     num_layers=2, sliding_window=4,
 )  # fmt: skip
 PLAIN = Objective(label_smoothing=0.0)
-TASK = DecoderOnly(model=LLAMA, objective=PLAIN)
+TASK = TextTask(model=LLAMA, objective=PLAIN)
 KEY = jax.random.key(0)
 PARAMS = TASK.init(KEY)
 # Prompts of three and one token; targets with their end; the padding is the end's token too.
@@ -27,32 +31,42 @@ BATCH = JoinedBatch(
 )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(config, params, batch):
+    return TextTask(model=config).logits(config, params, batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss_of(task, params, constants, batch):
+    return task.loss(params, constants, batch, KEY)
+
+
 def log_probabilities(params=PARAMS, config=LLAMA, batch=BATCH):
-    logits = np.asarray(DecoderOnly(model=config).logits(config, params, batch), np.float64)
+    logits = np.asarray(logits_of(config, params, batch), np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def test_the_loss_is_of_the_targets_and_their_end_alone():
-    total = TASK.loss(PARAMS, None, BATCH, KEY)
+    total = loss_of(TASK, PARAMS, None, BATCH)
     q = log_probabilities()
     rows = [(0, 2, 8), (0, 3, 9), (0, 4, EOS), (1, 0, 3), (1, 1, EOS)]
     expected = -sum(q[row, place, token] for row, place, token in rows)
     assert float(total.sum) == pytest.approx(expected, rel=1e-4)
     assert int(total.items) == 5
-    figures = TASK.evaluate(PARAMS, None, BATCH)
+    figures = jax.jit(TASK.evaluate)(PARAMS, None, BATCH)
     assert float(figures["loss"].sum) == pytest.approx(expected, rel=1e-4)
     assert int(figures["accuracy"].items) == 5
 
 
 def test_padding_changes_nothing():
-    total = TASK.loss(PARAMS, None, BATCH, KEY)
+    total = loss_of(TASK, PARAMS, None, BATCH)
     other = JoinedBatch(
         jnp.pad(
             jnp.where(BATCH.is_target | (BATCH.tokens != EOS), BATCH.tokens, 7), ((0, 1), (0, 3))
         ),
         jnp.pad(BATCH.is_target, ((0, 1), (0, 3))),
     )
-    padded = TASK.loss(PARAMS, None, other, KEY)
+    padded = loss_of(TASK, PARAMS, None, other)
     assert float(total.sum) == pytest.approx(float(padded.sum), rel=1e-5)
     assert int(total.items) == int(padded.items)
 
@@ -60,10 +74,14 @@ def test_padding_changes_nothing():
 def test_no_gradient_comes_from_predicting_prompts():
     """Were the prompt learnt, its tokens' rows of the output projection would be pushed up."""
 
-    def gradient(is_target):
+    @jax.jit
+    def of_kernel(is_target):
         batch = BATCH._replace(is_target=is_target)
         grads = jax.grad(lambda p: TASK.loss(p, None, batch, KEY).sum)(PARAMS)
-        return np.asarray(grads["decoder"]["logits_dense"]["kernel"])
+        return grads["decoder"]["logits_dense"]["kernel"]
+
+    def gradient(is_target):
+        return np.asarray(of_kernel(is_target))
 
     nothing = jnp.zeros_like(BATCH.is_target)
     assert not gradient(nothing).any()
@@ -76,9 +94,9 @@ def test_no_gradient_comes_from_predicting_prompts():
 @pytest.mark.parametrize("teacher", [LLAMA, GEMMA])
 def test_a_student_learns_from_any_decoder_only_teacher(teacher):
     objective = Objective(label_smoothing=0.0, distillation_weight=1.0)
-    task = DecoderOnly(model=LLAMA, objective=objective, teacher=teacher)
-    constants = DecoderOnly(model=teacher).init(jax.random.key(1))
-    total = task.loss(PARAMS, constants, BATCH, KEY)
+    task = TextTask(model=LLAMA, objective=objective, teacher=teacher)
+    constants = TextTask(model=teacher).init(jax.random.key(1))
+    total = loss_of(task, PARAMS, constants, BATCH)
     p, q = log_probabilities(constants, teacher), log_probabilities()
     divergence = (np.exp(p) * (p - q)).sum(-1)
     mask = np.asarray(BATCH.is_target)[:, 1:]
@@ -87,7 +105,7 @@ def test_a_student_learns_from_any_decoder_only_teacher(teacher):
 
 def test_a_t5_cannot_teach_it_token_by_token():
     with pytest.raises(ValueError, match="a T5 cannot teach a Llama token by token"):
-        DecoderOnly(model=LLAMA, objective=Objective(distillation_weight=1.0), teacher=CONFIG)
+        TextTask(model=LLAMA, objective=Objective(distillation_weight=1.0), teacher=CONFIG)
 
 
 def test_a_target_has_the_room_that_its_prompt_leaves():
@@ -107,7 +125,9 @@ def test_a_trained_network_answers_and_ends(tmp_path):
         checkpoint_every=60,
     )
     decoder = Decoder(
-        TextModel(Llama(LLAMA), result.params, Numbers()), temperature=0.0, max_new_tokens=8
+        TextModel(CausalLM(LLAMA), result.params, Numbers()),
+        sampling=Sampling(0.0),
+        max_new_tokens=8,
     )
     examples = copies(9, seed=3, longest=1)
     decoded = decoder([example.inputs for example in examples], progress=False)

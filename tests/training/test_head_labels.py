@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from specjax import Pair, TextModel, testing
-from specjax.models import T5, Llama, LlamaConfig, T5Config
-from specjax.training import label
+from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
+from specjax.text.known_texts import KnownTexts
+from specjax.training.head_labels import label
 from tests.models.tiny import random_params
 from tests.training.toy import Numbers
 
@@ -28,7 +29,7 @@ TEXTS = [RNG.integers(V, size=n).astype(np.int32) for n in (5, 1, 19, 20, 2)]
 
 def make(pair=PAIR, prompts=PROMPTS, texts=TEXTS, ids=None, **options):
     settings = {"temperature": 0.7, "mixing": 0.4, "seed": 3, "batch_size": 2, **options}
-    return label(pair, prompts, texts, ids or range(len(prompts)), **settings)
+    return label(pair, KnownTexts(prompts, texts), ids or range(len(prompts)), **settings)
 
 
 def softmax(logits, temperature=1.0):
@@ -126,7 +127,7 @@ def network(family, config, sizes, width):
 
 
 @pytest.mark.parametrize(
-    ("family", "config", "sizes"), [(T5, T5Config, T5S), (Llama, LlamaConfig, LLAMA)]
+    ("family", "config", "sizes"), [(Seq2SeqLM, T5Config, T5S), (CausalLM, LlamaConfig, LLAMA)]
 )
 def test_networks_read_what_decoding_reads(family, config, sizes):
     """In chunks, with padding; against whole passes over each prefix and every next token."""
@@ -138,7 +139,7 @@ def test_networks_read_what_decoding_reads(family, config, sizes):
     @functools.partial(jax.jit, static_argnums=0)
     def around(model, params, texts, place):
         """Logits `[2, V, V]` of the token at a place of the text, and of the one after it."""
-        if family is T5:
+        if family is Seq2SeqLM:
             start = jnp.zeros((V, 1), jnp.int32)
             logits = model.apply(params, prompt, jnp.concatenate([start, texts], 1))
         else:
@@ -167,5 +168,5 @@ def test_networks_read_what_decoding_reads(family, config, sizes):
 def test_a_model_that_gives_nan_is_told():
     broken = jax.tree.map(lambda x: x * jnp.nan, PAIR.verifier.params)
     verifier = TextModel(PAIR.verifier.model, broken, Numbers())
-    with pytest.raises(ValueError, match="the labels have NaN: look at the weights of"):
+    with pytest.raises(ValueError, match="the labels have NaN: check the checkpoints"):
         make(Pair(PAIR.drafter, verifier))

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from specjax.models import LlamaConfig
-from specjax.training import DecoderOnly, Objective, OnPolicy, Seq2Seq
-from specjax.training.on_policy import STUDENT_SAMPLES_NAME, StudentSamples
+from specjax.runs.store import Store
+from specjax.training import Objective
+from specjax.training.samples import SAMPLES_NAME, StudentSamples
+from specjax.training.tasks import TextTask
 from specjax.training.trainer import run_directory
 from tests.training.toy import (
     BATCHING,
@@ -20,7 +22,7 @@ from tests.training.toy import (
 from tests.variants import variants
 
 OBJECTIVE = Objective(label_smoothing=0.0, distillation_weight=1.0)
-TASK = Seq2Seq(model=CONFIG, objective=OBJECTIVE, teacher=CONFIG)
+TASK = TextTask(model=CONFIG, objective=OBJECTIVE, teacher=CONFIG)
 LLAMA = LlamaConfig(
     vocab_size=12, embed_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=32, num_layers=1
 )
@@ -29,13 +31,13 @@ TEACHER = TASK.init(jax.random.key(1))
 
 def phases(run, task=TASK, every=4, share=0.5):
     return StudentSamples(
-        run, OnPolicy(share=share, refresh_every=every), task, Numbers(),
+        run, share, every, task, Numbers(),
         longest=16, seed=7, batch_size=8, progress=False,
     )  # fmt: skip
 
 
 def opened(path):
-    return run_directory(path, [STUDENT_SAMPLES_NAME])
+    return run_directory(path, [SAMPLES_NAME])
 
 
 def train_on_policy(path, **changes):
@@ -60,24 +62,25 @@ def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path, stop):
     continued = train_on_policy(tmp_path)
     assert_equal_trees(continued.params, result.params)
     assert (tmp_path / "metrics.jsonl").exists()
-    for name in ("4.npz", "8.npz"):
-        stored = [(p / STUDENT_SAMPLES_NAME / name).read_bytes() for p in (path, tmp_path)]
-        assert stored[0] == stored[1]
+    stored = [
+        {f.name: f.read_bytes() for f in (p / SAMPLES_NAME).iterdir()} for p in (path, tmp_path)
+    ]
+    assert len(stored[0]) == 2 and stored[0] == stored[1]
 
 
-def test_samples_that_cannot_be_drawn_again_are_told(finished, tmp_path):
+def test_samples_that_cannot_be_drawn_again_are_named(finished, tmp_path):
     path, _ = finished
     shutil.copytree(path, tmp_path / "run")
-    sample = tmp_path / "run" / STUDENT_SAMPLES_NAME / "8.npz"
+    (sample,) = (tmp_path / "run" / SAMPLES_NAME).glob("student-8-*")
     sample.write_bytes(sample.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"8.npz is damaged: put a copy of it there, or delete it"):
+    with pytest.raises(ValueError, match=r"student-8-.* is not the record that its name"):
         train_on_policy(tmp_path / "run", num_steps=11)
     sample.unlink()
-    with pytest.raises(ValueError, match=r"8.npz is missing, and the run has gone on from step 8"):
+    with pytest.raises(ValueError, match=r"of step 8 are missing in .*, and the run has gone on"):
         train_on_policy(tmp_path / "run", num_steps=11)
 
 
-@pytest.mark.parametrize("task", [TASK, DecoderOnly(model=LLAMA)], ids=["seq2seq", "decoder_only"])
+@pytest.mark.parametrize("task", [TASK, TextTask(model=LLAMA)], ids=["seq2seq", "decoder_only"])
 def test_the_chosen_rows_have_targets_of_the_student_and_the_others_their_own(tmp_path, task):
     batching = (
         BATCHING
@@ -119,18 +122,5 @@ def test_only_what_the_phase_reads_is_drawn(tmp_path):
     with opened(tmp_path) as run:
         run.claim({})
         phases(run, every=2, share=1.0).begin(batches, 2, TEACHER)
-    with np.load(tmp_path / STUDENT_SAMPLES_NAME / "2.npz") as stored:
-        assert len(stored["offsets"]) == 2 * sum(len(batches.inputs(s)[0]) for s in (2, 3)) + 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"share": -0.1}, ValueError, r"OnPolicy: share must lie in \[0, 1\], got -0.1"),
-        ({"share": "half"}, TypeError, "OnPolicy: share must be a number, got 'half'"),
-        ({"refresh_every": 0}, ValueError, "OnPolicy: refresh_every must be .* got 0"),
-    ],
-)
-def test_impossible_settings_are_refused(changes, error, message):
-    with pytest.raises(error, match=message):
-        OnPolicy(**changes)
+        drawn = Store(run, SAMPLES_NAME).get(("student", 2)).arrays
+    assert len(drawn["offsets"]) == 2 * sum(len(batches.inputs(s)[0]) for s in (2, 3)) + 1

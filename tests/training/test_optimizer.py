@@ -3,11 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training import AdamW, Cosine, InverseSqrt
+from specjax.training import AdamW
 
 
 def test_inverse_sqrt_warms_up_and_decays():
-    schedule = InverseSqrt(peak=0.5, warmup_steps=100)
+    schedule = AdamW(learning_rate=0.5, warmup_steps=100).rate
     assert float(schedule(0)) == pytest.approx(0.005)
     assert float(schedule(49)) == pytest.approx(0.25)
     assert float(schedule(99)) == pytest.approx(0.5)
@@ -15,7 +15,8 @@ def test_inverse_sqrt_warms_up_and_decays():
 
 
 def test_cosine_ends_at_its_floor():
-    schedule = Cosine(peak=1.0, warmup_steps=10, total_steps=110, floor=0.2)
+    options = {"decay": "cosine", "total_steps": 110, "floor": 0.2}
+    schedule = AdamW(learning_rate=1.0, warmup_steps=10, **options).rate
     assert float(schedule(4)) == pytest.approx(0.5)
     assert float(schedule(9)) == pytest.approx(1.0)
     assert float(schedule(59)) == pytest.approx(0.6)
@@ -37,13 +38,13 @@ def test_relative_rates_follow_each_arrays_scale():
         "scale": jnp.zeros(4),
     }
     grads = jax.tree.map(jnp.ones_like, params)
-    schedule = InverseSqrt(peak=0.01, warmup_steps=1)
-    updates = one_update(AdamW(schedule=schedule, relative=True), params, grads)
+    schedule = {"learning_rate": 0.01, "warmup_steps": 1}
+    updates = one_update(AdamW(**schedule, relative=True), params, grads)
     # Adam's first update has entries of size one.
     np.testing.assert_allclose(updates["embedding"], -0.02, rtol=1e-5)
     np.testing.assert_allclose(updates["kernel"], -0.001, rtol=1e-5)
     np.testing.assert_allclose(updates["scale"], -1e-5, rtol=1e-5)
-    absolute = one_update(AdamW(schedule=schedule), params, grads)
+    absolute = one_update(AdamW(**schedule), params, grads)
     for update in absolute.values():
         np.testing.assert_allclose(update, -0.01, rtol=1e-5)
 
@@ -51,7 +52,7 @@ def test_relative_rates_follow_each_arrays_scale():
 def test_weight_decay_spares_scales_and_position_biases():
     names = ("kernel", "embedding", "scale", "rel_embedding")
     params = {name: jnp.ones((3, 3)) for name in names}
-    optimizer = AdamW(schedule=InverseSqrt(peak=0.1, warmup_steps=1), weight_decay=0.5)
+    optimizer = AdamW(learning_rate=0.1, warmup_steps=1, weight_decay=0.5)
     updates = one_update(optimizer, params, jax.tree.map(jnp.zeros_like, params))
     decayed = {name for name in names if float(jnp.abs(updates[name]).max()) > 0}
     assert decayed == {"kernel", "embedding"}
@@ -60,63 +61,53 @@ def test_weight_decay_spares_scales_and_position_biases():
 
 def test_long_gradients_are_clipped():
     params = {"kernel": jnp.zeros((2, 2))}
-    schedule = InverseSqrt(peak=1.0, warmup_steps=1)
     # A huge eps makes Adam's first update proportional to the gradient.
-    optimizer = AdamW(schedule=schedule, clip_norm=1.0, eps=1e3)
+    optimizer = AdamW(learning_rate=1.0, warmup_steps=1, clip_norm=1.0, eps=1e3)
     short = one_update(optimizer, params, {"kernel": jnp.full((2, 2), 0.5)})["kernel"]
     long = one_update(optimizer, params, {"kernel": jnp.full((2, 2), 50.0)})["kernel"]
     np.testing.assert_allclose(short, long, rtol=1e-5)
 
 
+COSINE = {"decay": "cosine", "total_steps": 9}
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("changes", "message"),
     [
+        ({"learning_rate": 0.0}, r"AdamW: learning_rate must be finite and above 0, got 0.0"),
+        ({"warmup_steps": 0}, r"warmup_steps must be finite and above 0, got 0"),
+        ({"warmup_steps": 9, **COSINE}, "warmup_steps=9 must be below total_steps=9"),
+        ({"floor": 1.5, **COSINE}, r"AdamW: floor must lie in \[0, 1\], got 1.5"),
         (
-            lambda: InverseSqrt(peak=0.0, warmup_steps=5),
-            r"InverseSqrt: peak must be finite and above 0, got 0.0",
+            {"decay": "cosine"},
+            "decay='cosine' and total_steps=None: give total_steps with",
         ),
-        (
-            lambda: InverseSqrt(peak=1.0, warmup_steps=0),
-            r"warmup_steps must be finite and above 0, got 0",
-        ),
-        (
-            lambda: Cosine(peak=1.0, warmup_steps=5, total_steps=5),
-            "warmup_steps=5 must be below total_steps=5",
-        ),
-        (
-            lambda: Cosine(peak=1.0, warmup_steps=5, total_steps=9, floor=1.5),
-            r"Cosine: floor must lie in \[0, 1\], got 1.5",
-        ),
-        (
-            lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), b2=1.0),
-            r"AdamW: b2 must lie in \[0, 1\), got 1.0",
-        ),
-        (
-            lambda: AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), weight_decay=-1.0),
-            r"weight_decay must be finite and at least 0, got -1.0",
-        ),
+        ({"total_steps": 9}, "decay='inverse_sqrt' and total_steps=9: give total_steps with 'cos"),
+        ({"decay": "linear"}, "decay must be one of inverse_sqrt, cosine, got 'linear'"),
+        ({"b2": 1.0}, r"AdamW: b2 must lie in \[0, 1\), got 1.0"),
+        ({"weight_decay": -1.0}, r"weight_decay must be finite and at least 0, got -1.0"),
     ],
 )
-def test_impossible_values_are_refused(make, message):
+def test_impossible_values_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        AdamW(**{"learning_rate": 1.0, "warmup_steps": 5, **changes})
 
 
 def test_values_of_another_type_are_refused():
-    with pytest.raises(TypeError, match="InverseSqrt: peak must be a number, got 'fast'"):
-        InverseSqrt(peak="fast", warmup_steps=5)
+    with pytest.raises(TypeError, match="AdamW: learning_rate must be a number, got 'fast'"):
+        AdamW(learning_rate="fast", warmup_steps=5)
     with pytest.raises(TypeError, match="AdamW: relative='false' must be True or False"):
-        AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=1), relative="false")
+        AdamW(learning_rate=1.0, warmup_steps=1, relative="false")
 
 
 def test_the_first_update_has_the_schedules_first_rate():
     params = {"kernel": jnp.ones((2, 2))}
-    optimizer = AdamW(schedule=InverseSqrt(peak=1.0, warmup_steps=4))
+    optimizer = AdamW(learning_rate=1.0, warmup_steps=4)
     transformation = optimizer.transformation()
     state = transformation.init(params)
     for step in range(6):
         with jax.numpy_dtype_promotion("standard"):
             updates, state = transformation.update(params, state, params)
         # Of a constant gradient, Adam's updates have entries of size one.
-        rate = float(optimizer.schedule(step))
+        rate = float(optimizer.rate(step))
         np.testing.assert_allclose(updates["kernel"], -rate, rtol=1e-5)

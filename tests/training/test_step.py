@@ -3,25 +3,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.data import PairBatch
+from specjax.data.batching import PairBatch
 from specjax.models import LlamaConfig
-from specjax.training import (
-    AdamW,
-    InverseSqrt,
-    Objective,
-    Seq2Seq,
-    init_state,
-    make_eval_step,
-    make_train_step,
-)
+from specjax.training import AdamW, Objective
+from specjax.training.step import init_state, make_eval_step, make_train_step
+from specjax.training.tasks import TextTask
 from tests.training.toy import CONFIG, EOS
 from tests.variants import variants
 
 PLAIN = CONFIG.replace(dropout_rate=0.0)
-TASK = Seq2Seq(model=PLAIN)
+TASK = TextTask(model=PLAIN)
 PARAMS = TASK.init(jax.random.key(0))
 TEACHER_PARAMS = TASK.init(jax.random.key(1))
-OPTIMIZER = AdamW(schedule=InverseSqrt(peak=0.01, warmup_steps=1))
+OPTIMIZER = AdamW(learning_rate=0.01, warmup_steps=1)
 BATCH = PairBatch(
     inputs=jnp.asarray([[5, 6, EOS, 0], [7, EOS, 0, 0]], jnp.int32),
     targets=jnp.asarray([[6, 5, EOS, 0], [EOS, 0, 0, 0]], jnp.int32),
@@ -43,7 +37,7 @@ def one_step(task=TASK, *, batch=BATCH, state=None, ema_decay=0.0):
 @pytest.mark.parametrize("weight", variants([0.0, 0.3, 1.0], 0.3))
 def test_the_loss_mixes_smoothed_cross_entropy_and_divergence(weight):
     objective = Objective(label_smoothing=0.1, distillation_weight=weight)
-    task = Seq2Seq(model=PLAIN, objective=objective, teacher=PLAIN if weight else None)
+    task = TextTask(model=PLAIN, objective=objective, teacher=PLAIN if weight else None)
     _, metrics = one_step(task)
     q, p = log_probabilities(PARAMS), log_probabilities(TEACHER_PARAMS)
     target = 0.9 * np.eye(12)[TARGETS] + 0.1 / 12
@@ -91,7 +85,7 @@ def test_the_average_follows_the_parameters():
 
 
 def test_dropout_follows_from_the_step():
-    task = Seq2Seq(model=CONFIG.replace(dropout_rate=0.5))
+    task = TextTask(model=CONFIG.replace(dropout_rate=0.5))
     losses = []
     for number in (0, 0, 1):
         state = init_state(PARAMS, OPTIMIZER, 0.0)._replace(step=jnp.asarray(number, jnp.int32))
@@ -100,7 +94,7 @@ def test_dropout_follows_from_the_step():
 
 
 def test_evaluation_sums_plain_cross_entropy_without_dropout():
-    task = Seq2Seq(model=CONFIG.replace(dropout_rate=0.5))
+    task = TextTask(model=CONFIG.replace(dropout_rate=0.5))
     totals = make_eval_step(task)(PARAMS, None, BATCH)
     each = -np.take_along_axis(log_probabilities(PARAMS), TARGETS[..., None], -1)[..., 0]
     assert float(totals["loss"].sum) == pytest.approx(each[TARGETS != 0].sum(), rel=1e-4)
@@ -108,7 +102,7 @@ def test_evaluation_sums_plain_cross_entropy_without_dropout():
 
 
 def test_equal_tasks_share_their_programs():
-    again = Seq2Seq(model=PLAIN)
+    again = TextTask(model=PLAIN)
     assert make_eval_step(again) is make_eval_step(TASK)
     options = {"seed": 0, "ema_decay": 0.0}
     assert make_train_step(again, OPTIMIZER, **options) is make_train_step(
@@ -143,4 +137,4 @@ def test_equal_tasks_share_their_programs():
 )  # fmt: skip
 def test_what_cannot_be_learnt_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        Seq2Seq(model=PLAIN, **changes)
+        TextTask(model=PLAIN, **changes)

@@ -6,17 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.data import Batching
-from specjax.models import T5
-from specjax.training import (
-    AdamW,
-    InverseSqrt,
-    Objective,
-    Seq2Seq,
-    Total,
-    TrainingData,
-    train,
-)
+from specjax.data.batching import Batching
+from specjax.models import Seq2SeqLM
+from specjax.training import AdamW, Objective, TrainingData, train
+from specjax.training.losses import Total
+from specjax.training.tasks import TextTask
 from specjax.training.trainer import run_directory
 from tests.training.toy import (
     BATCHING,
@@ -31,7 +25,7 @@ from tests.training.toy import (
 
 
 def task(objective=OBJECTIVE, teacher=None, **changes):
-    return Seq2Seq(model=CONFIG.replace(**changes), objective=objective, teacher=teacher)
+    return TextTask(model=CONFIG.replace(**changes), objective=objective, teacher=teacher)
 
 
 def log(directory):
@@ -94,7 +88,7 @@ def test_a_finished_run_gives_its_result_again(finished):
         ({"task": dataclasses.replace(task(), pad_id=2)}, "task.pad_id: 0 there, 2 here"),
         # 32 rows on one device, 30 on three: other batches.
         ({"num_devices": 3}, "training.rows_per_batch: [32] there, [30] here"),
-        ({"init_params": T5(CONFIG).init(jax.random.key(0))}, "init_params: None there, "),
+        ({"init_params": Seq2SeqLM(CONFIG).init(jax.random.key(0))}, "init_params: None there, "),
         ({"notes": {"samples": 3}}, "samples: None there, 3 here"),
     ],
 )
@@ -130,7 +124,9 @@ def test_a_run_may_be_continued_on_other_devices_that_make_the_same_batches(tmp_
 def test_without_an_average_the_parameters_are_the_result(tmp_path):
     result = train_copies(tmp_path, num_steps=5, ema_decay=0.0)
     assert result.step == 5
-    assert jax.tree.structure(result.params) == jax.tree.structure(T5(CONFIG).abstract_params())
+    assert jax.tree.structure(result.params) == jax.tree.structure(
+        Seq2SeqLM(CONFIG).abstract_params()
+    )
 
 
 def test_it_starts_from_given_parameters(finished, tmp_path):
@@ -175,7 +171,7 @@ def test_unusable_arguments_are_told_and_bind_nothing(tmp_path, changes, message
     [
         ({"optimizer": "adam"}, "`optimizer` must be an AdamW, got 'adam'"),
         ({"progress": "no"}, "`progress` must be True or False, got 'no'"),
-        ({"allow_other_streams": 1}, "`allow_other_streams` must be True or False, got 1"),
+        ({"allow_other_environment": 1}, "`allow_other_environment` must be True or False, got 1"),
         ({"num_steps": "ten"}, "num_steps must be a number, got 'ten'"),
         ({"choose_by": 3}, "`choose_by` must be the name of a figure, such as 'loss', got 3"),
     ],
@@ -186,7 +182,7 @@ def test_settings_of_another_type_are_refused(changes, message):
 
 
 def test_what_cannot_be_recorded_is_told(tmp_path):
-    optimizer = AdamW(schedule=lambda step: 0.01 * step)
+    optimizer = AdamW(learning_rate=0.01, warmup_steps=1, floor=np.float32(0.0))
     with pytest.raises(TypeError, match="cannot be recorded with the run; make it a frozen data"):
         train_copies(tmp_path, optimizer=optimizer)
     assert not (tmp_path / "train_config.json").exists()
@@ -200,7 +196,7 @@ def test_fewer_updates_than_done_are_refused(finished):
 
 def test_a_second_process_is_kept_out(finished):
     directory, _ = finished
-    with run_directory(directory), pytest.raises(OSError, match="another process is at work in it"):
+    with run_directory(directory), pytest.raises(OSError, match="another process works in it"):
         train_copies(directory)
 
 
@@ -211,21 +207,23 @@ def test_an_output_directory_that_cannot_be_written_is_told(tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
-    params = T5(CONFIG).init(jax.random.key(0))
+    params = Seq2SeqLM(CONFIG).init(jax.random.key(0))
     params["decoder"]["decoder_norm"]["scale"] *= np.nan
     with pytest.raises(ValueError, match="the loss is nan at step 5; lower the learning rate"):
         train_copies(tmp_path, init_params=params)
     assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Boundless:
-    def __call__(self, step):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Boundless(AdamW):
+    """A learning rate of one's own."""
+
+    def rate(self, step):
         return jnp.full((), jnp.inf)
 
 
 def test_an_update_that_ruins_the_parameters_is_never_a_checkpoint(tmp_path):
-    optimizer = AdamW(schedule=Boundless())
+    optimizer = Boundless(learning_rate=1.0, warmup_steps=1)
     with pytest.raises(ValueError, match="the validation loss is .* at step 1; lower the learning"):
         train_copies(tmp_path, optimizer=optimizer, num_steps=1)
     assert not any((tmp_path / "checkpoints").glob("[0-9]*"))
@@ -331,7 +329,7 @@ class Points:
 def test_a_head_on_frozen_parameters_is_one_more_task(tmp_path):
     layer = np.random.default_rng(5).normal(size=(3, 4)).astype(np.float32)
     data = TrainingData(training=Points(layer), validation=Points(layer))
-    optimizer = AdamW(schedule=InverseSqrt(peak=0.2, warmup_steps=1))
+    optimizer = AdamW(learning_rate=0.2, warmup_steps=1)
     config = trainer_config(optimizer=optimizer, num_steps=100, checkpoint_every=50, ema_decay=0.0)
     options = {"constants": {"layer": layer}, "output_dir": tmp_path}
     result = train(config, Head(), data, **options)

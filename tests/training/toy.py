@@ -3,18 +3,19 @@
 import jax
 import numpy as np
 
-from specjax.data import Batching, Example, TokenPairs, tokenize_pairs
+from specjax.data.batching import Batching
+from specjax.data.examples import Example
+from specjax.data.pairs import TokenPairs, tokenize_pairs
 from specjax.models import T5Config
 from specjax.tokenizers import Tokenizer
 from specjax.training import (
     AdamW,
-    InverseSqrt,
     Objective,
-    Seq2Seq,
     TrainerConfig,
     TrainingData,
     train,
 )
+from specjax.training.tasks import TextTask
 
 EOS = 1
 WORDS = range(3, 12)
@@ -29,7 +30,7 @@ CONFIG = T5Config(
     num_decoder_layers=1,
     dropout_rate=0.1,
 )
-OPTIMIZER = AdamW(schedule=InverseSqrt(peak=0.05, warmup_steps=30), relative=True)
+OPTIMIZER = AdamW(learning_rate=0.05, warmup_steps=30, relative=True)
 OBJECTIVE = Objective(label_smoothing=0.0)
 BATCHING = Batching(tokens_per_batch=256, bucket_lengths=(8,))
 
@@ -101,7 +102,7 @@ def train_copies(
     **changes,
 ):
     """Trains on the copy task; `changes` are of the trainer's configuration."""
-    task = task or Seq2Seq(model=CONFIG, objective=OBJECTIVE)
+    task = task or TextTask(model=CONFIG, objective=OBJECTIVE)
     config = trainer_config(**changes)
 
     def batches(pairs, seed):

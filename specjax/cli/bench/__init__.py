@@ -1,8 +1,8 @@
 """`specjax bench NAME`: measures a pair of models; each result is a ratio within one run.
 
 A benchmark is a module with `HELP`, `add_arguments(parser)` and `run(args) -> Report`. `bench`
-prints its table and, as the last line, all figures as JSON. The benchmarks of specjax's single
-parts are in the folder `benchmarks/` of a checkout.
+prints its table and, as the last line, all figures as JSON. Further benchmarks are in the folder
+`benchmarks/` of a checkout: `python -m benchmarks.NAME`.
 """
 
 import argparse
@@ -13,15 +13,18 @@ from specjax.cli.help_format import HelpFormatter
 
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
-    "cascades": "specjax.cli.bench.cascades",
     "cost": "specjax.cli.bench.cost",
-    "drafting": "specjax.cli.bench.drafting",
-    "loop": "specjax.cli.bench.loop",
     "peers": "specjax.cli.bench.peers",
-    "ragged": "specjax.cli.bench.ragged",
-    "screening": "specjax.cli.bench.screening",
     "speedup": "specjax.cli.bench.speedup",
-    "stopping": "specjax.cli.bench.stopping",
+}
+# What was a benchmark of the command -> its module in `benchmarks`.
+MOVED = {
+    "cascades": "cascades",
+    "drafting": "lookups",
+    "loop": "loop",
+    "ragged": "ragged",
+    "screening": "estimates",
+    "stopping": "stopping",
 }
 
 
@@ -38,6 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         module.add_arguments(sub)
         sub.set_defaults(bench=module.run)
+    for name in MOVED:
+        # Without options of its own, so that old ones are read and the name is refused.
+        sub = names.add_parser(name, add_help=False, prefix_chars="\0")
+        sub.add_argument("rest", nargs="*")
+        sub.set_defaults(bench=_moved)
+
+
+def _moved(args: argparse.Namespace) -> Report:
+    raise ValueError(
+        f"bench {args.benchmark} is not in the command any more: run python -m "
+        f"benchmarks.{MOVED[args.benchmark]} in a checkout, with the same options"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

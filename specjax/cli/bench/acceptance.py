@@ -9,7 +9,8 @@ import specjax
 from specjax import rules, verification
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
-from specjax.text import Result, RunInfo
+from specjax.text.results import Result, RunInfo
+from specjax.types import Sampling
 
 HELP = (
     "tokens per verifier call of each verification, and whether greedy outputs are the verifier's"
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> Report:
         # Random draws differ, so only greedy outputs must be equal.
         if temperature == 0:
             print("T=0 verifier ...", flush=True)
-            alone = specjax.Decoder(pair.verifier, temperature=temperature, **shape)(texts)
+            alone = specjax.Decoder(pair.verifier, sampling=Sampling(temperature), **shape)(texts)
         for max_draft in args.drafts:
             first: RunInfo | None = None
             for name in args.verifications:
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> Report:
                     rule=rules.Lossless(),
                     verification=ALGORITHMS[name],
                     max_draft=max_draft,
-                    temperature=temperature,
+                    sampling=Sampling(temperature),
                     **shape,
                 )
                 result = decoder(texts, seed=args.seed)
@@ -98,7 +99,7 @@ def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
     Returns:
       The columns. A standard error of one row, and a difference without `first`, are None.
     """
-    block, token = np.float64(info.rows.block_sum), np.float64(info.rows.token_sum)
+    block, token = np.float64(info.per_row.block_sum), np.float64(info.per_row.token_sum)
     rate, parts = info.tokens_per_verifier_call, _residuals(info)
     difference = difference_se = None
     if first is not None:
@@ -125,8 +126,8 @@ def same(first: Result, second: Result) -> int:
 
 def _residuals(info: RunInfo) -> np.ndarray:
     """Each row's part of the error of tokens per call, a ratio of sums over rows (linearised)."""
-    calls = info.rows.verifier_calls
-    return (info.rows.emitted - info.tokens_per_verifier_call * calls) / np.sum(calls)
+    calls = info.per_row.verifier_calls
+    return (info.per_row.emitted - info.tokens_per_verifier_call * calls) / np.sum(calls)
 
 
 def _root(parts: np.ndarray) -> float | None:

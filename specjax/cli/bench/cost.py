@@ -10,11 +10,12 @@ import jax
 
 from specjax import drafting
 from specjax.cli.bench import pairs
+from specjax.cli.bench.loops import REMEDY, Loops
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
-from specjax.memory import told_if_full
-from specjax.text.capacity import in_words
-from specjax.text.costs import WIDE, Fit, Run, as_costs, costs_file, fit
+from specjax.memory import sizes_in_words, told_if_full
+from specjax.study.turns import in_turns
+from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
 # A lower R² is told.
@@ -74,22 +75,21 @@ def run(args: argparse.Namespace) -> Report:
     tokens for drafts of 0 and of G: they tell the drafter's time from the verifier's.
     """
     _check(args)
-    setup, pair = pairs.load(args)
+    pair, tokens = pairs.load(args)
+    loops = Loops.of(pair, tokens, args.max_new)
     for rows in args.rows:
-        if len(setup.batches(rows)) < 2:
+        if len(loops.batches(rows)) < 2:
             raise ValueError(
-                f"{args.inputs} has {len(setup.inputs)} prompts, but --rows {rows} needs "
+                f"{args.inputs} has {len(tokens)} prompts, but --rows {rows} needs "
                 f"{2 * rows}, half of them to predict: add lines or give a smaller --rows"
             )
-    setup.check_fits(max(args.rows), args.max_draft)
+    loops.check_fits(max(args.rows), args.max_draft)
     fits, table, predictions = [], [], []
     for rows in args.rows:
         print(f"B={rows} ...", flush=True)
-        asked = in_words(
-            setup.speculative(args.max_draft), rows, setup.inputs.shape[1], setup.max_new
-        )
-        with told_if_full(asked, pairs.REMEDY):
-            runs = measure(setup, rows, args)
+        sizes = rows, loops.inputs.shape[1], args.max_draft, loops.max_new
+        with told_if_full(sizes_in_words(*sizes), REMEDY):
+            runs = measure(loops, rows, args)
         known = [one for case, (one, _) in runs.items() if not case.held_out]
         fits.append(fit(known))
         predicted = predict(rows, fits[-1], runs)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> Report:
         except ValueError:
             print(report.table())  # minutes of measurement
             raise
-        told = _described(args, setup, pair, fits)
+        told = _described(args, loops, fits)
         write_atomically(Path(args.output), costs_file(costs, **told))
     return report
 
@@ -128,13 +128,13 @@ def _doubts(fits: list[Fit], rows: list[int]) -> list[str]:
     ]
 
 
-def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
+def measure(loops: Loops, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
     """Decodes every case; returns its run, and the tokens that it emitted."""
     longest = args.max_draft
     widths = powers_of_two(longest + 1)
-    methods = {False: setup.speculative(longest, widths), True: setup.speculative(longest)}
+    methods = {False: loops.speculative(longest, widths), True: loops.speculative(longest)}
     cases = []
-    for i, part in enumerate(setup.batches(rows)):
+    for i, part in enumerate(loops.batches(rows)):
         held_out = i % 2 == 1
         for temperature in args.temperatures:
             for limit in range(longest + 1):
@@ -143,21 +143,21 @@ def measure(setup: pairs.Setup, rows: int, args: argparse.Namespace) -> dict[Cas
             if not held_out:
                 cases += [Case(part.start, n, temperature, False, wide=True) for n in (0, longest)]
 
-    def settings(case: Case) -> tuple[Any, ...]:
-        part = slice(case.first, case.first + rows)
-        return methods[case.wide], part, case.temperature, case.limit
+    def of(case: Case) -> tuple[Any, ...]:
+        return methods[case.wide], slice(case.first, case.first + rows), case.temperature
 
-    passes = {case: setup.passes(*settings(case)) for case in cases}
-    least, emitted = dict.fromkeys(cases, float("inf")), dict.fromkeys(cases, 0)
-    for repeat in range(args.repeats):
-        for case in cases[:: -1 if repeat % 2 else 1]:
-            spent, totals = setup.decode(*settings(case))
-            least[case], emitted[case] = min(least[case], spent), totals.emitted
-    runs = {}
-    for case, counted in passes.items():
-        width = WIDE if case.wide else next(width for width in widths if width > case.limit)
-        run = Run(counted.drafter, counted.verifier, width, least[case])
-        runs[case] = run, emitted[case]
+    def run(case: Case) -> tuple[float, int]:
+        spent, state = loops.run(*of(case), limit=case.limit)
+        return spent, int(state.lengths.sum())
+
+    passes = {case: loops.passes(*of(case), limit=case.limit) for case in cases}
+    runs: dict[Case, tuple[Run, int]] = {}
+    sides = {case: lambda _, case=case: run(case) for case in cases}
+    for case, _, _, (spent, emitted) in in_turns(sides, [None], args.repeats):
+        if case not in runs or spent < runs[case][0].seconds:
+            width = WIDE if case.wide else next(width for width in widths if width > case.limit)
+            counted = passes[case]
+            runs[case] = Run(counted["drafter"], counted["verifier"], width, spent), emitted
     return runs
 
 
@@ -249,23 +249,22 @@ def _check_output(path: Path) -> None:
             ) from None
 
 
-def _described(
-    args: argparse.Namespace, setup: pairs.Setup, pair: Any, fits: list[Fit]
-) -> dict[str, Any]:
+def _described(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[str, Any]:
     """What a file of costs tells besides the costs."""
+    models = {"verifier": loops.pair.verifier, "drafter": loops.pair.drafter}
     kinds = {
-        name: sorted({str(leaf.dtype) for leaf in jax.tree.leaves(params)})
-        for name, params in zip(("verifier", "drafter"), setup.params, strict=True)
+        name: sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model.prepared)})
+        for name, model in models.items()
     }
     return {
         "models": {
-            "drafter": pair.drafter.name,
-            "verifier": pair.verifier.name + (", grown to T5 base" if args.grown else ""),
+            "drafter": loops.pair.drafter.name,
+            "verifier": loops.pair.verifier.name + (", grown to T5 base" if args.grown else ""),
             "dtypes": kinds,
         },
         "fit": {
             "r_squared": [found.r_squared for found in fits],
             "call": [found.call for found in fits],
         },
-        "sizes": {"max_new": args.max_new, "prompt_length": setup.inputs.shape[1]},
+        "sizes": {"max_new": args.max_new, "prompt_length": loops.inputs.shape[1]},
     }

@@ -2,11 +2,9 @@
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ import numpy as np
 from specjax import Decoder, Pair, TextModel, load_pair
 from specjax.cli.bench import ctranslate2_peer, pairs, transformers_peer
 from specjax.cli.bench.report import Report
-from specjax.text.built_in import DEFAULT_PAIR, built_in_pair, real_path
-from specjax.text.models import load_text_model
+from specjax.study.turns import in_turns, timed
+from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
+from specjax.types import Sampling
 
 HELP = "greedy decoding at batch 1, plain and drafted, against transformers and CTranslate2"
 
@@ -26,6 +25,11 @@ HELP = "greedy decoding at batch 1, plain and drafted, against transformers and 
 # replaced by the first end-of-sequence token.
 Generate = Callable[[int], np.ndarray]
 
+_METHODS = ("plain", "assisted")
+# A method, and whose it is: "ours", "theirs" or, of CTranslate2, its number of threads in words.
+_Key = tuple[str, str]
+# The generations of a method of one side, by their settings in words.
+_Settings = Mapping[str, Generate]
 # The number of prompts that one side decodes per turn.
 _TURN = 10
 
@@ -87,18 +91,21 @@ def run(args: argparse.Namespace) -> Report:
         print("compiling ...", flush=True)
         ours = _ours(pair, prompts, args.drafts, args.max_new)
         threads = _thread_counts()
-        theirs = _Side(
-            *transformers_peer.generations(
-                torch, transformers, pair, prompts, args.drafts, args.max_new, threads
-            )
+        theirs = transformers_peer.generations(
+            torch, transformers, pair, prompts, args.drafts, args.max_new, threads
         )
+        ways = {
+            (method, whose): settings
+            for whose, both in (("ours", ours), ("theirs", theirs))
+            for method, settings in zip(_METHODS, both, strict=True)
+        }
         others: dict[str, Generate] = {}
         if ctranslate2 is not None:
             made = ctranslate2_peer.generations(
                 ctranslate2, pair.verifier, prompts, args.max_new, threads
             )
             others = {transformers_peer.in_words(n): generate for n, generate in made.items()}
-        rows = _measure(ours, theirs, others, len(prompts), args)
+        rows = _measure(ways, others, len(prompts), args)
     return Report(
         rows,
         _COLUMNS,
@@ -162,21 +169,19 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
         yield drafter, path
 
 
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """The generations of one side, by their settings in words."""
-
-    alone: Mapping[str, Generate]
-    speculative: Mapping[str, Generate]
-
-
-def _ours(pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_new: int) -> _Side:
-    """A `Decoder` for each setting, compiled for all prompts."""
+def _ours(
+    pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_new: int
+) -> tuple[_Settings, _Settings]:
+    """A `Decoder` for each setting, plain and assisted, compiled for all prompts."""
     eos_id = pair.verifier.tokenizer.eos_ids[0]
 
     def generate(models: Pair | TextModel, max_draft: int | None = None) -> Generate:
         decoder = Decoder(
-            models, max_draft=max_draft, temperature=0.0, max_new_tokens=max_new, batch_size=1
+            models,
+            max_draft=max_draft,
+            sampling=Sampling(0.0),
+            max_new_tokens=max_new,
+            batch_size=1,
         )
         # One token each compiles all programs: a lower limit runs the same ones.
         decoder(prompts, max_new_tokens=1, progress=False)
@@ -188,10 +193,8 @@ def _ours(pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_n
 
         return call
 
-    return _Side(
-        {"": generate(pair.verifier)},
-        {f"G={draft}": generate(pair, draft) for draft in drafts},
-    )
+    assisted = {f"G={draft}": generate(pair, draft) for draft in drafts}
+    return {"": generate(pair.verifier)}, assisted
 
 
 def _thread_counts() -> list[int]:
@@ -199,12 +202,8 @@ def _thread_counts() -> list[int]:
     return sorted({1, len(os.sched_getaffinity(0))})
 
 
-# A method, and whose it is: "ours", "theirs" or, of CTranslate2, its number of threads in words.
-_Key = tuple[str, str]
-
-
 def _choose(
-    ways: Mapping[_Key, Mapping[str, Generate]], pilot: Sequence[int], repeats: int
+    ways: Mapping[_Key, _Settings], pilot: Sequence[int], repeats: int
 ) -> tuple[dict[_Key, str], dict[_Key, dict[str, float]]]:
     """Each side's fastest settings on the first prompts, and the speeds of all that were tried."""
     chosen: dict[_Key, str] = {}
@@ -223,19 +222,12 @@ def _choose(
 
 
 def _measure(
-    ours: _Side,
-    theirs: _Side,
+    ways: Mapping[_Key, _Settings],
     others: Mapping[str, Generate],
     count: int,
     args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Chooses settings on the first prompts, then times all sides on all prompts."""
-    ways: dict[_Key, Mapping[str, Generate]] = {
-        ("plain", "ours"): ours.alone,
-        ("plain", "theirs"): theirs.alone,
-        ("assisted", "ours"): ours.speculative,
-        ("assisted", "theirs"): theirs.speculative,
-    }
     every = range(count)
     chosen, tried = _choose(ways, every[: args.pilot], args.repeats)
     print("measuring ...", flush=True)
@@ -264,9 +256,8 @@ def _measure(
             "theirs_as_plain": _same(tokens[theirs], tokens["plain", theirs[1]]),
         }
 
-    methods = ("plain", "assisted")
-    rows = [row(method, (method, "theirs"), "transformers") for method in methods]
-    for method in methods:
+    rows = [row(method, (method, "theirs"), "transformers") for method in _METHODS]
+    for method in _METHODS:
         rows += [row(method, ("plain", name), ctranslate2_peer.NAME) for name in others]
     return rows
 
@@ -274,26 +265,26 @@ def _measure(
 def _turns(
     calls: Mapping[Any, Generate], prompts: Sequence[int], repeats: int
 ) -> tuple[dict[Any, list[float]], dict[Any, list[np.ndarray]]]:
-    """Decodes all prompts with every call, some prompts per turn: noise affects all calls equally.
-
-    Every second time the order of the calls is reversed, so that no call is always the first.
+    """Decodes all prompts with every call, some prompts per turn.
 
     Returns:
       For each call: the emitted tokens per second of each turn, and the outputs in the order of the
       prompts.
     """
+    parts = [prompts[i : i + _TURN] for i in range(0, len(prompts), _TURN)]
+
+    def side(generate: Generate) -> Callable[[Sequence[int]], tuple[float, list[np.ndarray]]]:
+        return lambda part: timed(lambda: [generate(i) for i in part])
+
     samples: dict[Any, list[float]] = {name: [] for name in calls}
-    outputs: dict[Any, list[np.ndarray]] = {name: [] for name in calls}
-    for start in range(0, len(prompts), _TURN):
-        part = prompts[start : start + _TURN]
-        for repeat in range(repeats):
-            for name, generate in list(calls.items())[:: -1 if repeat % 2 else 1]:
-                begin = time.perf_counter()
-                texts = [generate(i) for i in part]
-                seconds = time.perf_counter() - begin
-                samples[name].append(sum(map(len, texts)) / seconds)
-                outputs[name][start:] = texts
-    return samples, outputs
+    outputs: dict[Any, dict[int, list[np.ndarray]]] = {name: {} for name in calls}
+    sides = {name: side(generate) for name, generate in calls.items()}
+    for name, _, place, (seconds, texts) in in_turns(sides, parts, repeats):
+        samples[name].append(sum(map(len, texts)) / seconds)
+        outputs[name][place] = texts
+    order = range(len(parts))
+    each = {name: [x for i in order for x in found[i]] for name, found in outputs.items()}
+    return samples, each
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:

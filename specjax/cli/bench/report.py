@@ -1,17 +1,13 @@
-"""The report that a benchmark returns and prints, and the timing of calls."""
+"""The report that a benchmark returns and prints."""
 
 import dataclasses
 import json
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclasses.dataclass
@@ -64,33 +60,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def time_interleaved(
-    calls: Mapping[K, Callable[[], Any]], *, repeats: int = 7, min_seconds: float = 0.02
-) -> dict[K, float]:
-    """Times several calls in turns, so that noise of the machine affects all of them equally.
-
-    Args:
-      calls: name -> a function without arguments that returns arrays; the timing waits for them.
-      repeats: the number of turns of each call.
-      min_seconds: a turn repeats a call so often that it takes about this long.
-
-    Returns:
-      name -> the median seconds per call. Compilation happens before and is not counted.
-    """
-    counts = {}
-    for name, call in calls.items():
-        jax.block_until_ready(call())
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        counts[name] = max(1, int(min_seconds / max(time.perf_counter() - start, 1e-9)))
-    seconds: dict[K, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            for _ in range(counts[name]):
-                out = call()
-            jax.block_until_ready(out)
-            seconds[name].append((time.perf_counter() - start) / counts[name])
-    return {name: statistics.median(values) for name, values in seconds.items()}

@@ -139,13 +139,11 @@ def _sampling(
     temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
     top_k = _filter(asked.get("topk", defaults.top_k), vocab_size, jnp.int32)
     top_p = _filter(asked.get("topp", defaults.top_p), 1.0, jnp.float32)
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    return Sampling(
-        **{
-            name: jnp.repeat(value, num_decodes) if value is not None and value.ndim else value
-            for name, value in settings.items()
-        }
-    )
+
+    def spread(value: Any) -> Any:
+        return jnp.repeat(value, num_decodes) if value is not None and value.ndim else value
+
+    return Sampling(spread(temperature), spread(top_k), spread(top_p))
 
 
 def _filter(value: Any, off: Any, dtype: Any) -> Any:

@@ -11,31 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import whole_number
-from specjax.decoding import (
-    Autoregressive,
-    AutoregressiveParams,
-    DecodeState,
-    LoopMethod,
-    PromptBatch,
-    RoundParams,
-    Speculative,
-)
-from specjax.decoding.checks import check_strengths
-from specjax.drafting import (
-    FixedLength,
-    NeuralDrafter,
-    NeuralDrafterParams,
-    catches_up_on,
-    check_policy,
-)
+from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
+from specjax.decoding.guards import check_strengths
+from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
+from specjax.drafting.neural import catches_up_on
+from specjax.drafting.policy_calls import check_policy
 from specjax.integrations.t5x.call import Call
 from specjax.integrations.t5x.sharding import constrain
 from specjax.rules import Lossless
 from specjax.types import (
-    Array,
+    DecodeState,
     Drafter,
     LanguageModel,
     Params,
+    PromptBatch,
     Rule,
     Sampling,
     Stopping,
@@ -54,8 +43,9 @@ class Decoding:
       max_draft: G, tokens drafted per round.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says.
       stopping: when a draft ends before `max_draft`; never by default.
-      drafter: a drafter that needs no network, such as `drafting.MaxGram(vocab_size, max_draft)`,
-        in the place of the drafting network; it brings its own `max_draft`.
+      drafter: a drafter that needs no network, such as
+        `drafting.LookupDrafter(vocab_size, max_draft)`, in the place of the drafting network; it
+        brings its own `max_draft`.
       drafter_params: its parameters.
       temperature: of sampling; 0 is greedy. A call's `decoder_params` may say otherwise.
       top_k: only the k most probable tokens are drawn, or None for all; likewise.
@@ -87,35 +77,20 @@ class Decoding:
             raise ValueError("stopping and min_draft must be left out: the drafter has its own")
 
 
-class Network(NamedTuple):
+class PairPart(NamedTuple):
     """Attributes: a language model, and its parameters."""
 
     model: LanguageModel
     params: Params
 
 
-class Prompts(NamedTuple):
-    """What is decoded.
-
-    Attributes:
-      inputs: `[B, P]` int32, padded on the right.
-      input_lengths: `[B]` int32.
-      max_new: L (static).
-      room: `[B]` int32, how many tokens each output may still get.
-      prefix: `[B, F]` int32, forced first tokens of the output, or None.
-      prefix_lengths: `[B]` int32, or None.
-    """
-
-    inputs: Array  # [B, P]
-    input_lengths: Array  # [B]
-    max_new: int
-    room: Array  # [B]
-    prefix: Array | None = None  # [B, F]
-    prefix_lengths: Array | None = None  # [B]
-
-
 def run_loop(
-    decoding: Decoding, verifier: Network, drafter: Network | None, prompts: Prompts, call: Call
+    decoding: Decoding,
+    verifier: PairPart,
+    drafter: PairPart | None,
+    batch: PromptBatch,
+    max_new: int,
+    call: Call,
 ) -> DecodeState:
     """Decodes a batch to the end; traced.
 
@@ -123,7 +98,8 @@ def run_loop(
       decoding: what gin has bound.
       verifier: the large network.
       drafter: the small network; None where there is none.
-      prompts: B prompts.
+      batch: B prompts; what a call says of seeds, sampling and drafts is put into it here.
+      max_new: L (static).
       call: what this call asks for.
 
     Returns:
@@ -132,54 +108,34 @@ def run_loop(
     Raises:
       ValueError: if the parts do not go together.
     """
-    method, params = assemble(decoding, verifier, drafter, call)
-    rows = prompts.inputs.shape[0]
-    check_strengths(call.rule or decoding.rule or Lossless(), rows)
+    small = None if drafter is None else drafter.model
+    method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
+    rule, rows = call.rule or decoding.rule or Lossless(), batch.inputs.shape[0]
+    check_strengths(rule, rows)
+    params: Any = MethodParams(verifier.params)
     if isinstance(method, Speculative):
         _check_draft_limit(method, call.draft_limit)
-    limits = prompts.room
+        proposer_params = decoding.drafter_params
+        if drafter is not None:
+            _, numbers = _stopping(decoding)
+            numbers = jax.tree.map(jnp.asarray, numbers)
+            proposer_params = NeuralDrafterParams(drafter.params, numbers)
+        params = MethodParams(verifier.params, proposer_params, call.by_row(rule))
     if call.max_steps is not None:
-        limits = jnp.minimum(limits, call.max_steps)
-    batch = PromptBatch(
-        inputs=prompts.inputs,
-        input_lengths=prompts.input_lengths,
-        ids=jnp.arange(rows, dtype=jnp.uint32),
-        limits=limits,
-        seeds=call.seed,
-        sampling=call.sampling,
-        draft_limits=call.draft_limits(rows, method.max_draft),
-        prefix=prompts.prefix,
-        prefix_lengths=prompts.prefix_lengths,
-    )
+        batch = batch._replace(limits=jnp.minimum(batch.limits, call.max_steps))
     return method.traced(
         params,
-        batch,
-        max_new=prompts.max_new,
+        batch._replace(
+            seeds=call.seed,
+            sampling=call.sampling,
+            draft_limits=call.draft_limits(rows, method.max_draft),
+        ),
+        max_new=max_new,
         # A forced beginning, or a decoder-only model's inputs, are part of the L tokens.
-        max_length=method.cache_length(1, 0, prompts.max_new),
+        max_length=method.cache_length(1, 0, max_new),
         copies=call.num_decodes,
         place=constrain,
     )
-
-
-def assemble(
-    decoding: Decoding, verifier: Network, drafter: Network | None, call: Call
-) -> tuple[LoopMethod, Any]:
-    """The method and its parameters.
-
-    Raises:
-      ValueError: if the parts do not go together.
-    """
-    small = None if drafter is None else drafter.model
-    method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
-    if not isinstance(method, Speculative):
-        return method, AutoregressiveParams(verifier.params)
-    proposer_params = decoding.drafter_params
-    if drafter is not None:
-        _, numbers = _stopping(decoding)
-        proposer_params = NeuralDrafterParams(drafter.params, jax.tree.map(jnp.asarray, numbers))
-    rule = call.rule or decoding.rule or Lossless()
-    return method, RoundParams(verifier.params, proposer_params, call.by_row(rule))
 
 
 def method_of(
@@ -189,7 +145,7 @@ def method_of(
     *,
     rule: Rule | None = None,
     eos_ids: tuple[int, ...] = (),
-) -> LoopMethod:
+) -> Method:
     """The method; its parts are checked.
 
     Args:

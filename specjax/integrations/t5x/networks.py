@@ -11,14 +11,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from specjax.checkpoints.arrays import ArraySpec, compare, flatten, unflatten
-from specjax.checkpoints.t5x_config import BUCKETS, MAX_DISTANCE
-from specjax.checkpoints.t5x_names import Tree
-from specjax.integrations.t5x.decoder_only import DecoderOnlyT5, DecoderOnlyT5Config
-from specjax.models import T5, Model, T5Config
+from specjax.checkpoints.arrays import ArraySpec, check_same, common_dtype, flatten, unflatten
+from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, Tree
+from specjax.models import (
+    CausalLM,
+    DecoderOnlyConfig,
+    Model,
+    RelativePositions,
+    Seq2SeqLM,
+    Style,
+    T5Config,
+)
 from specjax.types import Params
 
 _KNOWN = "t5x.examples.t5, t5x.examples.scalable_t5 and t5x.examples.decoder_only"
@@ -46,18 +51,44 @@ _FIELDS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderOnlyT5Config(DecoderOnlyConfig):
+    """T5X's `TransformerConfig`: T5's decoder without cross-attention.
+
+    A prompt is what T5X feeds the network: token 0, then the inputs.
+
+    Attributes:
+      mlp_activations: see `specjax.models.T5Config`.
+      bidirectional_inputs: whether the tokens of a prompt see each other in both directions (T5X's
+        `inputs_bidirectional_attention`, a prefix language model).
+    """
+
+    mlp_activations: tuple[str, ...] = ("relu",)
+    bidirectional_inputs: bool = False
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        return Style(
+            activations=self.mlp_activations,
+            windows=(None,) * self.num_layers,
+            ropes=(None,) * self.num_layers,
+            relative=RelativePositions(BUCKETS, MAX_DISTANCE),
+            hidden_scale=self.embed_dim**-0.5 if self.tie_embeddings else 1.0,
+            bidirectional_inputs=self.bidirectional_inputs,
+        )
+
+
 class _InMemory:
     """Parameters, arrays or traced ones, as the checkpoint reader that `Tree` takes."""
 
     def __init__(self, flat: dict[str, Any]) -> None:
         self._flat = flat
         self.directory = Path("the network's parameters")  # in messages
-        self.specs = {
-            name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in flat.items()
-        }
+        self.specs = _specs(flat)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """See `specjax.checkpoints.arrays.Reader`."""
+        """See `specjax.checkpoints.arrays.ArrayReader`."""
         return ((name, self._flat[name]) for name in names)
 
 
@@ -76,7 +107,8 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
       ValueError: if the network is none that specjax knows; the message says what differs.
     """
     config: Any = getattr(module, "config", None)
-    fields = {f.name: f for f in dataclasses.fields(config)} if _is_instance(config) else {}
+    is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
+    fields = {f.name: f for f in dataclasses.fields(config)} if is_config else {}
     is_t5 = "num_encoder_layers" in fields
     if not (is_t5 or "num_layers" in fields) or not set(_SHARED) <= set(fields):
         raise ValueError(
@@ -93,12 +125,15 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
     sizes = {ours: getattr(config, theirs) for theirs, ours in _SHARED.items()}
     sizes["mlp_activations"] = tuple(config.mlp_activations)
     if not is_t5:
-        return DecoderOnlyT5(
+        return CausalLM(
             DecoderOnlyT5Config(
-                **sizes, num_layers=config.num_layers, bidirectional_inputs=bidirectional_inputs
+                **sizes,
+                num_layers=config.num_layers,
+                num_kv_heads=config.num_heads,
+                bidirectional_inputs=bidirectional_inputs,
             )
         )
-    return T5(
+    return Seq2SeqLM(
         T5Config(
             **sizes,
             num_encoder_layers=config.num_encoder_layers,
@@ -128,38 +163,23 @@ def read_network(
     Raises:
       ValueError: if the network is none that specjax knows; the message says what differs.
     """
-    model: Any = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
+    model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)
     tree = Tree(_InMemory(flat))
     values = {name: piece.view(flat[piece.source]) for name, piece in tree.pieces.items()}
-    found = {"param_dtype": _param_dtype(flat)}
-    if isinstance(model, T5):
-        found["relpos_per_layer"] = any("layers_0/relpos_bias" in name for name in values)
+    changes: dict[str, Any] = {"param_dtype": common_dtype(leaf.dtype for leaf in flat.values())}
+    if isinstance(model.config, T5Config):
+        changes["relpos_per_layer"] = any("layers_0/relpos_bias" in name for name in values)
     else:
-        values = {_decoder_only_name(name): value for name, value in values.items()}
-    model = type(model)(dataclasses.replace(model.config, **found))
-    _check(role, module, model, values)
+        # T5X's decoder-only network keeps its embedding in the decoder.
+        inside = "decoder/token_embedder/"
+        values = {n.replace(inside, inside.removeprefix("decoder/")): x for n, x in values.items()}
+    model = type(model)(model.config.replace(**changes))
+    shapes = {name: tuple(x.shape) for name, x in flatten(model.abstract_params()).items()}
+    what = Path(f"the {role}'s {type(module).__name__}")
+    check_same(what, _specs(values), shapes, f"specjax knows the networks of {_KNOWN}")
     return model, unflatten(values)
 
 
-def _is_instance(config: Any) -> bool:
-    return dataclasses.is_dataclass(config) and not isinstance(config, type)
-
-
-def _param_dtype(flat: dict[str, Any]) -> Any:
-    dtypes = {np.dtype(leaf.dtype) for leaf in flat.values()}
-    return dtypes.pop() if len(dtypes) == 1 else jnp.dtype(jnp.float32)
-
-
-def _decoder_only_name(name: str) -> str:
-    """T5X's decoder-only network keeps its embedding in the decoder."""
-    inside = "decoder/token_embedder/"
-    return name.removeprefix("decoder/") if name.startswith(inside) else name
-
-
-def _check(role: str, module: Any, model: Model, values: dict[str, Any]) -> None:
-    """Raises ValueError if the parameters are not the model's."""
-    shapes = {name: tuple(x.shape) for name, x in flatten(model.abstract_params()).items()}
-    found = {name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in values.items()}
-    what = Path(f"the {role}'s {type(module).__name__}")
-    compare(found, shapes).raise_if_any(what, f"specjax knows the networks of {_KNOWN}")
+def _specs(flat: dict[str, Any]) -> dict[str, ArraySpec]:
+    return {name: ArraySpec(tuple(x.shape), np.dtype(x.dtype)) for name, x in flat.items()}

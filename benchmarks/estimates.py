@@ -1,0 +1,230 @@
+"""Compares what is expected of settings with what decoding measures."""
+
+import argparse
+import dataclasses
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import specjax
+from benchmarks import command
+from specjax.checks import one_number
+from specjax.cli.bench import pairs
+from specjax.cli.bench.report import Report
+from specjax.evaluation import RowCounts, divergence, efficiency
+from specjax.memory import spare_maps
+from specjax.study.expect import Expected, check_settings, expect, sampling_key
+from specjax.study.turns import timed
+from specjax.text.known_texts import written
+from specjax.text.parts import Part
+from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
+
+HELP = "what is expected of settings against decoding: tokens per call and nats per token"
+
+# Two strengths of each rule, one that keeps some of the drafter and one that keeps more.
+RULES: dict[str, tuple[float, ...]] = {
+    "Lossless": (),
+    "Chow": (0.3, 0.6),
+    "ChowLog": (0.5, 2.0),
+    "Diff": (0.0, 0.3),
+    "DiffLog": (0.0, 0.5),
+    "OPT": (0.0, 0.5),
+    "OPTLog": (0.0, 1.0),
+    "TokenV1": (0.3, 0.7),
+    "TokenV2": (0.3, 0.7),
+    "TokenV3": (0.5, 0.9),
+    "BiLD": (1.0, 3.0),
+    "Lossy": (0.3, 0.7),
+    "LossyTuned": (0.3, 0.7),
+    "Mentored": (0.05, 0.3),
+}
+_COLUMNS = (
+    *("setting", "expected", "expected_error", "decoded", "ratio"),
+    *("expected_nats", "decoded_nats", "seconds"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the pair, its prompts and the settings."""
+    pairs.add_pair(parser)
+    parser.add_argument(
+        "--screened", type=int, default=128, help="number of prompts by which is estimated"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=128, help="number of other prompts that are decoded"
+    )
+    parser.add_argument("--rows", type=int, default=16, help="batch size")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
+    parser.add_argument(
+        "--rules", nargs="+", choices=RULES, default=list(RULES), help="rules, two strengths each"
+    )
+    parser.add_argument("--drafts", type=int, nargs="*", default=[5], help="draft lengths G")
+    parser.add_argument(
+        "--confidence", type=float, nargs="*", default=[], help="thresholds of Confidence"
+    )
+    parser.add_argument("--longest", type=int, default=12, help="longest draft under these")
+    parser.add_argument(
+        "--verifications", nargs="+", choices=["Token", "Block"], default=["Token", "Block"],
+        help="algorithms",
+    )  # fmt: skip
+    parser.add_argument("--samples", type=int, default=4, help="see `study.expect`")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Estimates all settings on some prompts, then decodes others with each.
+
+    `expected` and `decoded` are tokens per call of the verifier, `expected_error` the standard
+    error that the first texts leave. `rank_correlation_of_rules` is the least one among settings
+    that differ in rule and strength alone. Seconds of decoding are those of each setting, with
+    compiling; those of estimating are of all settings, with the decoding of the texts.
+    """
+    positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
+    pairs.check_positive(args, *positive)
+    one_number("--temperature", args.temperature, low=0.0, open_high=True)
+    settings = _settings(args)
+    wanted = args.screened + args.prompts
+    args.prompts, count = wanted, args.prompts
+    texts = pairs.read_texts(args)
+    if len(texts) < wanted:
+        raise ValueError(
+            f"--inputs {args.inputs} has {len(texts)} prompts, but {args.screened} are screened "
+            f"and {count} decoded: give fewer of --screened and --prompts"
+        )
+    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    check_settings(settings, pair.named)
+    tokens = pairs.encode_texts(args, texts, pair.verifier.tokenizer)
+    shape: dict[str, Any] = {"max_new_tokens": args.max_new, "batch_size": args.rows}
+    print(f"estimating {len(settings)} settings ...", flush=True)
+    alone = Setting(method=VERIFIER_ALONE, temperature=args.temperature)
+
+    def estimate() -> list[Expected]:
+        decoder = alone.decoder(pair.named, **shape)
+        known = {sampling_key(alone): written(decoder, tokens[: args.screened], seed=args.seed)}
+        return expect(pair.named, known, settings, draws=args.samples, seed=args.seed)
+
+    spent, found = timed(estimate)
+    rows = _decoded(found, pair.named, tokens[args.screened :], shape, args.seed + 1)
+    return Report(rows, _COLUMNS, summary=_summary(rows, spent))
+
+
+def _settings(args: argparse.Namespace) -> list[Setting]:
+    drafts: list[dict[str, Any]] = [{"max_draft": length} for length in args.drafts]
+    drafts += [{"max_draft": args.longest, "stopping": f"Confidence({x})"} for x in args.confidence]
+    rules = [named_method(name, x).rule for name in args.rules for x in RULES[name] or (None,)]
+    combined = itertools.product(rules, drafts, args.verifications)
+    return [
+        Setting(rule=rule, verification=algorithm, temperature=args.temperature, **draft)
+        for rule, draft, algorithm in combined
+    ]
+
+
+def _decoded(
+    found: list[Expected],
+    models: dict[str, specjax.TextModel],
+    prompts: list[Any],
+    shape: dict[str, Any],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """One line of the table for each setting; shorter drafts by limits, which compile nothing."""
+    rows: list[dict[str, Any]] = []
+    longest: dict[Any, int] = {}
+    for one in found:
+        kind = _kind(one.setting)
+        longest[kind] = max(longest.get(kind, 0), one.setting.max_draft or 0)
+    for one in found:
+        print(f"decoding: {one.setting.described()} ...", flush=True)
+        spare_maps()
+        full = dataclasses.replace(one.setting, max_draft=longest[_kind(one.setting)])
+        limit = one.setting.max_draft
+
+        def decode(full: Setting = full, limit: int | None = limit) -> specjax.Result:
+            decoder = full.decoder(models, **shape)
+            return decoder(prompts, seed=seed, draft_limit=limit, progress=False)
+
+        spent, result = timed(decode)
+        rows.append(_row(one, result, spent))
+    return rows
+
+
+def _kind(setting: Setting) -> tuple[str, str, str | None]:
+    """What one program decodes."""
+    return Part.parse(setting.rule).name, str(setting.verification), setting.stopping
+
+
+def _row(one: Expected, result: specjax.Result, seconds: float) -> dict[str, Any]:
+    info = result.info.per_row
+    decoded = efficiency(RowCounts.from_records(result.to_dicts()))[
+        "tokens_per_verifier_call"
+    ].value
+    nats = divergence(info.log_prob_target, info.log_prob, info.emitted).value
+    return {
+        **one.setting.to_dict(),
+        "setting": one.setting.described(),
+        "expected": one.tokens_per_call,
+        "expected_error": _finite(one.error),
+        "decoded": decoded,
+        "ratio": one.tokens_per_call / decoded,
+        "expected_nats": _finite(one.nats_per_token),
+        "decoded_nats": _finite(nats),
+        "seconds": seconds,
+    }
+
+
+def _summary(rows: list[dict[str, Any]], estimating: float) -> dict[str, Any]:
+    both = [
+        (row["expected_nats"], row["decoded_nats"])
+        for row in rows
+        if None not in (row["expected_nats"], row["decoded_nats"])
+    ]
+    return {
+        "settings": len(rows),
+        "rank_correlation": rank_correlation(
+            [row["expected"] for row in rows], [row["decoded"] for row in rows]
+        ),
+        "rank_correlation_of_rules": _within(rows),
+        "rank_correlation_nats": rank_correlation(*zip(*both, strict=True)) if both else None,
+        "median_error": float(np.median([abs(row["ratio"] - 1.0) for row in rows])),
+        "largest_error": float(max(abs(row["ratio"] - 1.0) for row in rows)),
+        "seconds_of_estimating": estimating,
+        "seconds_of_decoding": sum(row["seconds"] for row in rows),
+    }
+
+
+def _within(rows: list[dict[str, Any]]) -> float | None:
+    """The least correlation among settings that differ in rule and strength alone."""
+    groups: dict[Any, list[tuple[float, float]]] = {}
+    for row in rows:
+        kind = row["max_draft"], row["verification"], row["stopping"]
+        groups.setdefault(kind, []).append((row["expected"], row["decoded"]))
+    found = [rank_correlation(*zip(*group, strict=True)) for group in groups.values()]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> float | None:
+    """Spearman's; None where there are fewer than three, or one side has one value alone."""
+    # Not imported where nothing is compared: it takes a while.
+    from scipy.stats import spearmanr
+
+    if len(expected) < 3 or len(set(expected)) < 2 or len(set(measured)) < 2:
+        return None
+    found = float(spearmanr(expected, measured).statistic)
+    return None if math.isnan(found) else found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

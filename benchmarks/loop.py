@@ -1,0 +1,254 @@
+"""Measures the time that the decoding loop adds to the passes of its models."""
+
+import argparse
+import functools
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import command
+from specjax import Decoder, Pair, TextModel, drafting
+from specjax.cli.bench import pairs
+from specjax.cli.bench.loops import REMEDY, Loops
+from specjax.cli.bench.report import Report
+from specjax.compilation import jit, step_options
+from specjax.memory import sizes_in_words, told_if_full
+from specjax.study.turns import in_turns
+from specjax.types import Array, Params, Sampling, Stopping
+
+HELP = "the time of the speculative loop against the time of its models' passes"
+# No logit is this large, but XLA cannot know that.
+_NEVER = 1e30
+# The time that the passes of one turn take together.
+_PASSES_SECONDS = 0.02
+# Prefills in a row, so that the host's work for one is done during another.
+_IN_A_ROW = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments for the pair, its prompts and the sizes."""
+    pairs.add_workload(parser)
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measures every batch size, draft length and temperature.
+
+    The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1);
+    all times are from this run. Milliseconds are those of one pass (draft_two: a pass of two
+    tokens), but loop_ms is the time of the whole loop. policy_overhead is that of the same loop
+    with a stopping policy that does its work and never stops: the acceptance head's, or the
+    drafter's confidence where there is none. start_ms is the time of a call of a `Decoder` beside
+    its prefills and its rounds, the median of all batches.
+    """
+    pairs.check_positive(args, "drafts")
+    pair, tokens = pairs.load(args)
+    loops = Loops.of(pair, tokens, args.max_new)
+    loops.check_fits(max(args.rows), max(args.drafts))
+    rows = []
+    for batch, max_draft, temperature in itertools.product(
+        args.rows, args.drafts, args.temperatures
+    ):
+        print(f"B={batch} G={max_draft} T={temperature:g} ...", flush=True)
+        sizes = batch, loops.inputs.shape[1], max_draft, loops.max_new
+        with told_if_full(sizes_in_words(*sizes), REMEDY):
+            found = measure(loops, tokens, batch, max_draft, temperature, args.repeats)
+        rows.append({"rows": batch, "max_draft": max_draft, "temperature": temperature, **found})
+    return Report(rows, list(rows[0]))
+
+
+def measure(
+    loops: Loops,
+    tokens: Sequence[np.ndarray],
+    rows: int,
+    max_draft: int,
+    temperature: float,
+    repeats: int,
+) -> dict[str, float]:
+    """Decodes all prompts with both loops, and measures single passes in between.
+
+    Loops and passes take turns at every batch, and the times of each are summed: so noise that is
+    longer than a batch affects all of them equally.
+    """
+    policy, own = never_stops(loops.pair)
+    methods: dict[str, Any] = {
+        "loop": (loops.speculative(max_draft), ()),
+        # Of one width, as without a policy.
+        "policy": (loops.speculative(max_draft, (max_draft + 1,), policy), own),
+    }
+    small, large = loops.pair.drafter, loops.pair.verifier
+    widths = {"draft": (small, 1), "draft_two": (small, 2), "verifier": (large, max_draft + 1)}
+    batches = loops.batches(rows)
+
+    def loop(name: str) -> Callable[[slice], float]:
+        method, params = methods[name]
+        return lambda part: loops.run(method, part, temperature, stopping=params)[0]
+
+    def single(name: str) -> Callable[[slice], float]:
+        call = _passes(widths[name][0], loops, rows, widths[name][1])
+        return lambda _: call()
+
+    sides = {name: loop(name) for name in methods} | {name: single(name) for name in widths}
+    sides["start"] = call_start(loops, tokens, rows, max_draft, temperature)
+    for name in methods:
+        sides[name](batches[0])  # compiles
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    for name, _, _, seconds in in_turns(sides, batches, repeats):
+        spent[name].append(seconds)
+    passes = {}
+    for name, (method, params) in methods.items():
+        each = [loops.passes(method, part, temperature, stopping=params) for part in batches]
+        passes[name] = tuple(repeats * sum(x[of] for x in each) for of in ("drafter", "verifier"))
+    one = {name: statistics.mean(spent[name]) for name in widths}
+    found = figures({name: sum(spent[name]) for name in methods}, passes, one)
+    return found | {"start_ms": 1e3 * statistics.median(spent["start"])}
+
+
+def figures(
+    seconds: dict[str, float], passes: dict[str, tuple[int, ...]], one: dict[str, float]
+) -> dict[str, float]:
+    """One line of the table.
+
+    Args:
+      seconds: of the loops "loop" and "policy".
+      passes: of each of them, of the drafter and of the verifier.
+      one: the seconds of one pass: "draft", "draft_two" and "verifier".
+    """
+    of_passes = {
+        name: drafter * one["draft"] + verifier * one["verifier"]
+        for name, (drafter, verifier) in passes.items()
+    }
+    return {
+        "drafter_calls": passes["loop"][0],
+        "verifier_calls": passes["loop"][1],
+        **{f"{name}_ms": 1e3 * spent for name, spent in one.items()},
+        "loop_ms": 1e3 * seconds["loop"],
+        "overhead": seconds["loop"] / of_passes["loop"],
+        "policy_overhead": seconds["policy"] / of_passes["policy"],
+    }
+
+
+def never_stops(pair: Pair) -> tuple[Stopping, Params]:
+    """A policy that does its work and never stops: the head's, or the drafter's confidence."""
+    policy: Stopping = drafting.Confidence(0.0)
+    if pair.drafter.head is not None:
+        policy = drafting.Survival(threshold=1.0)
+    return policy.bind(pair.drafter.head)
+
+
+def _passes(model: TextModel, loops: Loops, rows: int, width: int) -> Callable[[], float]:
+    """A function that runs passes of `width` tokens in mid-output and returns seconds per pass."""
+    network, params = model.model, model.prepared
+    prompt = int(network.prompt_positions(loops.inputs.shape[1], 0))
+    length = prompt + loops.max_new + width
+    inputs, lengths = jnp.asarray(loops.inputs[:rows]), jnp.asarray(loops.lengths[:rows])
+    filled = jit(network.prefill, static_argnums=3)(params, inputs, lengths, length)
+    positions = filled.positions + loops.max_new // 2
+
+    @functools.partial(jit, options=step_options, donate_argnums=(1, 2))
+    def passes(params: Params, cache: Any, tokens: Array, positions: Array, steps: Array) -> Any:
+        def step(_: Any, carry: Any) -> Any:
+            cache, tokens = carry
+            logits, _, cache = network.extend(params, cache, tokens, positions)
+            # The next tokens depend on this pass, so that no pass can be left out or overlap.
+            return cache, tokens + (jnp.max(logits, axis=-1) > _NEVER).astype(jnp.int32)
+
+        return jax.lax.fori_loop(0, steps, step, (cache, tokens))
+
+    state = (filled.cache, jnp.ones((rows, width), jnp.int32))
+
+    def call(steps: int) -> float:
+        nonlocal state
+        begin = time.perf_counter()
+        state = jax.block_until_ready(passes(params, *state, positions, jnp.int32(steps)))
+        return (time.perf_counter() - begin) / steps
+
+    call(1)  # compiles
+    # So many that the cost of the call and of its first, cold pass does not matter.
+    steps = max(8, int(_PASSES_SECONDS / min(call(8) for _ in range(3))))
+    return functools.partial(call, steps)
+
+
+def call_start(
+    loops: Loops, tokens: Sequence[np.ndarray], rows: int, max_draft: int, temperature: float
+) -> Callable[[slice], float]:
+    """A function of a batch that decodes it and says what the call took besides, in seconds.
+
+    That is a call of a `Decoder` less two prefills, and less a loop that does the same rounds; the
+    loop less the time of one that finds all rows finished, which is its dispatch alone.
+
+    Args:
+      loops: the pair and its prompts.
+      tokens: the prompts.
+      rows: B.
+      max_draft: G.
+      temperature: of all rows.
+
+    Returns:
+      The function; its programs are compiled.
+    """
+    decoder = Decoder(
+        loops.pair,
+        max_draft=max_draft,
+        sampling=Sampling(temperature),
+        max_new_tokens=loops.max_new,
+        batch_size=rows,
+        buckets=(loops.inputs.shape[1],),
+    )
+    method = loops.speculative(max_draft)
+    prefills = _prefills(loops, rows, loops.longest(method))
+
+    def measured(part: slice) -> float:
+        given: list[Any] = list(tokens[part])
+        begin = time.perf_counter()
+        # The loop's ids, so that it does the same rounds.
+        decoder(given, ids=range(part.start, part.stop))
+        call = time.perf_counter() - begin
+        loop, state = loops.run(method, part, temperature)
+        begin = time.perf_counter()
+        jax.block_until_ready(method.run(loops.params_of(method), state, 1))
+        dispatch = time.perf_counter() - begin
+        return call - prefills() - (loop - dispatch)
+
+    measured(slice(0, rows))
+    return measured
+
+
+def _prefills(loops: Loops, rows: int, length: int) -> Callable[[], float]:
+    """A function that takes prompts in with both models, and returns the seconds of that."""
+
+    @jit
+    def prefill(params: tuple[Params, Params], inputs: Array, lengths: Array) -> Any:
+        models = (loops.pair.verifier.model, loops.pair.drafter.model)
+        both = [m.prefill(p, inputs, lengths, length) for m, p in zip(models, params, strict=True)]
+        # The next ones depend on these, so that they do not overlap.
+        firsts = [jax.tree.leaves(one)[0].ravel()[0].astype(jnp.float32) for one in both]
+        return lengths + jnp.isnan(jnp.stack(firsts)).any().astype(jnp.int32), both
+
+    def call() -> float:
+        inputs, lengths = jnp.asarray(loops.inputs[:rows]), jnp.asarray(loops.lengths[:rows])
+        begin = time.perf_counter()
+        for _ in range(_IN_A_ROW):
+            lengths, last = prefill(own, inputs, lengths)
+        jax.block_until_ready(last)
+        return (time.perf_counter() - begin) / _IN_A_ROW
+
+    own = loops.pair.verifier.prepared, loops.pair.drafter.prepared
+    call()
+    return call
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

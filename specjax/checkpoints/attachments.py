@@ -1,0 +1,225 @@
+"""What belongs to a model and is trained apart: acceptance heads and bigram tables on disk.
+
+Each is a directory with a JSON file, a safetensors file of the same name and their checksums, which
+is written whole or not at all.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from specjax.acceptance_head.head import Head
+from specjax.acceptance_head.network import HeadConfig
+from specjax.checkpoints.arrays import flatten, unflatten
+from specjax.checkpoints.hf import write_json
+from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
+from specjax.drafting import Bigram
+from specjax.tokenizers.model_files import read_json
+from specjax.writing import new_directory
+
+HEAD_NAME = "acceptance_head"
+_HEAD, _BIGRAM = "head", "bigram"
+_AGAIN = {
+    _HEAD: "copy the head again, or train it again (specjax train head)",
+    _BIGRAM: "copy the table again, or make it again (specjax train bigram)",
+}
+# The arrays of a bigram table by the version: the second has longer contexts.
+_TABLES = {1: ("successors",), 2: ("successors", "contexts", "followers")}
+
+
+def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
+    """Writes a head into a drafter's directory, in the place of an earlier one.
+
+    Args:
+      directory: the drafter's; takes `acceptance_head/` with `head.json` and `head.safetensors`.
+      head: the head.
+
+    Returns:
+      The path of `acceptance_head`.
+
+    Raises:
+      FileExistsError: `acceptance_head` there is no head's directory.
+      OSError: it cannot be written.
+    """
+    place = Path(directory) / HEAD_NAME
+    check_head_place(directory)
+    values = {
+        "version": 1,
+        "config": dataclasses.asdict(head.config),
+        "drafter_fingerprint": head.drafter_fingerprint,
+        "rejection_weight": head.rejection_weight,
+        "notes": dict(head.notes),
+    }
+    _write(place, _HEAD, values, flatten(head.params), replace=True)
+    return place
+
+
+def check_head_place(directory: str | os.PathLike[str]) -> None:
+    """Makes sure, before long work, that `save_head` would replace nothing but a head.
+
+    Args:
+      directory: the drafter's.
+
+    Raises:
+      FileExistsError: `acceptance_head` there is something else.
+    """
+    place = Path(directory) / HEAD_NAME
+    if place.is_dir() and ((place / f"{_HEAD}.json").is_file() or not any(place.iterdir())):
+        return
+    if os.path.lexists(place):
+        raise FileExistsError(f"{place} holds no acceptance head: move it, or choose another place")
+
+
+def has_head(directory: str | os.PathLike[str]) -> bool:
+    """Whether a drafter's directory holds an acceptance head."""
+    return os.path.lexists(Path(directory) / HEAD_NAME)
+
+
+def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Head:
+    """Reads the head of a drafter's directory.
+
+    Args:
+      directory: the drafter's, which holds `acceptance_head/`.
+      check_weights: whether to compare the files with their checksums, and to search the arrays
+        for NaN and infinity.
+
+    Returns:
+      The head. Whose it is, `Head.check_drafter` tells.
+
+    Raises:
+      FileNotFoundError: there is none, or a file of it is missing.
+      OSError: a file cannot be read.
+      ValueError: a file is damaged, or its arrays are not those of its configuration.
+    """
+    place = Path(directory) / HEAD_NAME
+    if not place.is_dir():
+        raise FileNotFoundError(f"{place}: no such directory: train a head (specjax train head)")
+    values, arrays = _read(place, _HEAD, (1,), check_weights)
+    for name, array in arrays.items():
+        if check_weights and not np.isfinite(array).all():
+            raise ValueError(f"{place}: {name} has NaN or infinity: {_AGAIN[_HEAD]}")
+    config = values.get("config")
+    try:
+        return Head(
+            HeadConfig(**config if isinstance(config, dict) else {"config": config}),
+            unflatten(arrays),
+            values.get("drafter_fingerprint"),  # type: ignore[arg-type]
+            values.get("rejection_weight"),  # type: ignore[arg-type]
+            values.get("notes", {}),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}: {_AGAIN[_HEAD]}") from None
+
+
+def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
+    """Writes a table into a new or empty directory.
+
+    Args:
+      directory: takes `bigram.json` and `bigram.safetensors`.
+      bigram: the table; ids below 2**16 - 1 take two bytes each. One without longer contexts is
+        written as specjax has always read it.
+
+    Raises:
+      FileExistsError: the directory is not empty, or a file.
+      OSError: it cannot be written.
+    """
+    size = bigram.successors.size
+    kind = np.uint16 if size < 2**16 else np.uint32
+    version = 1 if bigram.order == 2 else 2
+    arrays = {name: getattr(bigram, name) for name in _TABLES[version]}
+    # The number of ids stands for none.
+    stored = {name: np.where(ids < 0, size, ids).astype(kind) for name, ids in arrays.items()}
+    values = {
+        "version": version,
+        "ids": size,
+        "tokenizer_fingerprint": bigram.tokenizer_fingerprint,
+        "notes": dict(bigram.notes),
+    }
+    _write(Path(directory), _BIGRAM, values, stored)
+
+
+def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Bigram:
+    """Reads a table.
+
+    Args:
+      directory: what `save_bigram` has written.
+      check_weights: whether to compare the files with their checksums.
+
+    Returns:
+      The table. Whether it is a model's, `Bigram.table` tells.
+
+    Raises:
+      FileNotFoundError: there is none, or a file of it is missing.
+      OSError: a file cannot be read.
+      ValueError: a file is damaged.
+    """
+    place = Path(directory)
+    if not (place / f"{_BIGRAM}.json").is_file():
+        raise FileNotFoundError(
+            f"{place}: no bigram table is there: make one with `specjax train bigram`"
+        )
+    values, arrays = _read(place, _BIGRAM, tuple(_TABLES), check_weights)
+    try:
+        stored = {name: arrays[name] for name in _TABLES[values["version"]]}
+        size = stored["successors"].size
+        for name, ids in stored.items():
+            if ids.dtype not in (np.uint16, np.uint32):
+                raise ValueError(f"{name} must be uint16 or uint32, got {ids.dtype}")
+        return Bigram(
+            tokenizer_fingerprint=values["tokenizer_fingerprint"],
+            notes=values["notes"],
+            **{n: np.where(ids >= size, -1, ids.astype(np.int32)) for n, ids in stored.items()},
+        )
+    except KeyError as error:
+        raise ValueError(f"{place} lacks {error}: {_AGAIN[_BIGRAM]}") from None
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}: {_AGAIN[_BIGRAM]}") from None
+
+
+def _write(
+    place: Path,
+    name: str,
+    values: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    replace: bool = False,
+) -> None:
+    with new_directory(place, replace=replace) as partial:
+        data = safetensors.numpy.save({n: np.asarray(x) for n, x in arrays.items()})
+        # Not save_file, whose files only their owner can read.
+        (partial / f"{name}.safetensors").write_bytes(data)
+        write_json(partial / f"{name}.json", values)
+        write_checksums(partial)
+
+
+def _read(
+    place: Path, name: str, versions: tuple[int, ...], check: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The values and the arrays of a directory that `_write` has made."""
+    again = _AGAIN[name]
+    if check and (why := find_damage(place)):
+        raise ValueError(
+            f"{place}: {why}: {again}; if you have changed it yourself, load it with "
+            f"check_weights=False, not without {CHECKSUMS_NAME}"
+        )
+    values = read_json(place / f"{name}.json")
+    if (version := values.get("version")) not in versions:
+        raise ValueError(
+            f"{place / f'{name}.json'}: version={version!r} must be "
+            f"{' or '.join(map(str, versions))} for this specjax to read it; use the specjax that "
+            "wrote it"
+        )
+    path = place / f"{name}.safetensors"
+    try:
+        return values, safetensors.numpy.load(path.read_bytes())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file: {again}") from None
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror}): correct that") from None
+    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype NumPy lacks
+        raise ValueError(f"{path} is cut short or damaged ({error}): {again}") from None

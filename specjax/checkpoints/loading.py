@@ -1,0 +1,380 @@
+"""One call that loads what users own: Hugging Face, T5X or our own checkpoints."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import partitioning
+from specjax.checkpoints.arrays import (
+    ArrayReader,
+    ArraySpec,
+    NotFiniteError,
+    Piece,
+    check_floating,
+    check_same,
+    common_dtype,
+    condense,
+    flatten,
+    float_dtype,
+    materialise,
+)
+from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
+from specjax.checkpoints.orbax import PARAMS, OrbaxReader
+from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
+from specjax.checkpoints.t5x_network import Tree, find_gin, infer_config
+from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
+from specjax.memory import check_fits, nbytes
+from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of
+from specjax.tokenizers.model_files import (
+    GENERATION_FILE,
+    SPECJAX_FILE,
+    SpecialIds,
+    read_json,
+    special_ids,
+    special_ids_from_json,
+)
+from specjax.types import Params
+
+PathLike = str | os.PathLike[str]
+
+VERSION = 1  # of specjax.json
+# Files by which a user may name a checkpoint.
+_FILES = ("config.json", "checkpoint", SPECJAX_FILE)
+_SUFFIXES = (".safetensors", ".index.json", ".bin")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its parameters, and what its files say about tokens.
+
+    Attributes:
+      model: static; see `specjax.types.LanguageModel`.
+      params: a nested dict of arrays, `model.abstract_params()` in shape.
+      config: the model's configuration; its `param_dtype` is the parameters' dtype.
+      path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).
+      format: "hf", "t5x" or "orbax".
+      eos_ids: ids that end a generation, one or several.
+      pad_id: fills finished rows; None where the files name none.
+      bos_id: begins a prompt (Llama, Gemma); None where there is none.
+      step: the training step, of T5X checkpoints.
+      stored_dtype: the one dtype of the arrays on disk, float32 where they differ; `load_model`
+        itself makes float32 of float16, in which no model computes.
+    """
+
+    model: Model
+    params: Params = dataclasses.field(repr=False)
+    config: ModelConfig
+    path: Path
+    format: str
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+    bos_id: int | None = None
+    step: int | None = None
+    stored_dtype: Any = None
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """The ids, as the files spell them."""
+        start = getattr(self.config, "decoder_start_token", None)
+        return SpecialIds(self.eos_ids, self.pad_id, self.bos_id, start)
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A recognised checkpoint, before its arrays are read."""
+
+    reader: ArrayReader
+    config: ModelConfig
+    path: Path
+    format: str
+    ids: SpecialIds
+    # Where each parameter comes from; raises where an array is missing or unknown.
+    pieces: Callable[[Shapes], Mapping[str, Piece]]
+    step: int | None = None
+
+
+def load_model(
+    path: PathLike,
+    *,
+    dtype: Any = None,
+    param_dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: partitioning.AxisRules = partitioning.STANDARD_RULES,
+    shardings: Params | jax.sharding.Sharding | None = None,
+    config: ModelConfig | PathLike | None = None,
+    check_weights: bool = True,
+) -> LoadedModel:
+    """Loads a checkpoint, array by array, straight into its dtype and sharding.
+
+    Recognised are: a Hugging Face directory (`config.json` and safetensors, one file or several
+    with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (the latest is
+    taken), unscanned, scanned or Orbax; and a directory that `save_model` wrote.
+
+    A T5X checkpoint holds no configuration. Its arrays tell all but the MLP's activations and the
+    largest relative distance. T5X's `config.gin` in the model directory names the activations;
+    without it they are T5 v1.1's gated gelu (relu where the MLP has a single input projection).
+    T5X's T5 has 32 buckets of relative positions up to a distance of 128; a checkpoint with other
+    buckets is refused unless the gin file or `config` names its distance.
+
+    The host's peak of anonymous memory is the parameters in their dtype, plus about one array.
+
+    Args:
+      path: the directory.
+      dtype: of activations and cache and, unless `param_dtype` says otherwise, of parameters;
+        by default that of the parameters.
+      param_dtype: of the parameters; by default the checkpoint's own, bfloat16 or float32
+        (float16 becomes float32, which holds it exactly).
+      mesh: spreads the parameters over a mesh, which `specjax.partitioning.make_mesh` makes.
+      rules: logical axis rules for `mesh`.
+      shardings: instead of `mesh`: one sharding for all, or a tree of them like the parameters.
+      config: a configuration, the path of a JSON file of one (see
+        `specjax.models.config_to_dict`), or of a T5X gin file; instead of what the directory says.
+      check_weights: whether to search the arrays for NaN and infinity and, where specjax wrote the
+        checkpoint, to compare the files of the arrays with their checksums.
+
+    Returns:
+      The loaded model.
+
+    Raises:
+      FileNotFoundError: for a missing directory or file.
+      TypeError: for a `path` or `config` that is neither.
+      ValueError: for anything unreadable, unknown or unfitting; the message names the path, the
+        arrays and the remedy in one line.
+    """
+    if mesh is not None and shardings is not None:
+        raise ValueError("`mesh` and `shardings` were both given; give one of them")
+    given = {"dtype": dtype, "param_dtype": param_dtype}
+    asked = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
+    opened = _open(path, config, check_weights)
+    ids, rows = opened.ids, opened.config.vocab_size
+    if any(eos >= rows for eos in ids.eos):
+        raise ValueError(
+            f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}; correct "
+            f"{GENERATION_FILE}"
+        )
+    make = family_of(opened.config).model
+    shapes = {n: tuple(x.shape) for n, x in flatten(make(opened.config).abstract_params()).items()}
+    pieces = opened.pieces(shapes)
+    own = common_dtype(opened.reader.specs[piece.source].dtype for piece in pieces.values())
+    kept = np.dtype(np.float32) if own == np.float16 else own
+    stored = asked.get("param_dtype", asked.get("dtype", kept))
+    model = make(opened.config.replace(dtype=asked.get("dtype", stored), param_dtype=stored))
+    placed = _shardings(model, shapes, mesh, rules, shardings)
+    _check_room(opened.path, shapes, stored, placed)
+    options: Any = {"dtype": stored, "shardings": placed, "check_finite": check_weights}
+    try:
+        spread = any(len(one.device_set) > 1 for one in placed.values())
+        if spread and isinstance(opened.reader, OrbaxReader) and opened.format == "orbax":
+            params = opened.reader.shards(**options)
+        else:
+            params = materialise(opened.reader, pieces, **options)
+    except NotFiniteError as error:
+        raise ValueError(
+            f"{opened.path}: {error}: copy the checkpoint again, or load it with "
+            "check_weights=False (convert: --no-check-weights)"
+        ) from None
+    return LoadedModel(
+        model=model,
+        params=params,
+        config=model.config,
+        path=opened.path,
+        format=opened.format,
+        eos_ids=ids.eos,
+        pad_id=ids.pad,
+        bos_id=ids.bos,
+        step=opened.step,
+        stored_dtype=own,
+    )
+
+
+def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) -> ModelConfig:
+    """A checkpoint's configuration, without its arrays.
+
+    Args:
+      path: see `load_model`.
+      config: see `load_model`.
+
+    Returns:
+      The configuration, its dtypes float32 unless the directory is our own.
+
+    Raises:
+      FileNotFoundError: see `load_model`.
+      ValueError: see `load_model`.
+    """
+    return _open(path, config, False).config
+
+
+def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> _Opened:
+    """Opens a checkpoint and decides its configuration and special ids."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` must be a directory's path, got {path!r}")
+    if not isinstance(config, ModelConfig | str | os.PathLike | None):
+        raise TypeError(
+            f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"
+        )
+    if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
+        config = _own_config(read_json(Path(config)), Path(config))
+    if check_files:  # first: what reads a damaged file may say less
+        _check_files(Path(path))
+    opened = _recognise(Path(path), config)
+    if check_files and opened.path != Path(path):
+        _check_files(opened.path)
+    ids = special_ids(opened.path)
+    if opened.format == "t5x":
+        ids = ids.or_else(special_ids(opened.path.parent))
+    found = opened.config
+    starts = getattr(found, "decoder_start_token", None)
+    stated = ids.decoder_start
+    if None not in (starts, stated) and stated != starts and not isinstance(config, ModelConfig):
+        # As transformers does, what generation_config.json says goes before config.json.
+        try:
+            found = found.replace(decoder_start_token=stated)
+        except ValueError as error:
+            raise ValueError(f"{opened.path}: {error}; correct {GENERATION_FILE}") from None
+    return dataclasses.replace(opened, config=found, ids=ids.or_else(opened.ids))
+
+
+def _check_files(path: Path) -> None:
+    if has_checksums(path) and (why := find_damage(path)):
+        raise ValueError(
+            f"{path}: {why}: copy the checkpoint again; if you have changed "
+            f"it yourself, delete {CHECKSUMS_NAME}"
+        )
+
+
+def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
+    """Tells which kind of checkpoint a directory holds, and opens it."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
+    if not path.is_dir():
+        if path.name in _FILES or path.name.endswith(_SUFFIXES):
+            raise ValueError(
+                f"{path} is a file; give the directory that holds it, {path.absolute().parent}"
+            )
+        raise ValueError(f"{path} is a file, not a checkpoint's directory; check the path")
+    own = (path / SPECJAX_FILE).is_file()
+    explicit = config if isinstance(config, ModelConfig) else None
+    if own or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+        if config is not explicit:
+            raise ValueError(
+                f"`config` is the gin file {config}, which only a T5X checkpoint takes, "
+                f"and {path} is not one; leave it out, or give a JSON file"
+            )
+        if own:
+            return _open_own(path, explicit)
+        reader, found, ids = open_hf(path, explicit)
+        return _Opened(reader, found, path, "hf", ids, functools.partial(hf_pieces, reader, found))
+    checkpoint = t5x_directory(path)
+    if checkpoint is None:
+        raise ValueError(
+            f"{path} holds no checkpoint: no config.json with safetensors (Hugging Face), no "
+            f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
+            "the path"
+        )
+    return _open_t5x(checkpoint, config)
+
+
+def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened:
+    reader = t5x_reader(directory)
+    tree = Tree(reader)
+    if isinstance(config, ModelConfig):
+        if not isinstance(config, T5Config):
+            raise ValueError(
+                f"`config` must be a T5Config for the T5X checkpoint {directory}, got a "
+                f"{type(config).__name__}"
+            )
+        found = config
+        if not found.relpos_per_layer:
+            tree.share_biases()
+    else:
+        tree.share_biases()
+        gin = find_gin(directory) if config is None else Path(config)
+        found = infer_config(tree.specs, directory, gin)
+    pieces = functools.partial(_checked_pieces, directory, tree.specs, tree.pieces)
+    ids = default_ids(family_of(found))
+    return _Opened(reader, found, directory, "t5x", ids, pieces, step_of(directory))
+
+
+def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
+    file = path / SPECJAX_FILE
+    values = read_json(file)
+    if values.get("version", VERSION) != VERSION:
+        raise ValueError(
+            f"{file}: version={values['version']!r} must be {VERSION} for this specjax to read it; "
+            "use the specjax that wrote it"
+        )
+    found = config or _own_config(values.get("config") or {}, file)
+    reader = OrbaxReader(path / PARAMS)
+    own = {name: Piece(name) for name in reader.specs}
+    pieces = functools.partial(_checked_pieces, path, reader.specs, own)
+    ids = special_ids_from_json(values, file)
+    return _Opened(reader, found, path, "orbax", ids, pieces, values.get("step"))
+
+
+def _own_config(values: Any, file: Path) -> ModelConfig:
+    """`config_from_dict`, with errors that name the file."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: config={values!r} must be an object")
+    try:
+        return config_from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _checked_pieces(
+    path: Path, specs: Mapping[str, ArraySpec], pieces: Mapping[str, Piece], shapes: Shapes
+) -> Mapping[str, Piece]:
+    """The pieces of arrays under our own names, in the order of the parameters."""
+    remedy = "Give the checkpoint and the configuration that belong together"
+    check_same(path, specs, shapes, remedy)
+    check_floating(path, specs)
+    return {name: pieces[name] for name in shapes}
+
+
+def _shardings(
+    model: Model,
+    shapes: Shapes,
+    mesh: jax.sharding.Mesh | None,
+    rules: partitioning.AxisRules,
+    shardings: Params | jax.sharding.Sharding | None,
+) -> Mapping[str, jax.sharding.Sharding]:
+    """A sharding per parameter path; the default device's without a mesh."""
+    if mesh is not None:
+        partitioner = partitioning.Partitioner(mesh, rules)
+        return flatten(partitioner.param_shardings(model, model.abstract_params()))
+    if shardings is None:
+        shardings = jnp.zeros(()).sharding  # the default device's
+    if isinstance(shardings, jax.sharding.Sharding):
+        return dict.fromkeys(shapes, shardings)
+    flat = flatten(shardings)
+    if differing := sorted(set(flat) ^ set(shapes)):
+        raise ValueError(
+            f"`shardings` must be a tree like the parameters; they differ in {condense(differing)}"
+        )
+    return flat
+
+
+def _check_room(
+    path: Path,
+    shapes: Shapes,
+    dtype: np.dtype,
+    shardings: Mapping[str, jax.sharding.Sharding],
+) -> None:
+    """Refuses parameters that cannot fit, before they are read."""
+    leaves = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+    check_fits(
+        f"{path}: the parameters in {dtype}",
+        nbytes(leaves, {name: shardings[name] for name in leaves}),
+        "load them in bfloat16, or over more devices",
+        set().union(*(sharding.device_set for sharding in shardings.values())),
+    )

@@ -1,0 +1,186 @@
+"""Writing checkpoints in any of the formats that `load_model` reads, all or nothing."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.checkpoints import hf, orbax, t5x
+from specjax.checkpoints.arrays import common_dtype, flatten, float_dtype
+from specjax.checkpoints.loading import VERSION
+from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
+from specjax.checksums import write_checksums
+from specjax.models import (
+    Model,
+    ModelConfig,
+    T5Config,
+    config_to_dict,
+    family_of,
+    model_from_config,
+)
+from specjax.tokenizers.load import keep_sentinels
+from specjax.tokenizers.model_files import (
+    GENERATION_FILE,
+    SPECJAX_FILE,
+    SpecialIds,
+    copy_tokenizer_files,
+    read_json_if_there,
+    special_ids_from_json,
+)
+from specjax.types import Params
+from specjax.writing import new_directory
+
+FORMATS = ("hf", "t5x", "orbax")
+_ARRAYS = ".safetensors"
+
+
+def save_model(
+    path: str | os.PathLike[str],
+    model: Model | ModelConfig,
+    params: Params,
+    *,
+    format: str = "orbax",
+    dtype: Any = None,
+    special_ids: SpecialIds | None = None,
+    tokenizer_from: str | os.PathLike[str] | None = None,
+    step: int = 0,
+    max_position_embeddings: int | None = None,
+    replace: bool = False,
+) -> Path:
+    """Writes a checkpoint that `load_model` reads back.
+
+    It is written beside `path` and renamed at the end, so a killed program leaves `path` as it
+    was. In a program of several processes, each must call it, and only "orbax" can be written.
+
+    Args:
+      path: a directory that does not exist, or is empty (but see `replace`).
+      model: the model, or its configuration.
+      params: its parameters.
+      format: "orbax" (ours: keeps shardings, any dtype, any family), "hf" (safetensors and a
+        config.json for transformers 4.x and 5.x), or "t5x" (T5 alone, as T5X itself reads it).
+      dtype: of the arrays on disk; the parameters' own by default.
+      special_ids: eos, pad, bos; where silent, those of `tokenizer_from`'s generation_config.json,
+        else the family's usual ones. What the decoder reads first, the model's configuration says.
+      tokenizer_from: a directory whose tokenizer files are copied.
+      step: the training step; T5X's directory is named after it.
+      max_position_embeddings: the longest context, which no network here depends on but
+        transformers' config.json names ("t5x" has no place for it).
+      replace: whether a directory there, with all that it holds, is removed once the new one is
+        complete.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: for an unknown format, parameters that are not the model's, or a model that the
+        format cannot hold.
+      FileExistsError: where `path` is a file, or a directory with something in it.
+    """
+    config = model if isinstance(model, ModelConfig) else model.config
+    if format not in FORMATS:
+        raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
+    if format != "orbax" and jax.process_count() > 1:
+        raise ValueError(
+            f"`format` must be 'orbax' in a program of several processes, got {format!r}"
+        )
+    flat = _checked(config, params)
+    check_format(config, format)
+    disk_dtype = _disk_dtype(flat, dtype)
+    ids = _all_ids(config, special_ids, tokenizer_from)
+    with new_directory(Path(path), replace=replace) as directory:
+        if tokenizer_from is not None and jax.process_index() == 0:
+            copy_tokenizer_files(Path(tokenizer_from), directory)
+        if format == "hf":
+            longest = max_position_embeddings
+            hf.write_hf(
+                directory, config, flat, ids=ids, dtype=disk_dtype, max_position_embeddings=longest
+            )
+        elif format == "t5x":
+            assert isinstance(config, T5Config)
+            written, arrays = as_t5x(config, flat)
+            t5x.write_t5x(directory, arrays, step=step, dtype=disk_dtype)
+            (directory / GIN_FILES[0]).write_text(gin_text({"": written}))
+        else:
+            orbax.write_orbax(directory, jax.tree.map(lambda x: _cast(x, disk_dtype), params))
+            stored = config_to_dict(config.replace(param_dtype=disk_dtype))
+            values = {"version": VERSION, "config": stored, "step": step, **ids.to_json()}
+            if max_position_embeddings is not None:
+                values["max_position_embeddings"] = max_position_embeddings
+            if jax.process_index() == 0:
+                hf.write_json(directory / SPECJAX_FILE, values)
+        if jax.process_index() == 0:
+            if format != "orbax" and isinstance(config, T5Config):
+                keep_sentinels(directory, config.vocab_size)
+            _write_generation(directory, ids, always=format != "orbax")
+            # Of the arrays alone: people correct the other files by hand.
+            place = next(directory.glob("checkpoint_*"), directory)
+            write_checksums(place, lambda n: "/" in n or n == "checkpoint" or n.endswith(_ARRAYS))
+    return Path(path)
+
+
+def _all_ids(
+    config: ModelConfig, given: SpecialIds | None, source: str | os.PathLike[str] | None
+) -> SpecialIds:
+    """The ids to write: those given, then those of the files copied, then the family's."""
+    ids = given or SpecialIds()
+    if source is not None:
+        file = Path(source) / GENERATION_FILE
+        ids = ids.or_else(special_ids_from_json(read_json_if_there(file), file))
+    ids = ids.or_else(hf.default_ids(family_of(config)))
+    return dataclasses.replace(ids, decoder_start=getattr(config, "decoder_start_token", None))
+
+
+def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
+    """Puts the ids into generation_config.json, which readers ask first, beside what it says."""
+    file = directory / GENERATION_FILE
+    values = read_json_if_there(file)
+    merged = {**values, **ids.to_json()}
+    if (always or file.exists()) and merged != values:
+        hf.write_json(file, merged)
+
+
+def check_format(config: ModelConfig, format: str) -> None:
+    """Asserts that a format can hold a model.
+
+    Args:
+      config: the model's configuration.
+      format: one of `FORMATS`.
+
+    Raises:
+      ValueError: if not, naming what the format lacks.
+    """
+    if format == "t5x":
+        check_writable(config)
+    if format == "hf":
+        hf.config_to_hf(config, SpecialIds(), np.dtype(np.float32))
+
+
+def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
+    """The parameters by path, in the model's order."""
+    shapes = {
+        name: tuple(leaf.shape)
+        for name, leaf in flatten(model_from_config(config).abstract_params()).items()
+    }
+    flat = flatten(params)
+    wrong = sorted(set(flat) ^ set(shapes)) or [
+        name for name, shape in shapes.items() if tuple(flat[name].shape) != shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"`params` must be the parameters of this {type(config).__name__}; missing, unknown or "
+            f"of another shape: {', '.join(wrong[:3])}"
+        )
+    return {name: flat[name] for name in shapes}
+
+
+def _disk_dtype(flat: dict[str, Any], dtype: Any) -> np.dtype:
+    if dtype is not None:
+        return float_dtype(dtype)
+    return common_dtype(value.dtype for value in flat.values())
+
+
+def _cast(value: Any, dtype: np.dtype) -> Any:
+    return value if value.dtype == dtype else value.astype(dtype)

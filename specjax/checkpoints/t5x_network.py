@@ -1,0 +1,388 @@
+"""The network in a T5X checkpoint: its parameter tree, and its configuration.
+
+Trees. Unscanned, as ours: `encoder/layers_3/attention/query/kernel (E, H·D)`. With `scan_layers`
+(T5X's scalable_t5) the layers lie on axis 1 of one array and the heads are kept apart,
+`encoder/encoder/attention/query/kernel (E, L, H, D)`, and each layer has a `relpos_bias` of its
+own; `scan_layers=False` there gives the unscanned names with heads apart.
+
+Configuration. The arrays tell every size, whether the head is tied and how many activations an MLP
+has, but not which: without a gin file these are T5 v1.1's `("gelu", "linear")`, or v1.0's
+`("relu",)` where there is one. T5X fixes the rest: epsilon 1e-6, relative distances up to 128, tied
+logits scaled.
+"""
+
+import ast
+import dataclasses
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.checkpoints.arrays import ArrayReader, ArraySpec, Piece, same_values
+from specjax.models import ModelConfig, T5Config
+
+GIN_FILES = ("config.gin", "operative_config.gin")
+
+# T5X's field: ours. The arrays decide these, and a gin file must agree.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "emb_dim": "embed_dim",
+    "num_heads": "num_heads",
+    "head_dim": "head_dim",
+    "mlp_dim": "mlp_dim",
+    "num_encoder_layers": "num_encoder_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "logits_via_embedding": "tie_embeddings",
+}
+
+# Fields that T5X's own T5Config lacks; networks made from it may have them.
+_RELATIVE = {"num_buckets": "relpos_buckets", "max_distance": "relpos_max_distance"}
+
+# What T5X's T5 computes, whatever its configuration.
+BUCKETS = 32
+MAX_DISTANCE = 128
+_FIXED = {
+    "relpos_per_layer": False,
+    "norm_eps": 1e-6,
+    "relpos_buckets": BUCKETS,
+    "relpos_max_distance": MAX_DISTANCE,
+    "decoder_start_token": 0,
+}
+
+_SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
+_MOST_LAYERS = 10_000
+_LAYER_BIAS = re.compile(r"(encoder|decoder)/layers_\d+/(relpos_bias/rel_embedding)")
+
+
+class Tree:
+    """The unscanned tree in a checkpoint of either form.
+
+    Args:
+      reader: the open checkpoint.
+
+    Attributes:
+      pieces: where each parameter comes from.
+      specs: shape and dtype of each.
+    """
+
+    def __init__(self, reader: ArrayReader) -> None:
+        self._reader = reader
+        self.pieces: dict[str, Piece] = {}
+        self.specs: dict[str, ArraySpec] = {}
+        for source, spec in reader.specs.items():
+            match = _SCANNED.fullmatch(source)
+            axis = _scan_axis(reader, match[1]) if match else 0
+            if match is None or len(spec.shape) <= axis:
+                # The array itself, which may be a traced one.
+                self._add(source, source, spec.shape, lambda array: array)
+                continue
+            if spec.shape[axis] > _MOST_LAYERS:
+                raise ValueError(
+                    f"{reader.directory}: {source}, whose shape is said to be {spec.shape}, would "
+                    f"have {spec.shape[axis]:,} layers, more than any network; copy it again"
+                )
+            shape = spec.shape[:axis] + spec.shape[axis + 1 :]
+            for i in range(spec.shape[axis]):
+
+                def layer(array: Any, i: int = i, axis: int = axis) -> Any:
+                    return np.moveaxis(array, axis, 0)[i]
+
+                self._add(f"{match[1]}/layers_{i}/{match[2]}", source, shape, layer)
+
+    def _add(
+        self, name: str, source: str, shape: tuple[int, ...], take: Callable[[Any], Any]
+    ) -> None:
+        """Adds a parameter, its heads merged: `out` kernels hold them first, the others last."""
+        if len(shape) == 3 and name.endswith("/kernel"):
+            a, b, c = shape
+            shape = (a * b, c) if name.endswith("/out/kernel") else (a, b * c)
+        self.specs[name] = ArraySpec(shape, self._reader.specs[source].dtype)
+        self.pieces[name] = Piece(source, lambda array: take(array).reshape(shape))
+
+    def share_biases(self) -> None:
+        """Puts one relative position bias per stack in the place of equal ones per layer.
+
+        Only if those of both stacks are: a model has either form.
+        """
+        layers = [name for name in self.specs if _LAYER_BIAS.fullmatch(name)]
+        wanted = list(dict.fromkeys(self.pieces[name].source for name in layers))
+        arrays = dict(self._reader.arrays(wanted))
+        first: dict[str, np.ndarray] = {}
+        for name in layers:
+            piece = self.pieces[name]
+            value = np.ascontiguousarray(piece.view(arrays[piece.source]))
+            if not same_values(value, first.setdefault(name.split("/")[0], value)):
+                return
+        for name in layers:
+            stack, bias = name.split("/")[0], "relpos_bias/rel_embedding"
+            self.pieces.setdefault(f"{stack}/{bias}", self.pieces.pop(name))
+            self.specs.setdefault(f"{stack}/{bias}", self.specs.pop(name))
+
+
+def _scan_axis(reader: ArrayReader, stack: str) -> int:
+    """1 by default; T5X's `param_scan_axis` may also be 0, which a norm's scale (E, L) shows."""
+    embedding = reader.specs.get("token_embedder/embedding")
+    norm = reader.specs.get(f"{stack}/{stack}/pre_mlp_layer_norm/scale")
+    if embedding is None or norm is None or len(norm.shape) != 2:
+        return 1
+    return 1 if norm.shape[0] == embedding.shape[-1] else 0
+
+
+def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = None) -> T5Config:
+    """Reads a configuration off the shapes of the arrays, and from a gin file what they lack.
+
+    Args:
+      specs: the arrays by unscanned name.
+      path: of the checkpoint, for messages.
+      gin: a T5X gin file, if there is one.
+
+    Returns:
+      The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
+
+    Raises:
+      FileNotFoundError: where there is no such gin file.
+      ValueError: if these are no T5's arrays, if they do not tell enough, or if the gin file says
+        something else than they do.
+    """
+    fields = {} if gin is None else read_t5_fields(gin)
+    sizes = _sizes(specs, path)
+    distance = fields.get("max_distance", MAX_DISTANCE)
+    if "max_distance" not in fields and sizes["relpos_buckets"] != BUCKETS:
+        raise ValueError(
+            f"{path}: its relative position biases have {sizes['relpos_buckets']} buckets, where "
+            f"T5X's T5 has {BUCKETS}, so its largest distance is not known; give `config` "
+            "(--config): a JSON file, or a gin file that binds T5Config.max_distance"
+        )
+    try:
+        found = T5Config(**sizes, relpos_max_distance=distance)
+        return found if gin is None else _with_fields(found, fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{gin or path}: {error}") from None
+
+
+# The arrays that show sizes, and those of their two axes.
+_SHOWN = {
+    "token_embedder/embedding": ("vocab_size", "embed_dim"),
+    "decoder/layers_0/self_attention/query/kernel": ("embed_dim", "joined"),
+    r"decoder/layers_0/mlp/wi(_0)?/kernel": ("embed_dim", "mlp_dim"),
+    r"decoder/(layers_0/)?relpos_bias/rel_embedding": ("num_heads", "relpos_buckets"),
+}
+
+
+def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
+    """What the shapes tell, by field of `T5Config`."""
+    layers = {"encoder": 0, "decoder": 0}
+    for name in specs:
+        if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
+            layers[match[1]] = max(layers[match[1]], int(match[2]) + 1)
+    sizes: dict[str, Any] = {}
+    lacking = [f"{stack}/layers_0" for stack, count in layers.items() if not count]
+    for pattern, axes in _SHOWN.items():
+        found = [
+            s.shape for n, s in specs.items() if re.fullmatch(pattern, n) and len(s.shape) == 2
+        ]
+        if found:
+            sizes = dict(zip(axes, found[0], strict=True)) | sizes
+        else:
+            lacking.append(re.sub(r"\((.*?)\)\?", "", pattern))
+    if lacking:
+        raise ValueError(
+            f"{path} does not hold a T5's parameters: it lacks {', '.join(lacking)}; of T5X's "
+            "networks only the encoder-decoder T5 can be loaded"
+        )
+    joined = sizes.pop("joined")
+    if joined % sizes["num_heads"]:
+        raise ValueError(
+            f"{path}: the width of the query kernels, {joined}, must be a multiple of the "
+            f"{sizes['num_heads']} heads of relpos_bias; copy the whole checkpoint"
+        )
+    single = any(name.endswith("/mlp/wi/kernel") for name in specs)
+    return sizes | {
+        "head_dim": joined // sizes["num_heads"],
+        "num_encoder_layers": layers["encoder"],
+        "num_decoder_layers": layers["decoder"],
+        "mlp_activations": ("relu",) if single else ("gelu", "linear"),
+        "relpos_per_layer": "encoder/relpos_bias/rel_embedding" not in specs,
+        "tie_embeddings": "decoder/logits_dense/kernel" not in specs,
+    }
+
+
+def find_gin(directory: Path) -> Path | None:
+    """The gin file that T5X leaves in a model directory, the checkpoint's parent."""
+    places = (folder / name for folder in (directory, directory.parent) for name in GIN_FILES)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
+    """Takes what only a gin file says, and holds the rest against the arrays."""
+    remedy = "give the gin file this checkpoint was trained with"
+    for theirs, ours in {**_SIZES, **_RELATIVE}.items():
+        value = getattr(config, ours)
+        if theirs in fields and fields[theirs] != value:
+            raise ValueError(
+                f"T5Config.{theirs} = {fields[theirs]!r}, but the checkpoint's arrays have "
+                f"{value!r}; {remedy}"
+            )
+    changes: dict[str, Any] = {}
+    if "mlp_activations" in fields:
+        named = fields["mlp_activations"]
+        if not isinstance(named, list | tuple) or not all(isinstance(a, str) for a in named):
+            raise ValueError(
+                f"T5Config.mlp_activations = {named!r} must be a tuple of names, such as "
+                "('gelu', 'linear')"
+            )
+        if len(named) != len(config.mlp_activations):
+            raise ValueError(
+                f"T5Config.mlp_activations = {named!r}, but the checkpoint's MLPs have "
+                f"{len(config.mlp_activations)} input projections; {remedy}"
+            )
+        changes["mlp_activations"] = tuple(named)
+    if isinstance(fields.get("dropout_rate"), int | float):
+        changes["dropout_rate"] = float(fields["dropout_rate"])
+    return dataclasses.replace(config, **changes)
+
+
+def read_t5_fields(gin: Path) -> dict[str, Any]:
+    """The literal bindings of `T5Config` in a gin file.
+
+    Reads `T5Config.field = value` under any module and scope, the block form, and `%MACRO`s bound
+    to literals in the same file. `include`d files are not followed: the file that T5X leaves
+    beside a checkpoint has none.
+
+    Args:
+      gin: the file.
+
+    Returns:
+      The values by T5X's field name; later ones win, and what is no literal is left out.
+
+    Raises:
+      FileNotFoundError: where there is no such file.
+      ValueError: where it is no gin, or binds the activations or relative positions to what cannot
+        be read here.
+    """
+    bound = dict(_bindings(gin))
+    values: dict[str, Any] = {}
+    stock = {"num_buckets": str(BUCKETS), "max_distance": str(MAX_DISTANCE)}
+    for name, value in bound.items():
+        module, _, field = name.rpartition(".")
+        if module.endswith("RelativePositionBiases") and value != stock.get(field, value):
+            raise ValueError(
+                f"{gin}: {name} = {value} has no effect where the network passes its own, as "
+                "T5X's T5 does; bind T5Config.num_buckets and T5Config.max_distance to what the "
+                "checkpoint was trained with, or give a JSON file"
+            )
+        if not re.fullmatch(r"(.*[./])?T5Config", module):
+            continue
+        if re.search("bucket|distance", field) and field not in _RELATIVE:
+            raise ValueError(
+                f"{gin}: T5Config.{field} is not a field that specjax knows; give a JSON file with "
+                "relpos_buckets and relpos_max_distance"
+            )
+        try:
+            values[field] = ast.literal_eval(_expanded(value, bound))
+        except (KeyError, ValueError, SyntaxError, RecursionError):
+            # A @function, another file's %macro.
+            if field in ("mlp_activations", *_RELATIVE):
+                example = "('gelu', 'linear')" if field == "mlp_activations" else "128"
+                raise ValueError(
+                    f"{gin}: T5Config.{field} = {value} cannot be read from this file alone; bind "
+                    f"it to a value, such as {example}"
+                ) from None
+    if not isinstance(distance := values.get("max_distance", 1), int) or distance is True:
+        raise ValueError(f"{gin}: T5Config.max_distance = {distance!r} must be a whole number")
+    return values
+
+
+def _expanded(value: str, macros: Mapping[str, str]) -> str:
+    """Puts the values of `%MACRO`s in their places; KeyError for those of other files."""
+    return re.sub(r"%([\w./]+)", lambda match: _expanded(macros[match[1]], macros), value)
+
+
+def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
+    """The names that a gin file binds, with their values, blocks spelt out, without spaces."""
+    left_out = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
+    block, line = "", []
+    try:
+        text = gin.read_text(encoding="utf-8")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in (*left_out, tokenize.NEWLINE):
+                line.append(token)
+            elif token.type == tokenize.NEWLINE and line:
+                statement, indented = "".join(t.string for t in line), line[0].start[1] > 0
+                name, binds, value = statement.partition("=")
+                block = block if indented else ""
+                if binds:
+                    yield (f"{block}.{name}" if block else name), value
+                elif name.endswith(":"):
+                    block = name[:-1]
+                line = []
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{gin}: no such gin file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{gin} is not a gin file: it is not UTF-8 text") from None
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise ValueError(
+            f"{gin} is not readable as gin ({error.args[0]}); correct the file"
+        ) from None
+
+
+def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[str, Any]]:
+    """The same network as T5X can hold it: a tied head that does not scale becomes an equal one.
+
+    Args:
+      config: one that `check_writable` lets pass.
+      params: its parameters by path.
+
+    Returns:
+      The configuration and the parameters of T5X's network.
+    """
+    if not config.tie_embeddings or config.scale_tied_logits:
+        return config, dict(params)
+    head = np.asarray(params["token_embedder/embedding"]).T
+    untied = dataclasses.replace(config, tie_embeddings=False, scale_tied_logits=True)
+    return untied, {**params, "decoder/logits_dense/kernel": head}
+
+
+def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> str:
+    """Gin for T5X's minimal T5 (`t5x.examples.t5.network`).
+
+    Args:
+      configs: by gin's scope; "" for none.
+      included: a gin file that comes before.
+    """
+    lines = [
+        "from __gin__ import dynamic_registration\n",
+        "from t5x.examples.t5 import network\n\n",
+        f"include '{included}'\n\n" if included else "",
+    ]
+    for scope, config in configs.items():
+        values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+        values |= {n: getattr(config, n) for n in ("mlp_activations", "dropout_rate")}
+        prefix = f"{scope}/" if scope else ""
+        lines += [f"{prefix}network.T5Config.{name} = {v!r}\n" for name, v in values.items()]
+    return "".join(lines)
+
+
+def check_writable(config: ModelConfig) -> None:
+    """Asserts that T5X's T5, which has no field for some values, computes this configuration.
+
+    Args:
+      config: the configuration.
+
+    Raises:
+      ValueError: naming the first field that T5X has otherwise.
+    """
+    if not isinstance(config, T5Config):
+        family = type(config).__name__.removesuffix("Config")
+        raise ValueError(f"T5X's format holds T5 alone, not {family}; convert it to hf or orbax")
+    for name, value in _FIXED.items():
+        if (own := getattr(config, name)) != value:
+            other = "orbax" if name == "relpos_per_layer" else "hf or orbax"
+            raise ValueError(
+                f"{name}={own} must be {value} for a T5X checkpoint, as it is in T5X's minimal "
+                f"T5; convert it to {other}"
+            )

@@ -1,0 +1,217 @@
+"""`specjax compare --gin.NAME=value`: compares ways to decode: estimates and measures settings."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli import gin_config, hosts, infer
+from specjax.cli.failures import SOME_FAILED
+
+if TYPE_CHECKING:
+    from specjax.study import Setting
+    from specjax.text import TextModel
+
+DEFAULT_FILE = "runs/compare.gin"
+GROUPS = {
+    "sweeps": f"grids, each chosen by --gin_file={DEFAULT_FILE} --gin_file=sweeps/NAME.gin",
+    "papers/*/compare.gin": "grids of papers, beside a pair and a task: "
+    "--gin_file=papers/PAPER/compare.gin",
+    **{key: infer.GROUPS[key] for key in ("papers/*/task_*.gin", "papers/*/pair_*.gin")},
+}
+# What `--quick` changes; other values may still be given.
+_QUICK = {
+    "LIMIT": 32,
+    "ESTIMATE_LIMIT": 16,
+    "CANDIDATES": 4,
+    "NUM_SAMPLES": 1,
+    "REPEATS": 1,
+    "LATENCY_LIMIT": 16,
+    "ONE_BUCKET": True,
+}
+_NOTES = (
+    "Intervals are of bootstrap resamples of the texts. front: no other is shown to be faster and",
+    "as good, or better and as fast. speedup: over the verifier alone, timed in turns with it.",
+)
+_ESTIMATE_NOTES = (
+    "From one reading of the verifier's own texts: no setting was decoded. Estimates of Lossless",
+    "are unbiased; other rules write other texts, whose contexts this reading has not seen.",
+)
+_ROUNDS_NOTES = (
+    "Each round looks at more texts and at half of the settings; chance: that a setting meets the",
+    "demand by the margin in the last round.",
+)
+_TABLE_2_NOTES = (
+    "latency_reduction: the verifier's latency over that of the method where it has the verifier's",
+    "quality; best_*: the method's best quality within the verifier's latency. Both by straight",
+    "lines between neighbouring strengths. matched and within: in which share of the resamples",
+    "there is such a place. measured_reduction: of the fastest measured strength whose quality is",
+    "not shown to be below the verifier's.",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--estimate", action="store_true", help="estimate all settings, and measure none"
+    )
+    chosen.add_argument(
+        "--full", action="store_true", help="measure all settings, and estimate none"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a first look: " + ", ".join(f"{name}={value}" for name, value in _QUICK.items()),
+    )
+    hosts.add_arguments(parser, joins=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compares as the gin files say; prints tables and one line of JSON."""
+    # Imported here so that `specjax --help` stays quick.
+    from specjax import study
+
+    register()
+    flags = {"MEASURED": "none"} if args.estimate else {"MEASURED": "all"} if args.full else {}
+    first = flags | (_QUICK if args.quick else {})
+    args.gin_binding[:0] = [f"{name}={value}" for name, value in first.items()]
+    gin_config.configure_from(args)
+    on_start, process = gin_config.recorder(args), args.process
+    results = gin_config.call(study.compare, models_of, on_start=on_start, process=process)
+    print(tables(results))
+    print(json.dumps(results))
+    if not results["failed"]:
+        return 0
+    name, why = next(iter(results["failures"].items()))
+    more = f", and {results['failed'] - 1} more" if results["failed"] > 1 else ""
+    print(
+        f"specjax compare: {results['failed']} of {results['done'] + results['failed']} settings "
+        f"failed: {name}: {why}{more}; points.jsonl has the reasons, and the same command tries "
+        "them again",
+        file=sys.stderr,
+    )
+    return SOME_FAILED
+
+
+def register() -> None:
+    """Makes configurable what a comparison is made of; imports it."""
+    from specjax import evaluation, study
+    from specjax.study.choose import Search
+    from specjax.study.drafting_plans import plans
+    from specjax.study.infer_names import Prompting
+
+    infer.register()
+    gin_config.register(
+        evaluation.AnswerAfter,
+        evaluation.AnswerPattern,
+        evaluation.Bootstrap,
+        evaluation.Sandbox,
+        study.Grid,
+        study.Measuring,
+        study.read_texts,
+        study.compare,
+        Prompting,
+        Search,
+        decoding,
+        plans,
+    )
+
+
+def decoding(
+    max_new_tokens: int = 128,
+    stop: Sequence[str] = (),
+    buckets: Sequence[int] | None = None,
+    widths: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """The options that the decoders of all settings share, checked; see `Decoder`."""
+    from specjax.text.options import check_decoding
+
+    given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets, "widths": widths}
+    found = {name: value for name, value in given.items() if value is not None}
+    check_decoding(found)
+    return found
+
+
+def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
+    """Loads the pair that the gin files name, and the further drafters of settings."""
+    from specjax import text
+
+    pair = gin_config.call_part(text.load_pair)
+    found = dict(pair.named)
+    for setting in settings:
+        for name in (setting.drafter, *getattr(setting.made("drafting"), "models", ())):
+            if name not in found:
+                place, mesh = os.path.expanduser(name), pair.verifier.mesh
+                found[name] = gin_config.call_part(text.load_text_model, place, mesh=mesh)
+                text.Models(**{name: found[name], "verifier": pair.verifier})  # one vocabulary
+    return found
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The best, table 2 or the rounds of a search, and the answer to its demand, as text."""
+    from specjax.cli.bench.report import Report
+    from specjax.study.tables import table_2_rows
+
+    best, parts = results["best"], []
+    if not best:
+        return "no setting was estimated or measured"
+    columns = [name for name in best[0] if any(row.get(name) is not None for row in best)]
+    notes = _NOTES if results["done"] else _ESTIMATE_NOTES
+    shown = {"estimated": results["estimated"], "measured": results["done"]}
+    parts.append(Report(best, columns, notes, summary=shown).table())
+    if "answer" in results:
+        parts += [_rounds(results), _answer(results)]
+    elif results["table_2"]:
+        rows = table_2_rows(results["table_2"], results["quality"])
+        parts.append(Report(rows, tuple(rows[0]), _TABLE_2_NOTES).table())
+    return "\n\n".join(parts)
+
+
+def _rounds(results: dict[str, Any]) -> str:
+    from specjax.cli.bench.report import Report
+
+    quality, rows = results["quality"], []
+    for number, one in enumerate(results["rounds"], 1):
+        for setting in one["settings"]:
+            values = {name: figure["value"] for name, figure in setting["figures"].items()}
+            relative = values["relative_latency"]
+            row = {"round": number, "texts": one["texts"], "setting": setting["setting"]}
+            if quality is not None:
+                row |= {quality: values[quality], "+-": setting["figures"][quality]["error"]}
+            row["speedup"] = None if relative is None else 1.0 / relative
+            row |= {"nats_per_token": values["nats_per_token"], "chance": setting["chance"]}
+            rows.append(row)
+    return Report(rows, tuple(rows[0]), _ROUNDS_NOTES).table()
+
+
+def _answer(results: dict[str, Any]) -> str:
+    """The answer in words."""
+    described, held_out = results["described"], results["held_out"]
+    lines = [
+        f"demand: {results['demand']}",
+        f"answer: {results['answer']}" + (f": {described}" if described else ""),
+        f"why: {results['why']}",
+    ]
+    if held_out is not None:
+        lines.append(f"on {held_out['texts']} held-out texts, with intervals:")
+        figures = dict(held_out["figures"])
+        if held_out["difference"] is not None:
+            figures[f"{results['quality']} - verifier's"] = held_out["difference"]
+        lines += [f"  {name}: {_shown(figure)}" for name, figure in figures.items()]
+        for part in held_out["demands"]:
+            how = "holds by law" if part["by_law"] else "met" if part["met"] else "not met"
+            slack = _shown({**part, "value": part["slack"]})
+            lines.append(f"  {part['demand']}: {how}" + (f", by {slack}" if slack else ""))
+    if results["gin_file"]:
+        lines.append(f"written: {results['gin_file']}")
+    return "\n".join(lines)
+
+
+def _shown(figure: dict[str, Any]) -> str | None:
+    from specjax.study.tables import shown
+
+    return shown(figure)

@@ -1,0 +1,57 @@
+"""What to say of a name that is not known: it was renamed, or another one looks like it."""
+
+import difflib
+from collections.abc import Collection
+
+# What earlier versions called commands, gin files, and names in them.
+NEW_NAMES = {
+    "train_head": "train head",
+    "train_bigram": "train bigram",
+    "sweep": "compare --full",
+    "screen": "compare --estimate",
+    "tune": "compare --gin.DEMAND=...",
+    "tune_drafts": "compare --gin.PLANS=@plans()",
+    "runs/sweep.gin": "runs/compare.gin",
+    "runs/screen.gin": "runs/compare.gin",
+    "runs/tune.gin": "runs/compare.gin",
+    "runs/tune_drafts.gin": "runs/compare.gin",
+    "papers/faster_cascades/sweep.gin": "papers/faster_cascades/compare.gin",
+    "methods/max_gram.gin": "methods/lookup.gin",
+    "ALPHA": "STRENGTH",
+    "alpha": "strength",
+    "MaxGram": "Lookup",
+    "OUTPUT_ANSWER": "ANSWER",
+    "TEXTS": "LIMIT",
+    "SEEDS": "NUM_SAMPLES",
+    "RULES": "METHODS",
+    "SAMPLES": "DRAWS",
+    "SCREENED": "ESTIMATE_LIMIT",
+    "LATENCY_TEXTS": "LATENCY_LIMIT",
+    "NUM_INPUTS": "LIMIT",
+    "MAX_SCORED": "LIMIT",
+    "num_inputs": "limit",
+    "max_examples": "limit",
+    "allow_other_streams": "allow_other_environment",
+    "OnPolicy": "Teacher",
+    "Acceptance": "Teacher",
+    "InverseSqrt": "AdamW",
+    "Cosine": "AdamW (decay='cosine')",
+    "teacher_samples": "Teacher.samples",
+    "on_policy": "Teacher.on_policy_share",
+    "schedule": "learning_rate, warmup_steps and decay",
+}
+
+
+def hint(name: str, known: Collection[str], otherwise: str) -> str:
+    """A remedy for a name that is not known.
+
+    Args:
+      name: of a command, a gin file, or something in gin files.
+      known: the names that are.
+      otherwise: what to say where none of them looks like it.
+    """
+    if name in NEW_NAMES:
+        return f"it is now called {NEW_NAMES[name]}"
+    near = [other for other in known if other.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

@@ -1,0 +1,306 @@
+"""What decoding refuses: prompts out of range, parts that do not fit, what a part wrongly returns.
+
+Prompts and parts are checked on the host, what parts return while a program is traced.
+
+Axes: B rows, P prompt length, F prefix length, G longest block, T committed tokens, V vocabulary,
+D width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import check_array, check_like, check_part, check_static, unpacked
+from specjax.rules import Budgeted
+from specjax.rules.target import check_is_rule
+from specjax.types import (
+    Array,
+    Bonus,
+    DecodeState,
+    DraftBlock,
+    Drafter,
+    LanguageModel,
+    Params,
+    PromptBatch,
+    Rule,
+    Verification,
+)
+
+# The largest seed and id.
+_WORD = 2**32 - 1
+
+
+def check_prompts(
+    prompts: PromptBatch, vocab_size: int, min_draft: int, max_draft: int, max_new: int
+) -> None:
+    """Raises ValueError, naming the argument, for a shape, dtype or value that a method refuses."""
+    if np.ndim(prompts.inputs) != 2:
+        raise ValueError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
+    rows, width = np.shape(prompts.inputs)
+    if prompts.prefix is None and prompts.prefix_lengths is not None:
+        raise ValueError("prefix_lengths without prefix: give both, or neither")
+    forced, last = np.shape(prompts.prefix)[-1] if prompts.prefix is not None else 0, vocab_size - 1
+    sizes = {"[B, P]": (rows, width), "[B, F]": (rows, forced), **dict.fromkeys(_BY_ROW, (rows,))}
+    known = [
+        ("inputs", "[B, P]", 0, last),
+        ("input_lengths", "[B]", 1, width),
+        ("limits", "[B]", 0, max_new),
+        ("draft_limits", "[B]", min_draft, max_draft),
+        ("seeds", "scalar or [B]", 0, _WORD),
+        ("ids", "[B]", 0, _WORD),
+        ("prefix", "[B, F]", 0, last),
+        ("prefix_lengths", "[B]", 0, forced),
+    ]
+    for name, axes, low, high in known:
+        if (value := getattr(prompts, name)) is not None:
+            _check_shape(name, value, axes, sizes[axes])
+            _check_span(name, value, low, high)
+    for name in ("temperature", "top_k", "top_p"):
+        if (value := getattr(prompts.sampling, name)) is not None:
+            _check_shape(f"sampling.{name}", value, "scalar or [B]", (rows,))
+
+
+_BY_ROW = ("[B]", "scalar or [B]")
+
+
+def _check_shape(name: str, value: Any, axes: str, shape: tuple[int, ...]) -> None:
+    found = np.shape(value)
+    if found != shape and not (found == () and axes.startswith("scalar")):
+        raise ValueError(f"{name} must be {axes} = {shape}, got shape {found}")
+
+
+def _check_span(name: str, value: Any, low: int, high: int) -> None:
+    array = np.asarray(value)
+    if array.size and array.dtype.kind not in "iuO":  # O: whole numbers past 64 bits
+        raise ValueError(f"{name} must be of an integer dtype, got {array.dtype}")
+    bad = (array < low) | (array > high)
+    if bad.any():
+        where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
+        raise ValueError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
+
+
+def check_stops(
+    state: DecodeState, stop_after: Any, until_finished: Any, table: Any
+) -> tuple[np.int32, np.int32]:
+    """When a loop returns, as int32 numbers; all rows must be finished if nothing is said.
+
+    Raises:
+      ValueError: unless both are at least 1 (a loop of no steps never ends), and there is an
+        automaton of stop strings just where the state has one.
+    """
+    if (state.stop is None) != (table is None):
+        does, must = ("no", "left out") if state.stop is None else ("a", "given")
+        raise ValueError(f"stop_table must be {must}: the state has {does} field stop")
+    # Not of `finished`, which would be a program of its own.
+    until_finished = state.ended_by.shape[0] if until_finished is None else until_finished
+    for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
+        if int(value) < 1:
+            raise ValueError(f"{name} must be at least 1, got {int(value)}")
+    return np.int32(stop_after), np.int32(until_finished)
+
+
+def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Raises unless `eos_ids` is a tuple of token ids."""
+    if not isinstance(eos_ids, tuple):
+        raise TypeError(f"eos_ids must be a tuple of token ids, got {eos_ids!r}: write (1,)")
+    for eos in eos_ids:
+        if not 0 <= eos < vocab_size:
+            raise ValueError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
+
+
+def check_vocabularies(verifier: Any, drafter: Any) -> None:
+    """Raises ValueError unless a verifier and a drafter have one vocabulary size."""
+    if verifier.vocab_size != drafter.vocab_size:
+        raise ValueError(
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
+            f"{verifier.vocab_size}: they must be one"
+        )
+
+
+def check_parts(
+    verifier: LanguageModel, drafter: Drafter, verification: Verification, nested: bool
+) -> None:
+    """Raises TypeError or ValueError unless the parts of a round fit together."""
+    needed = ("draft_limits", "propose", "bonus", "commit")
+    check_part("drafter", drafter, needed, "NeuralDrafter(...)")
+    check_part(
+        "verification",
+        verification,
+        ("acceptance", "has_carry", "keeps_last_pass"),
+        "verification.Block()",
+    )
+    parts = {"verifier": verifier, "drafter": drafter, "verification": verification}
+    for name, part in parts.items():
+        check_static(name, part)
+    check_vocabularies(verifier, drafter)
+    verification.check(drafter.max_draft, drafter.traits)
+    wrong = _misfit(verifier, drafter, verification, nested)
+    if wrong is not None:
+        raise ValueError(wrong)
+
+
+def _misfit(
+    verifier: LanguageModel, drafter: Drafter, verification: Verification, nested: bool
+) -> str | None:
+    """What does not fit, and what to do; None for nothing."""
+    judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
+    if verification.has_carry and not traits.fixed_length:
+        # Its carry-overs would need each earlier block's stopping state; see `still_drafting`.
+        return (
+            f"{judge} needs drafts of a fixed length, but {drafts}'s traits say "
+            "fixed_length=False: use Block or Token verification, or a drafter whose every block "
+            "is as long as its limit and says fixed_length=True"
+        )
+    if nested and verification.has_carry:
+        return (
+            f"{judge} is not exact in a round that another round reviews: use Block or Token "
+            "verification"
+        )
+    if traits.drafts_trees and not verification.walks_trees:
+        return f"{drafts} drafts trees, and {judge} verifies chains: use a verification with walk"
+    if traits.drafts_trees and not verifier.reads_trees:
+        return f"{drafts} drafts trees, which {type(verifier).__name__} cannot read"
+    if nested and (traits.drafts_trees or traits.reads_verifier_hidden):
+        what = "drafts trees" if traits.drafts_trees else "reads the verifier's hidden states"
+        return f"{drafts} {what}: it cannot draft for a round that another round reviews"
+    return None
+
+
+def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
+    """Raises if `rule` is no rule, or reads a confidence that the drafter does not have.
+
+    With `nested` also if it has a budget, which is held where the verifier reviews.
+    """
+    if isinstance(rule, Budgeted) and (nested or drafter.traits.drafts_trees):
+        where = "that another round reviews" if nested else "over trees"
+        raise ValueError(
+            f"rule must be without a budget in a round {where}, got {rule!r}: hold the budget "
+            "where the verifier reviews chains"
+        )
+    check_is_rule("rule", rule)
+    if any(leaf is rule for leaf in jax.tree.leaves(rule)):
+        raise TypeError(
+            f"rule must be a pytree, got {type(rule).__name__}: decorate the class with "
+            "specjax.types.traced_dataclass"
+        )
+    if rule.reads_draft_confidence and not drafter.has_confidence:
+        raise ValueError(
+            f"{type(rule).__name__} reads the drafter's confidence, but "
+            f"{type(drafter).__name__} has none: choose another rule"
+        )
+
+
+def check_strengths(rule: Any, rows: int) -> None:
+    """Raises ValueError unless every strength of a rule is scalar or `[B]`."""
+    for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
+        _check_shape(f"rule{jax.tree_util.keystr(name)}", leaf, "scalar or [B]", (rows,))
+
+
+def check_state(drafter: Drafter, state: Any, rows: int) -> None:
+    """Raises TypeError unless the batch is the leading axis of every array of a first state."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jnp.shape(leaf)[:1] != (rows,):
+            raise TypeError(
+                f"{type(drafter).__name__}.prefill: state{jax.tree_util.keystr(path)} must be "
+                f"[B, ...] with B = {rows} rows, got shape {list(jnp.shape(leaf))}"
+            )
+
+
+def planned(drafter: Drafter, params: Params, state: Any, limits: Array) -> Array:
+    """What `draft_limits` says, within 0 and `limits`; both `[B]` int32.
+
+    Raises:
+      TypeError: naming the drafter, if it gives no `[B]` int32.
+    """
+    asked = drafter.draft_limits(params, state, limits)
+    where = f"{type(drafter).__name__}.draft_limits"
+    check_array(where, asked, "[B]", limits.shape, jnp.int32)
+    return jnp.clip(asked, 0, limits)
+
+
+def checked_block(
+    drafter: Drafter, returned: Any, limits: Array, with_confidence: bool
+) -> tuple[DraftBlock, Any]:
+    """The block and the state that `propose` returned, no row's block longer than its limit.
+
+    Args:
+      drafter: the drafter.
+      returned: what its `propose` returned.
+      limits: `[B]` int32, known before the draft: so it is exact to cut a block there.
+      with_confidence: whether the rule reads confidences.
+
+    Raises:
+      TypeError: naming the drafter and the field that is of a wrong shape, dtype or type.
+    """
+    where = f"{type(drafter).__name__}.propose"
+    block, state = unpacked(where, returned, ("block", "state"))
+    axes = {
+        "tokens": "[B, G]",
+        "probs": "[B, G + 1, V]",
+        "num_drafted": "[B]",
+        **({"confidences": "[B, G + 1, V]"} if with_confidence else {}),
+        **({"parents": "[B, G]"} if drafter.traits.drafts_trees else {}),
+    }
+    _check_given(where, drafter, block, DraftBlock, axes, limits.size)
+    if block.parents is not None and not drafter.traits.drafts_trees:
+        raise TypeError(f"{where}: parents must be None, or the traits say drafts_trees=True")
+    return block._replace(num_drafted=jnp.clip(block.num_drafted, 0, limits)), state
+
+
+def checked_bonus(
+    drafter: Drafter, returned: Any, before: Any, rows: int, with_confidence: bool
+) -> tuple[Bonus, Any]:
+    """The bonus and the state that `bonus` returned; `before` is the state that it was given.
+
+    Raises:
+      TypeError: naming the drafter and the field that is of a wrong shape, dtype or type.
+    """
+    where = f"{type(drafter).__name__}.bonus"
+    extra, state = unpacked(where, returned, ("bonus", "state"))
+    axes = {"probs": "[B, V]", **({"confidences": "[B, V]"} if with_confidence else {})}
+    _check_given(where, drafter, extra, Bonus, axes, rows)
+    check_like(f"{where}: state", state, before)
+    return extra, state
+
+
+def committed(
+    drafter: Drafter,
+    state: Any,
+    before: Any,
+    tokens: Array,
+    counts: Array,
+    hidden: Array | None = None,
+) -> Any:
+    """What `commit` returns; raises TypeError unless it is like the state `before` the round."""
+    asked = {"hidden": hidden} if drafter.traits.reads_verifier_hidden else {}
+    new = drafter.commit(state, tokens, counts, **asked)
+    check_like(f"{type(drafter).__name__}.commit: state", new, before)
+    return new
+
+
+def _check_given(
+    where: str,
+    drafter: Drafter,
+    given: Any,
+    kind: type[DraftBlock | Bonus],
+    axes: dict[str, str],
+    rows: int,
+) -> None:
+    """Raises TypeError unless a drafter gave what it must: the kind, and fields with these axes."""
+    if not isinstance(given, kind):
+        got = type(given).__name__
+        raise TypeError(f"{where} must return a types.{kind.__name__} first, got {got}")
+    longest = drafter.max_draft
+    sizes = {"B": rows, "G": longest, "G + 1": longest + 1, "V": drafter.vocab_size}
+    for name, letters in axes.items():
+        shape = [sizes[letter] for letter in letters[1:-1].split(", ")]
+        dtype = jnp.float32 if letters.endswith("V]") else jnp.int32
+        check_array(f"{where}: {name}", getattr(given, name), letters, shape, dtype)
+    names, calls = drafter.model_names, given.calls
+    if not isinstance(calls, dict) or set(calls) != set(names):
+        raise TypeError(
+            f"{where}: calls must be a dict with the model_names {list(names)} as its keys, got "
+            f"{list(calls) if isinstance(calls, dict) else calls}"
+        )

@@ -1,0 +1,271 @@
+"""Methods without rounds: every model reads each committed token itself.
+
+Autoregressive decoding has one model; the cascades have two, and add a step.
+
+Axes: B rows, V vocabulary.
+"""
+
+import abc
+import dataclasses
+import functools
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import check_part, check_static
+from specjax.decoding.guards import check_vocabularies
+from specjax.decoding.loop import Method, MethodParams, check_pair, per_row
+from specjax.decoding.state import Step, step_uniforms
+from specjax.partitioning import Partitioner
+from specjax.platforms import entry
+from specjax.processing import distributions, draws
+from specjax.rules import Lossless
+from specjax.sampling import confidence, draw, num_uniforms
+from specjax.types import (
+    Array,
+    Axes,
+    Cache,
+    DecodeState,
+    LanguageModel,
+    Params,
+    PromptBatch,
+    Sampling,
+    row_axes,
+)
+
+VERIFIER, DRAFTER = range(2)  # in `model_names`
+_LATER: Any = None  # a model that is not bound yet
+
+
+class HasRead(NamedTuple):
+    """How far a model has read.
+
+    Attributes:
+      positions: `[B]` int32, where the last committed token belongs in its cache.
+      cache: its cache, without that token.
+    """
+
+    positions: Array  # [B]
+    cache: Cache
+
+
+class SequentialState(NamedTuple):
+    """What one step leaves to the next, per row.
+
+    Attributes:
+      tokens: `[B]` int32, the last committed token; in no cache yet.
+      verifier: how far the verifier has read.
+      drafter: how far the drafter has read; None without one.
+      own: what a method keeps besides; its arrays have the batch as their leading axis.
+    """
+
+    tokens: Array  # [B]
+    verifier: HasRead
+    drafter: HasRead | None = None
+    own: Any = ()
+
+    def read_on(
+        self, last: Array, counts: dict[str, Array], caches: dict[str, Cache]
+    ) -> "SequentialState":
+        """After `counts` `[B]` more tokens by model, the last of them `last [B]`."""
+        moved = functools.reduce(jnp.maximum, counts.values()) > 0
+        read = {
+            name: HasRead(getattr(self, name).positions + counts[name], caches[name])
+            for name in counts
+        }
+        return self._replace(tokens=jnp.where(moved, last, self.tokens), **read)
+
+
+class SequentialMethod(Method):
+    """Prefills, axes and checks of methods without rounds. Their parameters: `MethodParams`."""
+
+    @property
+    @abc.abstractmethod
+    def models(self) -> dict[str, LanguageModel]:
+        """Its models by name; they are counted under it."""
+
+    def __post_init__(self) -> None:
+        for name, model in self.models.items():
+            needed = ("vocab_size", "prefill", "score", "write", "extend")
+            check_part(name, model, needed, "models.model_from_config(config)")
+            check_static(name, model)
+        super().__post_init__()
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.models["verifier"].vocab_size
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Those of its models."""
+        return tuple(self.models)
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `Method`."""
+        each = (x.prompt_positions(input_lengths, prefix_lengths) for x in self.models.values())
+        return functools.reduce(np.maximum, each)
+
+    def prefill(
+        self, params: MethodParams, prompts: PromptBatch, max_length: int
+    ) -> SequentialState:
+        """See `Method`."""
+        prompt = (prompts.inputs, prompts.input_lengths, max_length)
+        forced = (prompts.prefix, prompts.prefix_lengths)
+        filled = {
+            name: model.prefill(getattr(params, name), *prompt, *forced)
+            for name, model in self.models.items()
+        }
+        read = {name: HasRead(x.positions, x.cache) for name, x in filled.items()}
+        return SequentialState(filled["verifier"].tokens, **read)
+
+    def inner_axes(self, inner: SequentialState) -> Axes:
+        """See `Method`."""
+        read = {}
+        for name, model in self.models.items():
+            one: HasRead = getattr(inner, name)
+            read[name] = HasRead(row_axes(one.positions), model.cache_axes(one.cache))
+        return inner._replace(tokens=row_axes(inner.tokens), own=row_axes(inner.own), **read)
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoregressive(SequentialMethod):
+    """Decodes with one model, a token per pass.
+
+    Its parameters: `MethodParams` of a verifier alone. A rule shapes the target distribution; it
+    must not read a drafter.
+
+    Attributes:
+      model: the language model; it counts as the verifier.
+      eos_ids: tokens that end a row.
+      partitioner: where arrays lie on a mesh; None for one device.
+      processor: changes the logits; or None.
+    """
+
+    model: LanguageModel
+
+    @property
+    def models(self) -> dict[str, LanguageModel]:
+        """The one."""
+        return {"verifier": self.model}
+
+    @property
+    def independent_rows(self) -> bool:
+        """One token per row and pass, whatever the others do."""
+        return True
+
+    def check_rule(self, rule: Any) -> None:
+        """Raises TypeError or ValueError for what is no rule, or reads a drafter."""
+        check_part("rule", rule, ("reads_draft",), "rules.Lossless()")
+        if rule.reads_draft or rule.reads_draft_confidence:
+            raise ValueError(
+                f"{type(rule).__name__} reads the drafter, and there is none: give a drafter, or a "
+                "rule that reads the verifier alone"
+            )
+
+    def check_params(self, params: Params, rows: int) -> None:
+        """See `Method`."""
+        check_pair(self, params, rows)
+
+    def step(self, params: MethodParams, state: DecodeState) -> Step:
+        """See `Method`."""
+        inner: SequentialState = state.inner
+        last, read = inner.tokens[:, None], inner.verifier
+        with jax.named_scope("verifier_pass"):
+            logits, _, cache = self.model.extend(params.verifier, read.cache, last, read.positions)
+        with jax.named_scope("draw"):
+            uniforms = step_uniforms(state, num_uniforms(self.vocab_size))
+            probs, target, tokens = self._drawn(params.rule, logits[:, 0], state.sampling, uniforms)
+        nan = jnp.isnan(target[:, 0])
+        counts = (~state.finished & ~nan).astype(jnp.int32)
+        log_p, log_target = (jnp.log(jax.vmap(entry)(x, tokens))[:, None] for x in (probs, target))
+        return Step(
+            tokens=tokens[:, None],
+            counts=counts,
+            inner=inner.read_on(tokens, {"verifier": counts}, {"verifier": cache}),
+            calls={"verifier": 1},
+            log_p=log_p,
+            log_target=log_target,
+            deferrals=1,
+            nan_in=jnp.where(nan, VERIFIER, -1),
+        )
+
+    def _drawn(
+        self, rule: Any, logits: Array, sampling: Sampling, uniforms: Array
+    ) -> tuple[Array, Array, Array]:
+        """The verifier's distributions, the rule's, both `[B, V]`, and tokens of the latter."""
+        if isinstance(rule, Lossless):
+            probs, tokens = draws(logits, sampling, uniforms)
+            return probs, probs, tokens
+        probs = distributions(logits, sampling)
+        p_conf = jax.vmap(confidence)(logits) if rule.reads_verifier_confidence else None
+        target = jax.vmap(lambda rule, *of: rule(*of))(
+            per_row(rule, uniforms[:, 0]), probs, probs, None, p_conf
+        )
+        return probs, target, jax.vmap(draw)(target, uniforms)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairMethod(SequentialMethod):
+    """Decodes with two models, step by step. Its parameters: `MethodParams`.
+
+    `DecodeInfo.calls` are a row's own: passes that read something of this row. Without models it
+    says how to decode, for `Decoder(pair, method=...)`, which makes it whole by `bound`.
+
+    Attributes:
+      verifier: the large model; None, as for the drafter, where it is not bound yet.
+      drafter: the small model.
+      eos_ids: tokens that end a row.
+      partitioner: where arrays lie on a mesh; None for one device.
+      processor: changes the logits of both; or None.
+
+    Raises:
+      TypeError: if a model is not what it must be.
+      ValueError: if their vocabularies differ.
+    """
+
+    verifier: LanguageModel = dataclasses.field(default=_LATER, kw_only=True)
+    drafter: LanguageModel = dataclasses.field(default=_LATER, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.verifier is _LATER and self.drafter is _LATER:
+            return
+        super().__post_init__()
+        check_vocabularies(self.verifier, self.drafter)
+
+    def bound(
+        self,
+        verifier: LanguageModel,
+        drafter: LanguageModel,
+        eos_ids: tuple[int, ...],
+        partitioner: Partitioner | None,
+    ) -> Self:
+        """The same method over these models."""
+        return dataclasses.replace(
+            self, verifier=verifier, drafter=drafter, eos_ids=eos_ids, partitioner=partitioner
+        )
+
+    @property
+    def models(self) -> dict[str, LanguageModel]:
+        """The two."""
+        return {"verifier": self.verifier, "drafter": self.drafter}
+
+    def describe(self) -> dict[str, Any]:
+        """See `Method`."""
+        return {**super().describe(), "drafter": self.drafter.describe()}
+
+    def check_params(self, params: Params, rows: int) -> None:
+        """See `Method`."""
+        check_pair(self, params, rows)
+
+
+def log_at(probs: Array, tokens: Array) -> Array:
+    """Natural logarithms of the probabilities `[..., V]` of `tokens [...]`."""
+    return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
+
+
+def source_of_nan(in_verifier: Array, in_drafter: Array) -> Array:
+    """`[B]` int32 as `Step` takes it, of two `[B]` bool."""
+    return jnp.where(in_verifier, VERIFIER, jnp.where(in_drafter, DRAFTER, -1))

@@ -1,0 +1,116 @@
+"""A block as a tree, of which a chain is the simplest: what stands where, and which path is kept.
+
+Nothing else in decoding knows which token of a block follows which. Once a tree is judged, the path
+that is accepted takes its place, as a chain.
+
+Axes: B rows, G longest block, T nodes: the last committed token, then the block's; V vocabulary.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.sampling import draw
+from specjax.types import (
+    Acceptance,
+    Array,
+    Cache,
+    DraftBlock,
+    LanguageModel,
+    Path,
+    TreeShape,
+    Verification,
+)
+from specjax.verification import accept, draw_next
+
+
+def shape_of(parents: Array | None) -> TreeShape | None:
+    """Where the nodes stand whose `parents [B, G]` are given; None for a chain."""
+    if parents is None:
+        return None
+    rows, count = parents.shape[0], parents.shape[1] + 1
+    own = jnp.eye(count, dtype=bool)
+
+    def grow(node: Any, seen: Array) -> Array:
+        of_parent = jax.vmap(lambda x, i: x[i])(seen, parents[:, node - 1])
+        return seen.at[:, node].set(of_parent | own[node][None])
+
+    first = jnp.zeros((rows, count, count), bool).at[:, 0, 0].set(True)
+    seen = jax.lax.fori_loop(1, count, grow, first)
+    return TreeShape(jnp.sum(seen, axis=2, dtype=jnp.int32) - 1, seen)
+
+
+def first_nodes(tree: TreeShape, count: int) -> TreeShape:
+    """The tree of the first nodes alone."""
+    return TreeShape(tree.depths[:, :count], tree.seen[:, :count, :count])
+
+
+class Judgement(NamedTuple):
+    """How verification has judged the blocks.
+
+    Attributes:
+      accepted: `[B]` int32, how many tokens stand.
+      acceptance: of chains; else None.
+      path: of trees; else None.
+    """
+
+    accepted: Array  # [B]
+    acceptance: Acceptance | None
+    path: Path | None
+
+
+def judge(
+    verification: Verification, uniforms: Array, block: DraftBlock, targets: Array, carry: Any
+) -> Judgement:
+    """Says which tokens stand; `uniforms [B, G]`, `targets [B, G + 1, V]`."""
+    given = uniforms, block.tokens
+    if block.parents is None:
+        of_chains = jax.vmap(functools.partial(accept, verification))
+        acceptance, accepted = of_chains(*given, block.probs, targets, block.num_drafted, carry)
+        return Judgement(accepted, acceptance, None)
+    walk = jax.vmap(verification.walk)
+    path = walk(*given, block.parents, block.probs, targets, block.num_drafted)
+    return Judgement(path.length, None, path)
+
+
+def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]:
+    """The block and arrays `[B, G + 1, ...]` like it, by the nodes of the accepted path.
+
+    A path that ends at a leaf becomes a chain that stands whole; one that does not, a chain whose
+    next token was rejected. Chains are what they are.
+    """
+    path = judged.path
+    if path is None or block.parents is None:
+        return block, *others
+    index = jnp.arange(block.tokens.shape[1], dtype=jnp.int32)[None]
+    nodes = jnp.where(index < path.length[:, None], path.nodes, 0)
+    last = jnp.max(jnp.where(index == path.length[:, None] - 1, nodes, 0), axis=1)
+    has_child = (block.parents == last[:, None]) & (index < block.num_drafted[:, None])
+    places = jnp.pad(nodes, ((0, 0), (1, 0)))
+    pick = jax.vmap(lambda x, at: x[at])
+    chain = block._replace(
+        tokens=pick(jnp.pad(block.tokens, ((0, 0), (1, 0))), nodes),
+        num_drafted=path.length + has_child.any(axis=1).astype(jnp.int32),
+        parents=None,
+    )
+    chain, *others = jax.tree.map(lambda x: pick(x, places) if x.ndim == 3 else x, (chain, *others))
+    return chain, *others
+
+
+def kept(judged: Judgement, model: LanguageModel, cache: Cache, positions: Array) -> Cache:
+    """The cache in which the accepted path stands at successive positions."""
+    if judged.path is None:
+        return cache
+    return model.keep(cache, positions, judged.path.nodes)
+
+
+def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Array) -> Array:
+    """The token that follows what stands, `[B]`; `bonus [B, V]`: the target after whole blocks."""
+    if judged.path is None:
+        assert judged.acceptance is not None
+        given = chain.probs, chain.num_drafted, judged.accepted, bonus
+        return jax.vmap(draw_next)(uniforms, judged.acceptance, *given)
+    whole = judged.accepted == chain.num_drafted
+    return jax.vmap(draw)(jnp.where(whole[:, None], bonus, judged.path.weights), uniforms)

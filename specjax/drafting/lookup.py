@@ -1,0 +1,303 @@
+"""Drafts that are looked up in the text so far: Max-Gram, prompt lookup, and n-gram tables.
+
+Axes: B rows, P prompt length, C tokens of context, G longest block, V vocabulary.
+
+Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.checks import check_array, check_count
+from specjax.decoding.history import put_at
+from specjax.drafting.ngrams import NGrams, check_ngrams, follower
+from specjax.types import (
+    Array,
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftTraits,
+    Params,
+    Sampling,
+)
+
+# Tokens compared in one pass over the context: few texts match on for longer.
+_AT_ONCE = 8
+
+
+class Match(NamedTuple):
+    """The longest ending of each row's context that occurs earlier in it, too.
+
+    Attributes:
+      lengths: `[B]` int32, how many tokens agree; 0 where the last token is new.
+      places: `[B]` int32, where the token after the earlier occurrence is.
+    """
+
+    lengths: Array  # [B]
+    places: Array  # [B]
+
+
+class LookupState(NamedTuple):
+    """What is known of the rows between rounds.
+
+    Attributes:
+      context: `[B, C]` int32, the prompt and what was committed.
+      lengths: `[B]` int32, how many of these tokens are real.
+      match: where the end of the context has occurred before.
+      begins: `[B]` int32, the first place that n-grams look at.
+    """
+
+    context: Array  # [B, C]
+    lengths: Array  # [B]
+    match: Match
+    begins: Array  # [B]
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupDrafter(Drafter):
+    """Proposes what followed the context's ending where it occurred first.
+
+    The context is the prompt (of an encoder-decoder the encoder's input, then the forced prefix),
+    then what was committed. The longest ending that occurs earlier is taken. Where none does, or
+    the tokens after it end with the context, a table goes on; without one the block ends.
+    Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
+
+    Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 where none is
+    known; or `NGrams`, of which the longest known ending of the text so far goes on; or () for
+    none. `Bigram.table` makes both.
+
+    `LookupDrafter(vocab_size, 10, max_ngram=2)` proposes what prompt lookup does in transformers
+    (`prompt_lookup_num_tokens=10`, `max_matching_ngram_size=2`), which also cuts a proposal before
+    an end of sequence.
+
+    Attributes:
+      vocab_size: V.
+      max_draft: G >= 1.
+      max_ngram: endings of more tokens are not told apart from those of so many; None for no limit.
+      min_ngram: an ending of fewer tokens counts as none.
+      latest: of several occurrences the last is taken, not the first.
+      overlap: where the tokens after the match end with the context, the draft's own follow: a text
+        that repeats itself is drafted to any length.
+
+    Raises:
+      ValueError: if a number is none or out of range, or `min_ngram` is above `max_ngram`.
+    """
+
+    vocab_size: int
+    max_draft: int
+    max_ngram: int | None = None
+    min_ngram: int = 1
+    latest: bool = False
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("vocab_size", self.vocab_size, "give the verifier's")
+        check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
+        check_count("min_ngram", self.min_ngram, "give a number of tokens")
+        if self.max_ngram is None:
+            return
+        check_count("max_ngram", self.max_ngram, "give a number of tokens, or None for no limit")
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(
+                f"min_ngram must be at most max_ngram = {self.max_ngram}, got {self.min_ngram}"
+            )
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What is proposed for a position depends on where its block began, too."""
+        return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> LookupState:
+        """See `Drafter`."""
+        # An encoder-decoder's positions do not count the encoder's input.
+        context = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
+        lengths = begins = input_lengths.astype(jnp.int32)
+        if prefix is not None:
+            context = put_at(context, prefix.astype(jnp.int32), lengths)
+            forced = prefix.shape[1] if prefix_lengths is None else prefix_lengths
+            lengths = lengths + jnp.asarray(forced, jnp.int32)
+        apart = isinstance(params, NGrams) and params.start >= 0
+        return self._state(context, lengths, jnp.where(apart, begins, 0))
+
+    def propose(
+        self,
+        params: Params,
+        state: LookupState,
+        tokens: Array,
+        limits: Array,
+        uniforms: Array,
+        sampling: Sampling,
+        active: Array,
+        *,
+        with_confidence: bool,
+    ) -> tuple[DraftBlock, LookupState]:
+        """See `Drafter`."""
+        chain, known = self._chain(params, state, tokens)
+        # The bonus position's is there, too: it costs nothing.
+        probs = jax.nn.one_hot(chain, self.vocab_size, dtype=jnp.float32)
+        drafted = jnp.minimum(known, jnp.where(active, limits, 0))
+        return DraftBlock(chain[:, :-1], probs, None, drafted, {}), state
+
+    def bonus(
+        self,
+        params: Params,
+        state: LookupState,
+        tokens: Array,
+        block: DraftBlock,
+        sampling: Sampling,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, LookupState]:
+        """See `Drafter`; where nothing follows, the last token once more, which is seldom probable.
+
+        A rule that reads q then leaves the verifier's distribution nearly as it is.
+        """
+        at = block.num_drafted[:, None, None]
+        return Bonus(jnp.take_along_axis(block.probs, at, axis=1)[:, 0], None, {}), state
+
+    def commit(
+        self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> LookupState:
+        """See `Drafter`; here the next round's match is found."""
+        # What is past `counts` lies behind the end, and is overwritten.
+        context = put_at(state.context, tokens, state.lengths)
+        return self._state(context, state.lengths + counts, state.begins)
+
+    def mark(self, state: LookupState) -> tuple[Array, Match]:
+        """See `Drafter`; of the context no copy is needed."""
+        return state.lengths, state.match
+
+    def rewind(self, state: LookupState, mark: tuple[Array, Match]) -> LookupState:
+        """See `Drafter`; what stands behind the end is overwritten."""
+        lengths, match = mark
+        return state._replace(lengths=lengths, match=match)
+
+    def matched(self, state: LookupState) -> Array:
+        """How many tokens of the context's ending occur earlier, `[B]` int32; 0 for too few."""
+        found = state.match.lengths
+        return jnp.where(found >= self.min_ngram, found, 0)
+
+    def _state(self, context: Array, lengths: Array, begins: Array) -> LookupState:
+        match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
+        return LookupState(context, lengths, match, begins)
+
+    def _chain(self, params: Params, state: LookupState, tokens: Array) -> tuple[Array, Array]:
+        """G + 1 tokens `[B, G + 1]`, and how many of the first G are known `[B]`."""
+        place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
+        left = jnp.maximum(state.lengths[:, None] - place, 1)
+        follows = jnp.broadcast_to(self.matched(state)[:, None] > 0, (tokens.size, step.size))
+        ahead = jnp.broadcast_to(step[None], follows.shape)
+        if self.overlap:
+            ahead = ahead % left
+        else:
+            follows &= ahead < left
+        copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
+        table = _table(params, self.vocab_size)
+        ending = _ending(table, state, tokens)
+        last, going, chain, known = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
+        for i in range(self.max_draft + 1):
+            after = _after(table, ending)
+            after = jnp.where(follows[:, i], copied[:, i], after)
+            going &= after >= 0
+            last = jnp.where(going, after, last)
+            ending = jnp.concatenate([last[:, None], ending[:, :-1]], axis=1)
+            chain.append(last)
+            known += going.astype(jnp.int32)
+        return jnp.stack(chain, axis=1), jnp.minimum(known, self.max_draft)
+
+
+def _table(params: Params, vocab_size: int) -> Array | NGrams | None:
+    if isinstance(params, NGrams):
+        check_ngrams("LookupDrafter's parameters", params, vocab_size)
+        return params
+    leaves = jax.tree.leaves(params)
+    if not leaves:
+        return None
+    check_array("LookupDrafter's parameters", leaves[0], "[V]", (vocab_size,), jnp.int32)
+    return leaves[0]
+
+
+def _ending(table: Array | NGrams | None, state: LookupState, tokens: Array) -> Array:
+    """As many last tokens as the table looks at, `[B, T]`, the last first; -1 where none is."""
+    if not isinstance(table, NGrams):
+        return tokens[:, None]
+    # The last token itself is the caller's: an encoder-decoder's start token is in no context.
+    back = jnp.arange(1, table.contexts.shape[1], dtype=jnp.int32)[None]
+    place, begins = state.lengths[:, None] - 1 - back, state.begins[:, None]
+    before = jnp.take_along_axis(state.context, jnp.maximum(place, 0), axis=1)
+    before = jnp.where(place == begins - 1, table.start, jnp.where(place >= begins, before, -1))
+    return jnp.concatenate([tokens[:, None], before], axis=1)
+
+
+def _after(table: Array | NGrams | None, ending: Array) -> Array:
+    """What follows each ending `[B, T]`, `[B]`; -1 where nothing is known."""
+    if table is None:
+        return jnp.full_like(ending[:, 0], -1)
+    return follower(table, ending) if isinstance(table, NGrams) else table[ending[:, 0]]
+
+
+def longest_match(
+    context: Array, lengths: Array, *, most: int | None = None, latest: bool = False
+) -> Match:
+    """Finds the longest ending that occurs earlier, overlaps included.
+
+    A scan for every round, and no index kept by `commit`: a scan reads the context once for each
+    eight tokens that match, which beside a pass of a verifier is nothing, and needs no prefill.
+
+    Args:
+      context: `[B, C]` int32, of which `lengths [B]` tokens are real.
+      lengths: `[B]` int32, at least 1.
+      most: matches of more tokens count as of so many; None for no limit.
+      latest: of several longest ones the last is taken, not the first.
+
+    Returns:
+      The matches. An earlier occurrence ends before the last token, so one follows it.
+    """
+    width = context.shape[1]
+    place = jnp.arange(width, dtype=jnp.int32)[None]
+    real = (place >= 1) & (place < lengths[:, None])
+    found = _agreeing(context, lengths, real, width if most is None else most)
+    longest = jnp.max(found, axis=1)
+    best = real & (found == longest[:, None])
+    if latest:
+        return Match(longest, jnp.max(jnp.where(best, place, 0), axis=1))
+    return Match(longest, jnp.min(jnp.where(best, place, width - 1), axis=1))
+
+
+def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
+    """For each place, how many tokens before it are those at the context's end; `[B, C]` int32."""
+    width = context.shape[1]
+
+    def shift(text: Array) -> Array:
+        return jnp.pad(text[:, :width], ((0, 0), (_AT_ONCE, 0)), constant_values=-1)
+
+    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        done, shifted, found = carry  # shifted[:, j + _AT_ONCE] is context[:, j - done]
+        at = lengths[:, None] - 1 - done - jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
+        end = jnp.take_along_axis(context, jnp.maximum(at, 0), axis=1)
+        # Before the start there is no token, and the two sides differ.
+        end = jnp.where(at >= 0, end, -2)
+        same = real & (found == done)
+        for i in range(_AT_ONCE):
+            before = shifted[:, _AT_ONCE - 1 - i :][:, :width]
+            same &= (before == end[:, i : i + 1]) & (done + i < most)
+            found += same.astype(jnp.int32)
+        return done + _AT_ONCE, shift(shifted), found
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[0] < most) & jnp.any(real & (carry[2] == carry[0]))
+
+    none = jnp.zeros(context.shape, jnp.int32)
+    return lax.while_loop(unfinished, step, (jnp.int32(0), shift(context), none))[2]

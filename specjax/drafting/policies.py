@@ -1,0 +1,346 @@
+"""Stopping policies: when a row's draft ends.
+
+Axes: B rows, G longest block, V vocabulary.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import check_part, one_number, whole_number
+from specjax.drafting.estimates import (
+    Estimate,
+    HeadEstimate,
+    JudgedDraft,
+    OnlineEstimate,
+    Rates,
+    acceptance,
+    add_round,
+    ahead,
+    begin_survival,
+    chances,
+    given,
+    judge,
+    no_rates,
+)
+from specjax.rules.target import entropy
+from specjax.types import Array, DraftOutcome, Params, Stopping
+from specjax.types.drafting import Drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedLength(Stopping):
+    """Never stops a draft before its longest length."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Yes."""
+        return True
+
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
+        """Never."""
+        return jnp.zeros(drawn.token.shape, bool), state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Threshold(Stopping):
+    """Ends a draft by one number of the drafter's softmax and a threshold, which is traced."""
+
+    threshold: float | None
+
+    reads_confidence = True
+    _high: ClassVar[float]
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            name = f"{type(self).__name__}: threshold"
+            one_number(name, self.threshold, low=0.0, high=self._high)
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The threshold is traced."""
+        return dataclasses.replace(self, threshold=None), given(self, "threshold")
+
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
+        """See `Stopping`."""
+        return self._ends(drawn.confidences, _numbers(self, params)), state
+
+    @abc.abstractmethod
+    def _ends(self, confidences: Any, threshold: Array) -> Array:
+        """`[B]` bool, of `confidences [B, V]`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence(_Threshold):
+    """Ends a draft where the drafter's largest probability is below a threshold.
+
+    Attributes:
+      threshold: in [0, 1]; of max q, q being the softmax at temperature 1.
+
+    Source: `assistant_confidence_threshold` of transformers, which looks at the drawn token's
+    probability: the same at temperature 0.
+    """
+
+    threshold: float | None = 0.4
+
+    _high: ClassVar[float] = 1.0
+
+    def _ends(self, confidences: Any, threshold: Array) -> Array:
+        return jnp.max(confidences, axis=-1) < threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(_Threshold):
+    """Ends a draft where the root of the drafter's entropy is above a threshold.
+
+    Attributes:
+      threshold: at least 0; of sqrt(H), H in nats of the softmax at temperature 1.
+
+    Source: AdaEDL (arXiv 2410.18351), whose bound on the acceptance rate is 1 - sqrt(gamma H); SVIP
+    (arXiv 2411.18462).
+    """
+
+    threshold: float | None = 1.0
+
+    _high: ClassVar[float] = math.inf
+
+    def _ends(self, confidences: Any, threshold: Array) -> Array:
+        return jnp.sqrt(jax.vmap(entropy)(confidences)) > threshold
+
+
+class EstimateParams(NamedTuple):
+    """Attributes: the numbers of a policy that stands on an estimate, and the estimate's."""
+
+    own: Any
+    estimate: Params
+
+
+class OnEstimate(Stopping):
+    """A policy that stands on an `estimate` of the chance that a token is accepted."""
+
+    estimate: Estimate
+
+    @property
+    def reads_confidence(self) -> bool:
+        """Where the estimate does."""
+        return self.estimate.reads_confidence
+
+    def _check_estimate(self) -> None:
+        """Raises TypeError unless it is an estimate."""
+        name = f"{type(self).__name__}: estimate"
+        needed = ("feature", "log_odds", "recall", "as_chance", "lag")
+        check_part(name, self.estimate, needed, "drafting.OnlineEstimate()")
+
+    def _numbers(self, params: Params) -> Any:
+        return _numbers(self, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Survival(OnEstimate):
+    """Ends a draft where a token of it is rejected with more than a given chance.
+
+    Stops after token i if 1 - (product of the chances of acceptance so far) > threshold. An
+    estimate that comes late (the acceptance head's) has then not judged token i itself, which is
+    kept.
+
+    Attributes:
+      estimate: of the chance that a token is accepted.
+      threshold: h in [0, 1]; 1 never stops.
+
+    Source: SpecDec++ (arXiv 2405.19715), Algorithm 1.
+    """
+
+    estimate: Estimate = HeadEstimate()  # noqa: RUF009  immutable
+    threshold: float | None = 0.7
+
+    def __post_init__(self) -> None:
+        self._check_estimate()
+        if self.threshold is not None:
+            one_number("Survival: threshold", self.threshold, low=0.0, high=1.0)
+
+    @property
+    def reads_past(self) -> bool:
+        """Where the estimate does."""
+        return self.estimate.reads_past
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The threshold and the estimate's numbers are traced."""
+        estimate, numbers = self.estimate.bind(head)
+        bound = dataclasses.replace(self, estimate=estimate, threshold=None)
+        return bound, EstimateParams(given(self, "threshold"), numbers)
+
+    def remember(self, params: Params, rows: int, longest: int) -> Any:
+        """The estimate's memory."""
+        return self.estimate.remember(self._numbers(params).estimate, rows)
+
+    def begin(
+        self, params: Params, memory: Any, limits: Array, longest: int
+    ) -> tuple[Array, JudgedDraft]:
+        """All survive."""
+        own = self._numbers(params).estimate
+        return limits, begin_survival(self.estimate, own, memory, limits.size, longest)
+
+    def step(self, params: Params, state: JudgedDraft, drawn: Drawn) -> tuple[Array, JudgedDraft]:
+        """See `Stopping`."""
+        numbers = self._numbers(params)
+        state = judge(self.estimate, numbers.estimate, state, drawn)
+        return 1.0 - state.survival > numbers.own, state
+
+    def learn(self, memory: Any, state: JudgedDraft, outcome: DraftOutcome) -> Any:
+        """The estimate learns."""
+        return self.estimate.learn(memory, state.recalled, state.features, outcome)
+
+
+class RoundsPast(NamedTuple):
+    """What a policy that weighs tokens knows of earlier rounds.
+
+    Attributes:
+      rates: the rows' rates of acceptance.
+      estimate: the estimate's memory.
+      own: the policy's own.
+    """
+
+    rates: Rates
+    estimate: Any
+    own: Any = ()
+
+
+class Weighing(NamedTuple):
+    """Drafts whose next tokens are weighed.
+
+    Attributes:
+      judged: under the estimate.
+      limits: `[B]` int32.
+      lengths: `[B]` int32, the tokens drafted so far.
+      going: `[B]` bool.
+      chances: `[B, G]` float32, of the next tokens.
+      own: what the policy weighs them against.
+    """
+
+    judged: JudgedDraft
+    limits: Array  # [B]
+    lengths: Array  # [B]
+    going: Array  # [B]
+    chances: Array  # [B, G]
+    own: Any
+
+
+class WeighsTokens(OnEstimate):
+    """Compares the tokens that may still be drafted in all rows, before each one.
+
+    The drawn ones are judged by the estimate, the others by their row's recent rate of acceptance.
+    A row's decision reads other rows' drafts, which are independent of its own: so verification
+    stays exact.
+    """
+
+    reads_past = True
+
+    def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
+        """Nothing is known; `rows` may be those of a part of the batch."""
+        estimate = self.estimate.remember(self._numbers(params).estimate, rows)
+        return RoundsPast(no_rates(rows), estimate)
+
+    def begin(
+        self, params: Params, memory: RoundsPast, limits: Array, longest: int
+    ) -> tuple[Array, Weighing]:
+        """0 in rows whose first token is not worth it."""
+        numbers, rows = self._numbers(params), limits.size
+        state = Weighing(
+            judged=begin_survival(self.estimate, numbers.estimate, memory.estimate, rows, longest),
+            limits=limits,
+            lengths=jnp.zeros((rows,), jnp.int32),
+            going=limits > 0,
+            chances=chances(acceptance(memory.rates), longest),
+            own=self._against(numbers.own, memory, limits, longest),
+        )
+        worth = self._compared(state, state.judged.survival)
+        return jnp.where(worth, limits, 0), state._replace(going=worth)
+
+    def step(self, params: Params, state: Weighing, drawn: Drawn) -> tuple[Array, Weighing]:
+        """See `Stopping`."""
+        judged = judge(self.estimate, self._numbers(params).estimate, state.judged, drawn)
+        lengths = state.lengths + state.going.astype(jnp.int32)
+        going = state.going & (lengths < state.limits)
+        state = state._replace(judged=judged, lengths=lengths, going=going)
+        worth = self._compared(state, ahead(self.estimate, judged, state.chances))
+        return ~worth, state._replace(going=worth)
+
+    def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
+        """Rates and estimate learn."""
+        judged = state.judged
+        estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
+        return memory._replace(rates=add_round(memory.rates, outcome), estimate=estimate)
+
+    def _compared(self, state: Weighing, survival: Array) -> Array:
+        """The rows that go on, `[B]`; `survival [B]` is the chance that what was drawn stands."""
+        more = jnp.arange(1, state.chances.shape[1] + 1, dtype=jnp.int32)[None]
+        open_ = state.going[:, None] & (state.lengths[:, None] + more <= state.limits[:, None])
+        return self._goes_on(state, open_, survival[:, None] * state.chances)
+
+    @abc.abstractmethod
+    def _against(self, own: Any, memory: RoundsPast, limits: Array, longest: int) -> Any:
+        """`Weighing.own`, of the policy's numbers; the leading axis of its arrays is the batch."""
+
+    @abc.abstractmethod
+    def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
+        """The rows that go on, `[B]` bool.
+
+        Args:
+          state: the drafts.
+          open_: `[B, G]` bool, the next 1 .. G tokens that may still be drafted.
+          chances: `[B, G]` float32, that each of them and all before it are accepted.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget(WeighsTokens):
+    """Drafts the tokens of all rows that are most probably accepted, so many in a round.
+
+    A row goes on while its next token is among the best that the budget still pays. So drafts
+    shorten by themselves as the batch grows, and end at 0 where B reaches the budget.
+
+    Attributes:
+      tokens: what the verifier is to read in a round, in all rows that may draft, the last
+        committed token of each included; at least 1. Rows whose draft limit is 0, and what
+        `min_draft` forces, come on top.
+      estimate: of the chance that a drawn token is accepted.
+    """
+
+    tokens: int | None
+    estimate: Estimate = OnlineEstimate()  # noqa: RUF009  immutable
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None:
+            tokens = whole_number("Budget: tokens", self.tokens, low=1)
+            object.__setattr__(self, "tokens", tokens)
+        self._check_estimate()
+
+    def bind(self, head: Any = None) -> tuple[Stopping, Params]:
+        """The budget and the estimate's numbers are traced."""
+        estimate, numbers = self.estimate.as_chance().bind(head)
+        given(self, "tokens")  # its check
+        bound = dataclasses.replace(self, tokens=None, estimate=estimate)
+        return bound, EstimateParams(jnp.int32(self.tokens), numbers)
+
+    def _against(self, own: Array, memory: RoundsPast, limits: Array, longest: int) -> Array:
+        """`[B]` int32, the tokens that may be drafted in all rows together (one number)."""
+        budget = own - jnp.sum(limits > 0, dtype=jnp.int32)
+        return jnp.broadcast_to(budget, limits.shape)
+
+    def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
+        worth = jnp.where(open_, chances, -1.0)
+        # Each row's worth falls from left to right, and equal ones are taken in that order: so what
+        # is paid of a row are its next tokens.
+        order = jnp.argsort(-worth.reshape(-1), stable=True)
+        left = state.own[0] - jnp.sum(state.lengths)
+        places = jnp.arange(order.size, dtype=jnp.int32)
+        rank = jnp.zeros(order.shape, jnp.int32).at[order].set(places)
+        return (rank.reshape(worth.shape)[:, 0] < left) & open_[:, 0]
+
+
+def _numbers(policy: Stopping, params: Params) -> Any:
+    """The traced numbers; the policy's own where it was not bound."""
+    return policy.bind()[1] if isinstance(params, tuple) and not params else params

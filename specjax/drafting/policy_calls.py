@@ -1,0 +1,127 @@
+"""How a drafter asks its stopping policy, and what it keeps for one that learns.
+
+Axes: B rows, G longest block.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import check_array, check_like, check_part, check_static, unpacked
+from specjax.types import Array, DraftOutcome, Params, Stopping
+from specjax.types.drafting import Drawn
+
+
+def check_policy(policy: Any) -> None:
+    """Raises TypeError unless it is a stopping policy, and hashable."""
+    needed = ("bind", "remember", "begin", "step", "learn")
+    check_part("stopping", policy, needed, "drafting.FixedLength()")
+    check_static("stopping", policy)
+
+
+# In the place of the length of a last draft, where what became of it was told already.
+NOTHING_TO_LEARN = -1
+
+
+class PolicyPast(NamedTuple):
+    """What is kept for a policy that learns from earlier rounds.
+
+    Attributes:
+      memory: the policy's memory.
+      state: its state at the end of the last drafts.
+      drafted: `[B]` int32, how many tokens these have, or `NOTHING_TO_LEARN`.
+    """
+
+    memory: Any
+    state: Any
+    drafted: Array  # [B]
+
+
+def first_past(policy: Stopping, params: Params, rows: int, longest: int) -> PolicyPast | tuple[()]:
+    """What is kept for rows that have drafted nothing; () for a policy that keeps nothing."""
+    if not policy.reads_past:
+        return ()
+    memory = policy.remember(params, rows, longest)
+    none = jnp.zeros((rows,), jnp.int32)
+    return PolicyPast(memory, policy.begin(params, memory, none, longest)[1], none)
+
+
+def begin(
+    policy: Stopping, params: Params, past: PolicyPast | tuple[()], limits: Array, longest: int
+) -> tuple[Array, Any]:
+    """What `policy.begin` says, checked while the program is traced.
+
+    Raises:
+      TypeError: naming the policy, if it gives no `[B]` int32 or another state than before.
+    """
+    where = f"{type(policy).__name__}.begin"
+    memory = past.memory if isinstance(past, PolicyPast) else ()
+    returned = policy.begin(params, memory, limits, longest)
+    asked, state = unpacked(where, returned, ("limits", "state"))
+    check_array(f"{where}: limits", asked, "[B]", limits.shape, jnp.int32)
+    if isinstance(past, PolicyPast):
+        check_like(f"{where}: state", state, past.state)
+    return asked, state
+
+
+def learn(
+    policy: Stopping, past: PolicyPast | tuple[()], drafted: Array, tokens: Array, counts: Array
+) -> PolicyPast | tuple[()]:
+    """What the policy has learnt once tokens are committed.
+
+    Args:
+      policy: the policy.
+      past: what is kept for it.
+      drafted: `[B, G]` int32, the tokens of the last drafts.
+      tokens: `[B, T]` int32, of which `counts [B]` were committed.
+      counts: `[B]` int32; a row with 0 learns nothing.
+
+    Raises:
+      TypeError: naming the policy, if it changes the kind of its memory.
+    """
+    if not isinstance(past, PolicyPast):
+        return past
+    width = min(tokens.shape[1], drafted.shape[1])
+    known = jnp.minimum(counts, past.drafted)
+    agrees = tokens[:, :width] == drafted[:, :width]
+    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < known[:, None]
+    agreed = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    outcome = DraftOutcome(past.drafted, agreed, agreed < known)
+    memory = policy.learn(past.memory, past.state, outcome)
+    check_like(f"{type(policy).__name__}.learn: memory", memory, past.memory)
+    told = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
+
+    def keep(new: Array, old: Array) -> Array:
+        return jnp.where(told.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+
+    return past._replace(memory=jax.tree.map(keep, memory, past.memory))
+
+
+def decide(policy: Stopping, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
+    """What `policy.step` says, checked while the program is traced.
+
+    Raises:
+      TypeError: naming the policy: if it gives no `[B]` bool or changes the kind of its state, or
+        fails since it reads confidences or parameters that it was not given.
+    """
+    where = f"{type(policy).__name__}.step"
+    try:
+        returned = policy.step(params, state, drawn)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        remedy = _remedy(str(error), params, drawn.confidences)
+        if remedy is None:
+            raise
+        raise TypeError(f"{where} failed ({' '.join(str(error).split())}): {remedy}") from error
+    stops, new = unpacked(where, returned, ("stops", "state"))
+    check_array(f"{where}: stops", stops, "[B]", drawn.token.shape, bool)
+    check_like(f"{where}: state", new, state)
+    return stops, new
+
+
+def _remedy(error: str, params: Params, confidences: Array | None) -> str | None:
+    if confidences is None and "NoneType" in error:
+        return "confidences are None unless the policy sets reads_confidence = True"
+    if isinstance(params, tuple) and not params and "tuple" in error:
+        return "it has no parameters: give stopping=Own(policy, params)"
+    return None

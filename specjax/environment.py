@@ -1,0 +1,124 @@
+"""The environment of a run: versions, device and JAX's settings, on which results depend."""
+
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+
+from specjax.compilation import cpu_options, product_precision, step_options
+
+
+def specjax_version() -> str | None:
+    """The installed version of specjax, or None if its source tree runs without installation."""
+    try:
+        return importlib.metadata.version("specjax")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def device() -> str:
+    """The platform and the kind of the first device; of a CPU its model, for rounding."""
+    backend = jax.default_backend()
+    if backend != "cpu":
+        return f"{backend}: {jax.devices()[0].device_kind}"
+    try:
+        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:  # not Linux
+        found = None
+    return f"cpu: {found[1] if found else platform.processor() or platform.machine()}"
+
+
+def machine() -> str:
+    """What times depend on: the device, and how many of them or, of a CPU, how many cores."""
+    if jax.default_backend() != "cpu":
+        return f"{device()}, {jax.device_count()} devices"
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
+    cores = len(affinity(0)) if affinity else os.cpu_count()
+    return f"{device()}, {cores} cores"
+
+
+def check_devices() -> None:
+    """Starts JAX's backends.
+
+    Raises:
+      RuntimeError: the platform of JAX_PLATFORMS has no device here, or JAX's settings forbid what
+        specjax does.
+    """
+    config: Any = jax.config
+    try:
+        jax.devices()
+    except Exception as error:  # jaxlib raises many kinds, some without words
+        reason = " ".join(str(error).split()) or "it is not installed"
+        asked = config.jax_platforms or "(not set)"
+        raise RuntimeError(
+            f"JAX_PLATFORMS={asked}: JAX cannot start this platform ({reason}): set "
+            "JAX_PLATFORMS=cpu, or install JAX for the device"
+        ) from None
+    for way in ("host_to_device", "device_to_host", "device_to_device"):
+        guard = getattr(config, f"jax_transfer_guard_{way}") or config.jax_transfer_guard
+        if guard in ("disallow", "disallow_explicit"):
+            raise RuntimeError(
+                f"JAX_TRANSFER_GUARD={guard}: specjax must move arrays to and from devices: unset "
+                "it"
+            )
+
+
+def xla_flags() -> str:
+    """The flags of XLA_FLAGS that may change results, sorted."""
+    harmless = ("--xla_dump", "--xla_force_host_platform_device_count")
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join(sorted(flag for flag in flags if not flag.startswith(harmless)))
+
+
+def compiling(*, float32: bool = True) -> dict[str, Any]:
+    """How specjax compiles here, where its choices change results.
+
+    Args:
+      float32: whether a network of float32 takes part.
+
+    Returns:
+      JSON values: on a CPU the options of programs and of steps; on other devices the precision of
+      float32 products, which on a CPU changes nothing.
+    """
+    backend = jax.default_backend()
+    if backend == "cpu":
+        return {"compiler_options": [cpu_options(backend), step_options(backend)]}
+    config: Any = jax.config
+    precision = product_precision(jnp.float32)
+    asked = config.jax_default_matmul_precision if precision is None else precision.name
+    return {"float32_products": asked} if float32 else {}
+
+
+def environment(*, float32: bool = True) -> dict[str, Any]:
+    """The versions, device and JAX settings that results depend on besides models and settings.
+
+    Args:
+      float32: whether a network of float32 takes part.
+
+    Returns:
+      JSON values: the device, the versions, XLA's flags and options, and JAX's settings for random
+      numbers and products.
+    """
+    config: Any = jax.config
+    return {
+        **compiling(float32=float32),
+        "device": device(),
+        "xla_flags": xla_flags(),
+        "versions": {
+            "specjax": specjax_version(),
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+        },
+        "jax_settings": {
+            "threefry_partitionable": config.jax_threefry_partitionable,
+            "matmul_precision": config.jax_default_matmul_precision,
+        },
+    }

@@ -1,0 +1,383 @@
+"""T5X's model classes, decoding with specjax: a drafter and a verifier in the place of one network.
+
+Their parameters are `{"verifier": ..., "drafter": ...}`, each as T5X has it. Losses, scores and all
+that is not decoding are the verifier's. Without a drafting network the parameters are the one
+network's own, so that its checkpoint restores as ever.
+
+Axes: B rows, n decodes of each, L longest output.
+"""
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import core as flax_core
+from t5x import models
+
+from specjax.integrations.t5x.call import Call, read_call
+from specjax.integrations.t5x.decoding import Decoding, PairPart, method_of, run_loop
+from specjax.integrations.t5x.networks import read_config, read_network
+from specjax.types import Array, DecodeState, Params, PromptBatch, Sampling
+
+VERIFIER, DRAFTER = "verifier", "drafter"
+
+
+class _PairModel(models.BaseTransformerModel):
+    """What both classes share; it stands before T5X's class in the order of bases."""
+
+    drafter_module: Any
+    decoding: Decoding
+    _bidirectional = False
+
+    def _pair(self, drafter_module: Any, decoding: Decoding | None) -> None:
+        """Keeps what T5X's classes do not know, and checks that networks and `decoding` fit."""
+        self.drafter_module = drafter_module
+        self.decoding = Decoding() if decoding is None else decoding
+        if not isinstance(self.decoding, Decoding):
+            raise TypeError(
+                "decoding must be a specjax.integrations.t5x.Decoding, got "
+                f"{type(decoding).__name__}: bind @specjax_t5x.Decoding()"
+            )
+        if drafter_module is not None and self.decoding.drafter is not None:
+            raise ValueError("drafter_module must be None: Decoding.drafter drafts")
+        small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
+        method_of(self.decoding, read_config(VERIFIER, self.module), small)
+
+    def get_initial_variables(
+        self, rng: Array, input_shapes: Mapping[str, Any], input_types: Any = None
+    ) -> Any:
+        """The initial variables of both networks, collection by collection."""
+        own = super().get_initial_variables(rng, input_shapes, input_types)
+        if self.drafter_module is None:
+            return own
+        small = copy.copy(self)
+        small.module, small.drafter_module = self.drafter_module, None
+        other = small.get_initial_variables(rng, input_shapes, input_types)
+        return flax_core.freeze(
+            {
+                kind: {VERIFIER: own.get(kind, {}), DRAFTER: other.get(kind, {})}
+                for kind in {*own, *other}
+            }
+        )
+
+    def _compute_logits(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+        """See T5X: the verifier's."""
+        return super()._compute_logits(self._verifier_params(params), *args, **kwargs)
+
+    def _verifier_params(self, params: Params) -> Params:
+        return params if self.drafter_module is None else params[VERIFIER]
+
+    def _networks(self, params: Params) -> tuple[PairPart, PairPart | None]:
+        options = {"bidirectional_inputs": self._bidirectional}
+        verifier = PairPart(
+            *read_network(VERIFIER, self.module, self._verifier_params(params), **options)
+        )
+        if self.drafter_module is None:
+            return verifier, None
+        small = read_network(DRAFTER, self.drafter_module, params[DRAFTER], **options)
+        return verifier, PairPart(*small)
+
+    def _call(self, decoder_params: Any, rng: Array | None, **asked: Any) -> Call:
+        gin = self.decoding
+        return read_call(
+            decoder_params,
+            rng,
+            defaults=Sampling(temperature=gin.temperature, top_k=gin.top_k, top_p=gin.top_p),
+            vocab_size=self.module.config.vocab_size,
+            eos_id=self.output_vocabulary.eos_id or 1,
+            **asked,
+        )
+
+    def _decode(
+        self, params: Params, prompts: PromptBatch, longest: int, call: Call
+    ) -> tuple[Array, dict[str, Array]]:
+        """Tokens `[B * n, L]` after any forced beginning, and the aux values `[B * n]`."""
+        state = run_loop(self.decoding, *self._networks(params), prompts, longest, call)
+        return state.tokens, _aux(state)
+
+
+class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
+    """T5X's `EncoderDecoderModel` whose predictions a drafter and a verifier decode together.
+
+    Args:
+      module: the verifier's network.
+      input_vocabulary: see T5X.
+      output_vocabulary: see T5X.
+      optimizer_def: see T5X; None, for a pair is not trained.
+      drafter_module: the drafter's network; None: the verifier decodes alone, or with
+        `Decoding.drafter`.
+      decoding: how; `Decoding()` by default.
+      **options: T5X's other arguments but `decode_fn`; `default_decoder_params` among them.
+
+    Raises:
+      TypeError: if `decoding` is no `Decoding`.
+      ValueError: if there are two drafters, or a `decode_fn`, or a network is unknown, or the
+        networks and `decoding` do not go together.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        input_vocabulary: Any,
+        output_vocabulary: Any,
+        optimizer_def: Any = None,
+        drafter_module: Any = None,
+        decoding: Decoding | None = None,
+        **options: Any,
+    ) -> None:
+        _check_options(options)
+        super().__init__(module, input_vocabulary, output_vocabulary, optimizer_def, **options)
+        self._pair(drafter_module, decoding)
+
+    def predict_batch_with_aux(
+        self,
+        params: Params,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        decoder_params: MutableMapping[str, Any] | None = None,
+        return_all_decodes: bool | None = None,
+        num_decodes: int | None = None,
+        prompt_with_targets: bool = False,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Decodes a batch.
+
+        Args:
+          params: the parameters of both networks.
+          batch: as T5X's feature converter makes it.
+          rng: a PRNG key, or None for key 0.
+          decoder_params: see `specjax.integrations.t5x.call.read_call`.
+          return_all_decodes: whether all n outputs are returned, or the most probable; by default
+            what `default_decoder_params` says.
+          num_decodes: n, how many outputs are drawn for each input; likewise.
+          prompt_with_targets: whether outputs begin with the batch's `decoder_input_tokens`
+            (without ends of sequence and padding; what follows one moves up).
+
+        Returns:
+          The outputs `[B, L]`, or `[B, n, L]` by increasing score, a forced beginning included and
+          zero past their ends; and a dictionary of `[B]` or `[B, n]`: `scores` (log-probabilities
+          of what was drawn, see `_aux`) and what decoding took.
+
+        Raises:
+          ValueError: see `read_call` and `read_network`.
+        """
+        default = self._default_decoder_params
+        call = self._call(
+            decoder_params,
+            rng,
+            num_decodes=default.num_decodes if num_decodes is None else num_decodes,
+            return_all=(
+                default.return_all_decodes if return_all_decodes is None else return_all_decodes
+            ),
+        )
+        inputs = batch["encoder_input_tokens"].astype(jnp.int32)
+        shifted = batch["decoder_input_tokens"].astype(jnp.int32)
+        longest = shifted.shape[1]
+        room = jnp.full(inputs.shape[:1], longest, jnp.int32)
+        prompts = _batch(inputs, real_length(inputs), room)
+        forced = None
+        if prompt_with_targets and longest > 1:
+            forced = forced_tokens(shifted, self.output_vocabulary.eos_id)
+            prompts = prompts._replace(
+                prefix=forced[0], prefix_lengths=forced[1], limits=room - forced[1]
+            )
+        tokens, aux = self._decode(params, prompts, longest, call)
+        if forced is not None:
+            tokens = after_prefix(tokens, *(jnp.repeat(x, call.num_decodes, 0) for x in forced))
+        if not call.rescaled:
+            repeated = {k: jnp.repeat(v, call.num_decodes, axis=0) for k, v in batch.items()}
+            aux["scores"] = self._plain_scores(params, repeated, tokens, aux, forced, call)
+        return ranked(tokens, aux, call)
+
+    def _plain_scores(
+        self, params: Params, batch: Any, tokens: Array, aux: Any, forced: Any, call: Call
+    ) -> Array:
+        """The log-probabilities `[B * n]` of the outputs by the verifier's plain softmax."""
+        begin = 0 if forced is None else jnp.repeat(forced[1], call.num_decodes)
+        shown = {
+            **{k: v for k, v in batch.items() if k == "encoder_input_tokens"},
+            "decoder_input_tokens": jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
+            "decoder_target_tokens": jnp.maximum(tokens, 1),  # as if nothing were padding
+        }
+        logits = self._compute_logits(params, shown)
+        return drawn_log_probs(logits, tokens, begin, aux["length"])
+
+
+class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
+    """T5X's `DecoderOnlyModel` whose predictions a drafter and a verifier decode together.
+
+    Args:
+      module: the verifier's network.
+      vocabulary: see T5X.
+      optimizer_def: see T5X; None, for a pair is not trained.
+      drafter_module: the drafter's network; None: the verifier decodes alone, or with
+        `Decoding.drafter`.
+      decoding: how; `Decoding()` by default.
+      **options: T5X's other arguments but `decode_fn`.
+
+    Raises:
+      TypeError: if `decoding` is no `Decoding`.
+      ValueError: as `EncoderDecoderModel`.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        vocabulary: Any,
+        optimizer_def: Any = None,
+        drafter_module: Any = None,
+        decoding: Decoding | None = None,
+        **options: Any,
+    ) -> None:
+        _check_options(options)
+        super().__init__(module, vocabulary, optimizer_def, **options)
+        self._pair(drafter_module, decoding)
+        self._bidirectional = self._inputs_bidirectional_attention
+
+    def predict_batch_with_aux(
+        self,
+        params: Params,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        *,
+        return_all_decodes: bool = False,
+        num_decodes: int = 1,
+        decoder_params: MutableMapping[str, Any] | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Decodes a batch after its inputs.
+
+        Args:
+          params: the parameters of both networks.
+          batch: as T5X's feature converter makes it.
+          rng: a PRNG key, or None for key 0.
+          return_all_decodes: whether all n outputs are returned, or the most probable.
+          num_decodes: n, how many outputs are drawn for each input.
+          decoder_params: see `specjax.integrations.t5x.call.read_call`.
+
+        Returns:
+          As `EncoderDecoderModel`, without the inputs.
+
+        Raises:
+          ValueError: see `read_call` and `read_network`; or if the batch has no inputs.
+        """
+        if "decoder_causal_attention" not in batch:
+            raise ValueError(
+                "batch has no decoder_causal_attention: give `inputs` and `targets` in the task's "
+                "feature lengths"
+            )
+        call = self._call(
+            decoder_params, rng, num_decodes=num_decodes, return_all=return_all_decodes
+        )
+        # `decoder_causal_attention` covers the start and the inputs; what follows is the targets.
+        inputs = batch["decoder_input_tokens"] * batch["decoder_causal_attention"]
+        inputs = inputs.astype(jnp.int32)
+        longest = inputs.shape[1]
+        before = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
+        prompts = _batch(inputs, before + 1, longest - before)
+        tokens, aux = self._decode(params, prompts, longest, call)
+        if not call.rescaled:
+            aux["scores"] = self._plain_scores(params, inputs, before, tokens, aux, call)
+        return ranked(tokens, aux, call)
+
+    def _plain_scores(
+        self, params: Params, inputs: Array, before: Array, tokens: Array, aux: Any, call: Call
+    ) -> Array:
+        """The log-probabilities `[B * n]` of the outputs by the verifier's plain softmax."""
+        before, start = (jnp.repeat(x, call.num_decodes, 0) for x in (before, inputs))
+        text = after_prefix(tokens, start[:, 1:], before)
+        place = jnp.arange(text.shape[1])[None]
+        shown = {
+            "decoder_input_tokens": jnp.pad(text, ((0, 0), (1, 0)))[:, :-1],
+            "decoder_target_tokens": jnp.maximum(text, 1),  # likewise
+            "decoder_causal_attention": (place <= before[:, None]).astype(jnp.int32),
+        }
+        logits = self._compute_logits(params, shown)
+        return drawn_log_probs(logits, text, before, aux["length"])
+
+
+def _batch(inputs: Array, lengths: Array, limits: Array) -> PromptBatch:
+    ids = jnp.arange(inputs.shape[0], dtype=jnp.uint32)
+    return PromptBatch(inputs, lengths, ids, limits)
+
+
+def real_length(tokens: Array) -> Array:
+    """`[B]` int32, how many of `tokens [B, P]` come before the padding; at least 1."""
+    place = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
+    return jnp.maximum(jnp.max(jnp.where(tokens != 0, place[None], 0), axis=1), 1)
+
+
+def forced_tokens(shifted: Array, eos_id: int | None) -> tuple[Array, Array]:
+    """What `decoder_input_tokens` force: `[B, L - 1]` and how many of them, `[B]` int32.
+
+    Token 0 starts and pads; an end of sequence would end the output. Both are left out, and the
+    tokens behind them move up.
+    """
+    tokens = shifted[:, 1:]
+    real = (tokens != 0) & (tokens != eos_id)
+    order = jnp.argsort(~real, axis=1, stable=True)
+    tokens = jnp.take_along_axis(jnp.where(real, tokens, 0), order, axis=1)
+    return tokens, jnp.sum(real, axis=1, dtype=jnp.int32)
+
+
+def after_prefix(tokens: Array, prefix: Array, lengths: Array) -> Array:
+    """Puts outputs `[B, L]` behind the first `lengths [B]` of `prefix [B, F]`; `[B, L]`."""
+    longest = tokens.shape[1]
+    place = jnp.arange(longest, dtype=jnp.int32)[None] - lengths[:, None]
+    prefix = jnp.pad(prefix, ((0, 0), (0, longest - prefix.shape[1])))
+    moved = jnp.take_along_axis(tokens, jnp.maximum(place, 0), axis=1)
+    return jnp.where(place < 0, prefix, moved)
+
+
+def drawn_log_probs(logits: Array, text: Array, begin: Any, count: Array) -> Array:
+    """Sums log softmax of `text [B, L]` over `count [B]` tokens from `begin`; `[B]` float32."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    log_probs = jnp.take_along_axis(log_probs, text[..., None], axis=-1)[..., 0]
+    begin = jnp.broadcast_to(jnp.asarray(begin, jnp.int32), count.shape)[:, None]
+    place = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
+    drawn = (place >= begin) & (place < begin + count[:, None])
+    return jnp.sum(jnp.where(drawn, log_probs, 0.0), axis=1)
+
+
+def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dict[str, Array]]:
+    """Rows `[B * n, ...]` as T5X returns them: all by increasing score, or the best."""
+    n = call.num_decodes
+    rows = tokens.shape[0] // n
+    tokens, aux = jax.tree.map(lambda x: x.reshape(rows, n, *x.shape[1:]), (tokens, aux))
+    # NaN would sort last, which is where the best one is.
+    order = jnp.argsort(jnp.where(jnp.isnan(aux["scores"]), -jnp.inf, aux["scores"]), axis=1)
+
+    def sort(x: Array) -> Array:
+        x = jnp.take_along_axis(x, order.reshape(rows, n, *(1,) * (x.ndim - 2)), axis=1)
+        return x if call.return_all else x[:, -1]
+
+    return sort(tokens), jax.tree.map(sort, aux)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for what would be kept and never called."""
+    if "decode_fn" in options:
+        raise ValueError("decode_fn must be left out: bind specjax_t5x.Decoding")
+
+
+def _aux(state: DecodeState) -> dict[str, Array]:
+    """What is told of each row `[B * n]`.
+
+    `scores` are log-probabilities of the drawn tokens under the distributions that they were drawn
+    from: the rule's targets, after temperature, top-k and top-p, as T5X's with
+    `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's, at least the
+    lowest float32: a rule may keep a token of probability 0, and JSON has no infinity.
+    `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3 for NaN.
+    """
+    info = state.info
+    longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
+    return {
+        "scores": info.log_target,
+        "log_p": jnp.maximum(info.log_p, jnp.finfo(jnp.float32).min),
+        "length": state.lengths,
+        "ended_by": state.ended_by,
+        "drafted": jnp.sum(info.drafted_lengths * longest, axis=1),
+        "accepted": jnp.sum(info.accepted_lengths * longest, axis=1),
+        "rollbacks": info.rollbacks,
+        **{f"{name}_calls": count for name, count in info.calls.items()},
+    }

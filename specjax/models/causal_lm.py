@@ -1,0 +1,94 @@
+"""Decoder-only networks as language models.
+
+Axes: B rows, P prompt length, T tokens, V vocabulary.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.models.config import DecoderOnlyConfig
+from specjax.models.model import Model, check_integers, prefix_or_empty, repeat_first
+from specjax.types import Array, Params, Prefilled
+
+
+class CausalLM(Model):
+    """A decoder-only network as a language model.
+
+    Attributes:
+      config: the configuration of its family.
+    """
+
+    config: DecoderOnlyConfig
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """The tokens of the prompt and the prefix."""
+        return input_lengths + prefix_lengths
+
+    def _init_variables(self, key: Array) -> Any:
+        return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
+
+    def apply(self, params: Params, tokens: Array) -> Array:
+        """The logits of known tokens, all positions at once (teacher forcing).
+
+        Args:
+          params: the parameters.
+          tokens: `[B, T]` int32, padded on the right.
+
+        Returns:
+          `[B, T, V]` float32; entry t predicts `tokens[:, t + 1]`.
+
+        Raises:
+          ValueError: if `tokens` is not an integer array of rank 2.
+        """
+        check_integers("tokens", tokens, (None, None))
+        return self._apply(params, tokens)
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Prefilled:
+        """Reads all tokens of each prompt except its last.
+
+        Where all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
+        too; the first extend writes its entries anew.
+
+        Args:
+          params: the parameters.
+          inputs: `[B, P]` int32, padded on the right.
+          input_lengths: `[B]` int32, at least 1.
+          max_length: S, the number of positions of the cache (static).
+          prefix: `[B, F]` int32, forced first tokens of the output, which follow the prompt.
+          prefix_lengths: `[B]` int32.
+
+        Returns:
+          A `Prefilled` whose tokens are the last tokens of the prompts.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not agree.
+        """
+        check_integers("inputs", inputs, (None, None))
+        rows = inputs.shape[0]
+        check_integers("input_lengths", input_lengths, (rows,))
+        lengths = input_lengths.astype(jnp.int32)
+        prefix, prefix_lengths = prefix_or_empty(inputs, prefix, prefix_lengths)
+        # The prefix of each row follows its last input token and overwrites the padding.
+        tokens = jnp.pad(repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
+        slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
+        tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
+        positions = lengths + prefix_lengths - 1
+        cache = self._empty_cache(rows, max_length)
+        read, seen = tokens[:, :-1], None
+        if self.config.style.bidirectional_inputs:
+            seen = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] <= positions[:, None]
+            read = tokens
+        if read.shape[1]:
+            updates = self._apply(params, read, seen=seen, method="read")
+            cache = self.write(cache, updates, jnp.zeros_like(positions))
+        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        return Prefilled(cache, last, positions)

@@ -1,0 +1,147 @@
+"""What a family of networks is to specjax: all that a new one has to say, in one value.
+
+A family is a file (`llama.py`, `gemma2.py`, `t5.py`) with its configuration, its names and fields
+in Hugging Face's checkpoints, its sizes and its vocabulary; and a line of `families.py`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from specjax.models.config import ModelConfig
+from specjax.models.hf_fields import HFFields
+from specjax.models.model import Model
+
+T = True  # in tables: stored the other way round
+
+# Options of SentencePiece's trainer by which every character of a text can be written: spaces,
+# newlines, and by bytes what is rare.
+VERBATIM = {
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "byte_fallback": True,
+    "split_digits": True,
+}
+
+
+class Renaming(NamedTuple):
+    """An array of a Hugging Face checkpoint and the parameter that it is.
+
+    Attributes:
+      hf: name in the checkpoint; `{i}` stands for a layer's number.
+      path: path in the parameter tree; likewise.
+      transposed: whether the two are each other's transpose: PyTorch keeps `[out, in]`, Flax
+        `[in, out]`.
+    """
+
+    hf: str
+    path: str
+    transposed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """How a family's published vocabularies are made.
+
+    Attributes:
+      file: the SentencePiece model's name in a Hugging Face directory.
+      types: of SentencePiece models that transformers reads there, the usual one first: it takes
+        every Llama's and Gemma's for BPE.
+      options: of SentencePiece's trainer.
+      settings: of `tokenizer_config.json`.
+    """
+
+    file: str
+    types: tuple[str, ...]
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family of networks.
+
+    Attributes:
+      name: in specjax's files, and Hugging Face's `model_type`.
+      config: the class of its configurations.
+      model: the class of its models: `CausalLM` or `Seq2SeqLM`.
+      architectures: Hugging Face's names of its class, the usual one first.
+      special_ids: what transformers assumes where files are silent, as `config.json` spells it.
+      names: Hugging Face's names of its parameters.
+      from_hf: makes a configuration from the fields of a `config.json`.
+      to_hf: makes these fields from a configuration; raises ValueError for one that transformers
+        cannot hold. Sizes of the vocabulary, dtypes and special ids are added to them.
+      copies: names under which a checkpoint may hold the embedding a second time, or only there.
+      unused: a pattern of the names of arrays in old checkpoints that no network reads.
+      presets: its published sizes.
+      vocabulary: how its vocabularies are made; None where specjax cannot train one.
+    """
+
+    name: str
+    config: type[ModelConfig]
+    model: type[Model]
+    architectures: tuple[str, ...]
+    special_ids: Mapping[str, int]
+    names: tuple[Renaming, ...]
+    from_hf: Callable[[HFFields], ModelConfig]
+    to_hf: Callable[[Any], dict[str, Any]]
+    copies: tuple[str, ...] = ()
+    unused: str = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    presets: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
+    vocabulary: Vocabulary | None = None
+
+    def hf_name(self, path: str) -> Renaming:
+        """Finds a parameter's line of `names`, its numbers filled in.
+
+        Args:
+          path: of the parameter, such as `decoder/layers_3/mlp/wo/kernel`.
+
+        Returns:
+          The line for exactly this parameter.
+
+        Raises:
+          KeyError: where there is no such line (an error of the family's author).
+        """
+        number = re.search(r"(?<=/layers_)\d+(?=/)", path)
+        layer = number.group() if number else ""
+        pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path
+        for line in self.names:
+            if line.path == pattern:
+                return Renaming(line.hf.replace("{i}", layer), path, line.transposed)
+        raise KeyError(f"{self.name} has no Hugging Face name for the parameter {path}")
+
+
+def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
+    """Llama's names, which most decoder-only families have; they differ in their norms.
+
+    Args:
+      norms: Hugging Face's name of each norm of a layer, and ours. The same name means different
+        norms: Llama's post_attention_layernorm precedes the MLP.
+
+    Returns:
+      The lines, also of biases and of norms of queries and keys, where a network has them.
+    """
+    hf, layer = "model.layers.{i}", "decoder/layers_{i}"
+    heads = {"q": "query", "k": "key", "v": "value", "o": "out"}
+    mlp = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
+    attention, ours = f"{hf}.self_attn", f"{layer}/self_attention"
+    return (
+        Renaming("model.embed_tokens.weight", "token_embedder/embedding"),
+        *(
+            line
+            for a, b in heads.items()
+            for line in (
+                Renaming(f"{attention}.{a}_proj.weight", f"{ours}/{b}/kernel", T),
+                Renaming(f"{attention}.{a}_proj.bias", f"{ours}/{b}/bias"),
+                Renaming(f"{attention}.{a}_norm.weight", f"{ours}/{b}_norm/scale"),
+            )
+        ),
+        *(
+            Renaming(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
+            for a, b in mlp.items()
+        ),
+        *(Renaming(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
+        Renaming("model.norm.weight", "decoder/decoder_norm/scale"),
+        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
+    )

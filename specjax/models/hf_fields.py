@@ -1,0 +1,175 @@
+"""The fields of a Hugging Face `config.json`, and what decoder-only families share of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.models.config import DecoderOnlyConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class HFFields:
+    """The values of one `config.json`; errors name the file and the field.
+
+    Attributes:
+      values: the JSON object.
+      path: of the file.
+      head: what the checkpoint's output projection is: "own", "copied" where it equals the
+        embedding, or None where it is absent.
+    """
+
+    values: Mapping[str, Any]
+    path: Path
+    head: str | None = None
+
+    def number(self, name: str, *default: float | None) -> Any:
+        """A finite number, or the default where the field is absent or null."""
+        value = self.values.get(name)
+        if value is None and default:
+            return default[0]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{self.path}: {name}={value!r} must be a number")
+        # A whole number of more digits than a float holds is none that a network has.
+        if not abs(value) < 1e300:
+            raise ValueError(f"{self.path}: {name}={repr(value)[:40]} must be finite")
+        return value
+
+    def positive(self, name: str, *default: float | None) -> Any:
+        """A number above 0."""
+        value = self.number(name, *default)
+        if value is not None and value <= 0:
+            raise ValueError(f"{self.path}: {name}={value!r} must be above 0")
+        return value
+
+    def whole(self, name: str, *default: int, least: int = 1) -> int:
+        """A whole number, at least `least`."""
+        value = self.number(name, *default)
+        if not float(value).is_integer() or value < least:
+            raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
+        return int(value)
+
+    def flag(self, name: str, default: bool | None = None) -> Any:
+        """True or false, or the default where the field is absent or null."""
+        value = self.values.get(name)
+        if not isinstance(value, bool | None):
+            raise ValueError(f"{self.path}: {name}={value!r} must be true or false")
+        return default if value is None else value
+
+    def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
+        """Raises ValueError unless the field, or its default, has one of the allowed values."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value not in allowed:
+            raise ValueError(
+                f"{self.path}: {name}={value!r} is not supported, only "
+                f"{' or '.join(repr(a) for a in allowed)}"
+            )
+
+
+def decoder_only_from_hf(fields: HFFields) -> dict[str, Any]:
+    """The fields of a `DecoderOnlyConfig` under Llama's names.
+
+    Args:
+      fields: of the `config.json`.
+
+    Returns:
+      The sizes and the norms' epsilon.
+
+    Raises:
+      ValueError: for a value that cannot be.
+    """
+    heads = fields.whole("num_attention_heads")
+    return {
+        "vocab_size": fields.whole("vocab_size"),
+        "embed_dim": fields.whole("hidden_size"),
+        "num_heads": heads,
+        "head_dim": fields.whole("head_dim", fields.whole("hidden_size") // heads),
+        "mlp_dim": fields.whole("intermediate_size"),
+        "num_layers": fields.whole("num_hidden_layers"),
+        "num_kv_heads": fields.whole("num_key_value_heads", heads),
+        "norm_eps": fields.positive("rms_norm_eps", 1e-6),
+    }
+
+
+def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
+    """Llama's names for the fields of a `DecoderOnlyConfig`.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The fields of a `config.json`, without the family's own.
+
+    Raises:
+      ValueError: for sizes that transformers 5 refuses to read, though 4.x may.
+    """
+    if config.embed_dim % config.num_heads:
+        raise ValueError(
+            f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
+    return {
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": False,
+    }
+
+
+def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
+    """The rotary base, the kind of scaling and its fields.
+
+    They are in `rope_parameters` (5.x), or in `rope_theta` and `rope_scaling` (4.x). Where a file
+    has both, 4.x and 5.x take `rope_scaling`.
+
+    Args:
+      fields: of the `config.json`.
+
+    Returns:
+      The base, Hugging Face's `rope_type`, and the fields that belong to it.
+
+    Raises:
+      ValueError: where the fields contradict each other, or are not for all layers and dimensions.
+    """
+    path = fields.path
+    found = {name: fields.values.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
+    for name, value in found.items():
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: {name}={value!r} must be an object")
+    parameters = found["rope_scaling"] or found["rope_parameters"]
+    if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
+        raise ValueError(
+            f"{path}: rope parameters for {', '.join(nested)} alone are not supported, only one "
+            "set for all layers"
+        )
+    rope = HFFields(parameters, path)
+    theta = float(rope.positive("rope_theta", fields.positive("rope_theta", 10_000.0)))
+    other = found["rope_parameters"].get("rope_theta")
+    if other is not None and other != theta:
+        raise ValueError(
+            f"{path}: rope_parameters has rope_theta={other!r}, but rope_scaling, which goes "
+            f"before it, makes it {theta!r}; remove one of the two fields"
+        )
+    for where in (rope, fields):
+        where.refuse("partial_rotary_factor", (1, 1.0), 1.0)
+    return theta, parameters.get("rope_type") or parameters.get("type") or "default", rope
+
+
+def rope_to_hf(theta: float, scaling: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The rotary fields of 4.x and of 5.x.
+
+    Args:
+      theta: the base.
+      scaling: `rope_type` and its fields; None for no scaling.
+    """
+    return {
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": theta},
+    }

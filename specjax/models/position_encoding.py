@@ -1,0 +1,168 @@
+"""How attention knows positions: rotation of queries and keys, and T5's relative position biases.
+
+Axes: B rows, H heads, T queries, S keys, D head width.
+
+Sources: Su et al. 2021 (rotation), Raffel et al. 2020 (biases).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
+
+Array = jax.Array
+
+
+def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
+    """The angle per position of each pair of dimensions.
+
+    Args:
+      head_dim: D.
+      theta: the base of the frequencies.
+
+    Returns:
+      `[D // 2]` float32, radians per position.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return np.float32(1.0) / np.float32(theta) ** exponents
+
+
+class Rope(NamedTuple):
+    """The cosines and sines of the rotary angles of a block's positions.
+
+    Attributes:
+      cos: `[B, T, 1, D // 2]` float32.
+      sin: `[B, T, 1, D // 2]` float32.
+    """
+
+    cos: Array
+    sin: Array
+
+
+def rope_angles(positions: Array, frequencies: np.ndarray) -> Rope:
+    """The rotary angles at `positions [B, T]`.
+
+    Args:
+      positions: `[B, T]` int32.
+      frequencies: `[D // 2]` float32, radians per position.
+
+    Returns:
+      A `Rope`.
+    """
+    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+    return Rope(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
+
+
+def rotate(x: Array, rope: Rope) -> Array:
+    """Rotates `x [B, T, heads, D]`; dimension i is paired with i + D // 2."""
+    first, second = jnp.split(x, 2, axis=-1)
+    cos, sin = rope.cos.astype(x.dtype), rope.sin.astype(x.dtype)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def buckets(
+    distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """The bucket of each distance: one per small distance, then logarithmic.
+
+    Distances below a quarter of `num_buckets` (half, if not bidirectional) have a bucket each.
+
+    Args:
+      distances: int, query position minus key position.
+      bidirectional: whether half of the buckets are for keys after the query; else these keys share
+        bucket 0.
+      num_buckets: the number of buckets.
+      max_distance: this distance and all larger ones share the last bucket.
+
+    Returns:
+      int32 in `0 .. num_buckets - 1`, of the same shape.
+
+    Source: `t5x/examples/t5/layers.py`, `RelativePositionBiases`.
+    """
+    offset = np.zeros_like(distances)
+    if bidirectional:
+        num_buckets //= 2
+        offset = (distances < 0) * num_buckets
+        distances = np.abs(distances)
+    distances = np.maximum(distances, 0)
+    exact = num_buckets // 2
+    # float32 and the epsilon matter at the border of a bucket; both are as in T5X.
+    ratio = distances.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
+    large = exact + (np.log(ratio) / np.log(max_distance / exact) * (num_buckets - exact)).astype(
+        np.int32
+    )
+    return (
+        offset + np.where(distances < exact, distances, np.minimum(large, num_buckets - 1))
+    ).astype(np.int32)
+
+
+class RelativePositionBias(nn.Module):
+    """A learnt bias per head and bucket of relative positions.
+
+    Attributes:
+      num_heads: H.
+      num_buckets: the number of buckets.
+      max_distance: see `buckets`.
+      bidirectional: whether keys after the query have their own buckets (in the encoder).
+      param_dtype: the dtype of the table.
+    """
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+    bidirectional: bool
+    param_dtype: Any
+
+    def setup(self) -> None:
+        """Creates the parameters."""
+        self.rel_embedding = param_with_axes(
+            "rel_embedding",
+            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+            (self.num_heads, self.num_buckets),
+            self.param_dtype,
+            axes=("heads", "relpos_buckets"),
+        )
+
+    def block(self, length: int) -> Array:
+        """The biases of a block that attends to itself: `[1, H, 1, T, T]` float32."""
+        # A Toeplitz matrix from 2T - 1 biases by reshaping. The gradient of a gather would be a
+        # scatter of T * T elements.
+        line = self._of_distances(np.arange(length - 1, -length, -1))
+        line = jnp.pad(line, ((0, 0), (0, 1)))
+        rows = jnp.tile(line, (1, length))[:, : length * (2 * length - 1)]
+        matrix = rows.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
+        return matrix[None, :, None]
+
+    def cached(self, positions: Array, length: int, max_length: int) -> Array:
+        """The biases of a block that attends to the cache.
+
+        Args:
+          positions: `[B]` int32, where the block of each row starts.
+          length: T.
+          max_length: S.
+
+        Returns:
+          `[B, H, 1, T, S]` float32.
+        """
+        table = self._of_distances(np.arange(self.max_distance + 1))
+        offsets = np.arange(length)[:, None] - np.arange(max_length)[None, :]
+        distances = positions[:, None, None] + offsets[None].astype(np.int32)
+        biases = jnp.take(table, jnp.clip(distances, 0, self.max_distance), axis=1, mode="clip")
+        return jnp.moveaxis(biases, 0, 1)[:, :, None]
+
+    def _of_distances(self, distances: np.ndarray) -> Array:
+        """Distances `[n]` -> biases `[H, n]` float32."""
+        index = buckets(
+            distances,
+            bidirectional=self.bidirectional,
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
+        )
+        # A product with a constant instead of a gather: its gradient is a product too.
+        one_hot = (np.arange(self.num_buckets)[:, None] == index[None, :]).astype(np.float32)
+        return jnp.dot(
+            self.rel_embedding.astype(jnp.float32), one_hot, precision=jax.lax.Precision.HIGHEST
+        )

@@ -1,0 +1,326 @@
+"""The network of every family: an embedding, a decoder, and for some an encoder before it.
+
+Axes: B rows, P encoder length, T decoder tokens, S keys, E model width, V vocabulary.
+
+Sources: Raffel et al. 2020 and `t5x/examples/t5/network.py` (T5's parameter tree); Touvron et al.
+2023; Gemma Team 2024; `transformers/models`.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from specjax.models.attention import (
+    MASKED,
+    Attention,
+    LayerMemory,
+    Memory,
+    Segment,
+    attended,
+    block_bias,
+    block_updates,
+)
+from specjax.models.cache import CacheEntries, CacheLayout, Cross
+from specjax.models.config import ModelConfig, Style
+from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
+from specjax.models.position_encoding import RelativePositionBias, Rope, rope_angles
+
+Array = jax.Array
+
+
+def _norm(config: ModelConfig, style: Style, name: str) -> RMSNorm:
+    sizes = (config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
+    return RMSNorm(*sizes, name=name)
+
+
+def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePositionBias:
+    assert style.relative is not None
+    return RelativePositionBias(
+        config.num_heads,
+        style.relative.buckets,
+        style.relative.max_distance,
+        in_encoder,
+        config.param_dtype,
+    )
+
+
+def _mask_bias(mask: Array) -> Array:
+    """`[B, P]` bool -> `[B, 1, 1, 1, P]` float32, 0 or `MASKED`."""
+    return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention where there is an encoder, and a feed-forward block.
+
+    Attributes:
+      config: the sizes.
+      style: how it computes.
+      layout: how the keys and values lie.
+      in_encoder: whether it is of the encoder.
+      cross: whether it attends to an encoder's output.
+    """
+
+    config: ModelConfig
+    style: Style
+    layout: CacheLayout = CacheLayout()
+    in_encoder: bool = False
+    cross: bool = False
+
+    def setup(self) -> None:
+        """Creates the submodules."""
+        config, style = self.config, self.style
+        name = "attention" if self.in_encoder else "self_attention"
+        self.attention = Attention(config, style, self.layout, name=name)
+        parts = [name, "mlp"]
+        if self.cross:
+            parts.insert(1, "cross_attention")
+            self.encoder_decoder_attention = Attention(config, style, self.layout)
+        sizes = (config.mlp_dim, style.activations, config.dtype, config.param_dtype)
+        self.mlp = MLP(*sizes, style.dropout_rate)
+        made = functools.partial(_norm, config, style)
+        self.before = [made(f"pre_{p}_layer_norm") for p in parts if style.pre_norms]
+        self.after = [made(f"post_{p}_layer_norm") for p in parts if style.post_norms]
+        self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
+        if style.relative is not None and style.relative.per_layer:
+            self.relpos_bias = _relative(config, style, self.in_encoder)
+
+    def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
+        """`encoded [B, P, E]` -> keys `[B, H, P, D]` and values `[B, H, D, P]`."""
+        return self.encoder_decoder_attention.keys_values(encoded)
+
+    def __call__(
+        self,
+        x: Array,
+        bias: Array,
+        past: LayerMemory | None = None,
+        rope: Rope | None = None,
+        encoded: Segment | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Array, Array, Array]:
+        """`x [B, T, E]` -> `[B, T, E]`, keys and values (see `attended`)."""
+
+        def normed(norms: list[RMSNorm], block: int, y: Array) -> Array:
+            return norms[block](y) if norms else y
+
+        def added(block: int, y: Array) -> Array:
+            y = normed(self.after, block, y)
+            return x + self.dropout(y, deterministic=deterministic)
+
+        y = normed(self.before, 0, x)
+        keys, values = self.attention.keys_values(y, rope)
+        segments, keys, values = attended(past, keys, values, bias)
+        x = added(0, self.attention(y, segments, rope, deterministic))
+        if encoded is not None:
+            y = normed(self.before, 1, x)
+            y = self.encoder_decoder_attention(y, [encoded], deterministic=deterministic)
+            x = added(1, y)
+        y = self.mlp(normed(self.before, -1, x), deterministic)
+        return added(-1, y), keys, values
+
+
+class Stack(nn.Module):
+    """The layers and the last norm, of the decoder or of the encoder.
+
+    Attributes:
+      config: the sizes.
+      style: how it computes.
+      layout: how the keys and values lie.
+      in_encoder: whether it is the encoder.
+      cross: whether its layers attend to an encoder's output.
+    """
+
+    config: ModelConfig
+    style: Style
+    layout: CacheLayout = CacheLayout()
+    in_encoder: bool = False
+    cross: bool = False
+
+    def setup(self) -> None:
+        """Creates the submodules."""
+        config, style = self.config, self.style
+        if style.relative is not None and not style.relative.per_layer:
+            self.relpos_bias = _relative(config, style, self.in_encoder)
+        layer = functools.partial(Layer, config, style, self.layout, self.in_encoder, self.cross)
+        self.layers = [layer() for _ in style.windows]
+        self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
+        self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
+        if self.in_encoder:
+            self.output_dropout = nn.Dropout(style.dropout_rate)  # of single elements
+        elif not config.tie_embeddings:
+            self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
+
+    def cross_keys_values(self, encoded: Array, mask: Array) -> Cross:
+        """The keys and values of the encoder's output `[B, P, E]` for each layer."""
+        pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
+        keys, values = zip(*pairs, strict=True)
+        return Cross(keys, values, mask)
+
+    def __call__(
+        self,
+        x: Array,
+        memory: Memory | None = None,
+        cross: Cross | None = None,
+        *,
+        mask: Array | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Array, list[Array], list[Array]]:
+        """Reads a block that continues the memory, or starts at position 0 of each row.
+
+        Args:
+          x: `[B, T, E]`, embedded tokens.
+          memory: the cache.
+          cross: the encoder's keys and values.
+          mask: `[B, T]` bool: of an encoder, false at padding; of a decoder, the tokens that all
+            others see, also those before them.
+          deterministic: whether nothing is dropped.
+
+        Returns:
+          `[B, T, E]`, after the last norm, and each layer's keys and values (see `attended`).
+        """
+        length = x.shape[1]
+        ropes = self._ropes(x, memory)
+        biases = self._biases(lambda r: r.block(length), lambda w: self._mask(length, w, mask))
+        pasts: list[LayerMemory | None] = [None] * len(biases)
+        if memory is not None:
+            past_biases = self._biases(
+                lambda r: r.cached(memory.positions, length, memory.max_length),
+                lambda w: memory.bias(length, w),
+            )
+            pasts = [memory.layer(i, bias) for i, bias in enumerate(past_biases)]
+        encoded: list[Segment | None] = [None] * len(biases)
+        if cross is not None:
+            cross_bias = _mask_bias(cross.mask)
+            pairs = zip(cross.keys, cross.values, strict=True)
+            encoded = [Segment(*pair, cross_bias) for pair in pairs]
+        x = self.dropout(x, deterministic=deterministic)
+        keys, values = [], []
+        parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
+        for layer, bias, past, rope, seen in parts:
+            x, layer_keys, layer_values = layer(x, bias, past, rope, seen, deterministic)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        last = self.output_dropout if self.in_encoder else self.dropout
+        return last(self.norm(x), deterministic=deterministic), keys, values
+
+    def _ropes(self, x: Array, memory: Memory | None) -> list[Rope | None]:
+        """The rotary angles of each layer."""
+
+        @functools.cache
+        def angles(frequencies: tuple[float, ...] | None) -> Rope | None:
+            if frequencies is None:
+                return None
+            start = jnp.zeros(x.shape[0], jnp.int32) if memory is None else memory.positions
+            positions = start[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+            return rope_angles(positions, np.asarray(frequencies, np.float32))
+
+        return [angles(frequencies) for frequencies in self.style.ropes]
+
+    def _biases(
+        self,
+        relative: Callable[[RelativePositionBias], Array],
+        mask: Callable[[int | None], Array],
+    ) -> list[Array]:
+        """The bias of each layer: of its relative positions, if it has any, and of its window."""
+        mask = functools.cache(mask)
+
+        if (positions := self.style.relative) is None:
+            return [mask(window) for window in self.style.windows]
+        if positions.per_layer:
+            parts = zip(self.layers, self.style.windows, strict=True)
+            return [relative(layer.relpos_bias) + mask(window) for layer, window in parts]
+        shared = relative(self.relpos_bias)
+        both = functools.cache(lambda window: shared + mask(window))
+        return [both(window) for window in self.style.windows]
+
+    def _mask(self, length: int, window: int | None, mask: Array | None) -> Array:
+        """The mask of a block that attends to itself; see `__call__`."""
+        if self.in_encoder:
+            assert mask is not None
+            return _mask_bias(mask)
+        causal = block_bias(length, window)
+        return causal if mask is None else jnp.maximum(causal, _mask_bias(mask))
+
+
+class Network(nn.Module):
+    """The embedding, the decoder and its output projection, and the encoder where there is one.
+
+    Attributes:
+      config: the sizes and styles.
+      layout: how the keys and values of the decoder lie.
+    """
+
+    config: ModelConfig
+    layout: CacheLayout = CacheLayout()
+
+    def setup(self) -> None:
+        """Creates the submodules."""
+        config, style = self.config, self.config.style
+        sizes = (config.vocab_size, config.embed_dim, config.dtype, config.param_dtype)
+        self.token_embedder = Embed(*sizes, style.embed_stddev)
+        encoder_style = config.encoder_style
+        if encoder_style is not None:
+            self.encoder = Stack(config, encoder_style, in_encoder=True)
+        self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
+
+    def embed(self, tokens: Array) -> Array:
+        """Tokens `[B, T]` -> `[B, T, E]`."""
+        x = self.token_embedder(tokens)
+        scale = self.config.style.embed_scale
+        # Gemma was trained with the factor rounded to the dtype of the activations.
+        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+
+    def logits(self, hidden: Array) -> Array:
+        """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""
+        style = self.config.style
+        if style.hidden_scale != 1.0:
+            hidden = hidden * jnp.asarray(style.hidden_scale, hidden.dtype)
+        if self.config.tie_embeddings:
+            logits = self.token_embedder.attend(hidden)
+        else:
+            logits = self.decoder.logits_dense(hidden)
+        cap = style.final_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
+        """Inputs `[B, P]` and `mask [B, P]`, false at padding -> the decoder's `Cross`."""
+        encoded, *_ = self.encoder(self.embed(tokens), mask=mask, deterministic=deterministic)
+        return self.decoder.cross_keys_values(encoded, mask)
+
+    def read(
+        self, tokens: Array, cross: Cross | None = None, seen: Array | None = None
+    ) -> CacheEntries:
+        """The cache entries of decoder tokens `[B, T]` that start at position 0.
+
+        Args:
+          tokens: `[B, T]`.
+          cross: the encoder's keys and values.
+          seen: `[B, T]` bool, tokens that all others see, also those before them.
+        """
+        hidden, keys, values = self.decoder(self.embed(tokens), cross=cross, mask=seen)
+        return block_updates(keys, values, hidden)
+
+    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
+        """See `Model.score`."""
+        x = self.embed(tokens)
+        hidden, keys, values = self.decoder(x, memory, memory.cache.cross)
+        updates = block_updates(keys, values, hidden)
+        return self.logits(hidden), hidden, updates
+
+    def __call__(
+        self,
+        tokens: Array,
+        encoder_tokens: Array | None = None,
+        mask: Array | None = None,
+        deterministic: bool = True,
+    ) -> Array:
+        """Runs the whole network on known tokens: logits `[B, T, V]` float32."""
+        cross = None
+        if encoder_tokens is not None:
+            assert mask is not None
+            cross = self.encode(encoder_tokens, mask, deterministic)
+        hidden, *_ = self.decoder(self.embed(tokens), cross=cross, deterministic=deterministic)
+        return self.logits(hidden)

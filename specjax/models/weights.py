@@ -1,0 +1,144 @@
+"""How networks read their matrices, in whatever form these are stored, and multiply with them.
+
+Products of float32 activations are of float32 on every device; see
+`compilation.product_precision`.
+"""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
+
+from specjax.compilation import product_precision
+from specjax.platforms import by_platform
+
+Array = jax.Array
+Initializer = Callable[..., Array]
+
+normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+class StoredWeight(abc.ABC):
+    """A matrix in another form than an array of numbers, in its place among the parameters.
+
+    A subclass is a pytree of arrays, such as a `types.traced_dataclass` has: whole numbers with
+    their scales, say. Networks do not know which form their matrices have: `product` and `rows`
+    are all that they ask for.
+    """
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's."""
+
+    @abc.abstractmethod
+    def read(self, dtype: Any) -> Array:
+        """The matrix as an array of `dtype`."""
+
+    def rows(self, index: Array, dtype: Any) -> Array:
+        """The rows `index` of the matrix, as `jnp.take` with `mode="clip"` has them."""
+        return jnp.take(self.read(dtype), index, axis=0, mode="clip")
+
+    def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
+        """`dot(x, matrix)`; where scales can follow the product, it may be cheaper so."""
+        return dot(x, self.read(x.dtype))
+
+    def axes(self, names: tuple[str | None, ...]) -> Any:
+        """The weight with axis names in the places of its arrays.
+
+        Args:
+          names: of the matrix's axes, which arrays of its shape have; others are not split.
+        """
+        return jax.tree.map(
+            lambda x: names if tuple(x.shape) == self.shape else (None,) * x.ndim, self
+        )
+
+
+Weight = Array | StoredWeight
+
+
+def declare(
+    module: nn.Module,
+    name: str,
+    init: Initializer,
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+) -> Any:
+    """A matrix of a module: its parameter, in the form in which it is stored.
+
+    Args:
+      module: has a `param_dtype`.
+      name: of the parameter.
+      init: makes an array of random numbers.
+      shape: the matrix's.
+      axes: the logical names of its axes.
+
+    Returns:
+      An array, or a `StoredWeight`.
+
+    Raises:
+      ValueError: if a stored weight has another shape; flax raises for arrays.
+    """
+    if module.has_variable("params", name):
+        value: Any = module.get_variable("params", name)
+        if isinstance(value, StoredWeight):
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+            return value
+    param_dtype = module.param_dtype
+    return param_with_axes(name, init, shape, param_dtype, axes=axes, module=module)
+
+
+def rows(weight: Weight, index: Array, dtype: Any) -> Array:
+    """Rows of a matrix in `dtype`; an index outside takes the nearest row."""
+    if isinstance(weight, StoredWeight):
+        return weight.rows(index, dtype)
+    return jnp.take(weight, index, axis=0, mode="clip").astype(dtype)
+
+
+def product(dot: Callable[[Array, Array], Array], x: Array, weight: Weight) -> Array:
+    """`dot(x, weight)`, `[n, E]` with a matrix, which is read in x's dtype.
+
+    On TPUs a single row is two, the second of zeros: XLA multiplies a matrix with one vector
+    outside of the matrix units, four times as slowly.
+    """
+
+    def once(x: Array, weight: Weight) -> Array:
+        if isinstance(weight, StoredWeight):
+            return weight.product(dot, x)
+        return dot(x, weight)
+
+    def of_two(x: Array, weight: Weight) -> Array:
+        # Else XLA takes the row out before the product.
+        return jax.lax.optimization_barrier(once(jnp.pad(x, ((0, 1), (0, 0))), weight))[:1]
+
+    if not isinstance(weight, StoredWeight):
+        weight = weight.astype(x.dtype)
+    if x.shape[0] > 1:
+        return once(x, weight)
+    return by_platform(x, weight, tpu=of_two, default=once)
+
+
+def float32_logits(x: Array, weight: Weight, contract: int) -> Array:
+    """The product of `x [..., E]` and a matrix with E on axis `contract`, summed in float32.
+
+    bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
+    the largest of a small network, is read as bfloat16.
+    """
+    precision = product_precision(x.dtype)  # of the network, before x is converted
+    if not isinstance(weight, StoredWeight) and weight.dtype != x.dtype:
+        x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
+    dot = functools.partial(
+        jax.lax.dot_general,
+        dimension_numbers=(((1,), (contract,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    y = product(dot, x.reshape(-1, x.shape[-1]), weight)  # as in Dense
+    return y.reshape(*x.shape[:-1], y.shape[-1])

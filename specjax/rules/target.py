@@ -1,0 +1,115 @@
+"""What rules share: the checks at one position, a strength, and quantities of distributions.
+
+Notation, for one position: q and p are the distributions from which the drafter and the verifier
+draw tokens. q_conf and p_conf are their confidence distributions (softmax at temperature 1 without
+top-k and top-p). pi is the target distribution. All are `[V]` float32. Logarithms are natural.
+"""
+
+import abc
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from specjax.checks import check_part, check_scalars, checked
+from specjax.sampling import residual_mass, total
+from specjax.types import Array, Rule, traced_dataclass
+
+_FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
+
+
+class TargetRule(abc.ABC):
+    """A rule that gives pi by `_target`; what it reads is p and q unless it says more."""
+
+    reads_draft: ClassVar[bool] = True
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def __call__(
+        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
+    ) -> Array:
+        """See `Rule`."""
+        _check_position(self, q, p, q_conf, p_conf)
+        return self._target(q, p, q_conf, p_conf)
+
+    @abc.abstractmethod
+    def _target(self, q: Array, p: Array, q_conf: Any, p_conf: Any) -> Array:
+        """pi, of arguments whose shapes are checked; a confidence that is not read may be None."""
+
+
+@traced_dataclass
+class Strength:
+    """A strength in the range that a class gives as `_span`, the options of `checked`."""
+
+    strength: Array | float
+
+    _span: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strength", checked("strength", self.strength, **self._span))
+
+
+def check_is_rule(name: str, rule: Any) -> None:
+    """Raises TypeError unless `rule` has what `Rule` asks for; `name` is the argument's."""
+    missing = [flag for flag in _FLAGS if not hasattr(rule, flag)]
+    if callable(rule) and missing and not isinstance(rule, type):
+        kind = type(rule).__name__
+        raise TypeError(
+            f"{name} must say what it reads, but {kind} has no {', '.join(missing)}: set them to "
+            f"True or False in the class {kind}"
+        )
+    check_part(name, rule, ("__call__", *_FLAGS), "rules.OPT(strength=0.2)")
+
+
+def _check_position(
+    rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None
+) -> None:
+    """Checks shapes and dtypes at trace time; see `Rule`."""
+    check_scalars(rule)
+    name = type(rule).__name__
+    arguments = {"q": q, "p": p}
+    needed = {"q_conf": rule.reads_draft_confidence, "p_conf": rule.reads_verifier_confidence}
+    for key, value in (("q_conf", q_conf), ("p_conf", p_conf)):
+        if needed[key]:
+            if value is None:
+                raise ValueError(
+                    f"{name} reads {key}, which is None: pass sampling.confidence(logits)"
+                )
+            arguments[key] = value
+    for key, value in arguments.items():
+        dtype = getattr(value, "dtype", None)
+        if dtype != jnp.float32:
+            found = dtype or type(value).__name__
+            raise ValueError(f"{name}: {key} must be a float32 array, got {found}")
+        if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):
+            shapes = ", ".join(f"{k} {jnp.shape(v)}" for k, v in arguments.items())
+            raise ValueError(
+                f"{name}: {key} must be one distribution [V] over the vocabulary of q, got {shapes}"
+                ": vmap over other axes, and give both models one vocabulary"
+            )
+
+
+def entropy(x: Array) -> Array:
+    """H(x) = -sum x log x, in nats, with 0 log 0 = 0; `[V]` -> scalar."""
+    # x + x == x only at zero. It needs no constant, which XLA on CPUs would write as an array.
+    is_zero = (x + x == x).astype(x.dtype)
+    return -total(x * jnp.log(x + is_zero))
+
+
+def cross_entropy(x: Array, y: Array) -> Array:
+    """-sum x log y, in nats; infinite if y = 0 < x anywhere; `[V]`, `[V]` -> scalar."""
+    return -total(jnp.where(x > 0.0, x * jnp.log(y), 0.0))
+
+
+def total_variation(p: Array, q: Array) -> Array:
+    """D_TV(p, q) = sum_v max(0, p(v) - q(v)); `[V]`, `[V]` -> scalar."""
+    return residual_mass(p, q)
+
+
+def accept_probability(q: Array, target: Array) -> Array:
+    """The probability that token verification accepts a drafted token: sum min(q, pi).
+
+    It is 1 - D_TV(pi, q) for every rule.
+    """
+    return total(jnp.minimum(q, target))

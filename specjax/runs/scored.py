@@ -1,0 +1,284 @@
+"""Reads the predictions and the references that are scored.
+
+Axes: n rows.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import check_path
+from specjax.data.examples import field_of
+from specjax.data.records import Record, guess_format, read_objects, read_records
+from specjax.evaluation.efficiency import RowCounts
+from specjax.runs.merging import read_parts
+from specjax.runs.predictions import PREDICTIONS_NAME, record_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+    """What a file of predictions says of n rows.
+
+    Attributes:
+      path: the file.
+      outputs: n texts; "" where there is no prediction.
+      inputs: n texts, None where the file does not say.
+      targets: for each row its references, or None.
+      failed: how many rows have no prediction.
+      counts: what decoding took, or None where the file does not say.
+      log_target: `[n]` float64, log π of the rows, NaN where unknown; None if `counts` is.
+      log_p: `[n]` float64, log p of the rows, -inf where the verifier could not emit them.
+    """
+
+    path: str
+    outputs: list[str]
+    inputs: list[str | None]
+    targets: list[tuple[str, ...] | None]
+    failed: int
+    counts: RowCounts | None
+    log_target: np.ndarray | None  # [n]
+    log_p: np.ndarray | None  # [n]
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+
+def read_predictions(
+    path: str | os.PathLike[str],
+    *,
+    prediction_field: str = "prediction",
+    targets_field: str = "targets",
+) -> Predictions:
+    """Reads a file of predictions.
+
+    Args:
+      path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`, or of the
+        parts of one. The rows of `specjax infer` are put in the order of their ids; others are
+        taken in that of the file.
+      prediction_field: the key of the output, a text or null.
+      targets_field: the key of a row's reference, a text or a list of texts, if it has one.
+
+    Returns:
+      The predictions.
+
+    Raises:
+      FileNotFoundError: there is no such file, or a part is missing.
+      TypeError: `path` is not a path.
+      ValueError: the file is empty or not JSONL, a row lacks its prediction or has been changed
+        since it was written, or rows of `specjax infer` are missing.
+    """
+    check_path(path, "predictions=")
+    name = os.path.expanduser(os.fspath(path))
+    if os.path.isdir(name):
+        file = os.path.join(name, PREDICTIONS_NAME)
+        if not os.path.exists(file) and (rows := read_parts(name)) is not None:
+            return predictions_of(rows, name, prediction_field, targets_field)
+        name = file
+    records = []
+    for number, line, record in read_objects(name):
+        _check(f"{name}:{number}", line, record, prediction_field, targets_field)
+        records.append(record)
+    if all("checksum" in record for record in records):
+        return predictions_of(_in_order(name, records), name, prediction_field, targets_field)
+    # What others say of decoding is not read: it may be of another form.
+    own = [{key: value for key, value in record.items() if key != "info"} for record in records]
+    return predictions_of(own, name, prediction_field, targets_field)
+
+
+def predictions_of(
+    records: Sequence[dict[str, Any]],
+    path: str,
+    prediction_field: str = "prediction",
+    targets_field: str = "targets",
+) -> Predictions:
+    """What records say, such as those of `specjax.runs.predictions.record_of_row`.
+
+    Args:
+      records: one for each row, in order; see `read_predictions`.
+      path: their file, or what messages call them.
+      prediction_field: the key of the output.
+      targets_field: the key of a row's reference, if it has one.
+
+    Returns:
+      The predictions.
+    """
+    texts = [record[prediction_field] for record in records]
+    inputs = [record.get("inputs") for record in records]
+    known = any("info" in record for record in records)
+    counts = RowCounts.from_records(records) if known else None
+    target, p = _log_probs(records) if counts is not None else (None, None)
+    return Predictions(
+        path=path,
+        outputs=[text or "" for text in texts],
+        inputs=[text if isinstance(text, str) else None for text in inputs],
+        targets=[
+            as_references(field_of(Record(path, record), targets_field))
+            if targets_field in record
+            else None
+            for record in records
+        ],
+        failed=texts.count(None),
+        counts=counts,
+        log_target=target,
+        log_p=p,
+    )
+
+
+def named(paths: Any) -> dict[str, tuple[str, ...]]:
+    """Names of methods -> the files of their predictions, each of another seed.
+
+    Args:
+      paths: a path, several, or a dict: name -> a path or several. Without names a method is called
+        by its directory, or by its file if that is not `predictions.jsonl`.
+
+    Returns:
+      The files of each method.
+
+    Raises:
+      TypeError: `paths` is nothing of that.
+      ValueError: it is empty, or the same path stands in it twice.
+    """
+    if isinstance(paths, dict):
+        several = {
+            str(name): tuple(value) if isinstance(value, list | tuple) else (value,)
+            for name, value in paths.items()
+        }
+    else:
+        alone = isinstance(paths, str | os.PathLike)
+        if not alone and not isinstance(paths, list | tuple):
+            raise TypeError(
+                f"predictions must be a path, several, or a dict of them, got {paths!r}"
+            )
+        files = [paths] if alone else list(paths)
+        for path in files:
+            check_path(path, "predictions=")
+        short = [_short_name(path) for path in files]
+        several = {}
+        for name, path in zip(short, files, strict=True):
+            key = name if short.count(name) == 1 else os.fspath(path)
+            if key in several:
+                raise ValueError(f"predictions has {key} twice: compare it with another one")
+            several[key] = (path,)
+    for path in (path for paths_of_one in several.values() for path in paths_of_one):
+        check_path(path, "predictions=")
+    if not several or not all(several.values()):
+        raise ValueError("predictions is empty: give at least one file")
+    return several
+
+
+def read_references(
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    field: str | int | None = None,
+) -> list[tuple[str, ...]]:
+    """Reads references, row by row.
+
+    Args:
+      sources: a file, plain or `.gz`, or several, of which each has a reference for every row: text
+        (one per line), TSV or JSONL.
+      field: TSV: a column, counted from 0, or its name in the first line, which may be left out
+        where there is one column. JSONL: a key, "targets" by default, of a text or a list of texts.
+        An empty list stands for the empty answer, "".
+
+    Returns:
+      For each row its references.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      TypeError: a path is not a path.
+      ValueError: a file is empty or unreadable, lacks the field, has several columns and no field
+        is given, or has another number of rows than the first.
+    """
+    names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
+    if not isinstance(names, Sequence) or not names:
+        raise TypeError(f"references must be a path or several, got {sources!r}")
+    columns = [_column(path, field) for path in names]
+    for path, column in zip(names, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise ValueError(
+                f"{path} has {len(column)} references, but {names[0]} has {len(columns[0])}: all "
+                "files of references must have as many rows"
+            )
+    return [tuple(text for part in row for text in part) for row in zip(*columns, strict=True)]
+
+
+def as_references(found: str | Sequence[str]) -> tuple[str, ...]:
+    """A text or several as a tuple, ("",) for none."""
+    return (found,) if isinstance(found, str) else tuple(found) or ("",)
+
+
+def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
+    check_path(path, "references=")
+    name = os.path.expanduser(os.fspath(path))
+    kind = guess_format(name)
+    if kind == "text" and field is not None:
+        raise ValueError(f"{name}: a text file has no field {field!r}: leave it out")
+    records = read_records(name, header=isinstance(field, str))
+    if field is None:
+        field = "targets" if kind == "jsonl" else 0
+        first = next(read_records(name, header=False)).values if kind == "tsv" else {}
+        if len(first) > 1:
+            raise ValueError(
+                f"{name} has {len(first)} columns: say which one has the references "
+                "(references_field), 0 for the first"
+            )
+    return [as_references(field_of(record, field)) for record in records]
+
+
+def _check(place: str, line: str, record: dict[str, Any], field: str, targets_field: str) -> None:
+    if "checksum" in record:
+        try:
+            record_of(line.encode())
+        except ValueError:
+            raise ValueError(
+                f"{place}: the line has been changed since it was written: restore it, or "
+                "remove `checksum` from all lines"
+            ) from None
+    if field not in record:
+        raise ValueError(
+            f"{place}: there is no key {field!r}: the object has {', '.join(map(repr, record))}"
+        )
+    if not isinstance(record[field], str | None):
+        raise ValueError(
+            f"{place}: {field!r} must be a text or null, got {str(record[field])[:40]!r}"
+        )
+    if targets_field in record:
+        field_of(Record(place, record), targets_field)
+
+
+def _in_order(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ordered = sorted(records, key=lambda record: record["id"])
+    for i, record in enumerate(ordered):
+        if record["id"] != i:
+            raise ValueError(
+                f"{name}: there is no row with id {i}: finish the run, with the command that began "
+                "it, before you score it"
+            )
+    return ordered
+
+
+def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Log π and log p, `[n]` each. JSON has no infinity: a null p is one, but for a row of NaN.
+
+    A row without p is one that the verifier has not read.
+    """
+    target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
+    for i, record in enumerate(records):
+        ours, theirs = record.get("log_prob_target"), record.get("log_prob")
+        if isinstance(ours, int | float) and record.get("ended_by") != "nan":
+            target[i] = ours
+            if "log_prob" in record:
+                p[i] = theirs if isinstance(theirs, int | float) else -np.inf
+    return target, p
+
+
+def _short_name(path: Any) -> str:
+    place = Path(os.path.expanduser(os.fspath(path))).absolute()
+    if place.is_dir():
+        return place.name
+    name = place.name.removesuffix(".gz")
+    return place.parent.name if name == PREDICTIONS_NAME else name.removesuffix(".jsonl")

@@ -1,0 +1,212 @@
+"""Keyed records of a run on disk: each is one file, whole or absent, and sealed to its run.
+
+A file is a safetensors file: the arrays, the value as compressed JSON, and a seal. The seal is a
+checksum over the content, the key and the run's fingerprint, so that neither a damaged record, nor
+one of another run or another key, passes for this one. File names follow from keys; nothing that a
+record says is used as a path.
+"""
+
+import hashlib
+import json
+import re
+import stat
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from specjax.runs.run_directory import RunDirectory
+from specjax.writing import naming_failures, write_atomically
+
+Key = str | int | tuple[str | int, ...]
+
+_SUFFIX = ".safetensors"
+_VALUE = "value.json"  # the array that holds the compressed value
+_SEAL = "seal"
+
+
+class Record(NamedTuple):
+    """What is stored under a key.
+
+    Attributes:
+      value: a JSON value.
+      arrays: by name.
+    """
+
+    value: Any
+    arrays: dict[str, np.ndarray]
+
+
+class Store:
+    """Records of a run, by key.
+
+    Keys are texts, whole numbers, or tuples of them. Values are JSON values without NaN. Records of
+    equal keys, values and arrays have equal bytes in every run of one configuration, also in the
+    parts of a run and in another environment.
+
+    Args:
+      run: the directory of the run, claimed; or one of which `peek` has read the configuration, to
+        read records without owning the directory.
+      name: the directory of the records, one of the names that the run makes.
+    """
+
+    def __init__(self, run: RunDirectory, name: str):
+        self._run, self._name = run, name
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether there is a record of this key, sound or not."""
+        return self.path(key).exists()
+
+    def path(self, key: Key) -> Path:
+        """The file of a key, which need not exist."""
+        text = _text(key)
+        words = re.sub(r"[^A-Za-z0-9]+", "-", text)[:48].strip("-")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._run.path / self._name / f"{words}-{digest}{_SUFFIX}"
+
+    def get(self, key: Key, *, mapped: bool = False) -> Record | None:
+        """The record of a key.
+
+        Args:
+          key: the key.
+          mapped: whether the arrays are mapped into memory and read where they are indexed. They
+            are read once here in any case, to compare the checksum.
+
+        Returns:
+          The record; None if there is none.
+
+        Raises:
+          OSError: the file cannot be read.
+          ValueError: it is damaged, or of another run or another key.
+        """
+        path = self.path(key)
+        seal = self._seal(path)
+        if seal is None:
+            return None
+        if seal["key"] != json.loads(_text(key)):
+            raise _refused(path, f"it is of the key {seal['key']!r}")
+        try:
+            arrays = _mapped(path, seal["arrays"]) if mapped else _loaded(path)
+            if {name: _layout(array) for name, array in arrays.items()} != seal["arrays"]:
+                raise _refused(path, "it has been changed")
+            value = json.loads(zlib.decompress(arrays.pop(_VALUE).data))
+        except (safetensors.SafetensorError, zlib.error) as error:
+            raise _refused(path, f"it is damaged: {error}") from None
+        return Record(value, arrays)
+
+    def put(self, key: Key, value: Any, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        """Writes the record of a key, in the place of an earlier one; the run is then kept.
+
+        Args:
+          key: the key.
+          value: a JSON value without NaN.
+          arrays: by name, of numbers or booleans; the name `value.json` is taken.
+
+        Raises:
+          OSError: it cannot be written; an earlier one is then unchanged.
+        """
+        made = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
+        assert _VALUE not in made, _VALUE
+        text = json.dumps(value, allow_nan=False).encode()
+        made[_VALUE] = np.frombuffer(zlib.compress(text), np.uint8)
+        seal = {
+            "arrays": {name: _layout(array) for name, array in made.items()},
+            "fingerprint": self._run.fingerprint,
+            "key": key,
+        }
+        seal["checksum"] = _checksum(seal)
+        data = safetensors.numpy.save(made, {_SEAL: json.dumps(seal)})
+        directory = self._run.own(self._name)
+        with naming_failures(directory):
+            directory.mkdir(exist_ok=True)
+        write_atomically(self.path(key), data)
+        self._run.keep()
+
+    def remove(self, key: Key) -> None:
+        """Removes the record of a key, if there is one."""
+        self.path(key).unlink(missing_ok=True)
+
+    def keys(self) -> list[Key]:
+        """The keys of all records, sorted by their texts; their contents are not read.
+
+        Raises:
+          OSError: a file cannot be read.
+          ValueError: one is damaged, of another run, or has not the name of its key.
+        """
+        found: dict[str, Key] = {}
+        for path in sorted((self._run.path / self._name).glob(f"*{_SUFFIX}")):
+            seal = self._seal(path)
+            if seal is None:  # removed meanwhile
+                continue
+            key = tuple(seal["key"]) if isinstance(seal["key"], list) else seal["key"]
+            if self.path(key) != path:
+                raise _refused(path, f"it is of the key {key!r}")
+            found[_text(key)] = key
+        return [found[text] for text in sorted(found)]
+
+    def _seal(self, path: Path) -> dict[str, Any] | None:
+        """What a file says of itself: its run is this one. None if there is no file."""
+        try:
+            # Opening a pipe would wait; a link leads out of the run.
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise _refused(path, "it is not a regular file")
+            with safetensors.safe_open(path, "numpy") as file:
+                seal = json.loads((file.metadata() or {}).get(_SEAL, "null"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OSError(f"{path} cannot be read ({error.strerror}): restore it") from None
+        except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
+            raise _refused(path, f"it is damaged: {error}") from None
+        if not isinstance(seal, dict) or not seal.keys() >= {"arrays", "fingerprint", "key"}:
+            raise _refused(path, "it has no seal")
+        if seal["fingerprint"] != self._run.fingerprint:
+            raise _refused(path, "it is of a run of another configuration")
+        if seal.pop("checksum", None) != _checksum(seal):
+            raise _refused(path, "it has been changed")
+        return seal
+
+
+def _text(key: Key) -> str:
+    return json.dumps(key)
+
+
+def _loaded(path: Path) -> dict[str, np.ndarray]:
+    with safetensors.safe_open(path, "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _mapped(path: Path, layouts: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a sound safetensors file, which begins with a length and a header."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    arrays = {}
+    for name, (dtype, shape, _) in layouts.items():
+        start = 8 + length + header[name]["data_offsets"][0]
+        empty = 0 in shape  # nothing cannot be mapped
+        arrays[name] = (
+            np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", start, tuple(shape))
+        )
+    return arrays
+
+
+def _checksum(seal: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
+
+
+def _layout(array: np.ndarray) -> list[Any]:
+    """Of an array: dtype, shape and a checksum of its content."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return [array.dtype.str, list(array.shape), hashlib.sha256(content.data).hexdigest()]
+
+
+def _refused(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{path} is not the record that its name stands for ({reason}): delete it, and run the "
+        "same command again"
+    )

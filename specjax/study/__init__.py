@@ -1,0 +1,22 @@
+"""Compares ways to decode: estimates and measures settings; what `specjax compare` does."""
+
+from specjax.study.comparison import compare
+from specjax.study.grid import Grid
+from specjax.study.measure import Bench, Measuring, measure
+from specjax.study.points import read_points
+from specjax.study.scores import score
+from specjax.study.texts import Texts, read_texts
+from specjax.text.setting import Setting
+
+__all__ = [
+    "Bench",
+    "Grid",
+    "Measuring",
+    "Setting",
+    "Texts",
+    "compare",
+    "measure",
+    "read_points",
+    "read_texts",
+    "score",
+]

@@ -1,0 +1,133 @@
+"""The answer to a demand: rounds of measuring, the choice, and its figures on held-out texts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specjax.evaluation import Bootstrap
+from specjax.study.choose import HalvingRound, Search, halve
+from specjax.study.demand import DIFFERENCE, LATENCY, NATS, Choice, Counts, Judge, verdict
+from specjax.study.measure import Measuring, MeasuringError, tell
+from specjax.study.scores import RELATIVE, Scores, over
+from specjax.text.setting import Setting
+
+HELD_OUT = "held out"
+# Of each setting in `results.json`.
+_FIGURES = (RELATIVE, LATENCY, NATS, "tokens_per_verifier_call", "output_length")
+# Name -> where the texts of a part begin and end, and how many of them are timed.
+Parts = Mapping[str, tuple[int, int, int]]
+Look = Callable[[Setting, Sequence[str]], Scores]
+
+
+def parts_of(search: Search, rows: int, measuring: Measuring) -> dict[str, tuple[int, int, int]]:
+    """The parts of the texts: those of the rounds, then the held-out ones.
+
+    In all rounds together about `latency_limit` texts are timed, and as many held-out ones.
+
+    Raises:
+      ValueError: there are too few texts.
+    """
+    least = 2 * measuring.latency_batch_size
+    ends = search.ends(rows, least)
+    places = list(zip([0, *ends], [*ends, rows], strict=True))
+    share = measuring.latency_limit / ends[-1]
+    wanted = [*(round(share * (stop - start)) for start, stop in places[:-1])]
+    wanted.append(measuring.latency_limit)
+    names = [*(f"round {i + 1}" for i in range(len(ends))), HELD_OUT]
+    return {
+        name: (start, stop, min(max(want, least), stop - start))
+        for name, (start, stop), want in zip(names, places, wanted, strict=True)
+    }
+
+
+def answer(
+    look: Look,
+    candidates: Sequence[Setting],
+    alone: Setting,
+    search: Search,
+    parts: Parts,
+    quality: str | None,
+    bootstrap: Bootstrap,
+) -> tuple[dict[str, Any], Choice]:
+    """Measures candidates by successive halving, and what is chosen on the held-out texts.
+
+    Args:
+      look: a setting's figures on some of these parts together; the last of them is measured.
+      candidates: what is measured besides the verifier alone.
+      alone: the verifier alone.
+      search: the demand.
+      parts: see `parts_of`.
+      quality: the figure that is called quality; None if there is none.
+      bootstrap: the resampling.
+
+    Returns:
+      What `results.json` says of it, and the choice.
+    """
+    demand = search.asked
+    assert demand is not None
+    if quality is None and demand.reads_quality:
+        lossless = all(one.is_lossless for one in candidates)
+        if demand.wants_quality or not lossless:
+            raise ValueError(
+                f"demand={demand.described()!r} reads the quality: give references and METRICS"
+            )
+    *rounds, _ = parts
+    counts = [Counts(stop - start, timed) for start, stop, timed in parts.values()]
+    seen = [
+        Counts(*(sum(column) for column in zip(*counts[: i + 1], strict=True)))
+        for i in range(len(rounds))
+    ]
+
+    judge = Judge(demand, quality, search.confidence, seen[-1], counts[-1])
+    choice, found = halve(
+        candidates, alone, lambda one, i: look(one, rounds[: i + 1]), judge, seen, tell
+    )
+    results: dict[str, Any] = {
+        "demand": demand.described(),
+        "answer": choice.answer,
+        "setting": None if choice.setting is None else choice.setting.to_dict(),
+        "described": None if choice.setting is None else choice.setting.described(),
+        "why": choice.why,
+        "rounds": [_of_round(one, quality) for one in found],
+        "held_out": None,
+    }
+    if choice.setting is not None:
+        tell(f"the held-out texts: {choice.setting.described()} on {counts[-1].rows} texts ...")
+        verifier, scores = (_held_out(look, one) for one in (alone, choice.setting))
+        clauses = verdict(demand, choice.setting, scores, verifier, quality, bootstrap)
+        apart = None if quality is None else over(scores, verifier, quality, bootstrap)
+        results["held_out"] = {
+            "texts": counts[-1].rows,
+            "timed": counts[-1].timed,
+            "met": all(clause["met"] for clause in clauses),
+            "demands": clauses,
+            "figures": _figures(scores, quality),
+            "verifier": _figures(verifier, quality),
+            DIFFERENCE: apart,
+        }
+    return results, choice
+
+
+def _held_out(look: Look, setting: Setting) -> Scores:
+    """Its figures there; what fails on these texts ends the run."""
+    try:
+        return look(setting, [HELD_OUT])
+    except MeasuringError as error:
+        raise ValueError(f"{setting.described()} on the held-out texts: {error}") from None
+
+
+def _of_round(one: HalvingRound, quality: str | None) -> dict[str, Any]:
+    settings = [
+        {
+            "setting": setting.described(),
+            "chance": one.judged[setting].chance,
+            "passes": one.judged[setting].passes,
+            "figures": _figures(scores, quality),
+        }
+        for setting, scores in one.found.items()
+    ]
+    return {"texts": one.texts.rows, "timed": one.texts.timed, "settings": settings}
+
+
+def _figures(scores: Scores, quality: str | None) -> dict[str, Any]:
+    names = _FIGURES if quality is None else (quality, *_FIGURES)
+    return {name: scores.figures[name] for name in names if name in scores.figures}

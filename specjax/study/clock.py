@@ -1,0 +1,92 @@
+"""What rounds of a batch take by the times of passes, where its B rows share each pass."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from specjax.text.passes import PassTimes
+
+VERIFIER = "verifier"
+
+
+class Clock:
+    """Expected seconds; everything takes none where nothing was measured.
+
+    Args:
+      times: of a batch of B rows, or None.
+      owes: whether a drafter whose whole draft stands reads its last token in a pass of its own; on
+        devices where two tokens cost as much as one it reads it with the next.
+    """
+
+    def __init__(self, times: PassTimes | None, *, owes: bool = True):
+        self._times, self._owes = times, owes
+        self._reviews: dict[tuple[str, str | None, int], float] = {}
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return 1 if self._times is None else self._times.rows
+
+    def step(self, name: str) -> float:
+        """Of a step of a model that decodes alone."""
+        return 0.0 if self._times is None else self._times.steps[name]
+
+    def start(self, drafters: Iterable[str] = ()) -> float:
+        """Of what prompts take besides rounds, where these drafters read them too."""
+        if self._times is None:
+            return 0.0
+        return self._times.call + sum(self._times.prompts[name] for name in drafters)
+
+    def start_alone(self, drafter: str) -> float:
+        """The same where the drafter decodes alone."""
+        if self._times is None:
+            return 0.0
+        return self.start([drafter]) - min(self._times.prompts[VERIFIER], self._times.call)
+
+    def draft(self, drafter: str, passes: float = 1.0) -> float:
+        """Of passes over a token of a draft."""
+        if self._times is None:
+            return 0.0
+        return passes * self._times.tables[VERIFIER, drafter].draft[0]
+
+    def last_token(self, whole: float) -> float:
+        """How many passes a drafter owes, where a row's draft stands whole so likely."""
+        return self.any(whole) * self._owes
+
+    def review(self, reviewer: str, width: int, drafter: str | None = None) -> float:
+        """Of a pass over `width` tokens; `drafter` is what drafts for it, None what copies."""
+        if self._times is None:
+            return 0.0
+        key = reviewer, drafter, width
+        if key not in self._reviews:
+            table = self._times.tables[reviewer, drafter].at_widths((max(width, 1),))
+            self._reviews[key] = table.verifier[0][0]
+        return self._reviews[key]
+
+    def longest_review(
+        self, reviewer: str, widths: Sequence[int], lengths: np.ndarray, drafter: str | None = None
+    ) -> float:
+        """Of a pass over the rows' longest block and a token more.
+
+        Args:
+          reviewer: the model's name.
+          widths: increasing, those that its passes may have; the last holds every block.
+          lengths: `[n]` probabilities that a row's block has 0, 1, ... tokens.
+          drafter: see `review`.
+        """
+        below = np.minimum(np.cumsum(lengths), 1.0) ** self.rows
+        spent, before = 0.0, 0.0
+        for width in widths:
+            upto = float(below[min(width, len(below)) - 1])
+            spent += (upto - before) * self.review(reviewer, width, drafter)
+            before = upto
+        return spent
+
+    def most(self, law: np.ndarray) -> float:
+        """The expected largest of the rows' numbers; `[n]` probabilities of 0, 1, ..."""
+        below = np.minimum(np.cumsum(law), 1.0) ** self.rows
+        return float(np.sum(1.0 - below[:-1]))
+
+    def any(self, probability: float) -> float:
+        """How likely something happens in any of the rows."""
+        return 1.0 - (1.0 - min(max(probability, 0.0), 1.0)) ** self.rows

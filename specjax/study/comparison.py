@@ -1,0 +1,403 @@
+"""Compares settings: measures them beside the verifier alone, into a directory; see `points`.
+
+A run that was stopped goes on with what it has measured.
+"""
+
+import dataclasses
+import gc
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.memory import spare_maps
+from specjax.runs.inputs import tokens_of
+from specjax.runs.merging import OnStart
+from specjax.runs.processes import Process
+from specjax.runs.run_directory import PART, RunDirectory
+from specjax.study import plots
+from specjax.study.answer import answer, parts_of
+from specjax.study.choose import Search, promising
+from specjax.study.demand import Choice
+from specjax.study.expect import cannot_estimate, estimate
+from specjax.study.grid import Grid
+from specjax.study.infer_names import Prompting, gin_text, infer_names, words
+from specjax.study.measure import (
+    Bench,
+    Measured,
+    Measuring,
+    MeasuringError,
+    joined,
+    measure,
+    tell,
+)
+from specjax.study.points import (
+    CHOSEN_NAME,
+    WHOLE,
+    Points,
+)
+from specjax.study.replicas import GRID, SHARED, finish, share
+from specjax.study.scores import Scores, over, score
+from specjax.study.tables import drawn_alike
+from specjax.study.texts import Texts
+from specjax.text import TextModel
+from specjax.text.setting import VERIFIER_ALONE, Setting
+
+PathLike = str | os.PathLike[str]
+# Which settings are measured: those that estimates recommend, all of them, or none.
+FRONT, ALL, NONE = "front", "all", "none"
+
+
+def compare(
+    make_models: Callable[[Sequence[Setting]], Mapping[str, TextModel]],
+    settings: Grid | Sequence[Setting],
+    texts: Texts,
+    *,
+    measuring: Measuring,
+    output_dir: PathLike,
+    measured: str = FRONT,
+    search: Search | None = None,
+    with_times: bool = True,
+    options: Mapping[str, Any] | None = None,
+    prompts: Prompting | None = None,
+    one_bucket: bool = False,
+    allow_other_environment: bool = False,
+    on_start: OnStart | None = None,
+    process: Process | None = None,
+) -> dict[str, Any]:
+    """Estimates settings, measures those that are worth it, and draws and tabulates all.
+
+    Estimates follow from one reading of what the verifier writes (see `expect`); settings that
+    cannot be estimated are measured. With a demand the measuring is a search, by successive halving
+    (see `choose`): what is chosen is measured again on texts that the choice has not seen, and
+    written as `tuned.gin`. Nothing is estimated or measured that the directory has already.
+
+    A setting that fails, because its decoder cannot be made or the memory is full, gets a line that
+    says why; the others are measured, and the next start tries it again. A kill loses the setting
+    that was measured, and no other. Settings of an earlier grid stay, in tables and figures too.
+
+    With `process` this process measures its share of the settings into a directory of its own in
+    `output_dir`; the last one to end merges those that are on one file system.
+
+    Args:
+      make_models: gives the models of settings by name, "verifier" and the drafters; called after
+        the arguments have been checked.
+      settings: what is compared: a grid, or settings, at each temperature the verifier alone first.
+      texts: on what.
+      measuring: how.
+      output_dir: a new directory, or that of a comparison on the same texts, measured alike.
+      measured: which settings are measured: "front", those that estimates recommend; "all", without
+        estimates; or "none".
+      search: how settings are estimated and chosen, and for which demand.
+      with_times: whether the times of passes are measured for estimates; they need not be where
+        nothing else is.
+      options: further ones of every decoder, such as `max_new_tokens`.
+      prompts: how prompts are made of texts.
+      one_bucket: whether all prompts are padded to one length, the first of the buckets that holds
+        them: one program in the place of several.
+      allow_other_environment: continue a run that was begun on another device or with other
+        versions.
+      on_start: is called with the `RunDirectory` before the long work, after all checks; before a
+        merge also with `paths=`, those of the parts.
+      process: which of several replicas this is; None for one alone.
+
+    Returns:
+      The content of `results.json`: `best` (see `tables.best_rows`), `table_2`, `quality`, the
+      numbers of settings that are `estimated`, `done` and `failed`, `failures`: setting -> why,
+      `rank_correlation` of expected and measured speed-ups; of a demand what `answer` returns.
+
+    Raises:
+      ImportError: the figures cannot be drawn, or a metric cannot be computed.
+      OSError: the directory cannot be written, or another process works there.
+      TypeError: a value of the wrong type.
+      ValueError: a text cannot be decoded, or the directory has another run.
+    """
+    plots.check()
+    measuring, prompts, search = measuring.fitted(texts), prompts or Prompting(), search or Search()
+    demand = search.asked
+    _check(measured, demand is not None, with_times, process)
+    parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}
+    if demand is not None:
+        texts = in_random_order(texts, search.seed)
+        parts = parts_of(search, len(texts.examples), measuring)
+    grid = settings.settings() if isinstance(settings, Grid) else list(settings)
+    settings = grid
+    if process is not None:
+        settings = share(settings, process)
+    with SHARED.directory(output_dir, process) as run:
+        bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
+        configuration = _configuration(bench, prompts)
+        if demand is not None:
+            configuration |= {"search": search.to_dict(), "grid": _digest(_values(grid))}
+        if process is not None:
+            SHARED.check_whole(run, configuration)
+            configuration[PART] = dataclasses.asdict(process)
+        run.claim(configuration, allow_other_environment=allow_other_environment)
+        points = Points(run, measuring.quality, measuring.bootstrap)
+        points.read(bench.models)
+        if on_start is not None:
+            on_start(run)
+        if process is not None:
+            points.store.remove(GRID)
+        measurer = Measurer(bench, points, prompts, parts)
+        taken = settings
+        if measured != ALL:
+            taken = _promising(bench, points, settings, search, parts, with_times)
+        more: dict[str, Any] = {}
+        names = [*parts]
+        if demand is not None:
+            alone = settings[0].verifier_alone
+            others = [one for one in taken if not one.is_alone]
+            more, choice = answer(
+                measurer.look, others, alone, search, parts, points.quality, points.bootstrap
+            )
+            more["gin_file"] = _write_chosen(run, choice, bench, prompts)
+            names = names[:-1]
+        elif measured != NONE:
+            measurer.measure_all(taken)
+        results = points.finish(settings, names, more)
+        if process is not None:
+            points.store.put(GRID, _values(grid))
+    if process is not None:
+        finish(run, process, on_start)
+    return results
+
+
+def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | None) -> None:
+    """Raises unless these go together."""
+    if measured not in (FRONT, ALL, NONE):
+        raise ValueError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
+    if not isinstance(with_times, bool):
+        raise TypeError(f"with_times must be True or False, got {with_times!r}")
+    if has_demand and measured == NONE:
+        raise ValueError("a demand is answered by measuring: leave out the demand, or --estimate")
+    if not with_times and measured != NONE:
+        raise ValueError("with_times must be True where settings are measured by their estimates")
+    if process is not None and (has_demand or measured != ALL):
+        raise ValueError(
+            "replicas measure all settings, each its share: give --full, and no DEMAND; estimates "
+            "and choices take one process"
+        )
+
+
+def _promising(
+    bench: Bench,
+    points: Points,
+    settings: Sequence[Setting],
+    search: Search,
+    parts: Mapping[str, tuple[int, int, int]],
+    with_times: bool,
+) -> list[Setting]:
+    """Estimates settings; returns those that are worth measuring, in the order of the grid."""
+    why_not = {one: cannot_estimate(one, bench.models) for one in settings}
+    known = [one for one in settings if why_not[one] is None]
+    if left := [one for one in settings if why_not[one] is not None]:
+        tell(
+            f"{len(left)} of {len(settings)} settings cannot be estimated, such as "
+            f"{left[0].described()}: {why_not[left[0]]}"
+        )
+    *seen, last = parts.values()
+    limit = seen[-1][1] if seen else last[1]
+    read = bench.prompts[: min(limit, search.estimate_limit)]
+    if len(read) < search.estimate_limit:
+        tell(f"estimates are of all {len(read)} texts, not of {search.estimate_limit}")
+    rows = bench.measuring.latency_batch_size
+    how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
+    about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
+    points.estimate(
+        about,
+        lambda: estimate(
+            bench.models,
+            known,
+            read,
+            options=bench.options,
+            with_times=with_times,
+            tell=tell,
+            **how,
+        ),
+    )
+    taken = [one for one in settings if one.is_alone] + left
+    for group in drawn_alike(known):
+        estimates = [points.estimates[one] for one in group]
+        taken += promising(estimates, search.asked, search.candidates, rows)
+    return [one for one in settings if one in set(taken)]
+
+
+def _write_chosen(
+    run: RunDirectory, choice: Choice, bench: Bench, prompts: Prompting
+) -> str | None:
+    """Writes what was chosen for `specjax infer`; returns the path, None where nothing was."""
+    if choice.setting is None:
+        return None
+    options = {**bench.options, "batch_size": bench.measuring.latency_batch_size}
+    names = infer_names(choice.setting, bench.models, options, prompts)
+    made_by = ["Made by `specjax compare`; results.json has the figures."]
+    words_of = f"{choice.setting.described()}: {choice.why}."
+    text = gin_text(words_of, names, run.path / CHOSEN_NAME, made_by)
+    return str(run.write(CHOSEN_NAME, text.encode()))
+
+
+def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    return [one.to_dict() for one in settings]
+
+
+def _bench(
+    models: Mapping[str, TextModel],
+    texts: Texts,
+    measuring: Measuring,
+    options: Mapping[str, Any],
+    prompts: Prompting,
+    one_bucket: bool,
+) -> Bench:
+    """What is measured on, with the tokens of all texts."""
+    decoder = Setting(method=VERIFIER_ALONE).decoder(models, batch_size=1, **options)
+    tokens = [
+        tokens_of(
+            decoder, one.inputs, f"text {one.id}", chat=prompts.chat, truncate=prompts.truncate
+        )
+        for one in texts.examples
+    ]
+    if one_bucket:
+        longest = max(map(len, tokens))
+        own = next(length for length in decoder.buckets if length >= longest)
+        options = {**options, "buckets": (own,)}
+    return Bench(models, texts, tokens, measuring, options)
+
+
+def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
+    """What determines every point, but its setting."""
+    alone = Setting(method=VERIFIER_ALONE)
+    described = bench.decoder(alone, bench.measuring.batch_size).describe()
+    written = [(e.id, e.inputs) for e in bench.texts.examples], list(bench.texts.references)
+    names = [name for name in ("verifier", "drafter") if name in bench.models]
+    found = {
+        "models": {name: bench.models[name].fingerprint for name in names},
+        "options": {name: described[name] for name in ("max_new_tokens", "buckets", "mesh")},
+        "stop": list(bench.options.get("stop", ())),
+        "environment": described["environment"],
+        "measuring": bench.measuring.describe(),
+        "texts": _digest(written),
+        "tokens": _digest([prompt.tolist() for prompt in bench.prompts]),
+        "rows": len(bench.prompts),
+        "chat": prompts.chat,
+    }
+    problems = bench.texts.problems
+    return found if problems is None else {**found, "problems": _digest(problems)}
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Measurer:
+    """Measures settings on parts of the texts, each once.
+
+    Args:
+      bench: all texts.
+      points: where it is written.
+      prompts: how prompts were made.
+      parts: name -> where the texts of each part begin and end, and how many are timed; by default
+        one part of all texts.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        points: Points,
+        prompts: Prompting,
+        parts: Mapping[str, tuple[int, int, int]] | None = None,
+    ):
+        everything = (0, len(bench.prompts), bench.measuring.latency_limit)
+        self._bench, self._points, self._prompts = bench, points, prompts
+        self._parts = dict(parts or {WHOLE: everything})
+
+    def measure_all(self, settings: Sequence[Setting]) -> None:
+        """Measures the settings that are not done; those that fail do not stop the others."""
+        done = self._points.scored()
+        missing = [one for one in settings if one not in done]
+        if len(missing) < len(settings):
+            tell(f"{len(settings) - len(missing)} of {len(settings)} settings are measured already")
+        begin = time.perf_counter()
+        for i, setting in enumerate(missing):
+            left = (time.perf_counter() - begin) / max(i, 1) * (len(missing) - i) / 60
+            eta = f" (about {left:.0f} min left)" if i and left >= 1 else ""
+            tell(f"setting {i + 1} of {len(missing)}: {setting.described()} ...{eta}")
+            try:
+                self.look(setting, [WHOLE])
+            except MeasuringError as error:
+                tell(f"  failed: {error}")
+
+    def look(self, setting: Setting, names: Sequence[str]) -> Scores:
+        """A setting's figures on parts of the texts together, in order; measures the last of them.
+
+        Raises:
+          MeasuringError: it could not be measured; the point says why.
+        """
+        last = names[-1]
+        point = self._points.of(last).get(setting)
+        if point is not None and point.scores is not None:
+            return point.scores
+        spare_maps()
+        begin = time.perf_counter()
+        try:
+            alone = self._points.scored(last).get(setting.verifier_alone)
+            if setting.method != VERIFIER_ALONE and alone is None:
+                raise ValueError("the verifier alone failed: there is nothing to compare with")
+            own = measure(setting, self._bench.part(*self._parts[last]))
+            earlier = [self._points.measured(setting, name) for name in names[:-1]]
+            everything = self._bench.part(self._parts[names[0]][0], self._parts[last][1])
+            scores = score(setting, joined([*earlier, own]), everything)
+        except Exception as error:
+            self._points.put_failed(setting, last, error)
+            error.__traceback__ = None  # and what its frames hold
+            gc.collect()
+            raise MeasuringError(error) from None
+        about = self._about(setting, own, scores, alone or scores)
+        about["process"]["seconds"] = time.perf_counter() - begin
+        self._points.put(setting, last, own, scores, about)
+        tell(f"  {_shown(scores, self._bench.measuring.quality)}")
+        return scores
+
+    def _about(
+        self, setting: Setting, measured: Measured, scores: Scores, alone: Scores
+    ) -> dict[str, Any]:
+        """What a point's line says besides its figures."""
+        how, bench = self._bench.measuring, self._bench
+        used = [name for name in ("verifier", setting.drafter) if name in bench.models]
+        options = {**bench.options, "batch_size": how.batch_size}
+        return {
+            "over_verifier": {
+                name: over(scores, alone, name, how.bootstrap) for name in how.metrics
+            },
+            "latency_of": {
+                "texts": measured.times.seconds.shape[2] * how.latency_batch_size,
+                "batch_size": how.latency_batch_size,
+                "repeats": how.repeats,
+            },
+            "models": {name: bench.models[name].fingerprint for name in used},
+            "infer": words(infer_names(setting, bench.models, options, self._prompts)),
+            "process": {
+                "compiled": measured.compiled,
+                "compiled_while_timed": measured.compiled_late,
+            },
+        }
+
+
+def _shown(scores: Scores, quality: str | None) -> str:
+    parts = []
+    for name in (quality, "relative_latency", "nats_per_token"):
+        values = scores.figures.get(name) if name is not None else None
+        if values is not None and values["value"] is not None and values["low"] is not None:
+            ends = f"[{values['low']:.4g}, {values['high']:.4g}]"
+            parts.append(f"{str(name).replace('_', ' ')} {values['value']:.4g} {ends}")
+    return ", ".join(parts)
+
+
+def in_random_order(texts: Texts, seed: int) -> Texts:
+    """The texts of a search: which of them are held out follows from the seed."""
+    order = np.random.default_rng(seed).permutation(len(texts.examples))
+    return texts.in_order([int(i) for i in order])

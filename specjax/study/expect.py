@@ -1,0 +1,453 @@
+"""What settings should bring, from texts of the verifier's and without decoding with them.
+
+Settings of one drafter are walked along the texts, rule by rule and position by position; plans of
+several drafters and of copies are weighed by acceptance rates (see `plan_rounds`).
+
+Axes: n texts, N longest text, S draws, G longest draft.
+"""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import whole_number
+from specjax.decoding.scoring import powers_of_two
+from specjax.drafting import FixedLength
+from specjax.drafting.neural import catches_up_on
+from specjax.memory import spare_maps
+from specjax.rules import Budgeted
+from specjax.study.clock import VERIFIER, Clock
+from specjax.study.drafting_plans import Plan, cannot_plan
+from specjax.study.known_rates import KnownRates, known_rates
+from specjax.study.plan_rounds import plan_round
+from specjax.study.positions import Laws, Positions, draft_lengths, laws_along, positions
+from specjax.study.walking import Walk, walk
+from specjax.text import TextModel
+from specjax.text.known_texts import (
+    KnownRows,
+    KnownTexts,
+    batches,
+    check_read,
+    rows_at_once,
+    written,
+)
+from specjax.text.passes import PassTimes, measure_times
+from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.types import Stopping
+
+# Arrays over the vocabulary that one batch needs at once.
+_ARRAYS = 8
+# What rounding may leave of a probability that is 0.
+_ROUNDING = 1e-6
+# A rule that always keeps the drafter: what it makes of a position is what the drafter alone does.
+_KEEPS = Setting(rule="Diff(1.0)")
+# Temperature, top-k and top-p: settings that draw alike share a pass over texts.
+SamplingKey = tuple[float, int | None, float | None]
+_Ends = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is expected of a setting; NaN where nothing is.
+
+    Attributes:
+      setting: it.
+      acceptance: the mean over positions of sum_v min(pi, q): how likely token verification accepts
+        one drafted token.
+      defers: the share of positions at which a deferral rule defers to the verifier.
+      tokens_per_call: emitted tokens per pass of the verifier; infinite for the drafter alone.
+      error: the standard error of that, over texts.
+      drafted_per_call: drafted tokens per pass of the verifier.
+      nats_per_token: KL(pi || p), infinite where p cannot draw what pi may.
+      latency: seconds of a text in a batch, prompt included.
+      speedup: over the verifier alone, likewise.
+    """
+
+    setting: Setting
+    acceptance: float = math.nan
+    defers: float = math.nan
+    tokens_per_call: float = 1.0
+    error: float = math.nan
+    drafted_per_call: float = 0.0
+    nats_per_token: float = 0.0
+    latency: float = math.nan
+    speedup: float = math.nan
+
+    @property
+    def speed(self) -> float:
+        """The speed-up; without times the tokens per pass of the verifier."""
+        return self.tokens_per_call if math.isnan(self.speedup) else self.speedup
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON values: None for what is no finite number."""
+        names = [field.name for field in dataclasses.fields(self)[1:]]
+        found = {name: getattr(self, name) for name in names}
+        return {name: x if math.isfinite(x) else None for name, x in found.items()}
+
+    @classmethod
+    def of(cls, setting: Setting, values: Mapping[str, Any]) -> "Expected":
+        """The estimate whose `to_dict` is given."""
+        endless = ("nats_per_token", "tokens_per_call")
+        absent = {name: math.inf if name in endless else math.nan for name in values}
+        found = {name: absent[name] if x is None else x for name, x in values.items()}
+        return cls(setting=setting, **found)
+
+
+def estimate(
+    models: Mapping[str, TextModel],
+    settings: Sequence[Setting],
+    prompts: Sequence[np.ndarray],
+    *,
+    options: Mapping[str, Any] | None = None,
+    batch_size: int = 1,
+    draws: int = 4,
+    seed: int = 0,
+    with_times: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> tuple[list[Expected], dict[str, Any] | None]:
+    """Estimates settings on what the verifier writes for some prompts.
+
+    Args:
+      models: by name, "verifier" and the drafters.
+      settings: what is estimated.
+      prompts: the tokens of each, at least one.
+      options: further ones of every decoder, such as `max_new_tokens`.
+      batch_size: B, for which passes are measured.
+      draws: see `expect`.
+      seed: of all draws.
+      with_times: whether passes are measured, for latencies.
+      tell: is told how far it is; by default it is printed on stderr.
+
+    Returns:
+      One for each setting, in order; and the times of passes as JSON values, or None.
+
+    Raises:
+      ValueError: a setting that cannot be estimated, a prompt that cannot be decoded, or a model
+        that gives NaN.
+    """
+    check_settings(settings, models)
+    say = tell or _tell
+    texts: dict[SamplingKey, KnownTexts] = {}
+    times = None
+    for key in dict.fromkeys(map(sampling_key, settings)):
+        temperature, top_k, top_p = key
+        alone = Setting(method=VERIFIER_ALONE, temperature=temperature, top_k=top_k, top_p=top_p)
+        decoder = alone.decoder(models, **{**(options or {}), "batch_size": batch_size})
+        say(f"the verifier decodes {len(prompts)} prompts, T={temperature:g} ...")
+        texts[key] = written(decoder, prompts, seed=seed)
+        if times is None and with_times:
+            say("the times of passes ...")
+            times = _measured_times(models, settings, decoder, prompts)
+    spare_maps(0.1)  # of these programs few are needed again
+    found = expect(models, texts, settings, times=times, draws=draws, seed=seed, tell=say)
+    return found, None if times is None else times.to_dict()
+
+
+def _measured_times(
+    models: Mapping[str, TextModel],
+    settings: Sequence[Setting],
+    decoder: Any,
+    prompts: Sequence[np.ndarray],
+) -> PassTimes:
+    plans = [Plan.of(one) for one in settings if one.method is None]
+    tables = sorted({table for plan in plans for table in plan.tables}, key=str)
+    longest = max((plan.longest for plan in plans), default=1)
+    given: list[Any] = list(prompts[: decoder.batch_size])
+    return measure_times(
+        models,
+        tables,
+        powers_of_two(longest + 1),
+        rows=decoder.batch_size,
+        prompt_length=max(1, round(float(np.mean([len(prompt) for prompt in prompts])))),
+        call=lambda: decoder(given, max_new_tokens=1, progress=False),
+    )
+
+
+def expect(
+    models: Mapping[str, TextModel],
+    texts: Mapping[SamplingKey, KnownTexts],
+    settings: Sequence[Setting],
+    *,
+    times: PassTimes | None = None,
+    draws: int = 4,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Expected]:
+    """Estimates settings on known texts.
+
+    Each drafter and the verifier read the texts once at each temperature. For texts that the
+    verifier has drawn at a setting's own temperature, top-k and top-p, the rounds of each text
+    under `Lossless` are unbiased, by token and by block verification and with any stopping policy
+    that reads the draft alone. For other rules they are approximate: their texts follow pi, and
+    here contexts are the verifier's.
+
+    Args:
+      models: by name: "verifier", and the drafters of the settings.
+      texts: what the verifier has written, by `sampling_key`.
+      settings: whatever is to be compared; rules, strengths, lengths and policies share the pass.
+      times: of passes, for latencies.
+      draws: S, how many tokens are drawn at each position where a rule's own law is not p.
+      seed: of these.
+      tell: is told how far it is.
+
+    Returns:
+      One for each setting, in order.
+
+    Raises:
+      ValueError: a setting that cannot be estimated (see `cannot_estimate`), or a model that gives
+        NaN.
+    """
+    check_settings(settings, models)
+    draws, seed = whole_number("draws", draws, low=1), whole_number("seed", seed, low=0)
+    clock = Clock(times, owes=not catches_up_on(models[VERIFIER].platform))
+    found: dict[Setting, Expected] = {}
+    groups: dict[tuple[SamplingKey, str | None], list[Setting]] = {}
+    for setting in settings:
+        drafter = setting.drafter if setting.drafting is None else None
+        groups.setdefault((sampling_key(setting), drafter), []).append(setting)
+    for (key, drafter), group in groups.items():
+        own = texts[key]
+        length = sum(map(len, own.outputs)) / len(own.outputs)
+        before = clock.start() + clock.step(VERIFIER) * length
+        tell(f"estimating {len(group)} settings: {drafter or 'plans'}, T={key[0]:g} ...")
+        for one, latency in _of_group(models, own, group, clock, length, draws, seed):
+            if times is not None:
+                one = dataclasses.replace(one, latency=latency, speedup=before / latency)
+            found[one.setting] = one
+    return [found[setting] for setting in settings]
+
+
+def sampling_key(setting: Setting) -> SamplingKey:
+    """What settings that share their texts have in common."""
+    return setting.temperature, setting.top_k, setting.top_p
+
+
+def check_settings(settings: Sequence[Setting], models: Mapping[str, TextModel]) -> None:
+    """Raises ValueError unless settings can be estimated with these models."""
+    for setting in settings:
+        if reason := cannot_estimate(setting, models):
+            raise ValueError(f"{setting.described()} cannot be estimated: {reason}")
+
+
+def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | None:
+    """Why a setting can only be measured by decoding; None where it can be estimated."""
+    if setting.method == VERIFIER_ALONE:
+        return None
+    needed: tuple[str, ...] = (setting.drafter,)
+    if setting.drafting is not None:
+        if reason := cannot_plan(setting):
+            return reason
+        needed = Plan.of(setting).models
+    for name in (VERIFIER, *needed):
+        if name not in models:
+            return f"there is no model {name!r}, only {', '.join(models)}"
+    if setting.is_alone:
+        return None
+    if setting.method is not None:
+        return "which model writes depends on the text so far"
+    if isinstance(setting.made("rule"), Budgeted):
+        return "what Budgeted may spend depends on the tokens before"
+    if setting.made("verification").has_carry:
+        return f"{setting.verification} carries its targets from round to round"
+    policy = _policy(setting)
+    if policy.reads_past or policy.is_random:
+        return f"stopping={setting.stopping} learns from earlier rounds, or draws"
+    try:
+        policy.bind(None if setting.drafting else models[setting.drafter].head)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _policy(setting: Setting) -> Stopping:
+    found: Stopping | None = setting.made("stopping")
+    return FixedLength() if found is None else found
+
+
+def _of_group(
+    models: Mapping[str, TextModel],
+    texts: KnownTexts,
+    settings: Sequence[Setting],
+    clock: Clock,
+    length: float,
+    draws: int,
+    seed: int,
+) -> Iterator[tuple[Expected, float]]:
+    """The estimates of settings of one drafter, or of plans; with the seconds of a text."""
+    plans = {one: Plan.of(one) for one in settings if one.drafting is not None}
+    if plans:
+        sampling = settings[0].sampling
+        known = known_rates(models, texts, sampling, list(plans.values()))
+        yield from (_planned(one, plan, known, clock, length) for one, plan in plans.items())
+        return
+    others = [one for one in settings if one.method != VERIFIER_ALONE]
+    read = _read(models, texts, others, draws, seed) if others else None
+    for setting in settings:
+        if setting.method == VERIFIER_ALONE:
+            spent = clock.start() + clock.step(VERIFIER) * length
+            yield Expected(setting=setting, error=0.0), spent
+        elif setting.is_alone and read is not None:
+            nats = _nats(read.rules[_KEEPS.rule])
+            spent = clock.start_alone(setting.drafter) + clock.step(setting.drafter) * length
+            yield Expected(setting=setting, tokens_per_call=math.inf, nats_per_token=nats), spent
+        elif read is not None:
+            yield _walked(setting, read, clock, length)
+
+
+def _planned(
+    setting: Setting, plan: Plan, known: KnownRates, clock: Clock, length: float
+) -> tuple[Expected, float]:
+    found = plan_round(plan, known, clock)
+    spent = clock.start(plan.read_by()) + found.seconds * length / found.tokens
+    one = Expected(
+        setting=setting, tokens_per_call=found.tokens, drafted_per_call=found.drafted, defers=1.0
+    )
+    return one, spent
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Read:
+    """What one drafter's settings need of the texts, of M tokens in all.
+
+    Attributes:
+      real: `[n, N]` bool, which positions are of a text.
+      rules: fields `[M]` and `[S, M]`, those positions row by row.
+      lengths: of drafts under each policy.
+    """
+
+    real: np.ndarray  # [n, N]
+    rules: Mapping[str, Positions]
+    lengths: Mapping[_Ends, np.ndarray]  # [n, N]
+
+
+def _read(
+    models: Mapping[str, TextModel],
+    texts: KnownTexts,
+    settings: Sequence[Setting],
+    draws: int,
+    seed: int,
+) -> _Read:
+    """One pass of both models over the texts, and all that the settings need of it."""
+    pair = models[settings[0].drafter], models[VERIFIER]
+    ruled = [_KEEPS if one.is_alone else one for one in settings]
+    rules = {one.rule: one.made("rule") for one in ruled}
+    stopped = [one for one in settings if one.stopping is not None]
+    bound = {_ends(one): _policy(one).bind(pair[0].head) for one in stopped}
+    longest = max((one.max_draft or 0 for one in stopped), default=0)
+    reads = (
+        any(rule.reads_draft_confidence for rule in rules.values())
+        or any(policy.reads_confidence for policy, _ in bound.values()),
+        any(rule.reads_verifier_confidence for rule in rules.values()),
+    )
+    parts: dict[str, list[Positions]] = {key: [] for key in rules}
+    lengths: dict[_Ends, list[np.ndarray]] = {key: [] for key in bound}
+    key = jax.random.key(seed)
+    known = list(batches(texts, rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)))
+    size = _rounded(max(int(rows.ends.sum()) for _, rows in known))
+    for i, (of_texts, rows) in enumerate(known):
+        laws = list(_laws(pair, rows, settings[0], reads))
+        tokens, own = jnp.asarray(rows.outputs), jax.random.fold_in(key, i)
+        # Rules read real positions alone, in so many places for all batches.
+        count, at = int(rows.ends.sum()), np.resize(np.flatnonzero(rows.real), size)
+        places = np.unravel_index(at, rows.outputs.shape)
+        drafter, verifier = (_picked(one, places) for one in laws)
+        for name, rule in rules.items():
+            found = positions(rule, drafter, verifier, tokens[places], own, samples=draws)
+            parts[name].append(Positions._make(np.asarray(x)[..., :count] for x in found))
+        for ends, (policy, params) in bound.items():
+            drafts = draft_lengths(policy, params, laws[0], tokens, longest=longest, least=ends[1])
+            lengths[ends].append(np.asarray(drafts)[: len(of_texts)])
+    width = known[0][1].outputs.shape[1]
+    ends_of = np.asarray([len(text) for text in texts.outputs])
+    return _Read(
+        real=np.arange(width)[None] < ends_of[:, None],
+        rules={
+            name: Positions._make(np.concatenate(x, axis=-1) for x in zip(*found, strict=True))
+            for name, found in parts.items()
+        },
+        lengths={key: np.concatenate(found) for key, found in lengths.items()},
+    )
+
+
+def _picked(laws: Laws, places: tuple[Any, ...]) -> Laws:
+    plain = laws.confidences
+    return Laws(laws.probs[places], None if plain is None else plain[places], laws.hidden[places])
+
+
+def _rounded(count: int) -> int:
+    return -(-count // 128) * 128
+
+
+def _laws(
+    pair: Sequence[TextModel], rows: KnownRows, setting: Setting, reads: Sequence[bool]
+) -> Iterator[Laws]:
+    for one, with_confidence in zip(pair, reads, strict=True):
+        laws = laws_along(
+            one.model, one.prepared, rows, setting.sampling, with_confidence=with_confidence
+        )
+        check_read(np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[rows.real]), one)
+        yield laws
+
+
+def _ends(setting: Setting) -> _Ends:
+    return str(setting.stopping), setting.min_draft
+
+
+def _walked(setting: Setting, read: _Read, clock: Clock, length: float) -> tuple[Expected, float]:
+    found, real, most = read.rules[setting.rule], read.real, setting.max_draft or 0
+    of_texts = real.sum(axis=1)
+    emitted = int(of_texts.sum())
+    lengths = np.full(real.shape, most)
+    if setting.stopping is not None:
+        # Such a draft ends with its end-of-sequence token.
+        left = np.maximum(of_texts[:, None] - np.arange(real.shape[1])[None], 0)
+        lengths = np.minimum(np.minimum(read.lengths[_ends(setting)], most), left)
+    ratios = np.ones((len(found.ratios), *real.shape))
+    ratios[:, real] = found.ratios
+    block = setting.made("verification").keeps_last_pass
+    walked = walk(ratios, of_texts, lengths, block=block)
+    tokens = emitted / float(walked.rounds.sum())
+    one = Expected(
+        setting=setting,
+        acceptance=min(float(found.acceptance.mean(dtype=np.float64)), 1.0),
+        defers=float(found.defers.mean(dtype=np.float64)),
+        tokens_per_call=tokens,
+        error=_error(of_texts, walked.rounds),
+        drafted_per_call=float(np.arange(len(walked.drafted)) @ walked.drafted),
+        nats_per_token=_nats(found),
+    )
+    spent = clock.start([setting.drafter]) + _round(setting, walked, clock) * length / tokens
+    return one, spent
+
+
+def _nats(found: Positions) -> float:
+    if float(found.impossible.mean(dtype=np.float64)) > _ROUNDING:
+        return math.inf
+    return max(float(found.nats.mean(dtype=np.float64)), 0.0)
+
+
+def _round(setting: Setting, walked: Walk, clock: Clock) -> float:
+    """The seconds of a round of the batch."""
+    law, full, drafter = walked.drafted, (setting.max_draft or 0) + 1, setting.drafter
+    widths = (full,) if setting.stopping is None else powers_of_two(full)
+    law = np.pad(law, (0, max(full - len(law), 0)))
+    passes = clock.most(law) + clock.last_token(walked.whole)
+    return clock.draft(drafter, passes) + clock.longest_review(VERIFIER, widths, law, drafter)
+
+
+def _error(emitted: np.ndarray, rounds: np.ndarray) -> float:
+    """The standard error of a ratio of sums over texts, linearised."""
+    if len(rounds) < 2:
+        return math.nan
+    parts = (emitted - emitted.sum() / rounds.sum() * rounds) / rounds.sum()
+    return float(np.sqrt(len(parts) / (len(parts) - 1) * np.sum(parts**2)))
+
+
+def _tell(text: str) -> None:
+    print(f"specjax: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,172 @@
+"""Many settings at once: methods and strengths with every temperature, draft and drafter."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from specjax.checks import one_number, whole_number
+from specjax.text.setting import (
+    DRAFTER_ALONE,
+    VERIFIER_ALONE,
+    Named,
+    Setting,
+    named_method,
+    named_stopping,
+)
+
+# Names, or name -> None, a number or several.
+Choices = Sequence[Any] | Mapping[Any, Any]
+_TENTHS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+_MARGINS = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
+# Every rule with usual strengths.
+USUAL_METHODS: Mapping[str, Sequence[float] | None] = MappingProxyType(
+    {
+        "lossless": None,
+        "chow": _TENTHS,
+        "chow_log": (0.25, 0.5, 1.0, 2.0, 3.0),
+        "diff": _MARGINS,
+        "diff_log": (-0.5, 0.0, 0.25, 0.5, 1.0),
+        "opt": _MARGINS,
+        "opt_log": (0.0, 0.5, 1.0, 2.0),
+        "token_v1": _TENTHS,
+        "token_v2": _TENTHS,
+        "token_v3": _TENTHS,
+        "bild": (0.5, 1.0, 2.0, 3.0, 5.0),
+        "lossy": _TENTHS,
+        "lossy_tuned": _TENTHS,
+        "mentored": (0.01, 0.05, 0.1, 0.3),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grid:
+    """All combinations of the values of each axis that go together.
+
+    A method without drafts is there once, whatever the axes of drafts have.
+
+    Attributes:
+      methods: methods and their strengths; a name or a text (see `text.setting.named_method`) ->
+        None, a number or several, which take the place of `{}`. The verifier and the drafters
+        alone are always there. None: every rule with usual strengths.
+      temperatures: at least 0 each.
+      top_k: of all; None for all tokens.
+      top_p: likewise.
+      max_drafts: the lengths of drafts, or the longest ones under a policy; at least 1 each.
+      min_draft: the fewest tokens of a draft under a policy.
+      stopping: policies and their thresholds, in the same way; None is a draft of fixed length.
+      longest: the longest draft under a policy; None for each of `max_drafts`.
+      drafting: how drafts are made, such as "Lookup(min_match=3)"; None is the drafter alone.
+      drafters: names of models; None is "drafter".
+      verifications: such as "Block".
+      plans: further settings, at each temperature, top-k and top-p.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for an unknown name, a value out of range, or an empty axis.
+    """
+
+    methods: Choices | None = None
+    temperatures: Sequence[float] = (1.0,)
+    top_k: int | None = None
+    top_p: float | None = None
+    max_drafts: Sequence[int] = (5,)
+    min_draft: int = 0
+    stopping: Choices = (None,)
+    longest: int | None = None
+    drafting: Sequence[str | None] = (None,)
+    drafters: Sequence[str | None] = (None,)
+    verifications: Sequence[str] = ("Block",)
+    plans: Sequence[Setting] = ()
+
+    def __post_init__(self) -> None:
+        if self.methods is None:
+            object.__setattr__(self, "methods", USUAL_METHODS)
+        for name in ("methods", "stopping"):
+            _check_axis(name, getattr(self, name), Sequence | Mapping, "a tuple of names or a dict")
+        for name in ("temperatures", "max_drafts", "drafting", "drafters", "verifications"):
+            _check_axis(name, getattr(self, name), Sequence, "a tuple")
+        span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
+        for temperature in self.temperatures:
+            one_number("temperatures", temperature, **span)
+        for name in ("max_drafts", "longest"):
+            given = getattr(self, name)
+            for length in given if name == "max_drafts" else [1 if given is None else given]:
+                whole_number(name, length, low=1)
+        self.settings()  # the checks of their parts
+
+    def settings(self) -> list[Setting]:
+        """All settings, each once; at each temperature the models alone first."""
+        found: dict[Setting, None] = {}
+        drafters = ["drafter" if name is None else name for name in self.drafters]
+        for temperature in self.temperatures:
+            drawn: dict[str, Any] = {
+                "temperature": temperature,
+                "top_k": self.top_k,
+                "top_p": self.top_p,
+            }
+            found[Setting(method=VERIFIER_ALONE, **drawn)] = None
+            for drafter in drafters:
+                found[Setting(method=DRAFTER_ALONE, drafter=drafter, **drawn)] = None
+            combined = itertools.product(
+                self._methods(), drafters, self.drafting, self._drafts(), self.verifications
+            )
+            for (rule, method), drafter, drafting, draft, verification in combined:
+                one = Setting(
+                    rule=rule,
+                    method=method,
+                    drafter=drafter,
+                    drafting=drafting,
+                    verification=verification,
+                    **draft,
+                    **drawn,
+                )
+                found[one] = None
+            for plan in self.plans:
+                found[dataclasses.replace(plan, **drawn)] = None
+        return list(found)
+
+    def _methods(self) -> Iterator[Named]:
+        assert self.methods is not None
+        for name, strength in _pairs("methods", self.methods):
+            if not isinstance(name, str):
+                raise TypeError(f"methods must be names, got {name!r}")
+            yield named_method(name, strength)
+
+    def _drafts(self) -> Iterator[dict[str, Any]]:
+        """The lengths of drafts, with and without a policy."""
+        for name, threshold in _pairs("stopping", self.stopping):
+            if isinstance(name, str) and name.startswith("adaptive_"):
+                raise ValueError(f"stopping: {name} is called {name.removeprefix('adaptive_')} now")
+            policy = named_stopping(name, threshold)
+            own = [self.longest] if policy is not None and self.longest else self.max_drafts
+            for length in own:
+                least = 0 if policy is None else self.min_draft
+                yield {"max_draft": length, "stopping": policy, "min_draft": least}
+
+
+def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
+    """Each name with each of its numbers."""
+    choices = given if isinstance(given, Mapping) else dict.fromkeys(given)
+    for name, numbers in choices.items():
+        if name is None and numbers is not None:
+            raise ValueError(f"{axis}: None takes no number, got {numbers!r}")
+        if isinstance(numbers, Mapping):
+            raise TypeError(
+                f"{axis}: {name} must have numbers, got {numbers!r}: write further arguments in "
+                "its name, as in 'BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))'"
+            )
+        several = numbers if isinstance(numbers, list | tuple) else (numbers,)
+        if not several:
+            raise ValueError(f"{axis}: {name} has no numbers: give one, or None")
+        for number in several:
+            yield name, number
+
+
+def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:
+    if isinstance(values, str) or not isinstance(values, kind):
+        raise TypeError(f"{name} must be {words}, got {values!r}")
+    if not values:
+        raise ValueError(f"{name} is empty: give at least one")

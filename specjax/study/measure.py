@@ -1,0 +1,422 @@
+"""Settings measured beside the verifier alone.
+
+Axes: n texts, c chunks of texts that are timed, s samples of a text.
+"""
+
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import check_part, whole_number
+from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
+from specjax.evaluation.efficiency import VERIFIER, check_costs
+from specjax.evaluation.metrics import check_references
+from specjax.runs.compilation_cache import count_compilations
+from specjax.runs.evaluation import PASS_AT_1, Scoring, check_answers, figures_of
+from specjax.runs.predictions import record_of_row
+from specjax.study.texts import Texts
+from specjax.text import Decoder, TextModel
+from specjax.text.setting import Setting
+
+# How often a text is timed, at most, until nothing is compiled meanwhile.
+_TRIES = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How settings are measured.
+
+    Attributes:
+      metrics: names in `specjax.evaluation.METRICS`, or "pass_at_1"; the first one is called
+        quality. Without any, speed and divergence alone are compared.
+      num_samples: how many texts are drawn for each prompt at a temperature above 0; at 0 there is
+        one.
+      seed: of the first; the others have the seeds that follow.
+      batch_size: the texts decoded together for their quality.
+      latency_batch_size: the same where time is measured.
+      latency_limit: how many texts are timed, the first ones of all.
+      repeats: how often each of them is timed.
+      bootstrap: the resampling.
+      answer: what of an output the metrics score, such as `AnswerAfter("####")`; all by default.
+      reference_answer: likewise, of a reference.
+      sandbox: where outputs are run as programs, which adds the metric "pass_at_1"; without one
+        nothing is run.
+      costs: what a pass of each model costs, in any unit, such as {"verifier": 1.0, "drafter":
+        0.05}, for the figure `cost_per_token`; of other drafters under their names. Settings
+        without a price have no such figure.
+
+    Raises:
+      ImportError: a metric's library is not installed.
+      OSError: programs cannot be contained here.
+      TypeError: for a value of the wrong type.
+      ValueError: for one out of range, or an unknown metric.
+    """
+
+    metrics: Sequence[str] = ("bleu",)
+    num_samples: int = 5
+    seed: int = 0
+    batch_size: int = 16
+    latency_batch_size: int = 1
+    latency_limit: int = 64
+    repeats: int = 3
+    bootstrap: Bootstrap = dataclasses.field(default_factory=Bootstrap)
+    answer: Callable[[str], str] | None = None
+    reference_answer: Callable[[str], str] | None = None
+    sandbox: Sandbox | None = None
+    costs: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "metrics", figures_of(self.metrics, self.sandbox))
+        check_answers(self.answer, self.reference_answer)
+        names = ("num_samples", "batch_size", "latency_batch_size", "latency_limit", "repeats")
+        for name in names:
+            put(self, name, whole_number(name, getattr(self, name), low=1))
+        if self.costs is not None:
+            put(self, "costs", check_costs(self.costs))
+            if absent := [name for name in (VERIFIER, "drafter") if name not in self.costs]:
+                raise ValueError(f"costs has no cost of a pass of the {absent[0]}: give one")
+        put(self, "seed", whole_number("seed", self.seed, low=0))
+        check_part("bootstrap", self.bootstrap, ("interval", "difference"), "Bootstrap()")
+
+    @property
+    def quality(self) -> str | None:
+        """The first metric; None without any."""
+        return self.metrics[0] if self.metrics else None
+
+    def seeds_at(self, temperature: float) -> list[int]:
+        """The seeds at a temperature: greedy texts need one."""
+        count = self.num_samples if temperature > 0.0 else 1
+        return list(range(self.seed, self.seed + count))
+
+    def fitted(self, texts: Texts) -> "Measuring":
+        """The same for texts that may be few, or have no references; says what changes.
+
+        Raises:
+          ValueError: a metric cannot use the references, problems and a sandbox are not together,
+            or there are too few texts to time.
+        """
+        how, count = self, len(texts.examples)
+        if count < 2 * self.latency_batch_size:
+            raise ValueError(
+                f"there are {count} texts: intervals of latency need at least "
+                f"{2 * self.latency_batch_size}, twice latency_batch_size"
+            )
+        if count < self.latency_limit:
+            tell(f"there are {count} texts: all of them are timed, not {self.latency_limit}")
+            how = dataclasses.replace(how, latency_limit=count)
+        if how.latency_limit < 2 * self.latency_batch_size:
+            raise ValueError(
+                f"latency_limit must be at least twice latency_batch_size = "
+                f"{self.latency_batch_size}, so that there is an interval, got {self.latency_limit}"
+            )
+        if (texts.problems is None) != (self.sandbox is None):
+            raise ValueError(
+                "pass_at_1 needs problems, such as PROBLEMS=HumanEval.jsonl, and a sandbox, such "
+                "as SANDBOX=@Sandbox(): give both, or neither to run no programs"
+            )
+        scored = [name for name in how.metrics if name != PASS_AT_1]
+        if scored and not any(texts.references):
+            tell(
+                f"there are no references: {scored[0]} is not computed. Name their field "
+                "(TARGETS_FIELD; of a task REFERENCES) or their file (REFERENCES)"
+            )
+            how = dataclasses.replace(how, metrics=figures_of((), how.sandbox))
+        for scorer in how.scorers(texts).values():
+            check_references(scorer.metric, scorer.references)
+        return how
+
+    def scorers(self, texts: Texts) -> dict[str, Scoring]:
+        """The metrics with the references, or the problems, of all texts."""
+        own = self.reference_answer
+        wanted: Sequence[Sequence[str]] = texts.references
+        if own is not None:
+            wanted = [tuple(map(own, several)) for several in wanted]
+        found = {}
+        for name in self.metrics:
+            if name != PASS_AT_1:
+                found[name] = Scoring(METRICS[name], wanted, self.answer)
+            elif self.sandbox is not None and texts.problems is not None:
+                found[name] = Scoring(PassAt1(self.sandbox), texts.problems)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """All of it as JSON values, but for what is left out."""
+        made = dataclasses.asdict(dataclasses.replace(self, answer=None, reference_answer=None))
+        for name in ("answer", "reference_answer"):
+            made[name] = repr(getattr(self, name))
+        for name in ("answer", "reference_answer", "sandbox", "costs"):
+            if getattr(self, name) is None:
+                del made[name]
+        return made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bench:
+    """What settings are measured on.
+
+    Attributes:
+      models: by name: "verifier", and the drafters of the settings.
+      texts: n of them.
+      prompts: n, the tokens of their inputs.
+      measuring: how, fitted to the texts.
+      options: further ones of every decoder, such as `max_new_tokens`.
+    """
+
+    models: Mapping[str, TextModel]
+    texts: Texts
+    prompts: Sequence[np.ndarray]
+    measuring: Measuring
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def decoder(self, setting: Setting, batch_size: int) -> Decoder:
+        """What decodes with a setting."""
+        return setting.decoder(self.models, batch_size=batch_size, **self.options)
+
+    def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
+        """The same of some of the texts, of which the first `timed` ones are timed."""
+        how = self.measuring
+        return dataclasses.replace(
+            self,
+            texts=self.texts.part(start, stop),
+            prompts=self.prompts[start:stop],
+            measuring=how if timed is None else dataclasses.replace(how, latency_limit=timed),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Times:
+    """The seconds of chunks of texts.
+
+    Attributes:
+      seconds: `[s, r, c]` of each sample, repeat and chunk.
+      tokens: `[s, c]` emitted.
+    """
+
+    seconds: np.ndarray  # [s, r, c]
+    tokens: np.ndarray  # [s, c]
+
+    @property
+    def usual(self) -> np.ndarray:
+        """`[c]`: of the repeats the median, of the samples the mean."""
+        return np.median(self.seconds, axis=1).mean(axis=0)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """`[c]`: the mean of all."""
+        return self.seconds.mean(axis=(0, 1))
+
+
+_OWN, _OF_VERIFIER = "own", "verifier"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """What one setting did.
+
+    Attributes:
+      seeds: s of them.
+      rows: for each seed the n lines of a `predictions.jsonl`.
+      times: of the first texts.
+      verifier_times: those of the verifier alone, in turns with them; None for itself.
+      compiled: programs that were compiled or read from disk before it was timed.
+      compiled_late: and in the times that count: such a text is timed again, three times at most.
+    """
+
+    seeds: list[int]
+    rows: list[list[dict[str, Any]]]
+    times: Times
+    verifier_times: Times | None
+    compiled: int
+    compiled_late: int
+
+    def to_record(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """A JSON value and arrays, of which `of_record` makes the same."""
+        value = {name: getattr(self, name) for name in _PLAIN}
+        both = {_OWN: self.times, _OF_VERIFIER: self.verifier_times}
+        arrays = {
+            f"{name}/{field}": getattr(times, field)
+            for name, times in both.items()
+            if times is not None
+            for field in ("seconds", "tokens")
+        }
+        return value, arrays
+
+    @classmethod
+    def of_record(cls, value: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> "Measured":
+        """See `to_record`; other values and arrays may stand beside these."""
+        own, of_verifier = (
+            Times(arrays[f"{name}/seconds"], arrays[f"{name}/tokens"])
+            if f"{name}/seconds" in arrays
+            else None
+            for name in (_OWN, _OF_VERIFIER)
+        )
+        assert own is not None
+        named = {name: value[name] for name in _PLAIN}
+        return cls(times=own, verifier_times=of_verifier, **named)
+
+
+_PLAIN = ("seeds", "rows", "compiled", "compiled_late")
+
+
+class MeasuringError(Exception):
+    """A setting could not be measured, as where the memory is full or a model gives NaN.
+
+    Args:
+      error: what was raised.
+    """
+
+    def __init__(self, error: Exception):
+        super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def measure(setting: Setting, bench: Bench) -> Measured:
+    """Decodes all texts, and times the first ones in turns with the verifier alone.
+
+    A row's text depends on its seed and its place. So texts are the same at any batch size (but
+    where policies read the rows beside a row), and so are texts that another part of them is
+    measured with.
+
+    Args:
+      setting: what is measured.
+      bench: on what, and how.
+
+    Returns:
+      What was measured.
+
+    Raises:
+      ValueError: a model gave NaN, or the parts of the setting do not go together. Anything that
+        decoding may raise, such as where the memory is full.
+    """
+    how, alone = bench.measuring, setting.verifier_alone
+    seeds = how.seeds_at(setting.temperature)
+    with count_compilations() as counts:
+        decoder = bench.decoder(setting, how.batch_size)
+        rows = [_decode(decoder, bench, seed) for seed in seeds]
+        same = how.batch_size == how.latency_batch_size
+        timed = [decoder if same else bench.decoder(setting, how.latency_batch_size)]
+        if setting != alone:
+            timed.append(bench.decoder(alone, how.latency_batch_size))
+        chunks = _chunks(bench)
+        for one in timed:
+            _warm(one, bench, chunks, seeds[0])
+    times, late = _time(timed, bench, chunks, seeds)
+    return Measured(
+        seeds=seeds,
+        rows=rows,
+        times=times[0],
+        verifier_times=times[1] if setting != alone else None,
+        compiled=counts.compiled + counts.read,
+        compiled_late=late,
+    )
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """What one setting did on several parts of the texts, in order."""
+    others = [part.verifier_times for part in parts if part.verifier_times is not None]
+    return Measured(
+        seeds=parts[0].seeds,
+        rows=[
+            list(itertools.chain(*several))
+            for several in zip(*(part.rows for part in parts), strict=True)
+        ],
+        times=_joined_times([part.times for part in parts]),
+        verifier_times=_joined_times(others) if others else None,
+        compiled=sum(part.compiled for part in parts),
+        compiled_late=sum(part.compiled_late for part in parts),
+    )
+
+
+def tell(text: str) -> None:
+    """Tells the user, on stderr."""
+    print(f"specjax: {text}", file=sys.stderr, flush=True)
+
+
+def _joined_times(parts: Sequence[Times]) -> Times:
+    return Times(
+        np.concatenate([part.seconds for part in parts], axis=-1),
+        np.concatenate([part.tokens for part in parts], axis=-1),
+    )
+
+
+def _decode(decoder: Decoder, bench: Bench, seed: int) -> list[dict[str, Any]]:
+    # By their places: a part of the texts gets the same ones as all of them.
+    examples = bench.texts.examples
+    prompts: list[Any] = list(bench.prompts)
+    ids = [example.id for example in examples]
+    rows = {row.index: row for row in decoder.rows(prompts, seed=seed, ids=ids)}
+    found = []
+    for i, example in enumerate(examples):
+        if rows[i].error is not None:
+            raise ValueError(f"row {example.id}: {rows[i].error}")
+        found.append(record_of_row(example, rows[i]))
+    return found
+
+
+def _chunks(bench: Bench) -> list[list[int]]:
+    """The places of the texts that are timed together; those that fill no chunk are left out."""
+    size, most = bench.measuring.latency_batch_size, bench.measuring.latency_limit
+    return [list(range(start, start + size)) for start in range(0, most - size + 1, size)]
+
+
+def _warm(decoder: Decoder, bench: Bench, chunks: list[list[int]], seed: int) -> None:
+    """Decodes one chunk of each shape."""
+    shapes: dict[int, list[int]] = {}
+    for chunk in chunks:
+        longest = max(len(bench.prompts[i]) for i in chunk)
+        shapes.setdefault(int(np.searchsorted(decoder.buckets, longest)), chunk)
+    for chunk in shapes.values():
+        _run(decoder, bench, chunk, seed)
+
+
+def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
+    """The seconds of a chunk, and the tokens that it emitted."""
+    prompts: list[Any] = [bench.prompts[i] for i in chunk]
+    ids = [bench.texts.examples[i].id for i in chunk]
+    begin = time.perf_counter()
+    result = decoder(prompts, seed=seed, ids=ids, progress=False)
+    return time.perf_counter() - begin, int(result.info.per_row.emitted.sum())
+
+
+def _run_compiled(
+    decoder: Decoder, bench: Bench, chunk: list[int], seed: int
+) -> tuple[float, int, int]:
+    """The same without compiling: some programs, such as of a deferral, only some texts need.
+
+    The third number is how many programs were compiled all the same.
+    """
+    for _ in range(_TRIES):
+        with count_compilations() as counts:
+            spent, emitted = _run(decoder, bench, chunk, seed)
+        late = counts.compiled + counts.read
+        if not late:
+            break
+    return spent, emitted, late
+
+
+def _time(
+    decoders: list[Decoder], bench: Bench, chunks: list[list[int]], seeds: list[int]
+) -> tuple[list[Times], int]:
+    """The times of each, and how many programs were compiled within them.
+
+    They take turns at every chunk, each as often first as the other.
+    """
+    shape = (len(seeds), bench.measuring.repeats, len(chunks))
+    found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
+    both, compiled = list(zip(decoders, found, strict=True)), 0
+    for repeat in range(shape[1]):
+        for i, seed in enumerate(seeds):
+            for j, chunk in enumerate(chunks):
+                # A text meets both orders over its repeats and seeds.
+                order = both if (repeat + i + j) % 2 else both[::-1]
+                for decoder, times in order:
+                    spent, emitted, late = _run_compiled(decoder, bench, chunk, seed)
+                    compiled += late
+                    times.seconds[i, repeat, j] = spent
+                    times.tokens[i, j] = emitted
+    return found, compiled

@@ -1,0 +1,196 @@
+"""Figures 1 to 3 of Faster Cascades for compared settings, and quality against divergence.
+
+Every figure is drawn as PNG and as PDF.
+"""
+
+import io
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import require
+from specjax.evaluation import Bootstrap
+from specjax.study.scores import DEFERRALS, NATS, RELATIVE, Scores
+from specjax.study.tables import common, curves, front
+from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting
+
+# Figure -> what is on its horizontal axis, and its words.
+PLOTS: Mapping[str, tuple[str, str]] = {
+    "quality_deferrals": (DEFERRALS, "deferrals to the verifier per token"),
+    "quality_latency": (RELATIVE, "latency relative to the verifier alone"),
+    "quality_rejections": ("rejection_rate", "rejection rate of drafted tokens"),
+    "quality_cost": ("cost_per_token", "cost of all passes per token"),
+    "quality_nats": (NATS, "nats per token from the verifier"),
+}
+KINDS = ("png", "pdf")
+FILES = tuple(f"{name}.{kind}" for name in PLOTS for kind in KINDS)
+# Their numbers have no common factor: 52 curves differ.
+_MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
+_DPI = 130
+
+
+def check() -> None:
+    """Raises ImportError unless figures can be drawn."""
+    require("matplotlib.figure", "eval")
+
+
+def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -> dict[str, bytes]:
+    """Draws all figures, with a panel for each temperature.
+
+    A curve has a mark and a line of its own, and its shade gets lighter from curve to curve, so
+    that they are told apart without colours. Settings that no other is shown to beat, not the
+    models alone either (see `tables.front`), have a ring and are joined by steps. A setting without
+    a finite figure is left out of that plot.
+
+    Args:
+      scored: the settings that have figures.
+      quality: the figure on the vertical axis.
+      bootstrap: the resampling, that of the figures.
+
+    Returns:
+      File -> its content; those in which there would be no setting are left out.
+    """
+    made = {}
+    for name in PLOTS:
+        drawn = figure(scored, name, quality, bootstrap)
+        for kind in KINDS if drawn is not None else ():
+            image = io.BytesIO()
+            # Without the date equal figures are equal files.
+            about = {"CreationDate": None} if kind == "pdf" else {}
+            drawn.savefig(image, format=kind, dpi=_DPI, metadata=about)
+            made[f"{name}.{kind}"] = image.getvalue()
+    return made
+
+
+def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap: Bootstrap) -> Any:
+    """One of the figures.
+
+    Args:
+      scored: see `draw`.
+      name: a key of `PLOTS`.
+      quality: see `draw`.
+      bootstrap: see `draw`.
+
+    Returns:
+      A matplotlib `Figure`, or None where there would be no setting.
+    """
+    cost, words = PLOTS[name]
+    of_curves = itertools.chain(*curves(scored))
+    if not any(_values(scored[one], cost, quality) for one in of_curves):
+        return None
+    figures: Any = require("matplotlib.figure", "eval")
+    temperatures = sorted({one.temperature for one in scored})
+    made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = made.subplots(1, len(temperatures), squeeze=False)[0]
+    labels = _Labels(scored)
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        here = {one: scores for one, scores in scored.items() if one.temperature == temperature}
+        _panel(axis, here, cost, quality, labels)
+        _rings(axis, here, cost, quality, bootstrap)
+        axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
+        axis.margins(0.08)
+        axis.grid(alpha=0.3)
+    handles = {label: handle for axis in axes for handle, label in _handles(axis)}
+    order = [label for label in dict.fromkeys((*labels.styles, *handles)) if label in handles]
+    made.legend(
+        [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
+    )
+    return made
+
+
+class _Labels:
+    """The words and the style of each curve, the same in all panels and figures."""
+
+    def __init__(self, scored: Mapping[Setting, Scores]):
+        self._shared = common(scored) | {"strength", "temperature"}
+        colours: Any = require("matplotlib", "eval").colormaps["cividis"]
+        names = [*dict.fromkeys(self.of(points[0]) for points in curves(scored))]
+        self.styles: dict[str, dict[str, Any]] = {
+            name: {
+                "label": name,
+                "marker": _MARKS[i % len(_MARKS)],
+                "linestyle": _LINES[i % len(_LINES)],
+                "color": colours(0.85 * i / max(1, len(names) - 1)),
+            }
+            for i, name in enumerate(names)
+        }
+
+    def of(self, setting: Setting) -> str:
+        """A curve in words, without what all curves have in common."""
+        return setting.described(without=self._shared)
+
+
+def _handles(axis: Any) -> list[tuple[Any, str]]:
+    return list(zip(*axis.get_legend_handles_labels(), strict=True))
+
+
+def _panel(
+    axis: Any, scored: Mapping[Setting, Scores], cost: str, quality: str, labels: _Labels
+) -> None:
+    lines = {VERIFIER_ALONE: "--", DRAFTER_ALONE: ":"}
+    for one, scores in scored.items():
+        value = scores.figures[quality]["value"]
+        if one.is_alone and value is not None:
+            words = one.described(without={"temperature", "top_k", "top_p"})
+            style = {"color": "black", "linestyle": lines[str(one.method)], "linewidth": 1.0}
+            axis.axhline(value, label=words, **style)
+    if cost == RELATIVE:
+        axis.axvline(1.0, color="black", linestyle="--", linewidth=0.6)
+    for points in curves(scored):
+        found = [found for one in points if (found := _values(scored[one], cost, quality))]
+        if not found:
+            continue
+        x, y, low, high = np.asarray(found).T
+        axis.errorbar(
+            x,
+            y,
+            [np.maximum(y - low, 0.0), np.maximum(high - y, 0.0)],
+            markersize=6,
+            linewidth=1.2,
+            elinewidth=0.7,
+            capsize=2,
+            alpha=0.9,
+            **labels.styles[labels.of(points[0])],
+        )
+
+
+def _rings(
+    axis: Any, scored: Mapping[Setting, Scores], cost: str, quality: str, bootstrap: Bootstrap
+) -> None:
+    """Rings around the front of what is shown; the models alone, which have none, count too."""
+    here = dict(scored)
+    for one, scores in scored.items():
+        if one.method == DRAFTER_ALONE and cost == DEFERRALS:  # it asks no verifier
+            nothing = dict.fromkeys(("value", "low", "high", "error"), 0.0)
+            again = {name: np.zeros_like(x) for name, x in scores.resampled.items()}
+            here[one] = Scores(
+                {**scores.figures, cost: nothing},
+                {**scores.resampled, **({cost: again[quality]} if again else {})},
+            )
+    best = [one for one in front(here, cost, quality, bootstrap) if not one.is_alone]
+    places = sorted(_values(scored[one], cost, quality)[:2] for one in best)  # type: ignore[index]
+    if not places:
+        return
+    axis.plot(
+        *np.asarray(places).T,
+        drawstyle="steps-post",
+        color="0.4",
+        linewidth=0.8,
+        marker="o",
+        markersize=12,
+        markerfacecolor="none",
+        markeredgecolor="black",
+        label="Pareto front",
+        zorder=1,
+    )
+
+
+def _values(scores: Scores, name: str, quality: str) -> tuple[float, float, float, float] | None:
+    """x, y and the interval of y; None where one of them is missing."""
+    x, y = scores.figures.get(name, {}).get("value"), scores.figures[quality]
+    if x is None or y["value"] is None:
+        return None
+    low, high = (y[end] if y[end] is not None else y["value"] for end in ("low", "high"))
+    return x, y["value"], low, high  # type: ignore[return-value]

@@ -1,0 +1,341 @@
+"""What is known of compared settings, in the directory of their run.
+
+points/         a sealed record of each setting and each part of the texts that it was measured
+                on: what it wrote, how long it took, its figures and their resamples
+points.jsonl    a line for each setting, with its figures
+settings.csv    the same, a number in each column
+best.csv, .tex  the front, the models alone and the fastest lossless settings
+table_2.csv, .tex   table 2 of Faster Cascades
+quality_*.png, .pdf the figures
+results.json    the tables, and how many settings are done
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specjax.evaluation import Bootstrap
+from specjax.runs.run_directory import RunDirectory
+from specjax.runs.scored import Predictions, predictions_of
+from specjax.runs.store import Record, Store
+from specjax.study import plots, tables
+from specjax.study.expect import Expected
+from specjax.study.measure import Measured, tell
+from specjax.study.scores import Scores
+from specjax.text import TextModel
+from specjax.text.setting import Setting
+
+CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
+RECORDS = "points"
+# The part of the texts that is all of them.
+WHOLE = "texts"
+CHOSEN_NAME = "tuned.gin"
+_TABLES = ("settings.csv", "best.csv", "best.tex", "table_2.csv", "table_2.tex")
+MADE = (POINTS_NAME, RECORDS, RESULTS_NAME, CHOSEN_NAME, *_TABLES, *plots.FILES)
+_RESAMPLED = "resampled/"
+_DONE, _FAILED, _ESTIMATED = "done", "failed", "estimated"
+_LONGEST = 500
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Point:
+    """A setting on a part of the texts.
+
+    Attributes:
+      setting: it.
+      about: what its line says: `status` and more.
+      scores: its figures; None where it has failed.
+    """
+
+    setting: Setting
+    about: Mapping[str, Any]
+    scores: Scores | None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be measured."""
+        return self.about["status"] == _FAILED
+
+    def line(self, expected: Expected | None = None) -> bytes:
+        """Its line in `points.jsonl`."""
+        found = {"setting": self.setting.described(), **self.setting.to_dict(), **self.about}
+        if self.scores is not None:
+            found["figures"] = self.scores.figures
+        if expected is not None:
+            found["expected"] = expected.to_dict()
+        text = json.dumps(found, allow_nan=False, ensure_ascii=False)
+        return text.encode(errors="backslashreplace") + b"\n"
+
+
+class Points:
+    """The points of a run's directory, which is open and claimed.
+
+    Args:
+      run: the directory.
+      quality: the name of the first metric; None without any.
+      bootstrap: the resampling.
+
+    Attributes:
+      quality: likewise.
+      bootstrap: likewise.
+      store: the records.
+      estimates: what is expected of settings.
+    """
+
+    def __init__(self, run: RunDirectory, quality: str | None, bootstrap: Bootstrap):
+        self._run, self.quality, self.bootstrap = run, quality, bootstrap
+        self.store = Store(run, RECORDS)
+        self.estimates: dict[Setting, Expected] = {}
+        self._found: dict[str, dict[Setting, Point]] = {}
+
+    def read(self, models: Mapping[str, TextModel] | None = None) -> None:
+        """Reads what earlier starts have measured.
+
+        Args:
+          models: by name; those that a point was measured with must be the same.
+
+        Raises:
+          ValueError: a record is damaged, or was measured with another model.
+        """
+        for key, record in self._records():
+            self._check_models(key, record, models or {})
+            self._keep(str(key[1]), record)
+
+    def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record]]:
+        """Those of points; other records of the run have keys that are texts."""
+        keys = self.store.keys()
+        for key in keys:
+            record = self.store.get(key) if isinstance(key, tuple) else None
+            if isinstance(key, tuple) and record is not None:
+                yield key, record
+
+    def _check_models(self, key: Any, record: Record, models: Mapping[str, TextModel]) -> None:
+        for name, fingerprint in record.value["about"].get("models", {}).items():
+            if name in models and models[name].fingerprint != fingerprint:
+                raise ValueError(
+                    f"{self.store.path(key)} was measured with another model {name!r}: choose "
+                    "another output_dir, or delete the file to measure it again"
+                )
+
+    def _keep(self, part: str, record: Record) -> None:
+        value, setting = record.value, Setting(**record.value["setting"])
+        scores = None
+        if "figures" in value:
+            again = {
+                name.removeprefix(_RESAMPLED): array
+                for name, array in record.arrays.items()
+                if name.startswith(_RESAMPLED)
+            }
+            scores = Scores(value["figures"], again)
+        self._found.setdefault(part, {})[setting] = Point(setting, value["about"], scores)
+
+    def of(self, part: str = WHOLE) -> dict[Setting, Point]:
+        """All points of a part of the texts."""
+        return dict(self._found.get(part, {}))
+
+    def scored(self, part: str = WHOLE) -> dict[Setting, Scores]:
+        """The settings that have figures."""
+        return {one: p.scores for one, p in self.of(part).items() if p.scores is not None}
+
+    def measured(self, setting: Setting, part: str = WHOLE) -> Measured:
+        """What was measured of a setting that is done."""
+        record = self.store.get((setting.key, part))
+        assert record is not None
+        return Measured.of_record(record.value, record.arrays)
+
+    def estimate(self, about: Any, make: Callable[[], tuple[list[Expected], Any]]) -> None:
+        """Estimates settings, or reads what an earlier start has estimated of the same.
+
+        Times of passes are never the same twice, so a run that goes on measures what it has chosen.
+
+        Args:
+          about: JSON values that tell these estimates from others.
+          make: gives them, and the times of passes as JSON values.
+        """
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        key = f"estimates {digest}"
+        record = self.store.get(key)
+        if record is None:
+            found, times = make()
+            values = [[one.setting.to_dict(), one.to_dict()] for one in found]
+            self.store.put(key, {"estimates": values, "times": times})
+            record = self.store.get(key)
+        assert record is not None
+        for setting, figures in record.value["estimates"]:
+            one = Setting(**setting)
+            self.estimates[one] = Expected.of(one, figures)
+
+    def put(
+        self,
+        setting: Setting,
+        part: str,
+        measured: Measured,
+        scores: Scores,
+        about: Mapping[str, Any],
+    ) -> None:
+        """Writes what was measured; `about` is what else the setting's line says."""
+        value, arrays = measured.to_record()
+        value |= {
+            "setting": setting.to_dict(),
+            "figures": dict(scores.figures),
+            "about": {
+                "status": _DONE,
+                "seeds": measured.seeds,
+                "texts": len(measured.rows[0]),
+                **about,
+            },
+        }
+        arrays |= {f"{_RESAMPLED}{name}": array for name, array in scores.resampled.items()}
+        self._put(setting, part, Record(value, arrays))
+
+    def put_failed(self, setting: Setting, part: str, error: Exception) -> str:
+        """Writes why a setting failed; returns it in words."""
+        told = " ".join(str(error).split())[:_LONGEST]
+        if not isinstance(error, ValueError | TypeError | OSError | ImportError):
+            told = f"{type(error).__name__}: {told}"
+        trace = "".join(traceback.format_exception(error))
+        about = {"status": _FAILED, "error": told, "traceback": trace}
+        self._put(setting, part, Record({"setting": setting.to_dict(), "about": about}, {}))
+        return told
+
+    def _put(self, setting: Setting, part: str, record: Record) -> None:
+        self.store.put((setting.key, part), *record)
+        self._keep(part, record)
+
+    def take(self, other: "Points") -> None:
+        """Copies the points of another directory of the same run; what is done here stays."""
+        for key, record in other._records():
+            mine = self._found.get(str(key[1]), {}).get(Setting(**record.value["setting"]))
+            if mine is None or mine.scores is None or "figures" in record.value:
+                self.store.put(key, *record)
+                self._keep(str(key[1]), record)
+
+    def write(self, order: Iterable[Setting], parts: Sequence[str] = (WHOLE,)) -> list[Point]:
+        """Writes all lines, those of `order` first; returns the points in this order.
+
+        Args:
+          order: settings; those that were neither estimated nor measured have no line.
+          parts: of several parts of the texts, the last one counts in which a setting was measured.
+        """
+        nothing = {"status": _ESTIMATED}
+        here = {one: Point(one, nothing, None) for one in self.estimates}
+        for part in parts:
+            here |= self.of(part)
+        first = [one for one in order if one in here]
+        points = [here[one] for one in dict.fromkeys((*first, *here))]
+        lines = (point.line(self.estimates.get(point.setting)) for point in points)
+        self._run.write(POINTS_NAME, b"".join(lines))
+        return points
+
+    def finish(
+        self,
+        order: Sequence[Setting],
+        parts: Sequence[str] = (WHOLE,),
+        more: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Draws and tabulates all points.
+
+        Args:
+          order: see `write`.
+          parts: see `write`; tables and figures are of the last one, on which settings are paired.
+          more: what else `results.json` says.
+
+        Returns:
+          The content of `results.json`.
+        """
+        points = self.write(order, parts)
+        paired = self.scored(parts[-1])
+        scored = {one: paired[one] for one in (p.setting for p in points) if one in paired}
+        failures = {p.setting.described(): p.about["error"] for p in points if p.has_failed}
+        best = tables.best_rows(scored, self.quality, self.bootstrap, self.estimates)
+        if not scored:
+            best = tables.estimated_rows([*self.estimates.values()])
+        made: list[dict[str, Any]] = []
+        if self.quality is not None:
+            made = tables.table_2(scored, self.quality, self.bootstrap)
+            for name, data in plots.draw(scored, self.quality, self.bootstrap).items():
+                self._run.write(name, data)
+            rows = tables.table_2_rows(made, self.quality)
+            self._write_tables("table_2", rows)
+        self._write_tables("best", best)
+        flat = tables.flat_rows(scored, self.estimates)
+        self._run.write("settings.csv", tables.csv_text(flat).encode())
+        self._warn_of_compiling(points)
+        results = {
+            "quality": self.quality,
+            "estimated": len(self.estimates),
+            "done": sum(point.scores is not None for point in points),
+            "failed": len(failures),
+            "failures": failures,
+            "rank_correlation": tables.rank_correlation(scored, self.estimates),
+            "best": best,
+            "table_2": made,
+            **(more or {}),
+        }
+        text = json.dumps(results, indent=1, allow_nan=False) + "\n"
+        self._run.write(RESULTS_NAME, text.encode())
+        return results
+
+    def _write_tables(self, name: str, rows: tables.Rows) -> None:
+        self._run.write(f"{name}.csv", tables.csv_text(rows).encode())
+        self._run.write(f"{name}.tex", tables.latex_text(rows).encode())
+
+    def _warn_of_compiling(self, points: Iterable[Point]) -> None:
+        for point in points:
+            if point.about.get("process", {}).get("compiled_while_timed"):
+                path = self.store.path((point.setting.key, WHOLE))
+                tell(
+                    f"warning: the times of {point.setting.described()} include compiling: to "
+                    f"measure them again, delete {path} and run the same command"
+                )
+
+
+def read_points(directory: str | os.PathLike[str]) -> Points:
+    """The points of a directory that `specjax compare` has written, to read; nothing is locked.
+
+    Raises:
+      FileNotFoundError: there are none.
+      ValueError: a record is damaged.
+    """
+    run = RunDirectory(directory, config_name=CONFIG_NAME, makes=MADE)
+    configuration = run.peek()
+    if configuration is None:
+        raise FileNotFoundError(f"{run.path} has no {CONFIG_NAME}: specjax compare writes it")
+    how = configuration["measuring"]
+    quality = how["metrics"][0] if how["metrics"] else None
+    found = Points(run, quality, Bootstrap(**how["bootstrap"]))
+    found.read()
+    return found
+
+
+def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predictions]] | None:
+    """The predictions of each seed of all settings in a directory, by the settings' words.
+
+    Args:
+      directory: of a comparison; for any other path there are none.
+
+    Returns:
+      They, or None.
+
+    Raises:
+      ValueError: a record is damaged, or no setting is done.
+    """
+    place = Path(directory).expanduser()
+    if not (place / CONFIG_NAME).is_file():
+        return None
+    found = read_points(place)
+    if not found.scored():
+        raise ValueError(f"{place} has no setting that is measured on all of its texts")
+    made: dict[str, list[Predictions]] = {}
+    for one in found.scored():
+        name, measured = one.described(), found.measured(one)
+        made[name] = [
+            predictions_of(rows, f"{place}: {name}, seed {seed}")
+            for seed, rows in zip(measured.seeds, measured.rows, strict=True)
+        ]
+    return made

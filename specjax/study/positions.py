@@ -1,0 +1,182 @@
+"""What a rule makes of a drafter and a verifier at each position of known texts.
+
+Axes: B rows, N longest text, M positions, V vocabulary, S samples, G longest draft.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.compilation import jit
+from specjax.rules import Deferral, Lossless, accept_probability
+from specjax.sampling import draw, num_uniforms, residual_weights, total
+from specjax.text.known_texts import KnownRows, read
+from specjax.types import Array, LanguageModel, Params, Rule, Sampling, Stopping
+from specjax.types.drafting import Drawn
+
+
+class Laws(NamedTuple):
+    """A model's distributions along texts; or `[M, ...]` at some positions of them.
+
+    Attributes:
+      probs: `[B, N, V]` float32, what the token at each position is drawn from.
+      confidences: `[B, N, V]` float32, or None.
+      hidden: `[B, N, D]`, the last hidden states of the tokens before.
+    """
+
+    probs: Array  # [B, N, V]
+    confidences: Array | None  # [B, N, V]
+    hidden: Array  # [B, N, D]
+
+
+class Positions(NamedTuple):
+    """What one rule with one strength makes of M positions.
+
+    Attributes:
+      acceptance: `[M]` float32, sum_v min(pi, q).
+      defers: `[M]` float32, delta of a deferral rule; NaN of others.
+      nats: `[M]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
+      impossible: `[M]` float32, the probability under pi of the others.
+      ratios: `[S, M]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
+        where nothing is drawn.
+    """
+
+    acceptance: Any  # [M]
+    defers: Any  # [M]
+    nats: Any  # [M]
+    impossible: Any  # [M]
+    ratios: Any  # [S, M]
+
+
+@functools.partial(jit, static_argnums=0, static_argnames="with_confidence")
+def laws_along(
+    model: LanguageModel,
+    params: Params,
+    rows: KnownRows,
+    sampling: Sampling,
+    *,
+    with_confidence: bool,
+) -> Laws:
+    """A model's distributions at all positions of texts."""
+    said = read(model, params, rows)
+    return Laws(said.probs(sampling), said.confidences() if with_confidence else None, said.hidden)
+
+
+@functools.partial(jit, static_argnames="samples")
+def positions(
+    rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array, *, samples: int
+) -> Positions:
+    """What a rule makes of each position; its strength is traced.
+
+    The text's token x is taken to have been drawn from p. A token y is coupled to it so that it
+    follows pi: y = x with probability min(1, pi(x) / p(x)), else y is drawn from
+    norm((pi - p)_+). For `Lossless` y is x, and where a deferral rule keeps the drafter all its
+    ratios are 1. The same key gives every rule the same uniforms, so that settings compare well.
+
+    Args:
+      rule: one with one number for each strength.
+      drafter: its laws `[M, V]`; without confidences where the rule reads none.
+      verifier: likewise.
+      tokens: `[M]` int32, the text's.
+      key: of the draws; it is consumed.
+      samples: S.
+
+    Returns:
+      A `Positions`.
+    """
+    count, vocab = drafter.probs.shape
+    # Such a target is p or q: then y is x, or its ratio is 1.
+    decides = isinstance(rule, Lossless | Deferral)
+    size = (count, 0 if decides else samples, 1 + num_uniforms(vocab))
+    uniforms = jax.random.uniform(key, size, jnp.float32)
+
+    def one(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, uniform: Any) -> tuple[Any, ...]:
+        pi = rule(q, p, q_conf, p_conf)
+        possible = p > 0.0
+        logs = jnp.log(jnp.where(pi > 0.0, pi, 1.0)) - jnp.log(jnp.where(possible, p, 1.0))
+        defers = _defers(rule, q, p, q_conf, p_conf)
+        if decides:
+            ratios = jnp.where(defers > 0.0, _ratio(p, q, token), 1.0)[None]
+        else:
+            ratios = _ratio(pi, q, _coupled(pi, p, token, uniform))
+        return (
+            accept_probability(q, pi),
+            defers,
+            total(jnp.where(possible, pi * logs, 0.0)),
+            total(jnp.where(possible, 0.0, pi)),
+            ratios,
+        )
+
+    reads = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
+    given = (
+        drafter.probs,
+        verifier.probs,
+        drafter.confidences if reads[0] else None,
+        verifier.confidences if reads[1] else None,
+        tokens,
+        uniforms,
+    )
+    axes = tuple(None if x is None else 0 for x in given)
+    found = jax.vmap(one, in_axes=axes)(*given)
+    return Positions._make((*found[:-1], found[-1].T))
+
+
+def _coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:
+    """Tokens `[S]` of the law pi, each the same as the text's where that can be."""
+    kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
+    others = jax.vmap(draw, in_axes=(None, 0))(residual_weights(pi, p), uniforms[:, 1:])
+    return jnp.where(uniforms[:, 0] < kept, token, others)
+
+
+def _ratio(pi: Array, q: Array, token: Array) -> Array:
+    return jnp.where(q[token] > 0.0, pi[token] / q[token], jnp.inf)
+
+
+def _defers(rule: Rule, q: Any, p: Any, q_conf: Any, p_conf: Any) -> Array:
+    if isinstance(rule, Lossless):
+        return jnp.float32(1.0)
+    if isinstance(rule, Deferral):
+        return rule.defers(q, p, q_conf, p_conf).astype(jnp.float32)
+    return jnp.float32(jnp.nan)
+
+
+@functools.partial(jit, static_argnames=("policy", "least", "longest"))
+def draft_lengths(
+    policy: Stopping, params: Params, drafter: Laws, texts: Array, *, longest: int, least: int = 0
+) -> Array:
+    """How long a draft is that begins at each position, if it is the text.
+
+    Args:
+      policy: the static part of a policy that reads no earlier rounds.
+      params: its numbers, which are traced.
+      drafter: the drafter's laws.
+      texts: `[B, N]` int32.
+      longest: G.
+      least: the policy is not heard before a draft has so many tokens.
+
+    Returns:
+      `[B, N]` int32 in 0 .. G. Past the end of its text a draft goes on with the last position.
+    """
+    rows, width = texts.shape
+    count = rows * width
+    asked, state = policy.begin(params, (), jnp.full((count,), longest, jnp.int32), longest)
+
+    def step(i: Array, carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+        lengths, going, state = carry
+        at = jnp.minimum(jnp.arange(width, dtype=jnp.int32) + i, width - 1)
+
+        def ahead(x: Array) -> Array:
+            return jnp.take(x, at, axis=1).reshape((count, *x.shape[2:]))
+
+        confidences = None if drafter.confidences is None else ahead(drafter.confidences)
+        token, probs, hidden = ahead(texts), ahead(drafter.probs), ahead(drafter.hidden)
+        stops, state = policy.step(params, state, Drawn(token, probs, confidences, hidden, i))
+        lengths = lengths + going.astype(jnp.int32)
+        return lengths, going & ~(stops & (lengths >= least)) & (lengths < asked), state
+
+    none = jnp.zeros((count,), jnp.int32)
+    start = (none, asked > 0, state)
+    lengths, _, _ = jax.lax.fori_loop(0, longest, step, start)
+    return lengths.reshape(rows, width)

@@ -1,0 +1,130 @@
+"""The texts that settings are compared on, with their references."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from specjax.checks import check_path, whole_number
+from specjax.data.examples import Example
+from specjax.data.few_shot import FewShot
+from specjax.evaluation.programs import Problem, check_problems, read_problems
+from specjax.runs.inputs import read_inputs
+from specjax.runs.scored import read_references
+
+PathLike = str | os.PathLike[str]
+
+
+class Texts(NamedTuple):
+    """n texts.
+
+    Attributes:
+      examples: their ids are their places in the file.
+      references: for each text one or several; none where there are no references.
+      problems: what a program must do that goes on with each text, or None.
+    """
+
+    examples: Sequence[Example]
+    references: Sequence[Sequence[str]]
+    problems: Sequence[Problem] | None = None
+
+    def part(self, start: int, stop: int) -> "Texts":
+        """Some of them."""
+        return self.in_order(range(start, min(stop, len(self.examples))))
+
+    def in_order(self, order: Sequence[int]) -> "Texts":
+        """Those at some places, in that order."""
+        problems = None if self.problems is None else [self.problems[i] for i in order]
+        return Texts(
+            [self.examples[i] for i in order], [self.references[i] for i in order], problems
+        )
+
+
+def read_texts(
+    source: PathLike,
+    *,
+    references: PathLike | Sequence[PathLike] | None = None,
+    references_field: str | int | None = None,
+    format: str | None = None,
+    inputs_field: str | int | None = None,
+    targets_field: str | int | None = None,
+    split: str = "validation",
+    limit: int | None = None,
+    task: FewShot | None = None,
+    problems: PathLike | None = None,
+) -> Texts:
+    """Reads texts and references.
+
+    Args:
+      source: see `specjax.data.examples.read_examples`.
+      references: files of references (see `specjax.runs.scored.read_references`); None takes
+        those of `targets_field`, or of the task; without either there are none.
+      references_field: see `read_references`.
+      format: see `read_examples`.
+      inputs_field: likewise.
+      targets_field: likewise.
+      split: likewise.
+      limit: how many texts are taken, the first ones; None for all.
+      task: makes the prompts of the source's records, and has their references: `references` is
+        then left out, or the name of the same field.
+      problems: a file of problems (see `specjax.evaluation.read_problems`), a line for each text.
+
+    Returns:
+      The texts.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      TypeError: a path is not a path.
+      ValueError: a file is unreadable, there is not one reference for each text, or the problems
+        are those of other texts.
+    """
+    check_path(source, "source=")
+    most = None if limit is None else whole_number("limit", limit, low=1)
+    fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
+    own = references is None
+    if task is not None:
+        own = own or references == getattr(task, "references", None)
+        if not own or references_field is not None:
+            raise ValueError(
+                "references= must be left out: the task names the field of its references"
+            )
+    elif not own and targets_field is not None:
+        raise ValueError(
+            "give the references once: a file of them (references) or the field of the texts' own "
+            "file (targets_field)"
+        )
+    place = os.path.expanduser(source)
+    found = read_inputs(place, format=format, split=split, task=task, **fields)
+    name = os.fspath(source)
+    if own or references is None:
+        wanted = [_targets(example) for example in found]
+    else:
+        wanted = read_references(references, field=references_field)
+        _check_count(name, found, wanted, "references: give one line of references")
+    asked = None
+    if problems is not None:
+        path = os.fspath(problems)
+        asked = read_problems(problems)
+        _check_count(name, found, asked, f"problems in {path}: give one line")
+        check_problems(asked, [example.inputs for example in found], path, name)
+        asked = asked[:most]
+    # A text keeps its references, so that its predictions can be scored by themselves.
+    examples = [
+        example._replace(targets=texts[0] if len(texts) == 1 else texts or None)
+        for example, texts in zip(found, wanted, strict=True)
+    ]
+    return Texts(examples[:most], wanted[:most], asked)
+
+
+def _targets(example: Example) -> tuple[str, ...]:
+    """The references that an example has of its own."""
+    targets = example.targets
+    if isinstance(targets, str):
+        return (targets,)
+    return () if targets is None else tuple(targets)
+
+
+def _check_count(name: str, texts: Sequence[Any], others: Sequence[Any], what: str) -> None:
+    if len(others) != len(texts):
+        raise ValueError(
+            f"{name} has {len(texts)} texts, but there are {len(others)} {what} for each text"
+        )

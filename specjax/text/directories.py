@@ -1,0 +1,318 @@
+"""Models from directories; the pairs that come with the package: "built-in:gsm8k/drafter"."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax.checks import check_path
+from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
+from specjax.text.text_models import Models, Pair, TextModel, check_vocabularies
+from specjax.tokenizers import Tokenizer, load_tokenizer
+
+PAIRS = Path(__file__).parents[1] / "pairs"
+DEFAULT_PAIR = "multi30k_ende"
+PREFIX = "built-in:"
+PathLike = str | os.PathLike[str]
+
+
+def built_in_pairs() -> tuple[str, ...]:
+    """The names of the pairs that this installation has."""
+    return tuple(sorted(path.parent.parent.name for path in PAIRS.glob("*/verifier/config.json")))
+
+
+def built_in_pair(name: str) -> Path:
+    """The directory of a built-in pair.
+
+    Args:
+      name: of the pair.
+
+    Raises:
+      FileNotFoundError: this installation has no built-in pair.
+      ValueError: there is no such pair.
+    """
+    names = built_in_pairs()
+    if not names:
+        raise FileNotFoundError(
+            f"{PAIRS}: this installation has no built-in pair: call load_pair("
+            "drafter=DIRECTORY, verifier=DIRECTORY), or give --gin.DRAFTER and "
+            "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
+        )
+    if name not in names:
+        raise ValueError(
+            f"there is no built-in pair {name!r}: choose from {', '.join(names)}, or give "
+            "directories as load_pair(drafter=..., verifier=...)"
+        )
+    return PAIRS / name
+
+
+def real_path(path: PathLike) -> PathLike:
+    """The path itself, or the directory that "built-in:PAIR/PART" names.
+
+    Args:
+      path: of a model or a table.
+
+    Raises:
+      FileNotFoundError: this installation has no built-in pair.
+      ValueError: there is no such pair, or the pair has no such part.
+    """
+    if not isinstance(path, str) or not path.startswith(PREFIX):
+        return path
+    name, _, part = path.removeprefix(PREFIX).partition("/")
+    pair = built_in_pair(name)
+    parts = sorted(found.name for found in pair.iterdir() if found.is_dir())
+    if part not in parts:
+        raise ValueError(f"{path}: the built-in pair {name} has {', '.join(parts)}: give one")
+    return pair / part
+
+
+def portable_path(path: PathLike) -> str:
+    """The absolute path, or for a part of a built-in pair the name that `real_path` takes."""
+    absolute = os.path.abspath(os.path.expanduser(real_path(path)))
+    if not absolute.startswith(f"{PAIRS}{os.sep}"):
+        return absolute
+    return PREFIX + os.path.relpath(absolute, PAIRS).replace(os.sep, "/")
+
+
+def built_in_table(model: PathLike) -> Path:
+    """The bigram table of the built-in pair that a model is of; for others the default pair's.
+
+    Args:
+      model: the model's directory.
+    """
+    parts = Path(model).parts
+    known = [name for name in built_in_pairs() if parts[:-1] == (PAIRS / name).parts]
+    return built_in_pair(known[0] if known else DEFAULT_PAIR) / "bigram"
+
+
+def load_text_model(
+    path: PathLike,
+    *,
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    tokenizer: PathLike | Tokenizer | None = None,
+    check_weights: bool = True,
+    head: bool = True,
+    replicate: bool = False,
+) -> TextModel:
+    """Loads one model with its tokenizer.
+
+    Args:
+      path: a Hugging Face, T5X or specjax directory (see `specjax.checkpoints.load_model`), or a
+        model of a built-in pair, such as "built-in:gsm8k/drafter".
+      dtype: the dtype of parameters, activations and cache; by default that of the checkpoint.
+      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
+      tokenizer: a tokenizer or its path; by default that of the directory.
+      check_weights: see `specjax.checkpoints.load_model`.
+      head: whether to load the acceptance head in the directory, if there is one.
+      replicate: whether each device of the mesh has the whole model, which then computes without
+        collectives; else the mesh's axis `model` splits it.
+
+    Returns:
+      The model.
+
+    Raises:
+      FileNotFoundError: a directory or file is missing.
+      TypeError: `path` is not a path or `mesh` is not a mesh.
+      ValueError: the directory is unreadable; model and tokenizer, or its head, do not agree; or
+        the mesh does not divide the model's heads.
+    """
+    # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
+    from specjax.checkpoints import has_head, load_head, load_model, read_config
+
+    path = real_path(path)
+    _check_path("path", path)
+    _check_mesh(mesh)
+    words = _tokenizer(path, tokenizer)
+    if mesh is not None and not replicate:
+        _check_heads(path, read_config(path).num_heads, mesh)
+    rules = WHOLE_RULES if replicate else STANDARD_RULES
+    loaded = load_model(path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights)
+    if not 0 <= words.pad_id < loaded.config.vocab_size:
+        raise ValueError(
+            f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
+            "correct generation_config.json"
+        )
+    found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
+    model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
+    return TextModel(model, loaded.params, words, mesh, name, found)
+
+
+def load_pair(
+    built_in: str = DEFAULT_PAIR,
+    *more: Any,
+    drafter: PathLike | None = None,
+    verifier: PathLike | None = None,
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    tokenizer: PathLike | Tokenizer | None = None,
+    check_weights: bool = True,
+    head: bool = True,
+    replicate_drafter: bool = False,
+) -> Pair:
+    """Loads a drafter and a verifier; by default a built-in pair.
+
+    Args:
+      built_in: without directories, the name of the pair: "multi30k_ende" (two T5s, English to
+        German captions) or "gsm8k" (Llamas, questions of school mathematics).
+      *more: nothing.
+      drafter: the small model's directory (see `load_text_model`).
+      verifier: the large model's directory.
+      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
+      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
+      tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
+      check_weights: see `specjax.checkpoints.load_model`.
+      head: whether to load the acceptance heads in the directories, if there are any.
+      replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
+
+    Returns:
+      The pair.
+
+    Raises:
+      FileNotFoundError: a directory or file is missing, or the installation has no built-in pair.
+      TypeError: a path is not a path, `mesh` is not a mesh, or directories have no names.
+      ValueError: only one path is given, no built-in pair has this name, a directory is unreadable,
+        or the vocabularies differ.
+    """
+    if more:
+        raise TypeError(
+            "load_pair takes one name of a built-in pair: give directories as "
+            "load_pair(drafter=..., verifier=...)"
+        )
+    if (drafter is None) != (verifier is None):
+        missing = "drafter" if drafter is None else "verifier"
+        raise ValueError(
+            f"load_pair: {missing}= is not given: give both directories, or none for the "
+            "built-in pair"
+        )
+    if drafter is None or verifier is None:
+        found = built_in_pair(built_in)
+        drafter, verifier = found / "drafter", found / "verifier"
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
+    whole = ("drafter",) if replicate_drafter else ()
+    return Pair(**_loaded({"drafter": drafter, "verifier": verifier}, tokenizer, whole, options))
+
+
+def load_models(
+    *,
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    tokenizer: PathLike | Tokenizer | None = None,
+    check_weights: bool = True,
+    head: bool = True,
+    replicate: Collection[str] = (),
+    **paths: PathLike,
+) -> Models:
+    """Loads any number of models, and checks that they have one vocabulary.
+
+    Args:
+      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
+      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
+      tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
+      check_weights: see `specjax.checkpoints.load_model`.
+      head: whether to load the acceptance heads in the directories, if there are any.
+      replicate: the names of models of which each device has the whole (see `load_text_model`).
+      **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
+
+    Returns:
+      The models, each under its name.
+
+    Raises:
+      FileNotFoundError: a directory or file is missing.
+      TypeError: a path is not a path or `mesh` is not a mesh.
+      ValueError: there is no verifier, a directory is unreadable, or the vocabularies differ.
+    """
+    if "verifier" not in paths:
+        raise ValueError(
+            f"load_models: one path must be called verifier, got {', '.join(paths) or 'no paths'}"
+        )
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
+    return Models(**_loaded(paths, tokenizer, replicate, options))
+
+
+def _loaded(
+    paths: dict[str, PathLike],
+    tokenizer: PathLike | Tokenizer | None,
+    replicate: Collection[str],
+    options: dict[str, Any],
+) -> dict[str, TextModel]:
+    """The models by name; that they have one vocabulary is checked before any array is read."""
+    from specjax.checkpoints import read_config
+
+    paths = {name: real_path(path) for name, path in paths.items()}
+    for name, path in paths.items():
+        _check_path(name, path)
+    _check_mesh(options["mesh"])
+    words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
+    sizes = {
+        name: (os.fspath(path), words[name].fingerprint, read_config(path).vocab_size)
+        for name, path in paths.items()
+    }
+    for name, size in sizes.items():
+        check_vocabularies({name: size, "verifier": sizes["verifier"]})
+    _tell_special_ids(words)
+    return {
+        name: load_text_model(path, tokenizer=words[name], replicate=name in replicate, **options)
+        for name, path in paths.items()
+    }
+
+
+def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
+    """Warns if a model ends or pads texts with other tokens than the verifier."""
+    own = words["verifier"]
+    for name, other in words.items():
+        for what, ours, theirs in (
+            ("ends texts", own.eos_ids, other.eos_ids),
+            ("pads prompts", own.pad_id, other.pad_id),
+        ):
+            if ours != theirs:
+                warnings.warn(
+                    f"the {name} {what} with {theirs}, the verifier with {ours}: the tokens of the "
+                    "verifier are used",
+                    stacklevel=4,
+                )
+
+
+def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokenizer:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer is None:
+        return load_tokenizer(path)
+    if tokenizer != "bytes":
+        _check_path("tokenizer", tokenizer)
+    return load_tokenizer(tokenizer)
+
+
+def _check_path(name: str, path: Any) -> None:
+    check_path(path, f"{name}=")
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{name}={os.fspath(path)!r}: no such file or directory: check the path; a model on a "
+            "hub must be downloaded first"
+        )
+
+
+def _check_mesh(mesh: Any) -> None:
+    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
+    if mesh is not None and "model" not in mesh.shape:
+        axes = ", ".join(mesh.axis_names)
+        raise ValueError(
+            f"mesh must have an axis called model, got {axes}: make it with "
+            "specjax.partitioning.make_mesh"
+        )
+
+
+def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
+    ways = mesh.shape["model"]
+    if heads % ways:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(
+            f"the mesh's model={ways} does not divide the {heads} heads of {os.fspath(path)}: "
+            f"choose one of {', '.join(map(str, fitting))} (MESH_MODEL), or let each device have "
+            "all of a drafter (replicate_drafter, REPLICATE_DRAFTER)"
+        )

@@ -1,0 +1,123 @@
+"""Which requests share slots: prompts of any number and length, in few static shapes."""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.checks import checked
+from specjax.decoding import Method
+from specjax.text.requests import Request
+
+# Powers of two and one length in between: padding adds at most about half to a row.
+BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# How often the slots may be filled before all must be empty once.
+TURNS = 16
+# The same where a resumed run must decode an unfinished group from its start.
+TURNS_AGAIN = 4
+
+
+class Group(NamedTuple):
+    """Requests that are decoded in one set of slots.
+
+    Attributes:
+      members: their places, the longest prompt first.
+      rows: B, the number of slots.
+      refill: the number of finished slots that get new prompts at once.
+      length: L, the length of the bucket.
+    """
+
+    members: list[int]
+    rows: int
+    refill: int
+    length: int
+
+
+def check_buckets(buckets: Any) -> tuple[int, ...]:
+    """Checks the bucket lengths of a caller: they must be whole, at least 1, and increase."""
+    if np.shape(buckets) == (0,):
+        raise ValueError("buckets is empty: give lengths such as (64, 128)")
+    lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
+    if not lengths.ndim or np.any(np.diff(lengths) < 1):
+        raise ValueError(f"buckets must be lengths that increase, such as (64, 128), got {buckets}")
+    return tuple(lengths.tolist())
+
+
+def row_multiple(method: Method) -> int:
+    """Slots and refills are multiples of this: the rows of a mesh are on several devices."""
+    return 1 if method.partitioner is None else method.partitioner.row_multiple
+
+
+def are_independent(method: Method, requests: Sequence[Request]) -> bool:
+    """Whether a row comes out the same without the others, if these keep their slots."""
+    longest = (None, method.max_draft)
+    return method.independent_rows and all(r.draft_limit in longest for r in requests)
+
+
+def groups_of(
+    method: Method, requests: Sequence[Request], buckets: Sequence[int], batch_size: int
+) -> list[Group]:
+    """The groups of a call; they follow from the arguments alone."""
+    lengths = [len(request.prompt) for request in requests]
+    turns = TURNS if are_independent(method, requests) else TURNS_AGAIN
+    return list(group(lengths, buckets, batch_size, row_multiple(method), turns))
+
+
+def group(
+    lengths: Sequence[int],
+    buckets: Sequence[int],
+    batch_size: int,
+    row_multiple: int = 1,
+    turns: int = TURNS,
+) -> Iterator[Group]:
+    """Sorts prompts by length and splits them into groups.
+
+    The groups depend only on the arguments, and decoding one does not depend on those before it. So
+    a resumed run finds the same groups, and what is missing of them comes out as before.
+
+    Args:
+      lengths: the lengths of the prompts, at most that of the last bucket.
+      buckets: the lengths of the buckets, increasing.
+      batch_size: the number of slots. Fewer prompts get the next power of four of slots, so that
+        there are few shapes.
+      row_multiple: slots and refills are multiples of this.
+      turns: how often the slots may be filled in one group.
+
+    Yields:
+      Groups of at most `turns * B` prompts. One that fills the slots ends at the next end of a
+      bucket.
+    """
+    rows = 1
+    while rows < min(batch_size, len(lengths)):
+        rows *= 4
+    rows = min(rows, batch_size)
+    rows += -rows % row_multiple
+    refill = max(1, rows // 4)
+    refill += -refill % row_multiple
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    sizes = [buckets[bisect.bisect_left(buckets, lengths[place])] for place in order]
+    start = 0
+    for end in range(1, len(order) + 1):
+        count = end - start
+        last = end == len(order)
+        if last or count == turns * rows or (count >= rows and sizes[end] != sizes[end - 1]):
+            yield Group(order[start:end][::-1], rows, refill, int(sizes[end - 1]))
+            start = end
+
+
+def split(groups: Sequence[Group], count: int) -> list[list[int]]:
+    """Deals whole groups to `count` parts of much the same number of rows.
+
+    Args:
+      groups: which requests share slots.
+      count: the number of parts.
+
+    Returns:
+      The places of each part's requests, increasing.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
+    # The largest first, each to the part that has least.
+    for one in sorted(groups, key=lambda one: -len(one.members)):
+        min(parts, key=len).extend(one.members)
+    return [sorted(part) for part in parts]

@@ -1,0 +1,261 @@
+"""Known texts, and what models say along them: read in one pass, without decoding.
+
+Axes: B rows, P prompt length, N longest output, T positions read at once, V vocabulary, D width.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.compilation import jit
+from specjax.sampling import confidence, distribution
+from specjax.text.decoder import Decoder
+from specjax.text.text_models import TextModel
+from specjax.types import Array, Cache, LanguageModel, Params, Sampling
+
+# Entries of the arrays over the vocabulary that are held at once.
+_ENTRIES = 2**27
+
+
+class KnownTexts(NamedTuple):
+    """Prompts and the texts that follow them.
+
+    Attributes:
+      prompts: the tokens of each prompt, at least one.
+      outputs: the tokens that follow, at least one, with the end of sequence where a text has it.
+    """
+
+    prompts: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+
+
+class KnownRows(NamedTuple):
+    """Some known texts, padded.
+
+    Attributes:
+      inputs: `[B, P]` int32 prompts.
+      lengths: `[B]` int32, of the prompts.
+      outputs: `[B, N]` int32.
+      ends: `[B]` int32, the lengths of the outputs; 0 in rows that only fill a batch.
+    """
+
+    inputs: Any  # [B, P]
+    lengths: Any  # [B]
+    outputs: Any  # [B, N]
+    ends: Any  # [B]
+
+    @property
+    def real(self) -> Any:
+        """`[B, N]` bool, which positions are part of an output."""
+        return np.arange(self.outputs.shape[1], dtype=np.int32)[None] < self.ends[:, None]
+
+
+class Begun(NamedTuple):
+    """A model that has read the prompts, and perhaps a part of the outputs.
+
+    Attributes:
+      cache: its cache.
+      before: `[B, N]` int32, the token before each position of the outputs.
+      positions: `[B]` int32, the cache position at which the first of these belongs.
+    """
+
+    cache: Cache
+    before: Array  # [B, N]
+    positions: Array  # [B]
+
+
+class Reading(NamedTuple):
+    """What a model says of outputs, position by position.
+
+    Attributes:
+      logits: `[B, T, V]` float32, of the output's token there.
+      hidden: `[B, T, D]`, the last hidden states of the tokens before.
+      before: `[B, T]` int32, these tokens.
+    """
+
+    logits: Array  # [B, T, V]
+    hidden: Array  # [B, T, D]
+    before: Array  # [B, T]
+
+    def probs(self, sampling: Sampling) -> Array:
+        """`[B, T, V]` float32, what tokens are drawn from; `sampling` has one value of each."""
+        return _by_position(lambda logits: distribution(logits, sampling), self.logits)
+
+    def confidences(self) -> Array:
+        """`[B, T, V]` float32, the softmax at temperature 1."""
+        return _by_position(confidence, self.logits)
+
+    def log_probs(self, tokens: Array, sampling: Sampling) -> Array:
+        """`[B, T]` float32, of tokens `[B, T]`; -inf of those that are never drawn."""
+        probs = self.probs(sampling)
+        return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
+
+
+def rows_at_once(texts: KnownTexts, vocab_size: int, arrays: int) -> int:
+    """How many rows fit into memory: a power of two.
+
+    Args:
+      texts: of which batches are made, all of one shape.
+      vocab_size: V.
+      arrays: how many arrays `[B, N, V]` are held at once.
+    """
+    longest = _rounded(max(map(len, texts.outputs)))
+    most = max(1, _ENTRIES // (arrays * longest * vocab_size))
+    return 1 << (min(most, len(texts.outputs)).bit_length() - 1)
+
+
+def batches(
+    texts: KnownTexts, rows: int, *, by_length: bool = False
+) -> Iterator[tuple[np.ndarray, KnownRows]]:
+    """Cuts texts into batches, of few shapes.
+
+    Args:
+      texts: at least one.
+      rows: B; a last batch of fewer texts is filled with rows of one token and no output.
+      by_length: whether texts of like lengths go together, and each batch is as long as it must be;
+        else texts stay in order and all batches have one shape.
+
+    Yields:
+      The indices of the texts in a batch, and the batch.
+    """
+    lengths = [(len(x), len(y)) for x, y in zip(*texts, strict=True)]
+    order = np.arange(len(lengths))
+    if by_length:
+        order = np.asarray(sorted(range(len(lengths)), key=lengths.__getitem__))
+    for begin in range(0, len(order), rows):
+        places = order[begin : begin + rows]
+        of_shape = places if by_length else order
+        width, longest = (
+            _rounded(max(lengths[i][column] for i in of_shape)) for column in range(2)
+        )
+        inputs, sizes = _padded([texts.prompts[i] for i in places], rows, width)
+        outputs, ends = _padded([texts.outputs[i] for i in places], rows, longest)
+        yield places, KnownRows(inputs, np.maximum(sizes, 1), outputs, ends)
+
+
+def begin(model: LanguageModel, params: Params, rows: KnownRows, more: int = 0) -> Begun:
+    """Reads the prompts; to be jitted.
+
+    Args:
+      model: what reads.
+      params: its parameters, prepared.
+      rows: the texts.
+      more: for how many tokens after the outputs the cache has room.
+
+    Returns:
+      Where `read_on` begins.
+    """
+    longest = model.prompt_positions(rows.inputs.shape[1], 0) + rows.outputs.shape[1] + more
+    filled = model.prefill(params, rows.inputs, rows.lengths, longest)
+    before = jnp.concatenate([filled.tokens[:, None], rows.outputs[:, :-1]], axis=1)
+    return Begun(filled.cache, before, filled.positions)
+
+
+def read_on(
+    model: LanguageModel, params: Params, begun: Begun, at: Array | int, width: int
+) -> tuple[Reading, Begun]:
+    """Reads the positions `at .. at + width` of the outputs; to be jitted.
+
+    Args:
+      model: what reads.
+      params: its parameters, prepared.
+      begun: up to there.
+      at: the first position; it is traced.
+      width: T.
+
+    Returns:
+      What the model says there, and how far it has read.
+    """
+    before = jax.lax.dynamic_slice_in_dim(begun.before, at, width, axis=1)
+    said = model.extend(params, begun.cache, before, begun.positions + at)
+    return Reading(said.logits, said.hidden, before), begun._replace(cache=said.cache)
+
+
+def read(model: LanguageModel, params: Params, rows: KnownRows) -> Reading:
+    """Reads all positions of the outputs; to be jitted."""
+    begun = begin(model, params, rows)
+    return read_on(model, params, begun, 0, rows.outputs.shape[1])[0]
+
+
+def check_read(finite: Any, *models: TextModel) -> None:
+    """Raises ValueError unless what models say is finite."""
+    if not np.all(finite):
+        names = " or ".join(model.name for model in models)
+        raise ValueError(f"{names} gives NaN: check the checkpoint")
+
+
+def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[np.ndarray]:
+    """The log-probability of each token of the outputs.
+
+    Args:
+      model: what reads the texts.
+      texts: the texts.
+      sampling: with one value of each setting.
+
+    Returns:
+      For each text an array `[n]` float32, -inf for tokens that are never drawn.
+
+    Raises:
+      ValueError: the model gives NaN.
+    """
+    found: list[np.ndarray] = [np.zeros(0)] * len(texts.outputs)
+    for places, rows in batches(texts, rows_at_once(texts, model.model.vocab_size, 2)):
+        values = np.asarray(_log_probs(model.model, model.prepared, rows, sampling))
+        check_read(~np.isnan(values[rows.real]), model)
+        for i, row in zip(places, values, strict=False):
+            found[i] = row[: len(texts.outputs[i])]
+    return found
+
+
+def written(
+    decoder: Decoder, prompts: Sequence[np.ndarray], *, seed: int, ids: Sequence[int] | None = None
+) -> KnownTexts:
+    """What a decoder writes.
+
+    Args:
+      decoder: of the verifier alone, for texts that follow its own distribution.
+      prompts: the tokens of each.
+      seed: of the draws.
+      ids: of the rows; see `Decoder`.
+
+    Returns:
+      The texts, in order.
+
+    Raises:
+      ValueError: a prompt cannot be decoded, or a model gives NaN.
+    """
+    given: Any = list(prompts)
+    outputs: list[np.ndarray] = []
+    for row in decoder(given, seed=seed, ids=ids, progress=False):
+        if row.error is not None:
+            raise ValueError(f"prompt {len(outputs)}: {row.error}")
+        end = [] if row.eos_id is None else [row.eos_id]
+        outputs.append(np.asarray([*row.tokens, *end], np.int32))
+    return KnownTexts(prompts, outputs)
+
+
+@functools.partial(jit, static_argnums=0)
+def _log_probs(model: LanguageModel, params: Params, rows: KnownRows, sampling: Sampling) -> Array:
+    return read(model, params, rows).log_probs(jnp.asarray(rows.outputs), sampling)
+
+
+def _by_position(function: Any, logits: Array) -> Array:
+    """Applies a function of `[V]` to each position of `[B, T, V]`."""
+    return jax.vmap(jax.vmap(function))(logits)
+
+
+def _padded(tokens: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """`[rows, width]` int32, filled up with token 0, and the lengths `[rows]`."""
+    padded, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
+    for i, each in enumerate(tokens):
+        padded[i, : len(each)], lengths[i] = each, len(each)
+    return padded, lengths
+
+
+def _rounded(length: int) -> int:
+    """The next power of two from 16 up: few shapes."""
+    return max(16, 1 << (length - 1).bit_length())

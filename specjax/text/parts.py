@@ -1,0 +1,206 @@
+"""Parts of a decoder named by texts: `OPT(0.2)`, `Survival(OnlineEstimate(shared=True), 0.6)`.
+
+A text calls classes with literals and other parts, in Python's notation. So a part is a plain
+value: it can be compared, hashed, kept in JSON and written in a gin file.
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+PLACE = "{}"
+_EXAMPLE = "write it as in 'OPT(0.2)'"
+
+
+class Part(NamedTuple):
+    """A class and its arguments.
+
+    Attributes:
+      name: of the class; with dots it is one of a module of the user's own.
+      arguments: by position: numbers, texts, None, tuples of these, or parts.
+      named: (name, value) of the others.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    named: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, what: str = "the part") -> Self:
+        """Reads a text.
+
+        Args:
+          text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
+          what: what messages call it.
+
+        Raises:
+          TypeError: `text` is not a text.
+          ValueError: it calls no class, or has another argument than a literal or a part.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
+        try:
+            found = _value(ast.parse(text.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError):
+            found = None
+        if not isinstance(found, Part):
+            raise ValueError(f"{what}={text!r} is not a class with its arguments: {_EXAMPLE}")
+        return cls(*found)
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        given = [_written(value) for value in self.arguments]
+        given += [f"{name}={_written(value)}" for name, value in self.named]
+        return f"{self.name}({', '.join(given)})" if given else self.name
+
+    @property
+    def number(self) -> float | None:
+        """The last number among its arguments: a rule's strength, a policy's threshold."""
+        found = [value for value in _leaves(self) if _is_number(value)]
+        return float(found[-1]) if found else None
+
+    @property
+    def template(self) -> str:
+        """The text with `{}` in the place of `number`."""
+        text = str(self)
+        number = [value for value in _leaves(self) if _is_number(value)][-1:]
+        if not number:
+            return text
+        begin = text.rindex(repr(number[0]))
+        return text[:begin] + PLACE + text[begin + len(repr(number[0])) :]
+
+    def make(self, known: Mapping[str, Callable[..., Any]], what: str = "the part") -> Any:
+        """Calls the class.
+
+        Args:
+          known: name -> class.
+          what: what messages call it.
+
+        Raises:
+          TypeError: the class does not take these arguments.
+          ValueError: there is no such class, or an argument is out of range.
+        """
+        kind = self.kind(known, what)
+        arguments = [_made(value, known, what) for value in self.arguments]
+        named = {name: _made(value, known, what) for name, value in self.named}
+        try:
+            inspect.signature(kind).bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{what}={str(self)!r}: {self.name}: {error}") from None
+        return kind(*arguments, **named)
+
+    def kind(self, known: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
+        """The class that is named; see `make`."""
+        if "." not in self.name:
+            return known[known_name(what, self.name, known)]
+        module, _, name = self.name.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"{what}={str(self)!r}: {self.name} cannot be imported: {error}"
+            ) from None
+
+    def canonical(self, known: Mapping[str, Any], what: str = "the part") -> "Part":
+        """The same with every class by its own name, so that equal parts have equal texts."""
+
+        def of(value: Any) -> Any:
+            if isinstance(value, Part):
+                return value.canonical(known, what)
+            return tuple(map(of, value)) if isinstance(value, tuple) else value
+
+        name = self.name if "." in self.name else known_name(what, self.name, known)
+        named = tuple((key, of(value)) for key, value in self.named)
+        return Part(name, tuple(map(of, self.arguments)), named)
+
+    def bindings(self, known: Mapping[str, Callable[..., Any]], scope: str = "") -> dict[str, str]:
+        """Gin's bindings by which a reference to the class, in this scope, makes the part."""
+        kind = self.kind(known, "the part")
+        names = list(inspect.signature(kind).parameters)
+        found: dict[str, str] = {}
+        for name, value in [*zip(names, self.arguments, strict=False), *self.named]:
+            text, below = _in_gin(value, known, f"{scope}{name}/")
+            found[f"{scope}{self.name.rpartition('.')[2]}.{name}"] = text
+            found |= below
+        return found
+
+
+def known_name(what: str, given: str, known: Mapping[str, Any]) -> str:
+    """The name in a table that is meant, whatever its case and underscores.
+
+    Raises:
+      TypeError: it is no text.
+      ValueError: there is no such name.
+    """
+    if not isinstance(given, str):
+        raise TypeError(f"{what} must be a name such as {next(iter(known))!r}, got {given!r}")
+    plain = {name.replace("_", "").lower(): name for name in known}
+    found = plain.get(given.replace("_", "").lower())
+    if found is None:
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {given!r}")
+    return found
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, a tuple of values or a part; ValueError for anything else."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        if not all(word.isidentifier() for word in name.split(".")):
+            raise ValueError(name)
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise ValueError(name)
+        named = tuple((str(word.arg), _value(word.value)) for word in node.keywords)
+        return Part(name, tuple(map(_value, node.args)), named)
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = ast.unparse(node)
+        if not all(word.isidentifier() for word in name.split(".")):
+            raise ValueError(name)
+        return Part(name)
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(map(_value, node.elts))
+    return ast.literal_eval(node)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple) and not isinstance(value, Part):
+        return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})"
+    return str(value) if isinstance(value, Part) else repr(value)
+
+
+def _made(value: Any, known: Mapping[str, Any], what: str) -> Any:
+    if isinstance(value, Part):
+        return value.make(known, what)
+    return tuple(_made(each, known, what) for each in value) if isinstance(value, tuple) else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The arguments of a part and of those in it, as they are written."""
+    if isinstance(value, Part):
+        yield from _leaves((*value.arguments, *(each for _, each in value.named)))
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _in_gin(value: Any, known: Mapping[str, Any], scope: str) -> tuple[str, dict[str, str]]:
+    """A value in gin's language, and the bindings that it needs."""
+    if isinstance(value, Part):
+        name = value.name.rpartition(".")[2]
+        return f"@{scope}{name}()", value.bindings(known, scope)
+    if not isinstance(value, tuple):
+        return repr(value), {}
+    texts: list[str] = []
+    found: dict[str, str] = {}
+    for i, each in enumerate(value):
+        text, below = _in_gin(each, known, f"{scope[:-1]}_{i}/")
+        texts.append(text)
+        found |= below
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})", found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,483 @@
+"""Measures what a pass of each model costs, from runs of the decoding loop itself.
+
+`measure_costs` makes the table that a policy weighs; `measure_times` makes such tables of models
+that review what others draft, and the times of steps and calls of models that decode alone.
+
+Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: the times of passes are found by
+linear regression of runs' times on their counts of passes.
+
+Axes: B rows, P prompt length.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+
+from specjax.checks import check_count
+from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
+from specjax.drafting import (
+    Costs,
+    LookupDrafter,
+    NeuralDrafter,
+    NeuralDrafterParams,
+)
+from specjax.drafting.neural import catches_up_on
+from specjax.environment import environment, machine
+from specjax.rules import Lossless
+from specjax.text.text_models import Pair, TextModel
+from specjax.types import DecodeState, Params, PromptBatch
+
+# A short and a long run tell the cost of a round from that of a call.
+_ROUNDS = (2, 10)
+_ATTEMPTS, _CALLS = 3, 6
+# The width of a pass in a program with one width, whose rounds cost something else.
+WIDE = 0
+
+
+class Run(NamedTuple):
+    """A run of the loop, all of whose verifier's passes had one width.
+
+    Attributes:
+      draft: how many passes the drafter made; each serves the whole batch.
+      verifier: how many the verifier made.
+      width: how many tokens each of the verifier's passes read; passes of equal width have one
+        cost.
+      seconds: the time of the run.
+    """
+
+    draft: int
+    verifier: int
+    width: int
+    seconds: float
+
+
+class Fit(NamedTuple):
+    """What the passes of runs cost, in seconds.
+
+    Attributes:
+      draft: a pass of the drafter.
+      verifier: width -> a pass of the verifier, with the rest of its round.
+      call: what a run takes besides, however long it is.
+      r_squared: 1 - (sum of squared residuals) / (sum of squares about the mean).
+    """
+
+    draft: float
+    verifier: dict[int, float]
+    call: float
+    r_squared: float
+
+    def seconds(self, run: Run) -> float:
+        """The predicted time of a run."""
+        return self.call + self.draft * run.draft + self.verifier[run.width] * run.verifier
+
+
+def fit(runs: Sequence[Run]) -> Fit:
+    """Least squares with times of at least 0: one for the drafter, one for each width, one a call.
+
+    Args:
+      runs: at least two, which differ in their counts of passes.
+
+    Returns:
+      The times.
+    """
+    # Not imported where nothing is fitted: it takes a while.
+    from scipy.optimize import nnls
+
+    widths = sorted({run.width for run in runs})
+    of_width = [[run.verifier * (run.width == width) for width in widths] for run in runs]
+    design = np.array([[run.draft, *counts, 1] for run, counts in zip(runs, of_width, strict=True)])
+    seconds = np.array([run.seconds for run in runs])
+    found = nnls(design.astype(np.float64), seconds)[0]
+    residual = np.sum((design @ found - seconds) ** 2)
+    spread = np.sum((seconds - seconds.mean()) ** 2)
+    draft, *verifier, call = found.tolist()
+    r_squared = float(1 - residual / spread) if spread > 0 else 1.0
+    return Fit(draft, dict(zip(widths, verifier, strict=True)), call, r_squared)
+
+
+def count_passes(
+    method: Method, params: Params, state: DecodeState, rounds: int | None = None
+) -> list[dict[str, int]]:
+    """Counts the passes of one batch; each serves all its rows.
+
+    Args:
+      method: the method.
+      params: its parameters.
+      state: the rows; donated.
+      rounds: how many rounds at most; None until all rows are finished.
+
+    Returns:
+      For each round: a model's name -> its passes up to the end of that round.
+    """
+    passes = dict.fromkeys(method.model_names, 0)
+    before = jax.device_get(state.info.calls)
+    counted: list[dict[str, int]] = []
+    # Step by step: a row counts the pass after a whole block only if the block was its own.
+    while not np.all(state.finished) and len(counted) != rounds:
+        state = method.run(params, state, 1)
+        after = jax.device_get(state.info.calls)
+        for name in passes:
+            passes[name] += int(np.max(after[name] - before[name]))
+        before = after
+        counted.append(dict(passes))
+    return counted
+
+
+class LoopCase(NamedTuple):
+    """One way to run the loop, all of whose verifier's passes have one width.
+
+    Attributes:
+      method: the method.
+      params: its parameters.
+      width: of the passes; `WIDE` where the program has no other width.
+      limit: the length of all drafts; None where nothing is drafted.
+    """
+
+    method: Method
+    params: Params
+    width: int
+    limit: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PassTimes:
+    """Seconds of passes, steps and calls with B rows.
+
+    Attributes:
+      rows: B.
+      steps: model's name -> a step of it that decodes alone.
+      prompts: model's name -> taking B prompts in.
+      call: what B prompts take the verifier alone besides its steps.
+      tables: (a reviewer's name, its drafter's, or None where drafts are copied) -> their costs.
+    """
+
+    rows: int
+    steps: Mapping[str, float]
+    prompts: Mapping[str, float]
+    call: float
+    tables: Mapping[tuple[str, str | None], Costs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        tables = [
+            {"reviewer": reviewer, "drafter": drafter, **costs.to_dict()}
+            for (reviewer, drafter), costs in self.tables.items()
+        ]
+        return {**dataclasses.asdict(dataclasses.replace(self, tables={})), "tables": tables}
+
+
+def measure_costs(
+    pair: Pair,
+    rows: Sequence[int],
+    widths: Sequence[int],
+    *,
+    prompt_length: int = 32,
+    seconds: float = 1.0,
+    progress: bool | None = None,
+) -> Costs:
+    """Measures a pair on this machine with a few rounds, for the start of a run.
+
+    `specjax bench cost` measures longer, on real prompts, and says how well the costs predict.
+
+    Args:
+      pair: the models.
+      rows: the batch sizes, increasing.
+      widths: how many tokens a pass of the verifier may read, increasing; the last is G + 1, at
+        least 2 (`decoding.Round.verifier_widths`).
+      prompt_length: P, the tokens of the invented prompts.
+      seconds: how long a batch size is measured, without compiling; each run is made three times
+        at least. Where other work disturbs it so much that a pass seems to take no time, it is
+        measured up to twice more, each time for longer.
+      progress: whether to show a progress bar; by default on a terminal, after two seconds.
+
+    Returns:
+      The costs.
+
+    Raises:
+      ValueError: if a size is wrong; if other work disturbs the measurement so much that a pass
+        seems to take no time; or if several processes decode together: each would find other
+        costs, and they must agree.
+    """
+    check_count("prompt_length", prompt_length, "give the usual length of the prompts")
+    for size in rows:
+        check_count("rows", size, "give batch sizes")
+    if jax.process_count() > 1:
+        raise ValueError(
+            "costs cannot be measured by several processes, which must agree on them: measure them "
+            "on one, with specjax bench cost --output FILE, and read that file"
+        )
+    widths = tuple(widths)
+    if not widths or widths[-1] < 2:
+        raise ValueError(f"widths must end with G + 1, at least 2, got {widths}: draft something")
+    cases = _of_review(pair.verifier, pair.drafter, widths)
+    with _progress(len(rows) * len(cases), progress) as bar:
+        fits = [_steady_fit(cases, batch, prompt_length, seconds, bar)[0] for batch in rows]
+    return as_costs(fits, rows, widths, pair.fingerprint)
+
+
+def measure_times(
+    models: Mapping[str, TextModel],
+    tables: Collection[tuple[str, str | None]],
+    widths: Sequence[int],
+    *,
+    rows: int,
+    prompt_length: int,
+    call: Callable[[], Any],
+    seconds: float = 1.0,
+    progress: bool | None = None,
+) -> PassTimes:
+    """Measures all that a call of models takes.
+
+    Args:
+      models: by name, the verifier among them.
+      tables: (a reviewer's name, its drafter's, or None for drafts that are copied), of which costs
+        are measured.
+      widths: see `measure_costs`.
+      rows: B.
+      prompt_length: P, the tokens of the invented prompts.
+      call: lets the verifier alone emit one token of each of B prompts.
+      seconds: see `measure_costs`, of each table and each model.
+      progress: likewise.
+
+    Returns:
+      The times.
+
+    Raises:
+      ValueError: see `measure_costs`.
+    """
+    groups: dict[Any, list[LoopCase]] = {
+        (one, other): _of_review(models[one], None if other is None else models[other], widths)
+        for one, other in tables
+    }
+    groups |= {name: _of_steps(model) for name, model in models.items()}
+    with _progress(sum(map(len, groups.values())), progress) as bar:
+        found = {
+            key: _steady_fit(cases, rows, prompt_length, seconds, bar)
+            for key, cases in groups.items()
+        }
+    for name, model in models.items():
+        _check_took_time(found[name][0], (1,), rows, f"a step of {model.name}")
+    steps = {name: found[name][0].verifier[1] for name in models}
+    return PassTimes(
+        rows=rows,
+        steps=steps,
+        prompts={name: found[name][1] for name in models},
+        call=max(_least_seconds(call) - steps["verifier"], 0.0),
+        tables={key: as_costs([found[key][0]], (rows,), tuple(widths), "") for key in tables},
+    )
+
+
+def draft_lengths(widths: Sequence[int]) -> list[int]:
+    """The shortest and the longest draft that each of these widths of the verifier holds."""
+    shortest = [0, *widths[:-1]]
+    return sorted({*shortest, *(width - 1 for width in widths)})
+
+
+def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pair: str) -> Costs:
+    """The costs of several batch sizes, as policies read them; without the cost of a call.
+
+    Args:
+      fits: for each batch size what its passes cost.
+      rows: the batch sizes.
+      widths: the widths of the verifier's passes.
+      pair: see `Pair.fingerprint`.
+
+    Returns:
+      The costs. A drafter whose time is lost in the verifier's noise costs 0, and a pass that seems
+      to take longer than a wider one, whose measurement was disturbed, as much as that.
+
+    Raises:
+      ValueError: if a pass of the verifier seems to take no time.
+    """
+    verifier = []
+    for batch, found in zip(rows, fits, strict=True):
+        _check_took_time(found, widths, batch, "the verifier's pass")
+        times = [found.verifier[width] for width in widths]
+        verifier.append(tuple(np.minimum.accumulate(times[::-1])[::-1].tolist()))
+    return Costs(
+        rows=tuple(rows),
+        widths=tuple(widths),
+        draft=tuple(found.draft for found in fits),
+        verifier=tuple(verifier),
+        machine=machine(),
+        pair=pair,
+    )
+
+
+def costs_file(costs: Costs, **more: Any) -> bytes:
+    """The content of a file that `drafting.read_costs` reads.
+
+    Args:
+      costs: the costs.
+      **more: JSON values that the file tells besides.
+    """
+    values = {**more, "environment": environment(), **costs.to_dict()}
+    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _check_took_time(found: Fit, widths: Sequence[int], rows: int, what: str) -> None:
+    for width in widths:
+        if found.verifier[width] <= 0:
+            raise ValueError(
+                f"{what} of {width} tokens and {rows} rows seems to take no time: other work has "
+                "disturbed the measurement; repeat it on a quieter machine"
+            )
+
+
+def _of_review(
+    reviewer: TextModel, drafter: TextModel | None, widths: Sequence[int]
+) -> list[LoopCase]:
+    """Cases that tell what rounds cost; None: what copies drafts, which costs next to nothing."""
+    longest, vocab_size = widths[-1] - 1, reviewer.model.vocab_size
+    drafts: Any = LookupDrafter(vocab_size, longest)
+    # Each token has a successor in the table, so that drafts are as long as they may be.
+    own: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
+    if drafter is not None:
+        catches_up = catches_up_on(drafter.platform)  # as a Decoder's
+        drafts = NeuralDrafter(drafter.model, longest, catches_up=catches_up)
+        own = NeuralDrafterParams(drafter.prepared)
+    params = MethodParams(reviewer.prepared, own, Lossless())
+    # Without tokens that end a row, all rows make all rounds.
+    several = Speculative(
+        reviewer.model, drafts, widths=tuple(widths), partitioner=reviewer.partitioner
+    )
+    cases = [
+        LoopCase(several, params, next(width for width in widths if width > limit), limit)
+        for limit in draft_lengths(widths)
+    ]
+    if len(widths) > 1 and drafter is not None:
+        # Of one width, also for short drafts: they tell the drafter's time from the verifier's.
+        one = dataclasses.replace(several, widths=tuple(widths[-1:]))
+        cases += [LoopCase(one, params, WIDE, limit) for limit in (0, longest)]
+    return cases
+
+
+def _of_steps(model: TextModel) -> list[LoopCase]:
+    alone = Autoregressive(model.model, partitioner=model.partitioner)
+    return [LoopCase(alone, MethodParams(model.prepared), 1)]
+
+
+def _progress(cases: int, progress: bool | None) -> Any:
+    """A bar whose time left is that of compiling, which takes most of the time."""
+    disable = None if progress is None else not progress
+    return tqdm.tqdm(total=cases, desc="what passes cost", unit="case", disable=disable, delay=2.0)
+
+
+def _steady_fit(
+    cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
+) -> tuple[Fit, float]:
+    """The costs of passes, and the seconds in which prompts are taken in.
+
+    Measures longer, up to a point, while other work hides what a pass takes.
+    """
+    for attempt in range(_ATTEMPTS):
+        runs, start = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
+        found = fit(runs)
+        drafts = [found.draft] * any(run.draft for run in runs)
+        if min([*drafts, *found.verifier.values()]) > 0:
+            break
+    return found, start
+
+
+def _runs(
+    cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
+) -> tuple[list[Run], float]:
+    """Runs of both lengths of each case, with the least of its times, and the least of starts."""
+    max_new = _ROUNDS[-1] * (cases[0].method.max_draft + 1)
+    words = np.arange(rows * prompt_length, dtype=np.int32).reshape(rows, prompt_length)
+
+    def start(case: LoopCase) -> DecodeState:
+        limits = None if case.limit is None else np.full((rows,), case.limit, np.int32)
+        prompts = PromptBatch(
+            inputs=words % case.method.vocab_size,
+            input_lengths=np.full((rows,), prompt_length, np.int32),
+            ids=np.arange(rows, dtype=np.int32),
+            limits=np.full((rows,), max_new, np.int32),
+            draft_limits=limits,
+        )
+        return jax.block_until_ready(case.method.init(case.params, prompts, max_new=max_new))
+
+    counts = []
+    for case in cases:  # compiles
+        counts.append(count_passes(*case[:2], start(case), _ROUNDS[-1]))
+        bar.update(bar.n < bar.total)
+    least = dict.fromkeys(itertools.product(range(len(cases)), _ROUNDS), math.inf)
+    least_start, begin, turns = math.inf, time.perf_counter(), 0
+    while turns < 3 or time.perf_counter() - begin < seconds:
+        for i, rounds in least:
+            case, before = cases[i], time.perf_counter()
+            state = start(case)
+            least_start = min(least_start, time.perf_counter() - before)
+            before = time.perf_counter()
+            jax.block_until_ready(case.method.run(case.params, state, rounds))
+            least[i, rounds] = min(least[i, rounds], time.perf_counter() - before)
+        turns += 1
+    runs = []
+    for (i, rounds), spent in least.items():
+        method, counted = cases[i].method, counts[i][min(rounds, len(counts[i])) - 1]
+        reviewer, *drafters = (counted[name] for name in method.model_names)
+        runs.append(Run(sum(drafters), reviewer, cases[i].width, spent))
+    return runs, least_start
+
+
+def _least_seconds(call: Callable[[], Any]) -> float:
+    least = math.inf
+    for _ in range(_CALLS):
+        begin = time.perf_counter()
+        call()
+        least = min(least, time.perf_counter() - begin)
+    return least
+
+
+def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
+    """Makes sure that costs are those of a pair and of its sizes; warns of another machine.
+
+    Args:
+      costs: what is to be weighed.
+      pair: the models.
+      rows: the batch size.
+      max_draft: the longest draft; a warning tells where the costs are those of shorter ones.
+
+    Raises:
+      ValueError: if they are of another pair, or of smaller or larger batches alone.
+    """
+    how = "measure them with `specjax bench cost --output FILE`"
+    if costs.pair and costs.pair != pair.fingerprint:
+        raise ValueError(
+            f"CostAware: the costs are those of another pair ({costs.pair}; this one is "
+            f"{pair.fingerprint}): {how} for this pair"
+        )
+    if rows > costs.rows[-1]:
+        raise ValueError(
+            f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
+            f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
+        )
+    if rows < costs.rows[0]:
+        raise ValueError(
+            f"CostAware: the costs were measured with at least {costs.rows[0]} rows, but the batch "
+            f"has {rows}: {how} and --rows {' '.join(map(str, (rows, *costs.rows)))}"
+        )
+    if costs.widths[-1] <= max_draft:
+        warnings.warn(
+            f"CostAware: the costs were measured with drafts of up to {costs.widths[-1] - 1} "
+            f"tokens, max_draft is {max_draft}: the times of wider passes are guessed; {how} and "
+            f"--max-draft {max_draft}",
+            stacklevel=2,
+        )
+    here = machine()
+    if costs.machine and costs.machine != here:
+        warnings.warn(
+            f"CostAware: the costs were measured on another machine ({costs.machine}; this one is "
+            f"{here}): drafts may end too early or late; {how} here",
+            stacklevel=2,
+        )

@@ -1,0 +1,375 @@
+"""One way to decode, in plain values: `Setting`."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from specjax import drafting, rules, verification
+from specjax.checks import one_number, whole_number
+from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
+from specjax.text.cascades import Cascade
+from specjax.text.decoder import Decoder
+from specjax.text.drafts import Lookup
+from specjax.text.parts import PLACE, Part, known_name
+from specjax.text.text_models import Models, TextModel
+from specjax.types import Sampling
+
+VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
+
+# The methods in which one model writes at a time.
+CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
+
+
+def _named(*kinds: Any) -> dict[str, Callable[..., Any]]:
+    return {kind.__name__: kind for kind in kinds}
+
+
+_RULES = _named(*rules.ALL_RULES, rules.Budgeted, *rules.SEQUENTIAL_RULES, *rules.ALL_AGGREGATIONS)
+_PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "rule": _RULES,
+        "verification": _named(*verification.ALL_VERIFICATIONS),
+        "stopping": _named(*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
+        "drafting": {**_named(Lookup, Cascade, *verification.ALL_VERIFICATIONS), **_RULES},
+        "method": {
+            **_named(*CASCADES),
+            **dict.fromkeys((VERIFIER_ALONE, DRAFTER_ALONE), tuple),
+        },
+    }
+)
+# Methods by the names of their gin files in `gin_configs/methods`, where these are no classes;
+# `{}` is the place of the strength.
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "token_cascade": "TokenCascade(rule=Chow({}))",
+        "token_cascade_log": "TokenCascade(rule=ChowLog({}))",
+        "oracle_cascade": "OracleCascade(rule=Diff({}))",
+        "oracle_cascade_log": "OracleCascade(rule=DiffLog({}))",
+        "sequence_cascade": "SequenceCascade(rule=SequenceChow({}))",
+        "sequence_cascade_log": "SequenceCascade(rule=SequenceChowLog({}))",
+        "bild_original": "BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))",
+        "budgeted": "Budgeted(OPT(0.5), {})",
+    }
+)
+# Policies that end drafts, likewise; `{}` is the place of the threshold.
+STOPPING: Mapping[str, str] = MappingProxyType(
+    {
+        "head": "Survival(HeadEstimate(), {})",
+        "chance": "Survival(ConfidenceEstimate(), {})",
+        "online": "Survival(OnlineEstimate(), {})",
+        "cost": "CostAware(estimate=OnlineEstimate())",
+        "budget": "Budget(estimate=OnlineEstimate(), tokens={})",
+    }
+)
+
+
+class Named(NamedTuple):
+    """A method that a name means: the fields of a `Setting`."""
+
+    rule: str
+    method: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to decode with a verifier and a drafter: plain values, hashable.
+
+    Its parts are texts that name a class with its arguments (see `specjax.text.parts`); case and
+    underscores of names do not matter, so that `token_v3(0.5)` is `TokenV3(0.5)`. A class of one's
+    own is named with its module: `my_package.rules.Mine(0.3)`.
+
+    Attributes:
+      rule: a rule of `specjax.rules`, such as `OPT(0.2)`.
+      method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, or a cascade in which
+        one model writes at a time, such as `TokenCascade(limit=10)`.
+      verification: an algorithm of `specjax.verification`; None where the method has none.
+      max_draft: G, the tokens of a draft, or the most of them; None where the method or `drafting`
+        says it.
+      min_draft: the fewest tokens of a draft, whatever `stopping` says.
+      stopping: what ends a draft before that, such as `Confidence(0.4)`, or None.
+      drafting: how drafts are made, such as `Lookup(min_match=3)`; None for the drafter alone.
+      drafter: the drafter's name among the models.
+      temperature: of both models; 0 is greedy.
+      top_k: likewise; None for all tokens.
+      top_p: likewise.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for an unknown name, or a value out of range.
+    """
+
+    rule: str = "Lossless"
+    method: str | None = None
+    verification: str | None = "Block"
+    max_draft: int | None = 5
+    min_draft: int = 0
+    stopping: str | None = None
+    drafting: str | None = None
+    drafter: str = "drafter"
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for name, known in _PARTS.items():
+            given = getattr(self, name)
+            if given is not None:
+                part = Part.parse(given, name).canonical(known, name)
+                put(name, str(part))
+                if name != "method" or not self.is_alone:
+                    part.make(known, name)  # its checks
+        if self.method is not None:
+            for name in ("verification", "max_draft", "stopping", "drafting"):
+                put(name, None)
+        if self.is_alone:
+            put("rule", "Lossless")
+        self._leave_out(put)
+        if self.max_draft is not None:
+            put("max_draft", whole_number("max_draft", self.max_draft, low=1))
+        put("min_draft", whole_number("min_draft", self.min_draft, low=0))
+        span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
+        put("temperature", one_number("temperature", self.temperature, **span))
+        if not isinstance(self.drafter, str):
+            raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
+        self.sampling  # noqa: B018  its checks
+
+    def _leave_out(self, put: Callable[[str, Any], None]) -> None:
+        """Sets what the method or the plan has no use for to its default: equal ways are equal."""
+        if self.method is not None:
+            put("min_draft", 0)
+        if self.method == VERIFIER_ALONE or self._drafts_alone():
+            put("drafter", "drafter")
+        for name in ("max_draft", "stopping"):
+            if name in self._plan_leaves_out():
+                put(name, None)
+        if "min_draft" in self._plan_leaves_out():
+            put("min_draft", 0)
+
+    def _plan_leaves_out(self) -> Collection[str]:
+        plan = self.made("drafting")
+        return () if plan is None else plan.left_out
+
+    @property
+    def sampling(self) -> Sampling:
+        """Of both models."""
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one model decodes by itself."""
+        return self.method in (VERIFIER_ALONE, DRAFTER_ALONE)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether texts follow the verifier's own distribution, by law."""
+        return self.rule == "Lossless" and self.method in (None, VERIFIER_ALONE)
+
+    @property
+    def verifier_alone(self) -> "Setting":
+        """The verifier alone, which draws as this setting does."""
+        names = ("temperature", "top_k", "top_p")
+        return Setting(method=VERIFIER_ALONE, **{name: getattr(self, name) for name in names})
+
+    @property
+    def strength(self) -> float | None:
+        """The rule's strength: the last number in its text; None for a rule without any."""
+        return Part.parse(self.rule).number
+
+    @property
+    def threshold(self) -> float | None:
+        """The last number in the policy's text, or None."""
+        return None if self.stopping is None else Part.parse(self.stopping).number
+
+    @property
+    def curve(self) -> tuple[Any, ...]:
+        """What the settings of one curve, of several strengths, have in common."""
+        values = self.to_dict() | {"rule": Part.parse(self.rule).template}
+        return tuple(values.items())
+
+    @property
+    def key(self) -> str:
+        """A name for a file: another one for each setting, the same in every version and grid."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        plain = "".join(c if c.isalnum() else "-" for c in self.described(without=_USUAL))
+        return f"{plain[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def made(self, name: str) -> Any:
+        """The object that a field names, such as the rule for "rule"; None where it is None."""
+        text = getattr(self, name)
+        return None if text is None else Part.parse(text).make(_PARTS[name], name)
+
+    def decoder(self, models: Mapping[str, TextModel], **options: Any) -> Decoder:
+        """Makes a decoder.
+
+        Args:
+          models: by name, `verifier` among them, and `drafter` unless the verifier decodes alone.
+          **options: further ones of a `Decoder`, such as `batch_size`.
+
+        Returns:
+          A `Decoder`. Those of settings that differ in a strength, a threshold or the temperature
+          alone share their programs.
+
+        Raises:
+          ValueError: a model is missing, or the parts do not go together.
+        """
+        options = {"sampling": self.sampling} | options
+        needed = [self.drafter] * (self.method != VERIFIER_ALONE and not self._drafts_alone())
+        for name in ("verifier", *needed):
+            if name not in models:
+                raise ValueError(f"there is no model {name!r}, only {', '.join(models)}")
+        if self.is_alone:
+            alone = self.drafter if self.method == DRAFTER_ALONE else "verifier"
+            return Decoder(models[alone], **options)
+        others = {name: model for name, model in models.items() if name != "drafter"}
+        drafter = {"drafter": models[self.drafter]} if self.drafter in models else {}
+        named = Models(**{**others, **drafter})
+        names = ("verification", "stopping", "drafting", "method")
+        parts = {name: self.made(name) for name in names if getattr(self, name) is not None}
+        if self.max_draft is not None:
+            parts["max_draft"] = self.max_draft
+        if self.min_draft:
+            parts["min_draft"] = self.min_draft
+        return Decoder(named, rule=self.made("rule"), **parts, **options)
+
+    def to_gin(self) -> dict[str, str]:
+        """Names of `runs/infer.gin` and parameters, and their values in gin's language."""
+        alone = {VERIFIER_ALONE: "verifier", DRAFTER_ALONE: "drafter"}
+        if self.is_alone:
+            name = alone[str(self.method)]
+            found = {"Decoder.models": "@load_alone()", "load_alone.name": repr(name)}
+            found |= dict.fromkeys(("Decoder.rule", "MAX_DRAFT", "VERIFICATION"), "None")
+        else:
+            found = {"Decoder.models": "@load_pair()", **self._in_gin("rule", "Decoder.rule")}
+            found |= self._in_gin("method", "Decoder.method")
+            found |= self._in_gin("drafting", "Decoder.drafting")
+            found |= self._in_gin("verification", "VERIFICATION", always=True)
+            found["MAX_DRAFT"] = repr(self.max_draft)
+        found |= self._in_gin("stopping", "STOPPING", always=True)
+        for name in ("temperature", "top_k", "top_p"):
+            found[name.upper()] = repr(getattr(self, name))
+        has_none = self.method is not None or "min_draft" in self._plan_leaves_out()
+        found["MIN_DRAFT"] = repr(None if has_none else self.min_draft)
+        return found
+
+    def _in_gin(self, field: str, name: str, *, always: bool = False) -> dict[str, str]:
+        text = getattr(self, field)
+        if text is None:
+            return {name: "None"} if always else {}
+        part, scope = Part.parse(text), f"{field}/"
+        own = part.bindings(_PARTS[field], scope)
+        return {name: f"@{scope}{part.name.rpartition('.')[2]}()", **own}
+
+    def _drafts_alone(self) -> bool:
+        """Whether what drafts needs no model."""
+        plan = self.made("drafting")
+        return isinstance(plan, Lookup) and not plan.needs
+
+    def described(self, *, without: Collection[str] = ()) -> str:
+        """In words, for a table or a legend.
+
+        Args:
+          without: fields that are left out, such as those that all settings of a table share, or
+            "strength".
+        """
+        told = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
+        if "strength" in without and "rule" in told:
+            template = Part.parse(self.rule).template
+            told["rule"] = template.replace(f"({PLACE})", "").replace(f", {PLACE}", "")
+        parts = [told.get("rule", "")] if not self.is_alone else []
+        if self.method is not None:
+            parts.insert(
+                0,
+                {VERIFIER_ALONE: "verifier alone", DRAFTER_ALONE: "drafter alone"}.get(
+                    self.method, self.method
+                ),
+            )
+        parts += [told[name] for name in ("drafting", "stopping", "verification") if name in told]
+        if told.get("drafter", "drafter") != "drafter":
+            parts.append(self.drafter)
+        shown = {
+            "max_draft": "G",
+            "min_draft": "least",
+            "temperature": "T",
+            "top_k": "k",
+            "top_p": "p",
+        }
+        for name, short in shown.items():
+            if told.get(name) is not None and not (name == "min_draft" and not self.min_draft):
+                parts.append(f"{short}={told[name]:g}")
+        return ", ".join(filter(None, parts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, of which `Setting(**values)` makes the same."""
+        return dataclasses.asdict(self)
+
+
+_USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))
+
+
+def named_method(name: str, strength: float | None = None) -> Named:
+    """The rule and the method that a name or a text means.
+
+    Args:
+      name: a method's name, such as `opt` or `token_cascade`, or a text such as `Lossy(0.3)` or
+        `TokenCascade(rule=Chow({}), limit=4)`.
+      strength: what stands in the place of `{}`, or the only argument of a rule named alone.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: there is no such method, or its strength is missing, or it has none.
+    """
+    if known := _known(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
+        name = METHODS.get(known, known)
+    part = Part.parse(_filled("methods", name, strength, _RULES), "methods")
+    if known_or_none(part.name, _PARTS["method"]) is None:
+        return Named(str(part), None)
+    rule = dict(part.named).get("rule", Part("Lossless"))
+    others = tuple(pair for pair in part.named if pair[0] != "rule")
+    return Named(str(rule), str(part._replace(named=others)))
+
+
+def named_stopping(name: str | None, threshold: float | None = None) -> str | None:
+    """The policy that a name or a text means, with its threshold; see `named_method`."""
+    if name is None:
+        return None
+    known = _known(name, STOPPING)
+    text = STOPPING[known] if known else name
+    return _filled("stopping", text, threshold, _PARTS["stopping"])
+
+
+def known_or_none(name: str, known: Mapping[str, Any]) -> str | None:
+    """Like `known_name`, or None where there is no such name."""
+    try:
+        return known_name("", name, known)
+    except ValueError:
+        return None
+
+
+def _known(name: str, table: Collection[str]) -> str | None:
+    return known_or_none(name, dict.fromkeys(table))
+
+
+def _filled(what: str, text: str, number: float | None, known: Mapping[str, Any]) -> str:
+    """The text with the number in its place."""
+    if number is not None:
+        number = float(one_number(f"{what}: {text}", number, dtype=float))
+    if PLACE in text:
+        if number is None:
+            raise ValueError(f"{what}: {text} needs a number in the place of {PLACE}: give it one")
+        return text.replace(PLACE, repr(number))
+    if number is None:
+        return text
+    name = known_name(what, text, known) if "(" not in text and "." not in text else text
+    if "(" in text or not _takes_number(known.get(name)):
+        raise ValueError(f"{what}: {text} takes no number, got {number:g}: leave it out")
+    return f"{name}({number!r})"
+
+
+def _takes_number(kind: Any) -> bool:
+    return kind is None or bool(dataclasses.fields(kind))

@@ -1,0 +1,268 @@
+"""Models with their tokenizers, and several of one vocabulary."""
+
+import dataclasses
+import functools
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.acceptance_head.head import Head
+from specjax.checks import check_part, check_static
+from specjax.models.model import Model, platforms_of
+from specjax.partitioning import Partitioner
+from specjax.tokenizers import Tokenizer, added_text
+from specjax.types import LanguageModel, Params
+
+# A model's path, its tokenizer's fingerprint and its vocabulary's size.
+Words = tuple[str, str, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextModel:
+    """A language model that reads and writes text.
+
+    Attributes:
+      model: static; see `specjax.types.LanguageModel`.
+      params: its parameters.
+      tokenizer: its tokenizer.
+      mesh: the mesh that the parameters are split over; None for one device.
+      name: its name in messages, such as its path.
+      head: its acceptance head, which says how likely a verifier accepts its drafts, or None.
+
+    Raises:
+      TypeError: if the model, the tokenizer or the head is not what it must be.
+      ValueError: if the tokenizer has ids that the model has not, or the head is of another model.
+    """
+
+    model: LanguageModel
+    params: Params = dataclasses.field(repr=False)
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
+    mesh: jax.sharding.Mesh | None = None
+    name: str = "the model"
+    head: Head | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Model):
+            ways = 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
+            object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
+        methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
+        check_part("model", self.model, methods, "models.model_from_config(config)")
+        check_static("model", self.model)
+        reads = ("vocab_size", "eos_ids", "encode", "decode")
+        check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
+        if self.tokenizer.vocab_size > self.model.vocab_size:
+            raise ValueError(
+                f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
+                f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
+            )
+        if not isinstance(self.head, Head | None):
+            raise TypeError(f"head must come from checkpoints.load_head, got {self.head!r}")
+        if self.head is not None:
+            self.head.check_drafter(self.name, self.width, self.weights_fingerprint)
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """The partitioner for its mesh; None without a mesh."""
+        return None if self.mesh is None else Partitioner(self.mesh)
+
+    @property
+    def platform(self) -> str:
+        """Of the devices that hold its parameters: "cpu", "gpu" or "tpu"."""
+        return min(platforms_of(next(iter(jax.tree.leaves(self.params)), None)))
+
+    @property
+    def words(self) -> Words:
+        """What a model of the same vocabulary shares with it, and its name."""
+        return self.name, self.tokenizer.fingerprint, self.model.vocab_size
+
+    @functools.cached_property
+    def size(self) -> int:
+        """The number of its parameters."""
+        return sum(np.size(leaf) for leaf in jax.tree.leaves(self.params))
+
+    @functools.cached_property
+    def prepared(self) -> Params:
+        """The parameters prepared for fast decoding (see `specjax.models.Model.prepare`)."""
+        return self.model.prepare(self.params)
+
+    @functools.cached_property
+    def continues_prompts(self) -> bool:
+        """Whether outputs go on with their prompt's text; those of an encoder-decoder do not."""
+        short, long = (self.model.prompt_positions(n, 0) for n in (1, 2))
+        return bool(short != long)
+
+    @functools.cached_property
+    def width(self) -> int:
+        """D, the width of its last hidden states."""
+        one: Any = np.ones((1, 1), np.int32)
+
+        def read(params: Params) -> Any:
+            filled = self.model.prefill(params, one, one[0], 2)
+            tokens = filled.tokens[:, None]
+            return self.model.extend(params, filled.cache, tokens, filled.positions)
+
+        return jax.eval_shape(read, self.params).hidden.shape[-1]
+
+    @functools.cached_property
+    def weights_fingerprint(self) -> str:
+        """A hash of the weights as bfloat16 has them, by which a head knows its drafter.
+
+        It is the same for a checkpoint loaded as float32 or bfloat16, or written as bfloat16.
+        """
+        return weights_fingerprint(self.params)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the model, its tokenizer's vocabulary and settings, and every parameter."""
+        words = self.tokenizer
+        marks = (words.eos_ids, words.bos_id, words.add_bos, words.add_eos, words.chat_template)
+        return digest(self.params, f"{self.model.describe()}\n{words.fingerprint}\n{marks}")
+
+    def decode(self, prompt: np.ndarray, output: np.ndarray) -> str:
+        """The text of an output, both given as tokens; what it adds to that of its prompt."""
+        before = prompt.tolist() if self.continues_prompts else ()
+        return added_text(self.tokenizer, before, output.tolist())
+
+
+class Models:
+    """Any number of models of one vocabulary, each with a name; one is the `verifier`.
+
+    Args:
+      **named: models by their names, such as `verifier=`, `middle=`, `drafter=`.
+
+    Attributes:
+      named: name -> model, in the order given.
+
+    Raises:
+      TypeError: if a model is not a `TextModel`.
+      ValueError: if there is no verifier, or the vocabularies or meshes differ.
+    """
+
+    def __init__(self, **named: TextModel) -> None:
+        for name, model in named.items():
+            if not isinstance(model, TextModel):
+                raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
+        if "verifier" not in named:
+            raise ValueError(
+                f"one of the models must be called verifier, got {', '.join(named) or 'no models'}"
+            )
+        self.named = named
+        for name, model in named.items():
+            check_vocabularies({name: model.words, "verifier": self.verifier.words})
+            if model.mesh != self.verifier.mesh:
+                raise ValueError(
+                    f"{name} and verifier have different meshes: load both with one mesh="
+                )
+        drafter = named.get("drafter")
+        if drafter is not None and drafter.size > self.verifier.size:
+            warnings.warn(
+                f"the drafter has {_millions(drafter.size)} parameters, the verifier "
+                f"{_millions(self.verifier.size)}: are they swapped?",
+                stacklevel=3,
+            )
+
+    @property
+    def verifier(self) -> TextModel:
+        """The verifier; its tokenizer and its end-of-sequence tokens are used."""
+        return self.named["verifier"]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={model.name}" for name, model in self.named.items())
+        return f"{type(self).__name__}({shown})"
+
+
+class Pair(Models):
+    """A drafter and a verifier of one vocabulary.
+
+    Args:
+      drafter: the small model.
+      verifier: the large model; its tokenizer and its end-of-sequence tokens are used.
+
+    Raises:
+      TypeError: if a model is not a `TextModel`.
+      ValueError: if their vocabularies or meshes differ.
+    """
+
+    def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
+        super().__init__(drafter=drafter, verifier=verifier)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the drafter and one of the verifier."""
+        return f"{self.drafter.fingerprint}+{self.verifier.fingerprint}"
+
+    @property
+    def drafter(self) -> TextModel:
+        """The small model."""
+        return self.named["drafter"]
+
+
+def check_vocabularies(models: dict[str, Words]) -> None:
+    """Compares the vocabularies of two models, given by name (or of one with itself)."""
+    if len({words[1:] for words in models.values()}) == 1:
+        return
+    (_, first, _), (_, second, _) = models.values()
+    described = [
+        f"{path} has {size} ids (tokenizer {mark})" for path, mark, size in models.values()
+    ]
+    what = "tokenizers" if first != second else "vocabulary sizes"
+    raise ValueError(
+        f"{' and '.join(models)} have different {what}: {' but '.join(described)}; every id "
+        "must have the same meaning in both: choose models of one family"
+    )
+
+
+def any_float32(models: Iterable[TextModel]) -> bool:
+    """Whether products of float32 may take part; of a network that is not ours nobody knows."""
+    configs = [getattr(model.model, "config", None) for model in models]
+    return any(getattr(config, "dtype", np.float32) == np.float32 for config in configs)
+
+
+def digest(
+    params: Params,
+    described: str = "",
+    change: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+) -> str:
+    """A hash of parameters' names, shapes, dtypes and values.
+
+    Args:
+      params: a pytree of arrays.
+      described: what else it depends on.
+      change: what is done to each array before.
+
+    Returns:
+      16 hexadecimal digits.
+    """
+    made = hashlib.sha256(described.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = change(_whole(leaf))
+        made.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        made.update(np.ascontiguousarray(array).tobytes())
+    return made.hexdigest()[:16]
+
+
+def weights_fingerprint(params: Params) -> str:
+    """See `TextModel.weights_fingerprint`."""
+
+    def rounded(array: np.ndarray) -> np.ndarray:
+        is_float = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
+        return array.astype(jax.numpy.bfloat16) if is_float else array
+
+    return digest(params, change=rounded)
+
+
+def _whole(array: Any) -> np.ndarray:
+    """The values of an array, also if this process has only a part of them."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+def _millions(number: int) -> str:
+    return f"{number / 1e6:.3g} M"

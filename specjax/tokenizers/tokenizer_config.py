@@ -1,0 +1,211 @@
+"""What the files around a vocabulary say about it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.tokenizers.chat_template import read_chat_template
+from specjax.tokenizers.model_files import SPECJAX_FILE, SpecialIds, read_json_if_there, special_ids
+from specjax.tokenizers.tokenizer import Tokenizer
+
+_FILES = (
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "config.json",
+    SPECJAX_FILE,
+)
+
+_SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_MOST_SENTINELS = 10_000  # T5 has 100, ByT5 125
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str)
+
+
+def _is_decoder(value: Any) -> bool:
+    # A key of more digits is no id, and more than 5000 cannot be read.
+    return isinstance(value, dict) and all(
+        key.isdecimal() and len(key) <= 10 and _is_id(int(key)) and _is_entry(entry)
+        for key, entry in value.items()
+    )
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_entry(e) and _is_id(e.get("id")) for e in value)
+
+
+_SENTINELS = (lambda v: _is_id(v) and v <= _MOST_SENTINELS, f"in 0 .. {_MOST_SENTINELS}")
+_MORE = (lambda v: isinstance(v, list | dict), "a list or an object")
+# By file and field: the values that can be read here, and what they are called.
+_TYPES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "tokenizer_config.json": {
+        "extra_ids": _SENTINELS,
+        "added_tokens_decoder": (_is_decoder, "an object from ids to objects with content"),
+        "additional_special_tokens": _MORE,
+        "extra_special_tokens": _MORE,
+    },
+    "special_tokens_map.json": {
+        "additional_special_tokens": _MORE,
+        "extra_special_tokens": _MORE,
+    },
+    "tokenizer.json": {"added_tokens": (_is_listed, "a list of objects with content and id")},
+    SPECJAX_FILE: {"config": (lambda v: isinstance(v, dict), "an object")},
+}
+
+
+def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
+    """Asserts that the values that are read here have the types that they must have."""
+    wanted = _TYPES.get(name, {})
+    if name == "added_tokens.json":
+        wanted = dict.fromkeys(values, (_is_id, "an id"))
+    for key, (good, what) in wanted.items():
+        value = values.get(key)
+        absent = value is None and name != "added_tokens.json"
+        if not absent and not good(value):
+            raise ValueError(f"{path}: {key}={repr(value)[:60]} must be {what}; restore the file")
+
+
+class TokenizerSettings:
+    """What the files around a vocabulary say."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.files = {
+            name: values
+            for name in _FILES
+            if directory is not None and (values := read_json_if_there(directory / name))
+        }
+        for name, values in self.files.items():
+            _check_types(f"{directory}/{name}", name, values)
+        self.directory = directory
+        self.config = self.files.get("tokenizer_config.json", {})
+        self.ids = SpecialIds() if directory is None else special_ids(directory)
+        self.chat_template = None if directory is None else read_chat_template(directory)
+
+    @property
+    def rows(self) -> int:
+        """Of the model's embedding; 0 where no file says."""
+        ours = self.files.get(SPECJAX_FILE, {}).get("config")
+        for values in (self.files.get("config.json", {}), ours):
+            rows = values.get("vocab_size") if isinstance(values, dict) else None
+            if isinstance(rows, int):
+                return rows
+        return 0
+
+    @property
+    def is_t5(self) -> bool | None:
+        """Whether the model, else the tokenizer's class, is T5's; None where no file says."""
+        kind = self.files.get("config.json", {}).get("model_type")
+        kind = kind or (self.files.get(SPECJAX_FILE, {}).get("config") or {}).get("family")
+        kind = kind or self.config.get("tokenizer_class")
+        return str(kind).lower().startswith("t5") if kind else None
+
+    def text(self, name: str) -> str | None:
+        """A special token's text, under `bos_token` and the like."""
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            value = self.files.get(file, {}).get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                return value
+        return None
+
+    def named_special(self) -> dict[str, dict[str, bool]]:
+        """The texts named as special tokens, each with its flags (`lstrip` and the like)."""
+        named: dict[str, dict[str, bool]] = {}
+        for file in ("special_tokens_map.json", "tokenizer_config.json"):
+            values = self.files.get(file, {})
+            entries = [values.get(f"{name}_token") for name in _SPECIAL]
+            for name in ("additional_special_tokens", "extra_special_tokens"):
+                more = values.get(name) or []
+                entries += list(more.values()) if isinstance(more, dict) else list(more)
+            for entry in entries:
+                flags = entry if isinstance(entry, dict) else {"content": entry}
+                if isinstance(text := flags.get("content"), str) and text:
+                    named[text] = {name: bool(flags[name]) for name in _FLAGS if name in flags}
+        return named
+
+    def id_of(self, name: str, vocabulary: Mapping[str, int], default: int) -> int | None:
+        """A special token's id: the named text's, else the default (negative for none)."""
+        found = vocabulary.get(self.text(name) or "")
+        if found is None and default >= 0:
+            found = default
+        if found is None:
+            named = {"eos_token": self.ids.eos, "bos_token": (self.ids.bos,)}.get(name) or (None,)
+            found = named[0]
+        return found
+
+    def eos_and_pad(
+        self, eos: int | None, pad: int | None, file: Path
+    ) -> tuple[tuple[int, ...], int]:
+        """The generation's eos ids and the pad id, of the model's files before the tokenizer's."""
+        ends = self.ids.eos or (() if eos is None else (eos,))
+        if not ends:
+            raise ValueError(
+                f"{file} names no end-of-sequence token; put eos_token_id into "
+                "generation_config.json beside it"
+            )
+        pad = self.ids.pad if self.ids.pad is not None else pad
+        return ends, ends[0] if pad is None else pad
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean of tokenizer_config.json."""
+        value = self.config.get(name)
+        return default if value is None else bool(value)
+
+    def texts(self, tokenizer: Tokenizer, eos: int | None, unknown: int) -> dict[str, str]:
+        """The special tokens' texts, for chat templates."""
+        ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id, "unk": unknown}
+        found = {}
+        for name, token_id in ids.items():
+            text = self.text(f"{name}_token")
+            if text is None and token_id is not None and token_id >= 0:
+                text = tokenizer.token(token_id)
+            if text is not None:
+                found[f"{name}_token"] = text
+        return found
+
+
+def added_tokens(
+    settings: TokenizerSettings, size: int, is_t5: bool
+) -> dict[str, tuple[int, bool | None]]:
+    """Texts that a directory adds to a SentencePiece model.
+
+    Args:
+      settings: of the directory.
+      size: pieces of the model.
+      is_t5: whether sentinels follow the pieces where no file lists them.
+
+    Returns:
+      By text, the id and whether the token is special; None where the file does not say.
+    """
+    added: dict[str, tuple[int, bool | None]] = {}
+    if settings.directory is not None:
+        # transformers 5 names them there alone.
+        listed = read_json_if_there(file := settings.directory / "tokenizer.json")
+        _check_types(str(file), file.name, listed)
+        for entry in listed.get("added_tokens") or []:
+            added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
+    for text, token_id in settings.files.get("added_tokens.json", {}).items():
+        added.setdefault(text, (int(token_id), None))
+    for token_id, entry in (settings.config.get("added_tokens_decoder") or {}).items():
+        added[entry["content"]] = (int(token_id), bool(entry.get("special")))
+    if is_t5 and not any(text.startswith("<extra_id_") for text in added):
+        count = settings.config.get("extra_ids")
+        count = implied_sentinels(settings.rows, size) if count is None else count
+        for i in range(count):
+            added[f"<extra_id_{i}>"] = (size + count - 1 - i, True)
+    return added
+
+
+def implied_sentinels(rows: int, size: int) -> int:
+    """How many sentinels T5 has after `size` pieces, in reverse, where no file lists them.
+
+    transformers adds them unasked, here only where the model's embedding has rows for them.
+    """
+    return 100 if rows >= size + 100 else 0

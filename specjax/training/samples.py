@@ -1,0 +1,257 @@
+"""Targets that models draw for a run: they are drawn once, and kept in its directory.
+
+Source: Kim and Rush 2016; Agarwal et al. 2024 (GKD); Zhou et al. 2024 (DistillSpec).
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.data.batching import BucketedBatches
+from specjax.data.pairs import TokenPairs
+from specjax.models import model_from_config
+from specjax.runs.run_directory import RunDirectory
+from specjax.runs.store import Key, Store
+from specjax.text import Decoder, TextModel
+from specjax.tokenizers import Tokenizer
+from specjax.training.progress import say
+from specjax.training.tasks import TextTask
+from specjax.types import Params, Sampling
+
+SAMPLES_NAME = "samples"
+# Apart from the streams of the data's order, which begin with the same seed.
+_CHOICE, _DRAWS = 1, 2
+
+
+def covering(inputs: Iterable[Any]) -> tuple[int, ...]:
+    """Powers of two from 16 up to the longest input: few shapes, each at most twice too long."""
+    longest = max(map(len, inputs), default=0)
+    lengths = [16]
+    while lengths[-1] < longest:
+        lengths.append(2 * lengths[-1])
+    return tuple(lengths)
+
+
+def draw_pairs(
+    model: TextModel,
+    inputs: Sequence[np.ndarray],
+    limits: Sequence[int],
+    ids: Sequence[int],
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    longest: int | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> TokenPairs:
+    """Inputs, each with a target that a model draws.
+
+    Args:
+      model: the model.
+      inputs: int32 tokens each, at least one.
+      limits: the most tokens of each target. One that reaches it is kept without an
+        end-of-sequence token, which the model has not drawn.
+      ids: a draw depends on its input, the seed and this number alone.
+      temperature: 1 draws from the model's distribution, 0 takes the most probable token.
+      seed: of the draws.
+      longest: of the inputs and of the targets, where several calls are to share their programs.
+      batch_size: rows decoded together.
+      progress: whether to show a bar.
+
+    Returns:
+      The pairs, in order.
+    """
+    targets: list[np.ndarray] = []
+    if len(inputs):
+        decoder = Decoder(
+            model,
+            sampling=Sampling(temperature),
+            max_new_tokens=longest or max(limits),
+            batch_size=batch_size,
+            buckets=covering(inputs if longest is None else [range(longest)]),
+        )
+        prompts: Any = list(inputs)
+        drawn = decoder(
+            prompts,
+            seed=seed,
+            ids=list(ids),
+            max_new_tokens=list(limits),
+            progress=None if progress else False,
+        )
+        end = np.asarray(model.tokenizer.eos_ids[:1], np.int32)
+        for tokens, ended in zip(drawn.tokens, drawn.ended, strict=True):
+            targets.append(np.concatenate([tokens, end[: int(ended)]]))
+    return TokenPairs.of([part for pair in zip(inputs, targets, strict=True) for part in pair])
+
+
+def add_teacher_samples(
+    pairs: TokenPairs,
+    teacher: TextModel,
+    *,
+    samples: int,
+    room: Callable[[int], int],
+    seed: int,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> TokenPairs:
+    """Adds to each pair further targets, drawn from the teacher at temperature 1.
+
+    A drafter is judged on what its verifier writes, not on the references; so it learns most from
+    there.
+
+    Args:
+      pairs: the references.
+      teacher: the model to draw from.
+      samples: targets to add for each input that leaves room for one.
+      room: length of an input -> the most tokens of a drawn target; see `draw_pairs`.
+      seed: of the draws.
+      batch_size: rows decoded together.
+      progress: whether to show progress on stderr.
+
+    Returns:
+      The pairs, followed by `samples` rounds of pairs with drawn targets. The same arguments give
+      the same pairs; the draw of an input depends on the seed, its place and the round alone.
+
+    Source: Kim and Rush 2016; drawn at T = 1 as in Zhou et al. 2024 (DistillSpec).
+    """
+    inputs, limits, places = with_room(pairs, room)
+    drawn = [pairs]
+    for sample in range(samples if inputs else 0):
+        if progress:
+            say(f"drawing teacher samples, round {sample + 1} of {samples}")
+        ids = [sample * len(pairs) + place for place in places]
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
+        drawn.append(draw_pairs(teacher, inputs, limits, ids, **options))
+    return TokenPairs.joined(drawn)
+
+
+def with_room(
+    pairs: TokenPairs, room: Callable[[int], int]
+) -> tuple[list[np.ndarray], list[int], list[int]]:
+    """The inputs that leave room for a target: their tokens, the room and their places."""
+    found = [(pairs[i][0], room(len(pairs[i][0])), i) for i in range(len(pairs))]
+    found = [(x, limit, i) for x, limit, i in found if len(x) and limit > 0]
+    return [x for x, _, _ in found], [limit for _, limit, _ in found], [i for _, _, i in found]
+
+
+def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) -> TokenPairs:
+    """Pairs with drawn targets, drawn once and then read from the run's directory.
+
+    Args:
+      run: the run's directory; claimed, with `SAMPLES_NAME` among what it makes.
+      key: what they are.
+      draw: draws them.
+
+    Returns:
+      The pairs.
+
+    Raises:
+      OSError: they cannot be written.
+      ValueError: the record is damaged.
+    """
+    store = Store(run, SAMPLES_NAME)
+    record = store.get(key)
+    if record is not None:
+        return TokenPairs(**record.arrays)
+    pairs = draw()
+    store.put(key, None, {"tokens": pairs.tokens, "offsets": pairs.offsets})
+    return pairs
+
+
+class StudentSamples:
+    """The `Phases` in which a share of the rows has targets of the student.
+
+    At a phase's start the student, with the parameters that would be evaluated then, draws at
+    temperature 1 for those inputs of the phase whose rows the seed has chosen, and no others. Each
+    target has at most the room that its batch leaves; one that reaches it has no
+    end-of-sequence token, which the student has not drawn. They are kept in the run's directory,
+    from which a resumed run reads them. The first phase has none: an untrained student writes
+    noise.
+
+    Args:
+      run: the run's directory, with `SAMPLES_NAME` among what it makes.
+      share: of the rows, in [0, 1].
+      every: the updates of a phase.
+      task: the student's task.
+      tokenizer: the student's.
+      longest: the last bucket, in tokens.
+      seed: of the choice of rows and of the draws.
+      batch_size: rows decoded together.
+      progress: whether to show progress on stderr.
+
+    Source: Agarwal et al. 2024 (GKD, algorithm 1, with the student of up to `every` updates ago);
+    Zhou et al. 2024 (DistillSpec).
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        share: float,
+        every: int,
+        task: TextTask,
+        tokenizer: Tokenizer,
+        *,
+        longest: int,
+        seed: int,
+        batch_size: int = 64,
+        progress: bool = True,
+    ):
+        self._run, self._share, self.every, self._task = run, share, every, task
+        self._tokenizer, self._longest, self._seed = tokenizer, longest, seed
+        self._batch_size, self._progress = batch_size, progress
+
+    def begin(
+        self, batches: BucketedBatches, step: int, params: Params | None
+    ) -> Callable[[int], Any]:
+        """See `Phases`."""
+        if step == 0:
+            return batches.batch
+        chosen = {s: self._chosen(batches, s) for s in range(step, step + self.every)}
+        draw = functools.partial(self._draw, batches, chosen, step, params)
+        drawn = stored_pairs(self._run, ("student", step), draw)
+        places = [(s, row) for s, rows in chosen.items() for row in rows]
+        targets: dict[int, dict[int, np.ndarray]] = {s: {} for s in chosen}
+        for i, (s, row) in enumerate(places):
+            targets[s][row] = drawn[i][1]
+        return lambda s: batches.batch(s, targets[s])
+
+    def _chosen(self, batches: BucketedBatches, step: int) -> list[int]:
+        """The rows of a batch whose targets the student draws."""
+        inputs, _ = batches.inputs(step)
+        draws = np.random.default_rng([self._seed, step, _CHOICE]).random(len(inputs))
+        # An empty input cannot be decoded.
+        return [i for i, x in enumerate(inputs) if draws[i] < self._share and len(x)]
+
+    def _draw(
+        self,
+        batches: BucketedBatches,
+        chosen: Mapping[int, list[int]],
+        start: int,
+        params: Params | None,
+    ) -> TokenPairs:
+        if params is None:
+            raise ValueError(
+                f"the student's samples of step {start} are missing in {self._run.path}/"
+                f"{SAMPLES_NAME}, and the run has gone on from that step, whose parameters drew "
+                "them: put a copy of them there, or choose another output_dir"
+            )
+        inputs, limits = [], []
+        for step, rows in chosen.items():
+            step_inputs, length = batches.inputs(step)
+            inputs += [step_inputs[row] for row in rows]
+            limits += [self._task.target_room(len(step_inputs[row]), length) for row in rows]
+        if self._progress:
+            say(f"step {start:,}: the student draws {len(inputs):,} targets")
+        seed = np.random.default_rng([self._seed, start, _DRAWS]).integers(2**32)
+        return draw_pairs(
+            TextModel(model_from_config(self._task.model), params, self._tokenizer),
+            inputs,
+            limits,
+            range(len(inputs)),
+            seed=int(seed),
+            longest=self._longest,
+            batch_size=self._batch_size,
+            progress=self._progress,
+        )

@@ -1,0 +1,148 @@
+"""Decoding and scoring texts with a network in training, through the Decoder that users have."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.checks import whole_number
+from specjax.data.examples import Example
+from specjax.data.pairs import TokenPairs
+from specjax.evaluation.metrics import METRICS, check_metrics, check_references
+from specjax.models import ModelConfig, model_from_config
+from specjax.text import Decoder, TextModel
+from specjax.tokenizers import Tokenizer
+from specjax.training.progress import say
+from specjax.training.samples import covering
+from specjax.types import Params, Sampling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How outputs are decoded, greedily, and scored.
+
+    Attributes:
+      metrics: names in `specjax.evaluation.METRICS`; none for no decoding at all.
+      max_new_tokens: of an output; one that reaches it is cut and counted.
+      max_input_tokens: an input of more tokens is not decoded, and its output counts as empty: one
+        damaged line must not exhaust the memory.
+      limit: how many texts of each data set are scored, from its start; None for all.
+      batch_size: rows decoded together.
+      at_checkpoints: score the validation data at each checkpoint too, not only at the end.
+
+    Raises:
+      TypeError: for a value of the wrong type.
+      ValueError: for a value outside its range, an unknown metric, or one that is not installed.
+    """
+
+    metrics: tuple[str, ...] = ("bleu",)
+    max_new_tokens: int = 512
+    max_input_tokens: int = 512
+    limit: int | None = None
+    batch_size: int = 64
+    at_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_input_tokens", "limit", "batch_size"):
+            value = getattr(self, name)
+            if name != "limit" or value is not None:
+                object.__setattr__(self, name, whole_number(f"Evaluation: {name}", value, low=1))
+        if isinstance(self.metrics, str):
+            raise TypeError(
+                f"Evaluation: `metrics` must be a tuple of names, got {self.metrics!r}; write "
+                f"({self.metrics!r},)"
+            )
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+        check_metrics(self.metrics)
+        if not isinstance(self.at_checkpoints, bool):
+            raise TypeError(
+                f"Evaluation: `at_checkpoints` must be True or False, got {self.at_checkpoints!r}"
+            )
+
+
+class OutputScorer:
+    """Scores parameters of one network on one data set.
+
+    The network is static to what is compiled, and parameters are not: scoring other parameters
+    compiles nothing.
+
+    Args:
+      evaluation: the settings.
+      config: the network.
+      tokenizer: its tokenizer.
+      examples: inputs with references.
+      pairs: the same, tokenised: inputs as the network reads them.
+      name: of the data, for figures and messages.
+      progress: whether to show progress, and how many inputs are left out, on stderr.
+
+    Raises:
+      ValueError: a reference that a metric cannot use.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        examples: Sequence[Example],
+        pairs: TokenPairs,
+        *,
+        name: str = "validation",
+        progress: bool = False,
+    ):
+        self._evaluation, self._tokenizer = evaluation, tokenizer
+        self._model = model_from_config(config)
+        self._name, self._progress = name, progress
+        count = min(len(pairs), evaluation.limit or len(pairs))
+        self._references = [example.targets or "" for example in examples[:count]]
+        for metric in evaluation.metrics:
+            check_references(METRICS[metric], self._references)
+        inputs = [pairs[i][0] for i in range(count)]
+        longest = evaluation.max_input_tokens
+        self._inputs = {i: x for i, x in enumerate(inputs) if 1 <= len(x) <= longest}
+        self.num_skipped = count - len(self._inputs)
+        if self.num_skipped and progress and evaluation.metrics:
+            say(
+                f"{self.num_skipped} of {count} {name} inputs are empty or longer than {longest} "
+                "tokens; they are not decoded, and their outputs count as empty"
+            )
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """Decodes and scores.
+
+        Args:
+          params: the network's parameters.
+
+        Returns:
+          `<name>_<metric>` for each metric, 0 to 100, and `<name>_cut`, the number of outputs that
+          the length limit ended; nothing without metrics.
+        """
+        metrics, longest = self._evaluation.metrics, self._evaluation.max_new_tokens
+        if not metrics:
+            return {}
+        texts = [""] * len(self._references)
+        cut = 0
+        if self._inputs:
+            # One place, whatever devices the parameters come from: no second program for them.
+            params = jax.device_put(params, jax.devices()[0])
+            decoder = Decoder(
+                TextModel(self._model, params, self._tokenizer),
+                sampling=Sampling(0.0),
+                max_new_tokens=longest,
+                batch_size=self._evaluation.batch_size,
+                buckets=covering(self._inputs.values()),
+            )
+            prompts: Any = list(self._inputs.values())
+            result = decoder(prompts, progress=None if self._progress else False)
+            for place, text in zip(self._inputs, result.texts, strict=True):
+                texts[place] = text
+            cut = int(np.sum(~np.asarray(result.ended)))
+        if cut and self._progress:
+            say(
+                f"{cut} of {len(texts)} {self._name} outputs were cut at max_new_tokens={longest}; "
+                "raise it if they are not endless"
+            )
+        figures = {f"{self._name}_{m}": METRICS[m](texts, self._references) for m in metrics}
+        return {**figures, f"{self._name}_cut": cut}

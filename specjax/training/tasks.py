@@ -1,0 +1,211 @@
+"""What a trainer knows of what it trains, a loss over parameters; and the task that learns texts.
+
+Axes: B rows, L tokens of a row, T target tokens, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import jax.numpy as jnp
+
+from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout
+from specjax.data.pairs import TokenPairs
+from specjax.models import ModelConfig, model_from_config
+from specjax.training.losses import Objective, Total, masked_total, token_totals
+from specjax.types import Array, Params
+
+
+class Task(Protocol):
+    """A loss over the parameters of a model.
+
+    An instance is a frozen, hashable dataclass of plain values, model configurations and such
+    dataclasses: jitted steps are kept by it, and a run records it. Arrays travel in `params`,
+    which are trained, and in `constants`, which are not: a teacher's parameters, or those of the
+    model that a head stands on.
+    """
+
+    def __hash__(self) -> int:
+        """By value, as a frozen dataclass hashes."""
+
+    @property
+    def item_name(self) -> str:
+        """What the loss is a mean over, in the plural: "target tokens"."""
+
+    def init(self, key: Array) -> Params:
+        """Parameters to start from: a nested dict of float32 arrays.
+
+        Args:
+          key: a PRNG key; consumed.
+        """
+
+    def loss(self, params: Params, constants: Any, batch: Any, key: Array) -> Total:
+        """What is minimised, summed over a batch.
+
+        Args:
+          params: the parameters.
+          constants: a pytree of arrays, or None.
+          batch: a pytree of arrays with the rows first.
+          key: a PRNG key of this step, for dropout and the like; consumed.
+        """
+
+    def evaluate(self, params: Params, constants: Any, batch: Any) -> Mapping[str, Total]:
+        """Figures of a batch of validation data, without randomness.
+
+        Args:
+          params: the parameters.
+          constants: a pytree of arrays, or None.
+          batch: a pytree of arrays with the rows first.
+
+        Returns:
+          Totals by name. One is "loss"; `TrainerConfig.choose_by` names the one whose mean chooses
+          the best checkpoint.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """A language model learns the targets of pairs of texts; `constants` are the teacher's.
+
+    An encoder-decoder reads `PairBatch`es, a decoder-only network `JoinedBatch`es. Rows are padded
+    on the right, where no target looks. The end-of-sequence token is part of a target, and learnt.
+
+    Attributes:
+      model: the network.
+      objective: the loss per target token.
+      pad_id: fills up rows. An encoder-decoder neither learns nor reads it where the data hold it;
+        for a decoder-only network it may be the end-of-sequence token.
+      eos_id: the end-of-sequence token, the one input of an encoder-decoder's row without a pair.
+      teacher: the network to distil from, exactly if `objective.distillation_weight > 0`.
+
+    Raises:
+      ValueError: an encoder-decoder's padding token ends sequences, or the teacher does not fit.
+    """
+
+    model: ModelConfig
+    objective: Objective = dataclasses.field(default_factory=Objective)
+    pad_id: int = 0
+    eos_id: int = 1
+    teacher: ModelConfig | None = None
+
+    item_name: ClassVar[str] = "target tokens"
+
+    def __post_init__(self) -> None:
+        if self._has_encoder and self.pad_id == self.eos_id:
+            raise ValueError(
+                f"pad_id={self.pad_id} is also the end-of-sequence token, which would never be "
+                "learnt; use a vocabulary with a padding token of its own"
+            )
+        weight = self.objective.distillation_weight
+        if (weight > 0.0) != (self.teacher is not None):
+            raise ValueError(
+                f"distillation_weight={weight} and teacher={'given' if self.teacher else 'None'}: "
+                "a teacher is needed exactly if the weight is > 0"
+            )
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
+
+    def _check_teacher(self, teacher: ModelConfig) -> None:
+        if (teacher.encoder_style is not None) != self._has_encoder:
+            raise ValueError(
+                f"a {type(teacher).__name__.removesuffix('Config')} cannot teach a "
+                f"{type(self.model).__name__.removesuffix('Config')} token by token; set "
+                "distillation_weight to 0 and use its samples, or use another teacher"
+            )
+        if teacher.vocab_size != self.model.vocab_size:
+            raise ValueError(
+                f"the teacher's vocab_size={teacher.vocab_size} and the network's vocab_size="
+                f"{self.model.vocab_size} differ; give the network the teacher's"
+            )
+
+    @property
+    def _has_encoder(self) -> bool:
+        return self.model.encoder_style is not None
+
+    def init(self, key: Array) -> Params:
+        """See `Task`."""
+        return model_from_config(self.model).init(key)
+
+    def loss(self, params: Params, constants: Params, batch: Any, key: Array) -> Total:
+        """See `Task`; an encoder-decoder may have dropout."""
+        drops = self.model.style.dropout_rate > 0.0
+        logits = self.logits(self.model, params, batch, key if drops else None)
+        reference = None
+        if self.teacher is not None:
+            reference = self.logits(self.teacher, constants, batch)
+        targets, mask = self.targets(batch)
+        return masked_total(self.objective.per_token(logits, targets, reference), mask)
+
+    def evaluate(self, params: Params, constants: Params, batch: Any) -> dict[str, Total]:
+        """See `Task`."""
+        return token_totals(self.logits(self.model, params, batch), *self.targets(batch))
+
+    def targets(self, batch: Any) -> tuple[Array, Array]:
+        """The tokens `[B, T]` int32 that `logits` predicts, and `[B, T]` bool which of them count.
+
+        Those that count stand side by side in each row.
+
+        Args:
+          batch: of `batches`.
+        """
+        if self._has_encoder:
+            return batch.targets, batch.targets != self.pad_id
+        return batch.tokens[:, 1:], batch.is_target[:, 1:]
+
+    def logits(
+        self, config: ModelConfig, params: Params, batch: Any, key: Array | None = None
+    ) -> Array:
+        """Logits of the targets, all positions at once.
+
+        Args:
+          config: the network: the student's or the teacher's.
+          params: its parameters.
+          batch: of `batches`.
+          key: a PRNG key for dropout; None drops nothing.
+
+        Returns:
+          `[B, T, V]` float32. Of a decoder-only network entry t predicts `tokens[:, t + 1]`.
+        """
+        network: Any = model_from_config(config)
+        if config.encoder_style is None:
+            return network.apply(params, batch.tokens[:, :-1])
+        inputs, targets = batch
+        first = config.decoder_start_token  # type: ignore[attr-defined]
+        start = jnp.full((targets.shape[0], 1), first, targets.dtype)
+        before = jnp.concatenate([start, targets[:, :-1]], axis=1)
+        mask = inputs != self.pad_id
+        return network.apply(params, inputs, before, encoder_mask=mask, dropout_key=key)
+
+    def batches(
+        self, pairs: TokenPairs, batching: Batching, *, seed: int | None, row_multiple: int
+    ) -> BucketedBatches:
+        """Batches of pairs, for this task.
+
+        Args:
+          pairs: the data.
+          batching: the shapes; a decoder-only network's bucket must hold a prompt with its target.
+          seed: of the order; None keeps the data's.
+          row_multiple: of devices that share the rows.
+
+        Returns:
+          The batches.
+
+        Raises:
+          ValueError: a token is not in the network's vocabulary, or no pair fits a bucket.
+        """
+        largest = int(pairs.tokens.max())
+        if largest >= self.model.vocab_size:
+            raise ValueError(
+                f"the data contain token {largest}, but the network's vocab_size="
+                f"{self.model.vocab_size}; make it larger, or use another vocabulary"
+            )
+        pad = self.pad_id
+        paired = self._has_encoder
+        layout = PairLayout(pad_id=pad, eos_id=self.eos_id) if paired else JoinedLayout(pad_id=pad)
+        return BucketedBatches(pairs, batching, layout, seed=seed, row_multiple=row_multiple)
+
+    def target_room(self, input_length: int, longest: int) -> int:
+        """How many target tokens fit beside so many input tokens into a bucket of `longest`."""
+        if self._has_encoder:
+            return longest if input_length <= longest else 0
+        return max(longest - input_length, 0)

@@ -1,0 +1,73 @@
+"""`benchmarks.cascades`: figures that fit together, and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+
+import specjax
+from benchmarks import cascades
+from benchmarks.cascades import main
+from specjax.evaluation import Bootstrap
+from tests import tiny_pair
+
+
+def test_the_improvement_counts_passes_of_all_models():
+    found = cascades.Decoded(
+        seconds=np.ones(2),
+        tokens=np.array([6, 10]),
+        calls={"verifier": np.array([2, 2]), "drafter": np.array([10, 10])},
+    )
+    costs = {"verifier": 1.0, "drafter": 0.2}
+    found = Bootstrap().interval(found.improvement(costs))
+    assert found.value == pytest.approx(16 / (4 + 0.2 * 20))
+    assert (found.low, found.high) == pytest.approx((6 / 4, 10 / 4))
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    common = tiny_pair.write_bench_inputs(tmp_path)
+    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
+    monkeypatch.setattr(cascades, "load_text_model", lambda _: tiny_pair.tabular(3))
+    inputs = next(x for x in common if x.startswith("--inputs"))
+    few = ["--max-new=6", "--max-draft=2", "--repeats=1", "--screened=2", "--chosen=2"]
+    sizes = ["--prompts=2", "--candidates=1", "--temperatures", "0", "--drafters", "third"]
+    return [*common, inputs.replace("inputs", "choose"), *few, *sizes]
+
+
+def test_figures_fit_together(arguments, capsys):
+    assert main([*arguments, "--costs", "0.5", "0.25"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["kind"] for row in rows} == {
+        "verifier alone", "one drafter", "two drafters", "copies", "one drafter and copies",
+        "two drafters and copies",
+    }  # fmt: skip
+    alone, *others = rows
+    assert alone["ms"] == alone["pw"] == alone["wall"] == alone["tokens_per_call"] == 1.0
+    for row in others:
+        assert row["ms_low"] <= row["ms"] <= row["ms_high"] and row["same"] == 2
+        # A pass of the verifier costs 1, and others cost something.
+        assert row["ms"] <= row["tokens_per_call"] + 1e-9
+        assert row["wall_low"] <= row["wall"] <= row["wall_high"]
+        if row["kind"] == "copies":
+            assert row["ms"] == pytest.approx(row["tokens_per_call"])
+        else:
+            assert row["pw"] > row["ms"]  # all three models are of one size here
+    assert max(row["ms_gain"] for row in rows if row["kind"] == "one drafter") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--choose=/missing.txt"], "/missing.txt"),
+        (["--screened=90"], "has 4 prompts, but --screened and --chosen ask for 92"),
+        (["--costs", "0.5"], "--costs has 1 numbers, but there are 2 drafters"),
+        (["--leniences", "0.5"], "leniences must be finite and at least 1, got 0.5"),
+        (["--candidates=0"], "--candidates must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
+    assert main([*arguments, *change]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,46 @@
+"""`benchmarks.estimates` on a tiny pair."""
+
+import json
+
+import pytest
+
+from benchmarks import estimates
+from benchmarks.estimates import main
+from tests.tiny_pair import sentences, write_pair
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("screening")
+    prompts = directory / "prompts.txt"
+    prompts.write_text("\n".join(sentences(80, seed=1)) + "\n", encoding="utf-8")
+    named = [f"--{name}={path}" for name, path in write_pair(directory / "models").items()]
+    return [*named, f"--inputs={prompts}", "--max-new=12"]
+
+
+def test_expected_and_decoded_tokens_agree(options, capsys):
+    sizes = ["--screened=40", "--prompts=40", "--rules", "Lossless", "--drafts", "1", "4"]
+    assert main([*options, *sizes]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["settings"] == 4 == len(found["rows"])
+    for row in found["rows"]:
+        assert row["decoded_nats"] == pytest.approx(0.0, abs=1e-6) == row["expected_nats"]
+        # Both are means over 40 texts: about five standard errors of their difference.
+        assert abs(row["expected"] - row["decoded"]) < 7 * row["expected_error"] + 1e-9
+    by_draft = {(r["max_draft"], r["verification"]): r["expected"] for r in found["rows"]}
+    assert by_draft[4, "Token"] > by_draft[1, "Token"]
+    assert found["rank_correlation"] > 0.3
+    assert found["seconds_of_estimating"] > 0 < found["seconds_of_decoding"]
+
+
+def test_too_few_prompts_are_told(options, capsys):
+    assert main([*options, "--prompts=99"]) == 2
+    assert "has 80 prompts, but 128 are screened and 99 decoded" in capsys.readouterr().err
+
+
+def test_ranks_are_compared():
+    found = estimates.rank_correlation
+    assert found([1.0, 2.0, 3.0], [1.1, 5.0, 9.0]) == pytest.approx(1.0)
+    assert found([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
+    assert found([1.0, 1.0, 1.0], [3.0, 2.0, 1.0]) is None
+    assert found([1.0, 2.0], [3.0, 2.0]) is None

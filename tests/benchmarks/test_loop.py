@@ -1,0 +1,58 @@
+"""`benchmarks.loop`: the overhead is the loop's time over that of its passes."""
+
+import json
+
+import numpy as np
+import pytest
+
+import specjax
+from benchmarks import loop
+from benchmarks.loop import main
+from tests import tiny_pair
+
+
+def test_overhead_is_the_loops_time_over_that_of_its_passes():
+    found = loop.figures(
+        {"loop": 32.0, "policy": 34.0},
+        {"loop": (14, 5), "policy": (16, 5)},
+        {"draft": 0.5, "draft_two": 0.75, "verifier": 3.0},
+    )
+    assert found["overhead"] == pytest.approx(32 / (14 * 0.5 + 5 * 3.0))
+    assert found["policy_overhead"] == pytest.approx(34 / (16 * 0.5 + 5 * 3.0))
+    assert found["draft_two_ms"] == 750.0 and found["verifier_calls"] == 5
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    """Of a pair whose programs compile quickly."""
+    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
+    sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
+    return [f"--inputs={prompts}", *sizes]
+
+
+@pytest.mark.exhaustive
+def test_figures_fit_together(arguments, capsys):
+    assert main(arguments) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    spent = row["drafter_calls"] * row["draft_ms"] + row["verifier_calls"] * row["verifier_ms"]
+    assert row["overhead"] == pytest.approx(row["loop_ms"] / spent)
+    # Two drafts per round, and a third if the whole block was accepted.
+    assert 2 * row["verifier_calls"] <= row["drafter_calls"] <= 3 * row["verifier_calls"]
+    assert np.isfinite(row["start_ms"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--rows=9", "has 4 prompts, but a batch needs 9"),
+        ("--drafts=0", "--drafts must be at least 1, got [0]"),
+        ("--max-new=2000000000", "give a smaller --max-new or --rows, or shorter prompts"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, capsys, change, message):
+    assert main([*arguments, change]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

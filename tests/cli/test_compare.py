@@ -1,0 +1,344 @@
+"""`specjax compare` from gin files to settings, tables and figures."""
+
+import json
+import subprocess
+import sys
+from itertools import chain
+
+import pytest
+
+from specjax import load_models
+from specjax.cli import gin_config
+from specjax.cli.main import main
+from specjax.study import Setting, read_points
+from specjax.text import Decoder
+from tests import tiny_pair
+
+# A policy that reads an acceptance head, which this drafter lacks.
+FAILS = "Survival(HeadEstimate, 0.5)"
+SETTINGS = {
+    "METHODS": "{'opt': (0.1, 0.4)}",
+    "STOPPING": f"(None, '{FAILS}')",
+    "METRICS": "('chrf',)",
+    "MAX_DRAFTS": "(2,)",
+    "NUM_SAMPLES": 2,
+    "BATCH_SIZE": 4,
+    "LATENCY_LIMIT": 4,
+    "REPEATS": 1,
+    "MAX_NEW_TOKENS": 8,
+    "RESAMPLES": 100,
+    "TARGETS_FIELD": 1,
+    "BUCKETS": "(16, 24)",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    tiny_pair.write_pair(directory / "pair")
+    texts, references = (tiny_pair.sentences(8, seed=seed) for seed in (1, 2))
+    rows = zip(texts, references, strict=True)
+    (directory / "texts.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+    (directory / "texts.txt").write_text("".join(f"{a}\n" for a in texts))
+    (directory / "references.txt").write_text("".join(f"{a}\n" for a in references))
+    return directory
+
+
+def arguments(data, output, *flags, **settings):
+    pair = {name.upper(): data / "pair" / name for name in ("verifier", "drafter")}
+    values = {**SETTINGS, **pair, "INPUT": data / "texts.tsv", "OUTPUT_DIR": output, **settings}
+    given = [f"--gin.{name.replace('__', '.')}={value}" for name, value in values.items()]
+    return ["compare", *flags, *given]
+
+
+def run(data, output, *flags, **settings):
+    return main(arguments(data, output, *flags or ["--full"], **settings))
+
+
+def lines(output):
+    return [json.loads(line) for line in (output / "points.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def done(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("compare") / "out"
+    return output, run(data, output)
+
+
+def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
+    output, status = done
+    assert status == 3  # some failed
+    records = lines(output)
+    told = [(r["method"], r["rule"], r["stopping"], r["max_draft"], r["status"]) for r in records]
+    assert told == [
+        ("VerifierAlone", "Lossless", None, None, "done"),
+        ("DrafterAlone", "Lossless", None, None, "done"),
+        (None, "OPT(0.1)", None, 2, "done"),
+        (None, "OPT(0.1)", FAILS, 2, "failed"),
+        (None, "OPT(0.4)", None, 2, "done"),
+        (None, "OPT(0.4)", FAILS, 2, "failed"),
+    ]
+    assert "head" in records[-1]["error"]
+    assert records[4]["process"]["compiled"] == 0  # another strength
+    made = {path.name for path in output.iterdir()}
+    assert made >= {"config.gin", "runs.jsonl", "results.json", "quality_latency.png", "best.tex"}
+    assert "'opt': (0.1, 0.4)" in (output / "config.gin").read_text()
+    # Started again, it measures nothing, tries what has failed, and prints all.
+    assert run(data, output) == 3
+    captured = capsys.readouterr()
+    table, line = captured.out.rsplit("\n", 2)[:2]
+    assert json.loads(line) == json.loads((output / "results.json").read_text())
+    assert "latency_reduction" in table and "drafter alone" in table
+    assert "4 of 6 settings are measured already" in captured.err
+    assert "specjax compare: 2 of 6 settings failed: OPT(0.1), " in captured.err.splitlines()[-1]
+    assert [r for r in lines(output) if r["status"] == "done"] == [
+        r for r in records if r["status"] == "done"
+    ]
+
+
+def test_a_line_tells_the_command_that_decodes_like_it(data, done, tmp_path):
+    output, _ = done
+    record = lines(output)[2]
+    settings = {"INPUT": data / "texts.txt", "OUTPUT_DIR": tmp_path / "out", "SEED": 1}
+    given = [f"--gin.{name}={value}" for name, value in settings.items()]
+    assert main(["infer", *record["infer"], *given]) == 0
+    decoded = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
+    (point,) = (p for p in read_points(output).of() if p.rule == "OPT(0.1)" and not p.stopping)
+    measured = read_points(output).measured(point).rows[1]
+    assert [json.loads(line)["tokens"] for line in decoded] == [row["tokens"] for row in measured]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("settings", [0, 3])
+def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "specjax.cli.main", *arguments(data, output, "--full")]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in child.stderr:
+        if f"setting {settings + 1} of" in line:
+            break
+    child.kill()
+    child.communicate()
+    there = read_points(output).of() if settings else {}
+    assert len(there) == settings
+    assert run(data, output) == 3
+    found, expected = (read_points(place) for place in (output, done[0]))
+    assert found.of().keys() == expected.of().keys()
+    for one, scores in found.scored().items():
+        if one in there:
+            assert scores.figures == there[one].scores.figures  # times too
+        assert found.measured(one).rows == expected.measured(one).rows
+        assert scores.figures["chrf"] == expected.scored()[one].figures["chrf"]
+
+
+# One of each kind, before any model is read; the others are tested where values are checked.
+NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
+WRONG = {
+    "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "must be one of"),
+    "strength": ({"METHODS": "{'lossy': 1.5}", **NO_MODELS}, "strength must lie in [0, 1), got"),
+    "measuring": (
+        {"NUM_SAMPLES": 0, **NO_MODELS},
+        "NUM_SAMPLES must be a whole number of at least",
+    ),
+    "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
+    "texts": ({"LIMIT": 1, **NO_MODELS}, "there are 1 texts: intervals of latency need at least 2"),
+    "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2'"),
+    "prompts": ({"CHAT": 1}, "chat must be True or False, got 1"),
+    "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
+    "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
+    "old name": ({"LATENCY_TEXTS": 3}, "it is now called LATENCY_LIMIT"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_one_line_before_any_work(data, tmp_path, capsys, name):
+    values, told = WRONG[name]
+    assert run(data, tmp_path / "out", **values) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1, error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_references_may_be_in_a_file_of_their_own(data, done, capsys):
+    output, _ = done
+    settings = {"TARGETS_FIELD": None, "REFERENCES": data / "references.txt"}
+    assert run(data, output, INPUT=data / "texts.txt", **settings) == 3  # the same run
+    assert "settings are measured already" in capsys.readouterr().err
+
+
+def test_quick_is_a_first_look(data, tmp_path, monkeypatch):
+    found = []
+
+    def stop(models, texts, measuring, options, prompts, one_bucket):
+        found.extend((measuring, one_bucket))
+        raise ValueError("seen")
+
+    monkeypatch.setattr("specjax.study.comparison._bench", stop)
+    command = [
+        word
+        for word in arguments(data, tmp_path / "out", "--quick")
+        if not word.startswith(("--gin.NUM_SAMPLES", "--gin.LATENCY_LIMIT"))
+    ]
+    assert main([*command, "--gin.REPEATS=2"]) == 1  # an error that is none of specjax
+    how, one_bucket = found
+    assert one_bucket and (how.num_samples, how.latency_limit, how.repeats) == (1, 8, 2)
+    assert gin_config.value_of("LIMIT/macro.value") == 32
+
+
+# Which settings are promising depends on the machine: all that are estimated are, here.
+@pytest.fixture
+def _all_are_promising(monkeypatch):
+    monkeypatch.setattr("specjax.study.choose._LEEWAY", 0.0)
+
+
+def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys):
+    output = tmp_path / "out"
+    asked = {"TARGETS_FIELD": None, "METHODS": "{'lossless': None, 'opt': (0.1, 1.0), 'diff': 1.0}"}
+    asked |= {"STOPPING": "(None,)", "WITH_TIMES": False, "ESTIMATE_LIMIT": 64}
+    assert run(data, output, "--estimate", **asked) == 0
+    captured = capsys.readouterr()
+    assert "estimates are of all 8 texts, not of 64" in captured.err
+    results = json.loads(captured.out.splitlines()[-1])
+    assert results["estimated"] == 6 and results["done"] == 0
+    told = [row["setting"] for row in results["best"]]
+    # The front, both models and Lossless; what always takes the drafter's token is the drafter.
+    assert {"verifier alone, T=1", "drafter alone, T=1", "Lossless, Block, G=2, T=1"} <= set(told)
+    assert not {"OPT(1.0), Block, G=2, T=1", "Diff(1.0), Block, G=2, T=1"} & set(told)
+    assert len(told) == len(set(told))
+    records = lines(output)
+    assert {record["status"] for record in records} == {"estimated"}
+    assert all(record["expected"]["nats_per_token"] is not None for record in records)
+
+
+def test_by_default_what_is_estimated_as_best_is_measured(
+    data, tmp_path, capsys, _all_are_promising
+):
+    output = tmp_path / "out"
+    asked = {"METHODS": "{'lossless': None, 'opt': 0.1, 'token_cascade': 0.3}", "CANDIDATES": 1}
+    asked |= {"STOPPING": "(None,)", "NUM_SAMPLES": 1, "LATENCY_LIMIT": 2}
+    assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
+    captured = capsys.readouterr()
+    assert "1 of 5 settings cannot be estimated, such as TokenCascade" in captured.err
+    status = {record["setting"]: record["status"] for record in lines(output)}
+    assert list(status.values()).count("done") == 4  # the models, Lossless and the cascade
+    assert status["OPT(0.1), Block, G=2, T=1"] == "estimated"
+    results = json.loads(captured.out.splitlines()[-1])
+    assert results["estimated"] == 4 and "expected" in results["best"][0]
+    # Whatever times say now, a run that goes on takes the same settings.
+    assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
+    captured = capsys.readouterr()
+    assert "4 of 4 settings are measured already" in captured.err
+    assert "the times of passes" not in captured.err
+
+
+DEMAND = {
+    "DEMAND": "as good as the verifier within 90 and nats per token <= 9",
+    "METHODS": "{'lossless': None, 'opt': (0.2, 0.4)}",
+    "STOPPING": "(None,)",
+    "ROUNDS": 2,
+    "CANDIDATES": 3,
+    "ESTIMATE_LIMIT": 2,
+    "NUM_SAMPLES": 1,
+    "MAX_NEW_TOKENS": 6,
+    "BUCKETS": "(24,)",
+}
+
+
+def test_a_demand_is_answered_on_texts_the_choice_has_not_seen(
+    data, tmp_path, capsys, _all_are_promising
+):
+    output = tmp_path / "out"
+    start = ["--gin_file=runs/compare.gin"]
+    assert run(data, output, *start, **DEMAND) == 0
+    results = json.loads((output / "results.json").read_text())
+    sizes = [(one["texts"], len(one["settings"])) for one in results["rounds"]]
+    assert sizes == [(2, 4), (4, 3)]  # with the verifier alone
+    assert results["answer"] in ("draft", "do not draft")
+    held_out = results["held_out"]
+    assert held_out["texts"] == 4 and held_out["met"]
+    assert [part["met"] for part in held_out["demands"]] == [True, True]
+    # Each text is in one part.
+    store, key = read_points(output), Setting(method="VerifierAlone")
+    names = ("round 1", "round 2", "held out")
+    ids = [[row["id"] for row in store.measured(key, name).rows[0]] for name in names]
+    assert [len(part) for part in ids] == [2, 2, 4] and {*chain(*ids)} == {*range(8)}
+    out = capsys.readouterr().out
+    assert "demand: as good as the verifier within 90 and nats per token <= 9" in out
+    # `infer` takes what was chosen.
+    gin_config.configure([str(output / "tuned.gin")], ["INPUT=captions.txt", "OUTPUT_DIR=run"])
+    found = gin_config.call(Decoder)
+    models = load_models(**{name: data / "pair" / name for name in ("drafter", "verifier")}).named
+    options = {"max_new_tokens": 6, "buckets": (24,), "batch_size": 1}
+    setting = Setting(**results["setting"])
+    assert found.describe() == setting.decoder(models, **options).describe()
+    # Stopped before its end, it measures what is missing alone.
+    lost = store.store.path((key.key, "round 2"))
+    kept = {path: path.stat().st_mtime_ns for path in (output / "points").iterdir()}
+    lost.unlink()
+    (output / "tuned.gin").unlink()
+    assert run(data, output, *start, **DEMAND) == 0
+    again = {path: path.stat().st_mtime_ns for path in kept if path != lost}
+    assert again.items() <= kept.items() and lost.exists()
+    # Another demand wants another directory.
+    assert run(data, output, *start, **{**DEMAND, "DEMAND": "quality >= 1"}) == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+def test_every_way_to_draft_with_further_models_is_estimated(data, tmp_path, capsys):
+    """Cascades too, whose models are loaded once, under the names of their directories."""
+    other = str(tiny_pair.write_model(data / "other", "drafter", seed=5))
+    tiny_pair.write_vocabulary(data / "other")
+    asked = {"METHODS": "('lossless',)", "STOPPING": "(None,)", "TARGETS_FIELD": None}
+    asked |= {"PLANS": "@plans()", "plans__drafters": f"('drafter', '{other}')"}
+    asked |= {"plans__max_draft": 2, "WITH_TIMES": False, "TEMPERATURES": "(0.0,)"}
+    assert run(data, tmp_path / "out", "--estimate", **asked) == 0
+    records = lines(tmp_path / "out")
+    cascades = [one for one in records if "Cascade" in (one["drafting"] or "")]
+    assert any(other in one["drafting"] for one in cascades)
+    assert all(one["expected"]["tokens_per_call"] >= 1.0 for one in cascades)
+    assert {one["drafter"] for one in records} == {"drafter", other}
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["estimated"] == len(records)
+
+
+@pytest.mark.parametrize(
+    ("flags", "values", "told"),
+    [
+        (["--estimate"], {"DEMAND": "quality >= 1"}, "a demand is answered by measuring"),
+        ([], {"DEMAND": "fast"}, "demand must be such as"),
+        ([], {"WITH_TIMES": False}, "with_times must be True where"),
+        ([], {"MEASURED": "some"}, "measured must be 'front', 'all' or 'none'"),
+    ],
+)
+def test_modes_that_do_not_go_together_are_refused(data, tmp_path, capsys, flags, values, told):
+    start = [*flags, "--gin_file=runs/compare.gin"]
+    assert run(data, tmp_path / "out", *start, **{**NO_MODELS, **values}) == 2
+    assert told.lower() in capsys.readouterr().err.lower()
+
+
+def test_replicas_that_cannot_be_are_refused(data, tmp_path, capsys):
+    command = arguments(data, tmp_path / "out", "--full")
+    assert main([*command, "--process_count=9", "--process_index=0"]) == 2
+    assert "process_count must be at most 5, the settings beside" in capsys.readouterr().err
+    assert main([*command, "--distributed"]) == 2
+    told = capsys.readouterr().err
+    assert "the processes of specjax compare are no program: leave out" in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sweep"], "it is now called compare --full"),
+        (["screen"], "it is now called compare --estimate"),
+        (["tune"], "it is now called compare --gin.DEMAND="),
+        (["tune_drafts"], "it is now called compare --gin.PLANS="),
+        (["compare", "--gin.SEEDS=3"], "--gin.SEEDS: no such name; it is now called NUM_SAMPLES"),
+        (["compare", "--gin_file=runs/tune.gin"], "it is now called runs/compare.gin"),
+    ],
+)
+def test_old_names_are_refused_with_the_new_one(capsys, words, told):
+    try:
+        assert main(words) == 2
+    except SystemExit as status:
+        assert status.code == 2
+    assert told in capsys.readouterr().err

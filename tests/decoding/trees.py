@@ -1,0 +1,88 @@
+"""A drafter of trees and a verification that walks them, for tests.
+
+Source: SpecInfer (arXiv 2305.09781), naive sampling; EAGLE (arXiv 2401.15077) verifies such trees.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax import types, verification
+
+
+def passes(uniform, chance):
+    """Whether a child is taken."""
+    return uniform < chance
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk(verification.Token):
+    """Draws from the target at each node, and goes on to the child with that token."""
+
+    walks_trees: ClassVar[bool] = True
+
+    def walk(self, uniforms, tokens, parents, draft_probs, target_probs, num_drafted):
+        at, length, nodes = jnp.int32(0), jnp.int32(0), jnp.zeros_like(tokens)
+        weights = target_probs[0]
+        for i in range(tokens.size):
+            child = (parents[i] == at) & (i < num_drafted)
+            total = jnp.sum(weights)
+            chance = weights[tokens[i]] / jnp.where(total > 0, total, 1.0)
+            taken = passes(uniforms[i], jnp.where(child, chance, 0.0))
+            nodes = jnp.where(taken, nodes.at[length].set(i + 1), nodes)
+            length += taken.astype(jnp.int32)
+            at = jnp.where(taken, i + 1, at)
+            rest = jnp.where(child, weights.at[tokens[i]].set(0.0), weights)
+            weights = jnp.where(taken, target_probs[i + 1], rest)
+        return types.Path(nodes, length, weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Likeliest(types.Drafter):
+    """The likeliest tokens after each other, by a table over the last token: `parents` in order.
+
+    A node's children are the likeliest tokens after it; its distribution is the table's.
+    """
+
+    vocab_size: int
+    parents: tuple[int, ...]
+    early: bool = False
+    has_confidence: bool = True
+
+    traits = types.DraftTraits(drafts_trees=True)
+
+    @property
+    def max_draft(self):
+        return len(self.parents)
+
+    def prefill(self, params, inputs, input_lengths, max_length, prefix=None, prefix_lengths=None):
+        return jnp.zeros(inputs.shape[0])
+
+    def propose(
+        self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence
+    ):
+        nodes, children = [tokens], [0] * (1 + self.max_draft)
+        for parent in self.parents:
+            order = jnp.argsort(-params[nodes[parent]], axis=-1)
+            nodes.append(order[:, children[parent]].astype(jnp.int32))
+            children[parent] += 1
+        probs = jnp.stack([jax.nn.softmax(params[node], axis=-1) for node in nodes], axis=1)
+        # What a leaf is followed by is asked for: nothing may read it here.
+        inner = jnp.array([i in self.parents for i in range(1 + self.max_draft)])
+        probs = jnp.where(inner[None, :, None], probs, -7.0)
+        parents = jnp.broadcast_to(
+            jnp.array(self.parents, jnp.int32), (tokens.size, len(self.parents))
+        )
+        count = limits - (tokens % 2 if self.early else 0)
+        count = jnp.where(active, jnp.maximum(count, 0), 0)
+        confidences = probs if with_confidence else None
+        drafted = jnp.stack(nodes[1:], axis=1)
+        return types.DraftBlock(drafted, probs, confidences, count, {}, parents), state
+
+    def bonus(self, params, state, tokens, block, sampling, *, with_confidence):
+        drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
+        last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
+        probs = jax.nn.softmax(params[last], axis=-1)
+        return types.Bonus(probs, probs if with_confidence else None, {}), state

@@ -1,0 +1,216 @@
+"""Max-Gram against a naive implementation, and against prompt lookup in transformers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.drafting import LookupDrafter
+from specjax.sampling import Sampling
+
+ROWS, WIDTH, FORCED, MORE, G = 50, 12, 3, 9, 6
+DRAFTERS = {
+    "plain": LookupDrafter(3, G),
+    "prompt lookup": LookupDrafter(3, G, max_ngram=2),
+    "latest": LookupDrafter(2, G, max_ngram=3, latest=True),
+    "least": LookupDrafter(2, G, min_ngram=3),
+    "long": LookupDrafter(2, G, max_ngram=9, min_ngram=2),
+    "overlap": LookupDrafter(3, G, overlap=True),
+    "one token": LookupDrafter(1, G, max_ngram=1),
+}
+
+
+def naive(drafter, context, table):
+    """The tokens proposed after a context, by the definition."""
+    found = []
+    for size in range(len(context) - 1, 0, -1):
+        ends = [e for e in range(size, len(context)) if context[e - size : e] == context[-size:]]
+        counted = min(size, drafter.max_ngram or size)
+        found += [(counted, e) for e in ends]
+    most = max((size for size, _ in found), default=0)
+    ends = [e for size, e in found if size == most]
+    block = []
+    if most >= drafter.min_ngram:
+        end = max(ends) if drafter.latest else min(ends)
+        text = list(context)
+        while len(block) < drafter.max_draft and (drafter.overlap or end < len(context)):
+            block.append(text[end])
+            text.append(text[end])
+            end += 1
+    last = block[-1] if block else context[-1]
+    while table is not None and len(block) < drafter.max_draft and table[last] >= 0:
+        last = int(table[last])
+        block.append(last)
+    return block
+
+
+def sampling(rows):
+    return Sampling(jnp.ones(rows, jnp.float32))
+
+
+@jax.jit(static_argnums=0)
+def begin(drafter, inputs, lengths, prefix, prefix_lengths):
+    return drafter.prefill((), inputs, lengths, FORCED + MORE, prefix, prefix_lengths)
+
+
+@jax.jit(static_argnums=0)
+def one_round(drafter, table, state, last, limits, active, tokens, counts):
+    """A block, and the state after `tokens` were committed."""
+    rows = last.size
+    block, state = drafter.propose(
+        table, state, last, limits, jnp.zeros((rows, 0)), sampling(rows), active,
+        with_confidence=False,
+    )  # fmt: skip
+    bonus, state = drafter.bonus(table, state, last, block, sampling(rows), with_confidence=False)
+    return block, bonus, drafter.commit(state, tokens, counts)
+
+
+def compare(drafter, seed, with_table):
+    """Fifty rows over three rounds, each with its own lengths; returns how many tokens matched."""
+    rng = np.random.default_rng(seed)
+    vocab = drafter.vocab_size
+    inputs = rng.integers(vocab, size=(ROWS, WIDTH)).astype(np.int32)
+    lengths = rng.integers(1, WIDTH + 1, ROWS).astype(np.int32)
+    prefix = rng.integers(vocab, size=(ROWS, FORCED)).astype(np.int32)
+    forced = rng.integers(0, FORCED + 1, ROWS).astype(np.int32)
+    table = rng.integers(-1, vocab, vocab).astype(np.int32) if with_table else None
+    texts = [
+        [*row[:n].tolist(), *more[:k].tolist()]
+        for row, n, more, k in zip(inputs, lengths, prefix, forced, strict=True)
+    ]
+    state = begin(drafter, inputs, lengths, prefix, forced)
+    total = 0
+    for _ in range(3):
+        limits = rng.integers(0, G + 1, ROWS).astype(np.int32)
+        active = rng.random(ROWS) < 0.8
+        tokens = rng.integers(vocab, size=(ROWS, MORE // 3)).astype(np.int32)
+        counts = rng.integers(0, MORE // 3 + 1, ROWS).astype(np.int32)
+        last = np.array([text[-1] for text in texts], np.int32)
+        block, bonus, state = one_round(
+            drafter, () if table is None else table, state, last, limits, active, tokens, counts
+        )
+        for i, text in enumerate(texts):
+            expected = naive(drafter, text, table)
+            drafted = min(len(expected), int(limits[i])) if active[i] else 0
+            assert int(block.num_drafted[i]) == drafted, (text, expected)
+            assert block.tokens[i, :drafted].tolist() == expected[:drafted], text
+            np.testing.assert_array_equal(
+                block.probs[i, :drafted], np.eye(vocab)[expected[:drafted]].reshape(-1, vocab)
+            )
+            assert float(bonus.probs[i].max()) == float(bonus.probs[i].sum()) == 1.0
+            if drafted < len(expected):
+                assert int(bonus.probs[i].argmax()) == expected[drafted]
+            text += tokens[i, : counts[i]].tolist()
+            total += drafted
+    return total
+
+
+@pytest.mark.parametrize("with_table", [False, True])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_it_is_the_naive_one(name, with_table):
+    assert compare(DRAFTERS[name], 7, with_table) > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("with_table", [False, True])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_it_is_the_naive_one_in_thousands_of_cases(name, with_table):
+    """10,500 contexts in all."""
+    for seed in range(5):
+        compare(DRAFTERS[name], 100 + seed, with_table)
+
+
+def test_control_another_occurrence_is_seen():
+    """The comparison tells the first occurrence from the last."""
+    other = dataclasses.replace(DRAFTERS["latest"], latest=False)
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            _compare_as(other, DRAFTERS["latest"], seed)
+
+
+def _compare_as(drafter, meant, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "naive", lambda _, *rest, plain=naive: plain(meant, *rest))
+        compare(drafter, seed, False)
+
+
+def test_it_is_prompt_lookup_of_transformers():
+    torch = pytest.importorskip("torch")
+    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+    drafter, rng = LookupDrafter(4, G, max_ngram=3), np.random.default_rng(3)
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=G, max_matching_ngram_size=3, max_length=1000
+    )
+    inputs = rng.integers(4, size=(ROWS, WIDTH)).astype(np.int32)
+    lengths = rng.integers(2, WIDTH + 1, ROWS).astype(np.int32)
+    nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
+    state = begin(drafter, inputs, lengths, *nothing)
+    block, _ = drafter.propose(
+        (), state, jnp.zeros(ROWS, jnp.int32), jnp.full(ROWS, G), jnp.zeros((ROWS, 0)),
+        sampling(ROWS), jnp.ones(ROWS, bool), with_confidence=False,
+    )  # fmt: skip
+    for i, (row, n) in enumerate(zip(inputs, lengths, strict=True)):
+        found, _ = theirs.get_candidates(torch.tensor(row[None, :n], dtype=torch.long))
+        expected = found[0, n:].tolist()
+        assert block.tokens[i, : block.num_drafted[i]].tolist() == expected
+
+
+def test_what_was_committed_is_taken_back():
+    """A mark has no context; after another commit all is as if it had been the only one."""
+    rng = np.random.default_rng(3)
+    drafter = DRAFTERS["plain"]
+    inputs, lengths = rng.integers(3, size=(ROWS, WIDTH)), rng.integers(1, WIDTH + 1, size=ROWS)
+    nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
+    before = begin(drafter, inputs.astype(np.int32), lengths, *nothing)
+    wrong, right = jnp.asarray(rng.integers(3, size=(2, ROWS, 4)), jnp.int32)
+    counts = jnp.asarray(rng.integers(1, 5, size=(2, ROWS)), jnp.int32)
+    mark = drafter.mark(before)
+    assert all(x.size == ROWS for x in jax.tree.leaves(mark))
+    moved = drafter.commit(before, wrong, counts[0])
+    found = drafter.commit(drafter.rewind(moved, mark), right, counts[1])
+    expected = drafter.commit(before, right, counts[1])
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    np.testing.assert_array_equal(found.match.lengths, expected.match.lengths)
+    np.testing.assert_array_equal(found.match.places, expected.match.places)
+    assert np.any(np.asarray(moved.match.places) != np.asarray(expected.match.places))
+
+
+def test_an_encoder_decoder_s_input_is_looked_up():
+    """Its last committed token, the start token, is not in the context."""
+    drafter = LookupDrafter(9, 3)
+    nothing = np.zeros((1, FORCED), np.int32), np.zeros(1, np.int32)
+    state = begin(drafter, np.array([[5, 6, 7, 8, 1, 0]], np.int32), np.array([5]), *nothing)
+    start, none = jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
+    tokens = jnp.array([[6, 7, 0]], jnp.int32)
+    args = (start, jnp.full(1, 3), jnp.ones(1, bool), tokens)
+    block, _, state = one_round(drafter, (), state, *args, none + 2)
+    assert block.num_drafted.tolist() == [0]
+    block, _, _ = one_round(drafter, (), state, *args, none)
+    assert block.tokens[0].tolist() == [8, 1, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft": 0}, "max_draft must be a whole number of at least 1, got 0"),
+        ({"max_ngram": 0}, "max_ngram must be a whole number of at least 1, got 0: .* None"),
+        ({"min_ngram": 1.5}, "min_ngram must be a whole number of at least 1, got 1.5"),
+        ({"max_ngram": 2, "min_ngram": 3}, "min_ngram must be at most max_ngram = 2, got 3"),
+    ],
+)
+def test_bad_settings_are_told(options, message):
+    with pytest.raises(ValueError, match=message):
+        LookupDrafter(**{"vocab_size": 9, "max_draft": 3, **options})
+
+
+def test_a_table_of_another_size_is_told():
+    drafter = DRAFTERS["plain"]
+    state = begin(drafter, *(np.zeros((1, 1), np.int32), np.ones(1, np.int32)) * 2)
+    one = jnp.ones(1, jnp.int32)
+    with pytest.raises(
+        TypeError, match=r"LookupDrafter's parameters must be \[V\] = \[3\] int32, got"
+    ):
+        one_round(drafter, jnp.zeros(5, jnp.int32), state, one, one, one > 0, one[:, None], one)

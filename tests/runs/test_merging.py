@@ -1,0 +1,155 @@
+"""Parts of several processes become one run; what does not belong together is refused."""
+
+import json
+import shutil
+
+import pytest
+
+from specjax.cli.main import main
+from specjax.runs import merging, processes
+from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, line_of
+from specjax.runs.processes import Process
+from specjax.text.groups import group, split
+from specjax.text.results import COUNTS
+
+ROWS = 6
+
+
+def record(i):
+    info = {**dict.fromkeys(COUNTS, 2), "rounds": 1, "calls": {"verifier": 2}}
+    return {"id": i, "inputs": f"in {i}", "prediction": "x", "ended_by": "eos", "info": info}
+
+
+def write_part(directory, index, count, ids, **settings):
+    path = directory / Process(index, count).directory
+    path.mkdir(parents=True)
+    config = {"seed": 0, "rows": ROWS, "environment": {"device": "cpu"}, **settings}
+    config |= {"part": {"index": index}, "fingerprint": str(index), "files": [], "kept": True}
+    (path / CONFIG_NAME).write_text(json.dumps(config))
+    (path / PREDICTIONS_NAME).write_bytes(b"".join(line_of(record(i)) for i in ids))
+    return path
+
+
+def test_parts_become_one_in_the_order_of_the_inputs(tmp_path, capsys):
+    write_part(tmp_path / "worker-0", 0, 2, [5, 0, 2])
+    write_part(tmp_path / "worker-1", 1, 2, [1, 4, 3], environment={"device": "other"})
+    assert main(["merge", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["emitted"] == 2 * ROWS
+    assert "merged 2 parts: 6 predictions are in" in told.err
+    assert "was decoded elsewhere (environment.device: 'cpu' there, 'other' here)" in told.err
+    merged = (tmp_path / PREDICTIONS_NAME).read_bytes()
+    assert merged == b"".join(line_of(record(i)) for i in range(ROWS))
+    config = json.loads((tmp_path / CONFIG_NAME).read_text())
+    assert config["rows"] == ROWS and "part" not in config
+    # Again, and from parts that are named.
+    named = [str(tmp_path / "worker-1"), str(tmp_path / "worker-0" / Process(0, 2).directory)]
+    assert main(["merge", str(tmp_path), *named]) == 0
+    assert (tmp_path / PREDICTIONS_NAME).read_bytes() == merged
+
+
+def test_parts_are_scored_as_the_run_that_they_make(tmp_path, capsys):
+    write_part(tmp_path / "run" / "worker-0", 0, 2, [5, 0, 2])
+    other = write_part(tmp_path / "run" / "worker-1", 1, 2, [1, 4])
+    score = ["evaluate", f"--gin.PREDICTIONS={tmp_path / 'run'}", "--gin.METRICS=()"]
+    assert main(score) == 2
+    assert "1 of 6 rows are in no part, the first is 3" in capsys.readouterr().err
+    with (other / PREDICTIONS_NAME).open("ab") as file:
+        file.write(line_of(record(3)))
+    assert main(score) == 0
+    apart = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not (tmp_path / "run" / PREDICTIONS_NAME).exists()  # nothing is written there
+    assert main(["merge", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(score) == 0
+    merged = json.loads(capsys.readouterr().out.splitlines()[-1])
+    figures = [scores["methods"]["run"]["figures"] for scores in (apart, merged)]
+    assert apart["rows"] == ROWS and figures[0] == figures[1]
+
+
+def test_the_last_part_to_end_merges(tmp_path, capsys):
+    def ends(index):
+        part = merging.ROWS.directory(tmp_path, Process(index, 2))
+        merging.finish(part, Process(index, 2), None)
+        return (tmp_path / PREDICTIONS_NAME).exists()
+
+    write_part(tmp_path, 0, 2, [0, 2, 4])
+    assert not ends(0)
+    assert "this is part 0 of 2. The last part to end merges them in" in capsys.readouterr().err
+    other = write_part(tmp_path, 1, 2, [1, 3])
+    with (other / PREDICTIONS_NAME).open("ab") as file:
+        file.write(line_of(record(5))[:-5])  # as it is being written
+    assert not ends(0)
+    (other / PREDICTIONS_NAME).write_bytes(b"".join(line_of(record(i)) for i in (1, 3, 5)))
+    assert ends(1)
+    assert len((tmp_path / PREDICTIONS_NAME).read_bytes().splitlines()) == ROWS
+
+
+def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
+    def refused(*words):
+        assert main(["merge", *map(str, words)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("specjax merge: ") and told.count("\n") == 1
+        assert not (tmp_path / PREDICTIONS_NAME).exists()
+        return told
+
+    assert "there is no part-I-of-N of a run of several processes" in refused(tmp_path)
+    first = write_part(tmp_path, 0, 2, [0, 1, 2])
+    assert "has no part-00001-of-00002: bring the parts of all 2" in refused(tmp_path)
+    other = write_part(tmp_path, 1, 2, [3, 4], seed=1)
+    assert "is a part of another run than" in (told := refused(tmp_path))
+    assert "seed: 0 there, 1 here" in told
+    shutil.rmtree(other)
+    write_part(tmp_path, 1, 2, [3, 4])
+    assert "1 of 6 rows are in no part, the first is 5: start" in refused(tmp_path)
+    shutil.rmtree(other)
+    write_part(tmp_path, 1, 2, [3, 4, 5, 0])
+    assert "has row 0, which another part has, too" in refused(tmp_path)
+    shutil.rmtree(other)
+    write_part(tmp_path, 1, 2, [3, 4, 5, 6])
+    assert "has row 6, but the run has 6 rows" in refused(tmp_path)
+    shutil.rmtree(other)
+    write_part(tmp_path, 1, 2, [3, 4, 5])
+    changed = (first / PREDICTIONS_NAME).read_bytes()
+    (first / PREDICTIONS_NAME).write_bytes(changed.replace(b"in 1", b"in 9"))
+    assert f"{PREDICTIONS_NAME}:2: the line is not a row" in refused(tmp_path)
+    shutil.rmtree(other)
+    write_part(tmp_path / "moved", 0, 2, [0])
+    (tmp_path / "moved" / Process(0, 2).directory).rename(tmp_path / Process(1, 2).directory)
+    assert "holds the part of process 0: give it its own name" in refused(tmp_path)
+    again = tmp_path / "again"
+    write_part(again, 0, 2, [0])
+    assert "are the same part: name one of them" in refused(tmp_path, tmp_path, again)
+    write_part(tmp_path, 0, 3, [])
+    assert "has parts of 2 processes and 3 processes" in refused(tmp_path)
+    (tmp_path / "more").mkdir()
+    write_part(tmp_path / "more", 0, 1, range(ROWS))
+    (tmp_path / "more" / Process(0, 1).directory / CONFIG_NAME).unlink()
+    assert f"has no {CONFIG_NAME} of a part" in refused(tmp_path, tmp_path / "more")
+
+
+def test_plans_are_dealt_evenly():
+    lengths = [3] * 40 + [9] * 30 + [20] * 5
+    plans = list(group(lengths, (4, 16, 32), 4, 1, 2))
+    for count in (1, 2, 3):
+        dealt = split(plans, count)
+        assert sorted(row for part in dealt for row in part) == list(range(75))
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 8
+        for plan in plans:
+            assert sum(bool(set(map(int, plan.members)) & set(part)) for part in dealt) == 1
+    assert split(plans[:1], 3)[1:] == [[], []]
+
+
+def test_a_lost_process_is_told_in_one_line():
+    import jax
+
+    lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed:\nConnection closed by peer")
+    together = Process(0, 2, together=True)
+    with (
+        pytest.raises(processes.LostProcessError, match="process 0 of 2 has lost another one"),
+        processes.naming_lost_processes(together),
+    ):
+        raise lost
+    for part, error in ((None, lost), (Process(0, 2), lost), (together, ValueError("UNAVAILABLE"))):
+        with pytest.raises(type(error)), processes.naming_lost_processes(part):
+            raise error

@@ -1,0 +1,86 @@
+"""Settings whose true quality, speed and divergence are known, and noisy looks at them."""
+
+import functools
+
+import numpy as np
+
+from specjax.evaluation import Bootstrap, ratio
+from specjax.evaluation.bootstrap import mean
+from specjax.runs.evaluation import as_json
+from specjax.study.demand import Counts
+from specjax.study.scores import Scores
+from specjax.text.setting import Setting
+
+ALONE = Setting(method="VerifierAlone")
+LOSSLESS = Setting()
+BOOTSTRAP = Bootstrap(resamples=200)
+# Strength -> quality, relative latency, nats per token: the stronger, the faster and the worse.
+TRUTH = {
+    ALONE: (50.0, 1.0, 0.0),
+    LOSSLESS: (50.0, 0.7, 0.0),
+    **{
+        Setting(rule=f"OPT({i / 10})"): (50.0 - 1.5 * i, 0.7 - 0.04 * i, 0.02 * i)
+        for i in range(1, 9)
+    },
+}
+SETTINGS = [setting for setting in TRUTH if setting != ALONE]
+
+
+class World:
+    """Texts whose figures differ from the truth by noise that settings partly share.
+
+    Args:
+      seed: of the noise.
+      rows: how many texts each round has looked at, the held-out ones last.
+      spread: the standard deviation of a text's quality.
+      truth: what is true of each setting.
+    """
+
+    def __init__(self, seed, rows=(50, 100, 200, 200), spread=10.0, truth=TRUTH):
+        self.draws = np.random.default_rng(seed)
+        *rounds, held_out = rows
+        self.texts = [Counts(n, n) for n in rounds]
+        self.held = Counts(held_out, held_out)
+        total = rounds[-1] + held_out
+        shared = self.draws.normal(size=(total, 1)) * 0.8
+        noise = shared + 0.6 * self.draws.normal(size=(total, 3 * len(truth)))
+        self.figures = {}
+        for i, (setting, (quality, relative, nats)) in enumerate(truth.items()):
+            good, slow, far = noise[:, 3 * i : 3 * i + 3].T
+            self.figures[setting] = (
+                quality + spread * good,
+                relative * (1.0 + 0.2 * slow) if setting != ALONE else np.full(total, relative),
+                nats * (1.0 + far),
+            )
+        self.looked = []
+        self._scored = {}
+
+    def look(self, setting, number):
+        self.looked.append((setting, number))
+        return self._scores(setting, slice(0, self.texts[number].rows))
+
+    def held_out(self, setting):
+        return self._scores(setting, slice(self.texts[-1].rows, None))
+
+    def _scores(self, setting, rows):
+        key = (setting, rows.start, rows.stop)
+        if key not in self._scored:
+            self._scored[key] = self._of(setting, rows)
+        return self._scored[key]
+
+    def _of(self, setting, rows):
+        good, slow, far = (values[rows] for values in self.figures[setting])
+        made = {
+            "bleu": mean(good),
+            "relative_latency": ratio(slow, 1.0),
+            "nats_per_token": mean(far),
+        }
+        made["latency"] = mean(0.1 * slow)
+        again = {name: BOOTSTRAP.replicates(sums) for name, sums in made.items()}
+        figures = {
+            name: as_json(BOOTSTRAP.summary(sums.value, again[name])) for name, sums in made.items()
+        }
+        return Scores(figures, again)
+
+
+world_of = functools.cache(World)

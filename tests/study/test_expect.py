@@ -1,0 +1,273 @@
+"""Estimates: exact where they say so, approximate elsewhere, one program for each rule."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import rules, testing, verification
+from specjax.drafting import Costs
+from specjax.study.drafting_plans import plans
+from specjax.study.expect import Expected, cannot_estimate, estimate, expect, sampling_key
+from specjax.study.positions import positions
+from specjax.text import TextModel
+from specjax.text.known_texts import KnownTexts, written
+from specjax.text.passes import PassTimes
+from specjax.text.setting import Setting
+from specjax.tokenizers import ByteTokenizer
+from tests.study.chains import all_texts, expected_rounds
+
+VOCAB, FIRST_ID, TOKENS, PROMPT = 259, 100, 3, 1
+# Quarters, so that so many copies of each text are the verifier's law exactly.
+P = np.asarray([[2, 1, 1], [1, 2, 1], [0, 1, 3]]) / 4
+Q = np.asarray([[1, 1, 2], [2, 2, 0], [1, 2, 1]]) / 4
+
+
+def model(law):
+    table = np.full((VOCAB + 1, VOCAB), -np.inf, np.float32)
+    table[:, FIRST_ID] = 0.0
+    with np.errstate(divide="ignore"):
+        table[FIRST_ID : FIRST_ID + 3, FIRST_ID : FIRST_ID + 3] = np.log(law)
+    return TextModel(testing.TabularModel(VOCAB, 1), jnp.asarray(table), ByteTokenizer())
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {"verifier": model(P), "drafter": model(Q)}
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rows, _, weights = all_texts(P, PROMPT, TOKENS)
+    copies = np.rint(weights * 4**TOKENS).astype(int)
+    outputs = list(np.repeat(rows + FIRST_ID, copies, axis=0).astype(np.int32))
+    return KnownTexts([np.asarray([FIRST_ID + PROMPT], np.int32)] * len(outputs), outputs)
+
+
+ALONE, DRAFTER = Setting(method="VerifierAlone"), Setting(method="DrafterAlone")
+
+
+def of(models, texts, settings, **options):
+    """Estimates of settings that all draw alike."""
+    return expect(models, dict.fromkeys(map(sampling_key, settings), texts), settings, **options)
+
+
+@pytest.mark.parametrize("name", ["Token", "Block"])
+@pytest.mark.parametrize("longest", [1, 2])
+def test_lossless_tokens_per_call_are_exact(models, texts, name, longest):
+    setting = Setting(max_draft=longest, verification=name)
+    (found,) = of(models, texts, [setting])
+    algorithm = getattr(verification, name)()
+    want = TOKENS / expected_rounds(Q, P, PROMPT, TOKENS, longest, algorithm)
+    assert found.tokens_per_call == pytest.approx(want, abs=1e-5)
+    assert found.nats_per_token == 0.0 and found.defers == 1.0
+    assert found.drafted_per_call == pytest.approx(longest)
+
+
+def test_figures_are_means_over_positions(models, texts):
+    rule = rules.Lossy(0.4)
+    (found,) = of(models, texts, [Setting(rule="Lossy(0.4)")])
+    pi = np.asarray(jax.vmap(rule)(jnp.float32(Q), jnp.float32(P)), np.float64)
+    acceptance, nats = np.minimum(pi, Q).sum(1), np.zeros(3)
+    for token in range(3):
+        some = pi[token] > 0
+        nats[token] = (pi[token][some] * np.log(pi[token][some] / P[token][some])).sum() \
+            if (P[token][some] > 0).all() else 0.0  # fmt: skip
+    before = [[PROMPT, *(text[:-1] - FIRST_ID)] for text in texts.outputs]
+    assert found.acceptance == pytest.approx(acceptance[before].mean(), abs=1e-6)
+    assert math.isnan(found.defers)
+    # Lossy may keep a token of q that p cannot draw: nats are then infinite, and null in JSON.
+    impossible = pi[2][0]
+    assert (found.nats_per_token == math.inf) == (impossible > 1e-6)
+    if impossible <= 1e-6:
+        assert found.nats_per_token == pytest.approx(nats[before].mean(), abs=1e-6)
+
+
+def test_what_the_verifier_cannot_draw_is_null_in_json(models, texts):
+    (found,) = of(models, texts, [Setting(rule="OPT(100.0)")])
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert found.nats_per_token == math.inf and told["nats_per_token"] is None
+    assert found.acceptance == pytest.approx(1.0) and found.defers == 0.0
+    assert found.tokens_per_call == pytest.approx(TOKENS)  # all of a text in a round
+    again = Expected.of(found.setting, told)
+    assert again.nats_per_token == math.inf and math.isnan(again.speedup)
+    assert again.to_dict() == found.to_dict() and again.speed == found.tokens_per_call
+
+
+def test_the_drafter_alone_is_as_far_from_the_verifier_as_it_is(models, texts):
+    pair = {"verifier": models["drafter"], "drafter": models["verifier"]}
+    texts = KnownTexts(texts.prompts, [np.where(x == 101, 100, x) for x in texts.outputs])
+    (found,) = of(pair, texts, [DRAFTER])
+    # After the token 101 the drafter has one that the verifier never draws, and it is left out.
+    nats = (P * np.log(np.where(P > 0, P, 1.0) / np.where(Q > 0, Q, 1.0))).sum(1)
+    before = np.asarray([[PROMPT, *(text[:-1] - FIRST_ID)] for text in texts.outputs])
+    assert found.tokens_per_call == math.inf and math.isnan(found.acceptance)
+    assert found.nats_per_token == math.inf and (before == 1).any()
+    later = KnownTexts([np.asarray([100], np.int32)] * len(texts.outputs), texts.outputs)
+    (found,) = of(pair, later, [DRAFTER])
+    before[:, 0] = 0
+    assert found.nats_per_token == pytest.approx(nats[before].mean(), abs=1e-6)
+    assert Expected.of(DRAFTER, found.to_dict()).tokens_per_call == math.inf
+
+
+def test_hundreds_of_strengths_are_one_program_each_rule(models, texts):
+    few = KnownTexts(texts.prompts[:8], texts.outputs[:8])
+    before = positions.num_programs()
+    strengths = np.linspace(-0.5, 1.5, 150).tolist()
+    rule = [f"OPT({x})" for x in strengths] + [f"DiffLog({x})" for x in strengths[:60]]
+    settings = [
+        Setting(rule=one, max_draft=g, verification=v)
+        for one in rule
+        for g, v in ((1, "Token"), (2, "Block"), (5, "Block"))
+    ]
+    assert len(of(models, few, settings)) == 210 * 3
+    assert positions.num_programs() - before <= 2
+    of(models, few, [Setting(rule="OPT(7.0)")])
+    assert positions.num_programs() - before <= 2
+    # Whether it would be seen: another rule is another program.
+    of(models, few, [Setting(rule="Chow(0.5)")])
+    assert positions.num_programs() - before == 3
+
+
+def test_order_and_company_change_nothing(models, texts):
+    settings = [ALONE, DRAFTER]
+    settings += [Setting(rule=f"TokenV3({x})", max_draft=g) for x in (0.3, 0.8) for g in (1, 3)]
+    together = of(models, texts, settings)
+    assert [one.setting for one in together] == settings
+    (again,) = of(models, texts, [settings[3]])
+    assert again.tokens_per_call == pytest.approx(together[3].tokens_per_call, rel=1e-12)
+
+
+def times(rows=1):
+    """Of passes over one, two or three tokens."""
+    table = Costs((rows,), (1, 2, 3), (1.0,), ((5.0, 6.0, 8.0),))
+    tables = {("verifier", "drafter"): table}
+    prompts = {"verifier": 0.5, "drafter": 0.25}
+    return PassTimes(rows, {"verifier": 5.0, "drafter": 1.5}, prompts, 2.0, tables)
+
+
+def test_latency_is_that_of_the_passes(models, texts):
+    settings = [ALONE, DRAFTER, Setting(max_draft=2, verification="Token")]
+    alone, drafter, found = of(models, texts, settings, times=times())
+    assert alone.speedup == 1.0 and alone.latency == pytest.approx(2.0 + 5.0 * TOKENS)
+    assert drafter.latency == pytest.approx(2.0 - 0.5 + 0.25 + 1.5 * TOKENS)
+    rounds = TOKENS / found.tokens_per_call
+    # Two passes of the drafter, one of the verifier over three tokens, one more after whole drafts.
+    least = rounds * (2 * 1.0 + 8.0)
+    assert 2.25 + least < found.latency < 2.25 + least + rounds * 1.0
+    assert found.speed == found.speedup == pytest.approx(alone.latency / found.latency)
+    (batch,) = of(models, texts, settings[2:], times=times(4))
+    assert batch.latency > found.latency  # a whole draft in any row costs a pass
+
+
+def test_prompts_take_their_time(models, texts):
+    """Each model with a place in K reads the prompt: what is gained must make up for that."""
+    setting = Setting(drafting="Cascade(((2, 2), (0, 2)), models=('drafter', 'small'))")
+    three = {**models, "small": models["drafter"]}
+    one = Costs((1,), (1, 8), (0.5,), ((1.0, 1.0),))
+    tables = {(r, d): one for r in three for d in (*three, None)}
+    given = PassTimes(1, dict.fromkeys(three, 1.0), dict.fromkeys(three, 0.0), 4.0, tables)
+    (free,) = of(three, texts, [setting], times=given)
+    read = {"verifier": 9.0, "drafter": 3.0, "small": 1.0}
+    dear = PassTimes(1, given.steps, read, 4.0, tables)
+    (found,) = of(three, texts, [setting], times=dear)
+    assert found.latency == pytest.approx(free.latency + 3.0 + 1.0 + 1.0)
+    assert found.nats_per_token == 0.0 and found.tokens_per_call == free.tokens_per_call > 1.0
+
+
+def test_greedy_estimates_are_what_decoding_counts(models):
+    """At temperature 0 the verifier's text is also the one that each lossless setting writes."""
+    rng = np.random.default_rng(0)
+    table = testing.random_table(5, VOCAB, 1, scale=2.0)
+    table[:, 1] += 5.0  # some rows end by themselves
+    near = table + testing.random_table(6, VOCAB, 1, scale=1.2)
+    words = ByteTokenizer()
+    pair = {
+        name: TextModel(testing.TabularModel(VOCAB, 1), jnp.asarray(x), words)
+        for name, x in (("verifier", table), ("drafter", near))
+    }
+    prompts = [rng.integers(3, VOCAB, 4).astype(np.int32) for _ in range(24)]
+    size = {"max_new_tokens": 12, "batch_size": 8}
+    alone = Setting(method="VerifierAlone", temperature=0.0).decoder(pair, **size)
+    texts = written(alone, prompts, seed=0)
+    settings = [
+        Setting(temperature=0.0, max_draft=3),
+        Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)"),
+        Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)", min_draft=2),
+    ]
+    for setting, found in zip(settings, of(pair, texts, settings), strict=True):
+        rows = setting.decoder(pair, **size)(list(prompts), progress=False).info.per_row
+        want = rows.emitted.sum() / rows.verifier_calls.sum()
+        assert found.tokens_per_call == pytest.approx(want, rel=1e-9) and want > 1.2
+
+
+def test_texts_of_each_temperature_are_told_apart(models, texts):
+    settings = [Setting(), Setting(temperature=0.5)]
+    other = KnownTexts(texts.prompts[:4], texts.outputs[:4])
+    known = {sampling_key(settings[0]): texts, sampling_key(settings[1]): other}
+    found = expect(models, known, settings)
+    (alone,) = of(models, other, settings[1:])
+    assert found[1].tokens_per_call == alone.tokens_per_call != found[0].tokens_per_call
+
+
+CANNOT = {
+    "carry": ({"verification": "greedy_block"}, "GreedyBlock carries its targets from round"),
+    "online": ({"stopping": "Survival(OnlineEstimate(), 0.5)"}, "learns from earlier rounds"),
+    "head": ({"stopping": "Survival(HeadEstimate(), 0.5)"}, "the drafter has no acceptance head"),
+    "model": ({"drafter": "other"}, "no model 'other', only verifier, drafter"),
+    "budget": ({"rule": "Budgeted(OPT(0.5), 0.1)"}, "Budgeted may spend depends on the tokens"),
+    "method": ({"method": "TokenCascade"}, "which model writes depends on the text so far"),
+    "rule": ({"rule": "OPT(0.1)", "drafting": "Lookup()"}, "only the rule Lossless can"),
+    "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
+    "rules": (
+        {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=OPT(0.1))"},
+        "of a Cascade only K, models, last and lenience",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_can_only_be_measured_is_named(models, texts, name):
+    values, told = CANNOT[name]
+    assert told in (cannot_estimate(Setting(**values), models) or "")
+    with pytest.raises(ValueError, match="cannot be estimated: "):
+        of(models, texts, [Setting(**values)])
+
+
+def test_prompts_are_decoded_and_passes_measured(models, texts, monkeypatch):
+    """Of settings of every kind, at two temperatures, in one call."""
+    asked = []
+
+    def measured(models, tables, widths, *, rows, prompt_length, call):
+        call()
+        asked.append((sorted(tables, key=str), widths, rows, prompt_length))
+        one = Costs((rows,), (1, 8), (0.5,), ((1.0, 1.0),))
+        steps = dict.fromkeys(models, 1.0)
+        return PassTimes(rows, steps, steps, 4.0, dict.fromkeys(tables, one))
+
+    monkeypatch.setattr("specjax.study.expect.measure_times", measured)
+    settings = [ALONE, DRAFTER, Setting(max_draft=3), *plans(max_draft=2, leniences=(1.0,))]
+    settings = list(dict.fromkeys([*settings, Setting(temperature=0.0)]))
+    lines = []
+    options = {"max_new_tokens": 4, "buckets": (16,)}
+    found, told = estimate(
+        models, settings, texts.prompts[:6], options=options, batch_size=2, tell=lines.append
+    )
+    assert [one.setting for one in found] == settings and all(one.speed > 0 for one in found)
+    tables = [("drafter", None), ("verifier", "drafter"), ("verifier", None)]
+    assert asked == [(tables, (1, 2, 4, 6), 2, 1)] and json.loads(json.dumps(told))["rows"] == 2
+    assert sum("the verifier decodes 6 prompts" in line for line in lines) == 2
+
+
+def test_a_model_that_gives_nan_is_named(models, texts):
+    broken = TextModel(
+        testing.TabularModel(VOCAB, 1),
+        models["drafter"].params.at[FIRST_ID].set(jnp.nan),
+        ByteTokenizer(),
+        name="broken",
+    )
+    with pytest.raises(ValueError, match="broken gives NaN"):
+        of({**models, "drafter": broken}, texts, [Setting()])

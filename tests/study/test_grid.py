@@ -1,0 +1,126 @@
+"""Settings of a grid: which combinations there are, and what is refused."""
+
+import pytest
+
+from specjax.rules import ALL_RULES
+from specjax.study import Grid, Setting
+
+
+def settings(methods, **axes):
+    return Grid(methods=methods, **axes).settings()
+
+
+def test_all_that_goes_together_is_there_once():
+    made = settings(
+        {"lossless": None, "opt": (0.1, 0.2), "token_cascade": (0.3,)},
+        temperatures=(1.0, 0.0),
+        max_drafts=(2, 5),
+        stopping={None: None, "confidence": (0.4,)},
+        verifications=("Block", "Token"),
+    )
+    assert len(set(made)) == len(made)
+    at_one = [one for one in made if one.temperature == 1.0]
+    assert len(made) == 2 * len(at_one)
+    assert [one.method for one in at_one[:2]] == ["VerifierAlone", "DrafterAlone"]
+    by_rule = {rule: [one for one in at_one[2:] if one.rule.startswith(rule)] for rule in RULES}
+    assert len(by_rule["Lossless"]) == 2 * 2 * 2  # lengths, policies, verifications
+    assert len(by_rule["OPT"]) == 2 * 8
+    # It has none of these.
+    assert by_rule["Chow"] == [Setting(rule="Chow(0.3)", method="TokenCascade")]
+    assert {one.stopping for one in by_rule["OPT"]} == {None, "Confidence(0.4)"}
+
+
+RULES = ("Lossless", "OPT", "Chow")
+
+
+def test_further_arguments_stand_in_the_names():
+    made = settings(
+        {"BiLDCascade(rule=FallbackRollback(Chow(0.2), BiLD({})), limit=4)": (1.0, 2.0)}
+    )[2:]
+    assert [one.strength for one in made] == [1.0, 2.0]
+    assert {one.method for one in made} == {"BiLDCascade(limit=4)"}
+    assert {one.curve for one in made} == {made[0].curve}
+
+
+def test_a_policy_may_have_longer_drafts():
+    made = settings(
+        {"opt": 0.1},
+        max_drafts=(2, 5),
+        stopping={None: None, "confidence": 0.4},
+        longest=12,
+        min_draft=1,
+    )[2:]
+    assert [(one.max_draft, one.stopping, one.min_draft) for one in made] == [
+        (2, None, 0),
+        (5, None, 0),
+        (12, "Confidence(0.4)", 1),
+    ]
+
+
+def test_drafters_are_models_and_drafting_is_a_plan():
+    made = settings(
+        {"lossless": None, "token_cascade": 0.3},
+        drafters=(None, "small"),
+        drafting=(None, "Lookup", "Lookup(min_match=3)"),
+    )
+    alone = [one.drafter for one in made if one.method == "DrafterAlone"]
+    assert alone == ["drafter", "small"]
+    drafts = [(one.drafter, one.drafting) for one in made if one.method is None]
+    # Copies alone need no drafter.
+    assert sorted(drafts, key=str) == [
+        ("drafter", "Lookup"),
+        ("drafter", "Lookup(min_match=3)"),
+        ("drafter", None),
+        ("small", "Lookup(min_match=3)"),
+        ("small", None),
+    ]
+    cascades = [one.drafter for one in made if one.method == "TokenCascade"]
+    assert cascades == ["drafter", "small"]
+
+
+def test_plans_are_taken_at_each_temperature():
+    plan = Setting(drafting="Cascade(((4, 0), (0, 3)), models=('drafter', 'small'))")
+    made = settings({"lossless": None}, temperatures=(1.0, 0.0), top_k=9, plans=(plan,))
+    found = [one for one in made if one.drafting is not None]
+    assert [(one.temperature, one.top_k, one.max_draft) for one in found] == [
+        (1.0, 9, None),
+        (0.0, 9, None),
+    ]
+
+
+def test_without_methods_there_is_every_rule():
+    rules = {one.rule.partition("(")[0] for one in settings(None)}
+    assert rules == {kind.__name__ for kind in ALL_RULES}
+
+
+def test_a_whole_strength_is_one_setting_however_it_is_written():
+    one, same = (settings({"opt": (x, 0.2)}, stopping={"confidence": x}) for x in (0, 0.0))
+    assert [each.key for each in one] == [each.key for each in same]
+    assert len(settings({"opt": (0, 0.0)})) == 3
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"methods": "opt"}, "methods must be a tuple of names or a dict, got 'opt'"),
+        ({"methods": {}}, "methods is empty"),
+        ({"methods": {"opt": ("a",)}}, "methods: opt must be a number, got 'a'"),
+        ({"methods": {"opt": {"ALPHA": 1}}}, "methods: opt must have numbers, got"),
+        ({"methods": {"lossless": (0.1,)}}, "lossless takes no number"),
+        ({"methods": {"opt": ()}}, "opt has no numbers"),
+        ({"methods": ("never",)}, "must be one of"),
+        ({"methods": (3,)}, "methods must be names, got 3"),
+        ({"methods": {"lossy": 1.5}}, "strength must lie in"),
+        ({"temperatures": (-1.0,)}, "temperatures must be finite and at least 0"),
+        ({"temperatures": 1.0}, "temperatures must be a tuple"),
+        ({"max_drafts": (0,)}, "max_drafts must be a whole number of at least 1"),
+        ({"longest": 0}, "longest must be a whole number of at least 1"),
+        ({"verifications": ("Blok",)}, "verification must be one of Token, Block, GreedyBlock"),
+        ({"stopping": {None: 0.3}}, "None takes no number"),
+        ({"stopping": ("sure",)}, "must be one of"),
+        ({"stopping": {"adaptive_confidence": 0.3}}, "adaptive_confidence is called confidence"),
+    ],
+)
+def test_what_is_no_grid_is_refused(axes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        settings(**{"methods": {"opt": 0.1}, **axes})

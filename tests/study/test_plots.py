@@ -1,0 +1,116 @@
+"""The figures: what is drawn, and that it can be told apart without colours."""
+
+import numpy as np
+import pytest
+
+from specjax.evaluation import Bootstrap
+from specjax.study import Setting, plots
+from specjax.study.scores import Scores
+
+VERIFIER, DRAFTER = Setting(method="VerifierAlone"), Setting(method="DrafterAlone")
+BOOTSTRAP = Bootstrap()
+
+
+def scores(quality, **figures):
+    made = {"bleu": quality, **figures}
+    return Scores({k: {"value": v, "low": v, "high": v, "error": 0.0} for k, v in made.items()}, {})
+
+
+def setting(rule, strength, **others):
+    return Setting(rule=f"{rule}({strength})", **others)
+
+
+SCORED = {
+    VERIFIER: scores(30.0, relative_latency=1.0),
+    DRAFTER: scores(20.0, relative_latency=0.2),
+    setting("OPT", 0.1): scores(29.0, relative_latency=0.9, nats_per_token=0.1),
+    setting("OPT", 0.3): scores(25.0, relative_latency=0.6, nats_per_token=None),
+    setting("Lossy", 0.3): scores(24.0, relative_latency=0.8, nats_per_token=None),
+    setting("Chow", 0.3, method="TokenCascade"): scores(22.0, relative_latency=0.4),
+}
+
+
+def drawn(file="quality_latency", scored=SCORED):
+    (axis,) = plots.figure(scored, file, "bleu", BOOTSTRAP).axes
+    handles, labels = axis.get_legend_handles_labels()
+    return axis, dict(zip(labels, handles, strict=True))
+
+
+def test_methods_references_and_the_front_are_in_the_legend():
+    axis, handles = drawn()
+    # What all points with drafts share, such as G=5, is not told.
+    methods = ["OPT", "Lossy", "TokenCascade, Chow"]
+    assert set(handles) == {*methods, "verifier alone", "drafter alone", "Pareto front"}
+    shown = [text.get_text() for text in axis.figure.legends[0].get_texts()]
+    assert shown[:3] == methods and len(shown) == 6
+    assert handles["OPT"].lines[0].get_xydata().tolist() == [[0.9, 29.0], [0.6, 25.0]]
+    assert set(handles["verifier alone"].get_ydata()) == {30.0}
+    assert set(handles["drafter alone"].get_ydata()) == {20.0}
+    front = handles["Pareto front"].get_xydata().tolist()
+    assert front == [[0.4, 22.0], [0.6, 25.0], [0.9, 29.0]]  # not the lossy one
+    assert "latency" in axis.get_xlabel() and axis.get_ylabel() == "bleu"
+
+
+def test_the_models_alone_beat_points_too():
+    slow = {setting("Diff", 0.1): scores(29.5, relative_latency=1.2)}
+    worse = {setting("Diff", 0.1): scores(19.0, relative_latency=0.3)}
+    best = {setting("OPT", 0.1): scores(30.5, relative_latency=1.2)}
+
+    def rings(others, file="quality_latency"):
+        _, handles = drawn(file, {**alone, **others})
+        return handles["Pareto front"].get_xydata().tolist() if "Pareto front" in handles else []
+
+    alone = {VERIFIER: SCORED[VERIFIER], DRAFTER: SCORED[DRAFTER]}
+    # Slower and worse than the verifier, or than the drafter; the models have no rings.
+    assert rings(slow) == rings(worse) == [] and rings(best) == [[1.2, 30.5]]
+    alone = {}
+    assert rings(slow) == [[1.2, 29.5]]
+    # The drafter alone defers nothing, though its figures do not say so.
+    alone = {VERIFIER: scores(30.0, deferrals_per_token=1.0), DRAFTER: SCORED[DRAFTER]}
+    few, fewer = (
+        {setting("OPT", a): scores(y, deferrals_per_token=a)} for a, y in ((0.2, 25.0), (0.1, 19.0))
+    )
+    assert rings({**few, **fewer}, "quality_deferrals") == [[0.2, 25.0]]
+
+
+def test_curves_differ_in_grey():
+    many = {
+        setting("OPT", 0.1, max_draft=i + 1): scores(1.0 + i, relative_latency=0.5)
+        for i in range(24)
+    }
+    _, handles = drawn(scored=many)
+    lines = [handles[f"OPT, G={i + 1}"].lines[0] for i in range(24)]
+    assert len({line.get_marker() for line in lines[:13]}) == 13
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 24
+    assert lines[0].get_linestyle() != lines[1].get_linestyle()
+    grey = [np.dot(line.get_color()[:3], (0.2126, 0.7152, 0.0722)) for line in lines]
+    assert all(np.diff(grey) > 0.0) and grey[-1] < 0.85
+
+
+def test_a_point_without_a_figure_is_left_out():
+    _, handles = drawn("quality_nats")
+    assert "Lossy" not in handles and "OPT" in handles
+    assert handles["OPT"].lines[0].get_xydata().tolist() == [[0.1, 29.0]]
+    assert plots.figure(SCORED, "quality_rejections", "bleu", BOOTSTRAP) is None
+    assert set(plots.draw(SCORED, "bleu", BOOTSTRAP)) == {
+        f"{name}.{kind}" for name in ("quality_latency", "quality_nats") for kind in ("png", "pdf")
+    }
+
+
+def test_there_is_a_panel_for_each_temperature():
+    greedy = {
+        setting("OPT", 0.1, temperature=0.0): scores(28.0, relative_latency=0.7),
+        setting("Chow", 0.1, temperature=0.0): scores(27.0, relative_latency=0.7),
+    }
+    figure = plots.figure({**SCORED, **greedy}, "quality_latency", "bleu", BOOTSTRAP)
+    assert [axis.get_title() for axis in figure.axes] == ["temperature 0", "temperature 1"]
+    colours = []
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        colours.append(handles[labels.index("OPT")].lines[0].get_color())
+    assert colours[0] == colours[1]
+
+
+@pytest.mark.parametrize("scored", [{}, {VERIFIER: SCORED[VERIFIER]}])
+def test_without_points_nothing_is_drawn(scored):
+    assert plots.draw(scored, "bleu", BOOTSTRAP) == {}

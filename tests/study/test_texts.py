@@ -1,0 +1,157 @@
+"""The texts of a comparison: prompts, references, problems; and what they are scored with."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from specjax.data.few_shot import FewShot
+from specjax.evaluation import AnswerAfter, Sandbox, sandbox
+from specjax.study import Bench, Measuring, Setting, Texts, read_texts, score
+from specjax.study.measure import Measured, Times
+from tests.study import world
+
+ROWS = [
+    {"ask": f"What is {i}?", "known": [f"#### {i}", f"It is {i}. #### {i}.0"], "one": str(i),
+     "test_list": [f"assert x == {i}"]}
+    for i in range(4)
+]  # fmt: skip
+TASK = FewShot(prompt="Q: {ask}\nA:", references="known")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_a_task_makes_texts_and_references(source):
+    found = read_texts(source, task=TASK, limit=3)
+    assert [e.inputs for e in found.examples] == [f"Q: What is {i}?\nA:" for i in range(3)]
+    assert found.references[2] == ("#### 2", "It is 2. #### 2.0") and len(found.references) == 3
+    assert found.examples[2].targets == found.references[2] and found.problems is None
+    # A gin file gives both names the same value.
+    assert read_texts(source, task=TASK, references="known", limit=3) == found
+    one = read_texts(source, task=FewShot(prompt="{ask}", references="one"))
+    assert one.examples[3].targets == "3" and one.references[3] == ("3",)
+    nothing = read_texts(source, task=FewShot(prompt="{ask}"), problems=source)
+    assert nothing.references == [()] * 4 and nothing.problems[3].tests.strip() == "assert x == 3"
+
+
+def test_what_does_not_go_together_is_refused(source, tmp_path):
+    with pytest.raises(ValueError, match="references= must be left out: the task names the field"):
+        read_texts(source, task=TASK, references=source)
+    with pytest.raises(ValueError, match="targets_field= must be left out"):
+        read_texts(source, task=TASK, targets_field="one")
+    with pytest.raises(ValueError, match="give the references once"):
+        read_texts(source, inputs_field="ask", targets_field="one", references=source)
+    assert read_texts(source, inputs_field="ask").references == [()] * 4  # there may be none
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps(ROWS[0]) + "\n")
+    with pytest.raises(ValueError, match="has 4 texts, but there are 1 problems in .*few.jsonl"):
+        read_texts(source, task=TASK, problems=few)
+    with pytest.raises(ValueError, match="has 4 texts, but there are 1 references"):
+        read_texts(source, inputs_field="ask", references=few, references_field="one")
+
+
+def test_the_problems_of_other_texts_are_refused(tmp_path):
+    rows = [
+        {"prompt": f"def fn{i}(x):\n", "entry_point": f"fn{i}", "test": "def check(f): pass\n"}
+        for i in range(8)
+    ]
+
+    def written(name, some):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in some))
+        return path
+
+    source, turned = written("a.jsonl", rows), written("b.jsonl", rows[::-1])
+    task = FewShot(prompt="{prompt}")
+    found = read_texts(source, task=task, problems=source, limit=3)
+    assert [problem.entry_point for problem in found.problems] == ["fn0", "fn1", "fn2"]
+    # Three of the eight, drawn: the problems of the first three are others.
+    drawn = dataclasses.replace(task, limit=3)
+    with pytest.raises(ValueError, match="has 3 texts, but there are 8 problems"):
+        read_texts(source, task=drawn, problems=source, limit=3)
+    told = "tests 'fn7' in problem 0, which the input of row 0 of .*a.jsonl does not have"
+    with pytest.raises(ValueError, match=told):
+        read_texts(source, task=task, problems=turned)
+
+
+class Stub(Sandbox):
+    """Says that a program passes where it says so itself."""
+
+    def check(self):
+        return None
+
+    def run(self, source):
+        return sandbox.Outcome("right" in source, "")
+
+
+def test_answers_and_programs_are_scored(source):
+    """The figures of known outputs, by hand."""
+    outputs = ["#### 0", "1 right", "so #### 2.", "#### 9 right"]
+    texts = read_texts(source, task=TASK, problems=source)
+    how = Measuring(
+        metrics=("exact_match", "numeric_accuracy", "answer_f1"), num_samples=1, latency_limit=2,
+        bootstrap=world.measuring().bootstrap, answer=AnswerAfter("####"),
+        reference_answer=AnswerAfter("####"), sandbox=Stub(),
+    )  # fmt: skip
+    assert how.metrics[-1] == "pass_at_1" and "AnswerAfter" in how.describe()["answer"]
+    bench = Bench(world.models(), texts, [np.ones(1, np.int32)] * 4, how)
+    ones = np.ones((1, 1, 2))
+    times = Times(ones, ones[0])
+    records = [
+        {"prediction": output, "inputs": e.inputs}
+        for e, output in zip(texts.examples, outputs, strict=True)
+    ]
+    figures = score(Setting(), Measured([0], [records], times, None, 0, 0), bench).figures
+    # Answers "0", "", "2.", "9" for "0", "1", "2", "3".
+    expected = {"exact_match": 25.0, "numeric_accuracy": 50.0, "answer_f1": 50.0, "pass_at_1": 50.0}
+    assert {name: figures[name]["value"] for name in expected} == expected
+    part = bench.part(1, 3)
+    assert part.texts.problems == texts.problems[1:3] and len(how.scorers(part.texts)) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"metrics": ("pass_at_1",)}, "'pass_at_1', which runs the outputs as programs"),
+        ({"num_samples": 0}, "num_samples must be a whole number of at least 1, got 0"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"metrics": ("blue",)}, "metrics` must be among"),
+        ({"costs": {"verifier": 1.0}}, "costs has no cost of a pass of the drafter"),
+        ({"metrics": "bleu"}, r"metrics must be a tuple of names, got 'bleu'; write \('bleu',\)"),
+        ({"answer": 3}, "answer must be such as AnswerAfter"),
+        ({"sandbox": 3}, "sandbox must"),
+    ],
+)
+def test_bad_measures_are_refused(settings, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        Measuring(**settings)
+
+
+def test_problems_and_a_sandbox_belong_together(source):
+    texts = read_texts(source, task=TASK, problems=source)
+    plain = Measuring(metrics=("chrf",), latency_limit=4)
+    running = Measuring(metrics=(), sandbox=Stub(), latency_limit=4)
+    for how, given in ((plain, texts), (running, texts._replace(problems=None))):
+        with pytest.raises(ValueError, match="pass_at_1 needs problems, such as PROBLEMS="):
+            how.fitted(given)
+    running.fitted(texts._replace(references=[()] * 4))
+
+
+def test_few_texts_and_no_references_are_said(capsys):
+    how = Measuring(metrics=("chrf",), latency_batch_size=2)
+    few = Texts(world.EXAMPLES, [()] * 6)
+    fitted = how.fitted(few)
+    assert fitted.latency_limit == 6 and fitted.metrics == () and fitted.quality is None
+    told = capsys.readouterr().err
+    assert "there are 6 texts: all of them are timed, not 64" in told
+    assert "there are no references: chrf is not computed" in told
+    with pytest.raises(ValueError, match="there are 3 texts: intervals of latency need at least 4"):
+        how.fitted(few.part(0, 3))
+    with pytest.raises(ValueError, match="latency_limit must be at least twice latency_batch_size"):
+        dataclasses.replace(how, latency_limit=3).fitted(few)

@@ -1,0 +1,159 @@
+"""Files and directories are written whole or not at all."""
+
+import contextlib
+import errno
+import os
+import threading
+
+import pytest
+
+from specjax import writing
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file.json"
+    writing.write_atomically(path, b"old")
+    (tmp_path / ".file.json.unfinished").write_bytes(b"of a killed process, and longer")
+    writing.write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"file\.json cannot be written \(No space left on device\)"):
+        writing.write_atomically(path, b"newer")
+    assert path.read_bytes() == b"new"
+    assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / ".file.json.unfinished").symlink_to(tmp_path / "mine")
+    writing.write_atomically(tmp_path / "file.json", b"new")
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert (tmp_path / "file.json").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "mine"]
+
+
+def test_new_files_have_the_permissions_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        writing.write_atomically(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("wrapped", [RuntimeError, ValueError])
+def test_a_full_disk_is_named_whatever_library_wraps_it(tmp_path, wrapped):
+    place = tmp_path / "out"
+    with (
+        pytest.raises(OSError, match=r"out cannot be written \(No space left on device\): free"),
+        writing.new_directory(place),
+    ):
+        raise wrapped("UNAVAILABLE: 3 of 7 failed [No space left on device]")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_pass_as_they_are(tmp_path):
+    with pytest.raises(ValueError, match="^wrong$"), writing.new_directory(tmp_path / "out"):
+        raise ValueError("wrong")
+    assert not list(tmp_path.iterdir())
+
+
+def test_late_writes_of_other_threads_leave_nothing(tmp_path):
+    ended = threading.Event()
+
+    def write_on(directory):
+        while not ended.is_set():
+            with contextlib.suppress(FileExistsError):  # mkdir looks twice
+                directory.mkdir(exist_ok=True)
+            for i in range(100):
+                with contextlib.suppress(FileNotFoundError):
+                    (directory / f"{i}").touch()
+
+    with pytest.raises(ValueError, match="^full$"), writing.new_directory(tmp_path / "out") as made:
+        threading.Thread(target=write_on, args=(made,)).start()
+        threading.Timer(0.4, ended.set).start()
+        raise ValueError("full")
+    assert ended.is_set()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_is_replaced_only_by_a_whole_one(tmp_path):
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "old").touch()
+    with pytest.raises(FileExistsError, match="out is not empty"), writing.new_directory(place):
+        pass
+    with pytest.raises(KeyError), writing.new_directory(place, replace=True) as partial:
+        (partial / "new").touch()
+        raise KeyError
+    assert [path.name for path in place.iterdir()] == ["old"]
+    with writing.new_directory(place, replace=True) as partial:
+        (partial / "new").touch()
+        assert (place / "old").exists()
+    assert [path.name for path in place.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_replacement_that_was_killed_is_ended_by_the_next(tmp_path):
+    old = tmp_path / ".out.specjax-old"
+    old.mkdir()
+    (old / "kept").touch()
+    with pytest.raises(KeyError), writing.new_directory(tmp_path / "out", replace=True):
+        raise KeyError
+    assert (tmp_path / "out" / "kept").exists()
+    assert not old.exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_a_living_one_is_respected(tmp_path):
+    dead = tmp_path / ".out.specjax-partial"
+    dead.mkdir()
+    (dead / "half").touch()
+    (tmp_path / ".out.specjax-lock").touch()
+    with writing.new_directory(tmp_path / "out") as partial:
+        assert not list(partial.iterdir())
+        with (
+            pytest.raises(writing.InUseError, match="out: another process is writing it: wait"),
+            writing.new_directory(tmp_path / "out"),
+        ):
+            pass
+        (partial / "whole").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+
+
+def test_only_what_a_full_disk_says_is_called_a_failed_write(tmp_path):
+    absent = tmp_path / "absent"
+    for replace in (False, True):
+        with (
+            pytest.raises(FileNotFoundError, match="absent"),
+            writing.new_directory(tmp_path / "a", replace=replace),
+        ):
+            absent.read_bytes()
+    with pytest.raises(ValueError, match="^of its own$"), writing.new_directory(tmp_path / "a"):
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            raise ValueError("of its own") from None
+    with (
+        pytest.raises(OSError, match=r"a cannot be written \(No space left on device\)"),
+        writing.new_directory(tmp_path / "a"),
+    ):
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise ValueError("of a library") from error
+
+
+def test_what_a_link_leads_to_is_replaced(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("one", "two", "three"):
+        with writing.new_directory(tmp_path / "link", replace=True) as place:
+            (place / name).touch()
+        assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [name]
+        assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]

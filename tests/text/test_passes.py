@@ -1,0 +1,206 @@
+"""Regression recovers the costs of passes: from counts, and from a loop whose clock is known."""
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import Pair, decoding
+from specjax.drafting import read_costs
+from specjax.text import passes
+from specjax.text.passes import Run
+from tests import tiny_pair
+
+DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+
+
+def _runs(noise=0.0):
+    rng = np.random.default_rng(0)
+    for width, cost in VERIFIER.items():
+        for drafted in range(width):
+            for verifier in (3, 8):
+                draft = verifier * drafted + int(rng.integers(3)) * (drafted > 0)
+                seconds = CALL + DRAFT * draft + cost * verifier
+                yield Run(draft, verifier, width, seconds + noise * rng.normal())
+
+
+def test_known_costs_are_recovered_from_counts():
+    runs = list(_runs())
+    found = passes.fit(runs)
+    assert found.draft == pytest.approx(DRAFT) and found.call == pytest.approx(CALL)
+    assert found.verifier == pytest.approx(VERIFIER)
+    assert found.r_squared == pytest.approx(1.0)
+    assert [found.seconds(run) for run in runs] == pytest.approx([run.seconds for run in runs])
+
+
+def test_r_squared_is_what_the_fit_explains():
+    runs = list(_runs(noise=3.0))
+    found = passes.fit(runs)
+    seconds = np.array([run.seconds for run in runs])
+    left = seconds - [found.seconds(run) for run in runs]
+    assert found.r_squared == pytest.approx(1 - left @ left / (len(runs) * seconds.var()))
+    assert 0 < found.r_squared < 0.99
+
+
+def test_no_cost_is_negative():
+    """The best line would have a drafter that gives time back."""
+    found = passes.fit([Run(0, 1, 1, 5.0), Run(4, 1, 1, 4.0), Run(0, 2, 1, 8.0), Run(8, 2, 1, 6.0)])
+    assert found.draft == 0.0 and found.call >= 0 and found.verifier[1] > 0
+
+
+def test_each_width_has_its_shortest_and_its_longest_draft():
+    assert passes.draft_lengths((1, 2, 4, 6)) == [0, 1, 2, 3, 4, 5]
+    assert passes.draft_lengths((1, 2, 4, 8, 16)) == [0, 1, 2, 3, 4, 7, 8, 15]
+    assert passes.draft_lengths((8,)) == [0, 7]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the passes of the loop move: two rows cost three times one."""
+    now = [0.0]
+    run = decoding.Speculative.run
+
+    def timed(self, params, state, stop_after):
+        scale = {1: 1.0, 2: 3.0}[state.ended_by.shape[0]]
+        limit = int(np.max(state.draft_limits))
+        now[0] += scale * CALL
+        for _ in range(stop_after):
+            before = jax.device_get(state.info.calls)
+            state = run(self, params, state, 1)
+            after = jax.device_get(state.info.calls)
+            drafted, verified = (
+                np.max(after[name] - before[name]) for name in ("drafter", "verifier")
+            )
+            # Another program, whose rounds cost something else.
+            wide = len(self.round.verifier_widths) == 1
+            pass_of = 9.0 if wide else VERIFIER[next(n for n in VERIFIER if n > limit)]
+            now[0] += scale * (DRAFT * drafted + pass_of * verified)
+        return state
+
+    monkeypatch.setattr(decoding.Speculative, "run", timed)
+    monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
+
+
+def test_the_loops_own_passes_are_measured(pair, clock, monkeypatch):
+    monkeypatch.setattr(passes, "machine", lambda: "here")
+    found = passes.measure_costs(pair, (1, 2), tuple(VERIFIER), prompt_length=4, seconds=0.0)
+    assert found.rows == (1, 2) and found.widths == (1, 2, 4)
+    assert found.draft == pytest.approx((DRAFT, 3 * DRAFT))
+    alone = np.array(list(VERIFIER.values()))
+    np.testing.assert_allclose(found.verifier, [alone, 3 * alone], rtol=1e-6)
+    assert found.machine == "here"
+    assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
+
+
+def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
+    tried = []
+
+    def runs(cases, rows, prompt_length, seconds, bar):
+        tried.append(seconds)
+        broken = [Run(0, 1, 1, 0.0), Run(2, 1, 1, 1.0)]
+        return (list(_runs()) if len(tried) == 2 else broken), 0.0
+
+    monkeypatch.setattr(passes, "_runs", runs)
+    found = passes.measure_costs(pair, (1,), tuple(VERIFIER), seconds=0.5)
+    assert tried == [0.5, 1.5] and min(found.verifier[0]) > 0
+
+
+def test_a_file_of_costs_is_read_back(pair, tmp_path):
+    fits = [passes.Fit(1.0, {1: 2.0, 2: 3.0, 0: 9.0}, 0.5, 1.0)]
+    ours = passes.as_costs(fits, (4,), (1, 2), pair.fingerprint)
+    assert ours.verifier == ((2.0, 3.0),)
+    path = tmp_path / "costs.json"
+    # What else the file tells takes the place of no cost.
+    path.write_bytes(passes.costs_file(ours, rows="no", fit={"call": [0.5]}))
+    assert read_costs(path) == ours
+    told = json.loads(path.read_text())
+    assert told["fit"] == {"call": [0.5]} and told["environment"]["versions"]["jax"]
+
+
+def test_a_pass_without_time_is_refused():
+    with pytest.raises(ValueError, match="pass of 2 tokens and 4 rows seems to take no time"):
+        passes.as_costs([passes.Fit(1.0, {1: 2.0, 2: 0.0}, 0.0, 0.9)], (4,), (1, 2), "")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": (0,)}, "rows must be a whole number of at least 1, got 0"),
+        ({"widths": (1,)}, r"widths must end with G \+ 1, at least 2, got \(1,\)"),
+        ({"widths": (2, 1, 3)}, "widths must be a tuple of whole numbers that increases"),
+        ({"prompt_length": 0}, "prompt_length must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_wrong_sizes_are_refused(pair, change, message):
+    with pytest.raises(ValueError, match=message):
+        passes.measure_costs(pair, **{"rows": (1,), "widths": (1, 2), **change})
+
+
+def test_a_wider_pass_takes_no_less():
+    found = passes.Fit(1.0, {1: 2.0, 2: 9.0, 4: 3.0, 8: 4.0}, 0.0, 0.9)
+    costs = passes.as_costs([found], (4,), (1, 2, 4, 8), "")
+    assert costs.verifier == ((2.0, 3.0, 3.0, 4.0),)
+
+
+def test_times_are_those_of_steps_calls_and_all_tables(pair, monkeypatch):
+    """A clock that only the loops move: a pass of w tokens takes w seconds, a call 5."""
+    now = [0.0]
+    for kind in (decoding.Autoregressive, decoding.Speculative):
+
+        def timed(self, params, state, count, kind=kind, run=kind.run):
+            for _ in range(count):
+                before = jax.device_get(state.info)
+                state = run(self, params, state, 1)
+                calls = {
+                    name: int(np.max(np.asarray(passes_of) - before.calls[name]))
+                    for name, passes_of in state.info.calls.items()
+                }
+                width = 1
+                if kind is decoding.Speculative:
+                    drafts = np.sum(state.info.drafted_lengths - before.drafted_lengths, axis=0)
+                    longest = int(np.max(np.nonzero(drafts)[0]))
+                    assert longest == state.draft_limits[0]  # also of what is copied
+                    width = next(n for n in self.round.verifier_widths if n > longest)
+                now[0] += DRAFT * calls.get("drafter", 0) + width
+            now[0] += 5.0
+            return state
+
+        monkeypatch.setattr(kind, "run", timed)
+    monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
+
+    def call():
+        now[0] += 3.0
+
+    tables = [("verifier", "drafter"), ("drafter", None)]
+    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0}
+    found = passes.measure_times(pair.named, tables, (1, 2, 4), call=call, **sizes)
+    assert found.steps == pytest.approx({"drafter": 1.0, "verifier": 1.0})
+    assert found.call == pytest.approx(2.0) and found.prompts == {"drafter": 0.0, "verifier": 0.0}
+    reviewed, copied = (found.tables[key] for key in tables)
+    np.testing.assert_allclose([reviewed.verifier[0], copied.verifier[0]], [[1, 2, 4]] * 2)
+    assert reviewed.draft == pytest.approx((DRAFT,)) and copied.draft == (0.0,)
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["tables"][1]["drafter"] is None and told["tables"][0]["reviewer"] == "verifier"
+
+
+def test_a_step_without_time_is_refused(pair, monkeypatch):
+    """Every look at the clock is a second later: runs of 2 and of 10 rounds take as long."""
+    clock = itertools.count()
+    monkeypatch.setattr(passes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0, "call": lambda: None}
+    with pytest.raises(ValueError, match="a step of .* seems to take no time"):
+        passes.measure_times({"verifier": pair.verifier}, [], (1, 2), **sizes)
+
+
+def test_several_processes_do_not_measure(pair, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="costs cannot be measured by several processes"):
+        passes.measure_costs(pair, (1,), (1, 2))

@@ -1,0 +1,152 @@
+"""A way to decode in plain values, and the texts that name its parts."""
+
+import json
+
+import gin
+import numpy as np
+import pytest
+
+import specjax
+from specjax import drafting, rules
+from specjax.cli import gin_config, infer
+from specjax.text.parts import Part
+from specjax.text.setting import METHODS, STOPPING, Setting, named_method, named_stopping
+
+PROMPTS = ["A man in a blue shirt is riding a bicycle.", "Two children are playing in the snow."]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specjax.load_pair()
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("lossless()", "Lossless"),
+        ("token_v3(0.5)", "TokenV3(0.5)"),
+        ("budgeted( opt(0.5),0.1 )", "Budgeted(OPT(0.5), 0.1)"),
+        (
+            "SequenceChow(0.9, aggregation=Quantile(0.2))",
+            "SequenceChow(0.9, aggregation=Quantile(0.2))",
+        ),
+    ],
+)
+def test_equal_parts_have_equal_texts(written, plain):
+    assert Setting(rule=written) == Setting(rule=plain)
+    assert Setting(rule=written).rule == plain
+
+
+def test_a_setting_is_json_and_its_key_is_its_own():
+    setting = Setting(
+        rule="OPT(0.2)", stopping="Confidence(0.4)", drafting="Lookup(min_match=3)", top_p=0.9
+    )
+    again = Setting(**json.loads(json.dumps(setting.to_dict())))
+    assert again == setting
+    assert hash(again) == hash(setting)
+    assert again.key == setting.key
+    assert Setting(rule="OPT(0.3)").key != Setting(rule="OPT(0.2)").key
+
+
+def test_strength_threshold_and_curve():
+    setting = Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)")
+    assert setting.strength == 2.0
+    assert setting.threshold is None
+    assert Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)").threshold == 0.6
+    assert Setting(rule="OPT(0.2)").curve == Setting(rule="OPT(0.3)").curve
+    assert Setting(rule="OPT(0.2)").curve != Setting(rule="Diff(0.2)").curve
+    assert Part.parse("Budgeted(OPT(0.1), 0.1)").template == "Budgeted(OPT(0.1), {})"
+
+
+@pytest.mark.parametrize("name", [*METHODS, "opt", "Lossy", "lossless", "verifier_alone"])
+def test_named_methods_are_settings(name):
+    number = None if name in ("lossless", "verifier_alone") else 0.3
+    rule, method = named_method(name, number)
+    assert Setting(rule=rule, method=method).strength in (number, None)
+
+
+@pytest.mark.parametrize("name", [*STOPPING, "confidence", "Entropy"])
+def test_named_policies_are_settings(name):
+    number = {"cost": None, "budget": 8}.get(name, 0.3)
+    if name == "budget":
+        assert Setting(stopping="Budget(tokens=8)").made("stopping").tokens == 8
+        return
+    assert Setting(stopping=named_stopping(name, number)).threshold == number
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Setting(rule="OTP(0.2)"), "rule must be one of Lossless"),
+        (lambda: Setting(rule="OPT(0.2"), "is not a class with its arguments"),
+        (lambda: Setting(rule="OPT(0.2, 0.3)"), "too many positional arguments"),
+        (lambda: Setting(rule="OPT(__import__('os'))"), "rule must be one of"),
+        (lambda: Setting(rule="no_such.module.Rule(1)"), "cannot be imported"),
+        (lambda: Setting(verification="OPT(0.2)"), "verification must be one of"),
+        (lambda: Setting(max_draft=0), "max_draft must be"),
+        (lambda: named_method("lossless", 0.3), "takes no number"),
+        (lambda: named_method("token_cascade"), "needs a number"),
+        (lambda: named_method("no_such"), "must be one of"),
+    ],
+)
+def test_bad_values_are_named(made, message):
+    with pytest.raises((TypeError, ValueError), match=message.replace("(", r"\(")):
+        named = made()
+        Setting(rule=named.rule, method=named.method)
+
+
+SAME = {
+    "OPT": (Setting(rule="OPT(0.2)"), {"rule": rules.OPT(0.2)}),
+    "adaptive": (
+        Setting(stopping="Confidence(0.4)", max_draft=8),
+        {"stopping": drafting.Confidence(0.4), "max_draft": 8},
+    ),
+    "lookup": (Setting(drafting="Lookup"), {"drafting": specjax.Lookup()}),
+    "cascade": (
+        Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)"),
+        {"rule": rules.Chow(0.3), "method": specjax.TokenCascade(limit=4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_setting_decodes_as_its_parts_do(pair, name):
+    setting, parts = SAME[name]
+    options = {"max_new_tokens": 8, "batch_size": 2}
+    ours = setting.decoder(pair.named, **options)(PROMPTS)
+    theirs = specjax.Decoder(pair, **parts, **options)(PROMPTS)
+    assert ours.texts == theirs.texts
+    assert [row.info.rounds for row in ours] == [row.info.rounds for row in theirs]
+
+
+@pytest.mark.parametrize("name", ["VerifierAlone", "DrafterAlone"])
+def test_a_model_alone(pair, name):
+    model = pair.verifier if name == "VerifierAlone" else pair.drafter
+    decoder = Setting(method=name, temperature=0.0).decoder(pair.named)
+    assert list(
+        decoder.models.named.values() if hasattr(decoder.models, "named") else [decoder.models]
+    ) == [model]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(rule="Budgeted(OPT(0.5), 0.1)", temperature=0.5, top_k=3),
+        Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)"),
+        Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
+        Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(OPT(0.1),), last=Lookup(max_ngram=4))"),
+        Setting(method="VerifierAlone"),
+    ],
+    ids=lambda setting: setting.described(),
+)
+def test_its_gin_bindings_make_the_same_parts(setting):
+    infer.register()
+    bindings = [f"{name}={value}" for name, value in setting.to_gin().items()]
+    gin_config.configure(["runs/infer.gin"], [*bindings, "INPUT=-", "OUTPUT_DIR=-"], [])
+    for name in ("rule", "stopping", "verification", "drafting", "method"):
+        bound = gin_config.value_of(f"Decoder.{name}")
+        if isinstance(bound, gin.config.ConfigurableReference):
+            bound = bound.scoped_configurable_fn()
+        expected = None if setting.is_alone else setting.made(name)
+        assert repr(bound) == repr(expected)
+    assert np.isclose(gin_config.value_of("Sampling.temperature"), setting.temperature)

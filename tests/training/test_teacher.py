@@ -1,0 +1,138 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import TextModel
+from specjax.data.batching import JoinedLayout, PairLayout
+from specjax.models import LlamaConfig, model_from_config
+from specjax.text.known_texts import KnownTexts
+from specjax.training import Teacher
+from specjax.training.samples import draw_pairs
+from specjax.training.tasks import TextTask
+from specjax.training.teacher import AcceptedTokens, accepted_total
+from tests.training.toy import CONFIG, Numbers, copy_pairs
+
+LLAMA = LlamaConfig(
+    vocab_size=12, embed_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=32, num_layers=1
+)
+TASKS = {"encoder_decoder": TextTask(model=CONFIG), "decoder_only": TextTask(model=LLAMA)}
+INPUTS = [copy_pairs(12, seed=2)[i][0] for i in range(12)]
+
+
+def models(task):
+    """A teacher and a student that often agrees with it."""
+    teacher, noise = (task.init(jax.random.key(i)) for i in (3, 4))
+    return teacher, jax.tree.map(lambda x, y: x + 0.5 * y, teacher, noise)
+
+
+def text_model(config, params):
+    return TextModel(model_from_config(config), params, Numbers())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(task, params, batch):
+    return task.logits(task.model, params, batch)
+
+
+def probabilities(task, params, source, target):
+    """`[T, V]` float64, of one row; padded, so that all rows have one program."""
+    first = 0
+    if task.model is CONFIG:
+        batch = PairLayout().fill([(source, target)], 1, 16)
+    else:
+        batch = JoinedLayout().fill([(source, target)], 1, 16)
+        first = len(source) - 1
+    logits = np.asarray(logits_of(task, params, batch)[0, first : first + len(target)], np.float64)
+    weights = np.exp(logits)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def blocks(acceptance, draft):
+    """For each start: the expected number of tokens that a block there gets accepted."""
+    ends = [min(len(acceptance), start + draft) for start in range(len(acceptance))]
+    return [np.cumprod(acceptance[start:end]).sum() for start, end in enumerate(ends)]
+
+
+@pytest.mark.parametrize("draft", [1, 3, 20])
+def test_the_total_is_the_sum_over_starts_of_products_of_acceptances(draft):
+    rng = np.random.default_rng(0)
+    acceptance, mask = rng.random((4, 8)), np.zeros((4, 8), bool)
+    expected = 0.0
+    for row, (first, end) in enumerate([(0, 5), (3, 4), (0, 8), (2, 2)]):
+        mask[row, first:end] = True
+        expected += sum(blocks(acceptance[row, first:end], draft))
+    total = accepted_total(jnp.asarray(acceptance, jnp.float32), jnp.asarray(mask), draft)
+    assert float(total.sum) == pytest.approx(expected, rel=1e-5)
+    assert int(total.items) == 14
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("encoder_decoder", "greedy", marks=pytest.mark.exhaustive),
+        ("decoder_only", "sampled"),
+        pytest.param("encoder_decoder", "sampled", marks=pytest.mark.exhaustive),
+        pytest.param("decoder_only", "greedy", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_figures_are_those_of_their_definitions(name, text):
+    task = TASKS[name]
+    teacher, student = models(task)
+    model = text_model(task.model, teacher)
+    temperature = {"greedy": 0.0, "sampled": 1.0}[text]
+    pairs = draw_pairs(model, INPUTS, [8] * 12, range(12), temperature=temperature, progress=False)
+    calls = []
+
+    def texts():
+        calls.append(1)
+        return KnownTexts(*zip(*(pairs[i] for i in range(len(pairs))), strict=True))
+
+    figure = AcceptedTokens(task.model, text, 3, texts, model)
+    means = {}
+    for name, params in (("student", student), ("teacher", teacher)):
+        found = []
+        for source, target in (pairs[i] for i in range(len(pairs))):
+            p, q = (probabilities(task, x, source, target) for x in (teacher, params))
+            agree = (q.argmax(-1) == p.argmax(-1)).astype(float)
+            found += blocks(agree if text == "greedy" else np.minimum(p, q).sum(-1), 3)
+        means[name] = np.mean(found)
+        assert figure(params) == {
+            f"validation_accepted_{text}": pytest.approx(means[name], rel=1e-4)
+        }
+    # The teacher accepts all of its own drafts: the text is what it would write.
+    assert 0.2 < means["student"] < 0.9 * means["teacher"]
+    assert calls == [1]
+
+
+def test_a_teacher_may_be_of_another_family():
+    teacher = text_model(CONFIG, TASKS["encoder_decoder"].init(jax.random.key(3)))
+    texts = KnownTexts(INPUTS, INPUTS)
+    figure = AcceptedTokens(LLAMA, "sampled", 3, lambda: texts, teacher)
+    found = figure(TASKS["decoder_only"].init(jax.random.key(4)))
+    assert 0.0 < found["validation_accepted_sampled"] < 3.0
+
+
+def test_a_figure_that_chooses_is_measured():
+    assert Teacher().measured("loss") == Teacher().measured("greedy") == ()
+    assert Teacher(accepted=("sampled",)).measured("accepted_greedy") == ("sampled", "greedy")
+    assert Teacher(accepted=["sampled"]).measured("accepted_sampled") == ("sampled",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"samples": -1}, ValueError, "Teacher: samples must be a whole number of at least 0"),
+        ({"on_policy_share": 1.5}, ValueError, r"on_policy_share must lie in \[0, 1\], got 1.5"),
+        ({"on_policy_share": "half"}, TypeError, "on_policy_share must be a number, got 'half'"),
+        ({"refresh_every": 0}, ValueError, "Teacher: refresh_every must be .* got 0"),
+        ({"accepted": ("beam",)}, ValueError, "accepted must be among greedy, sampled, got 'beam'"),
+        ({"accepted": "greedy"}, TypeError, r"must be a tuple of names, got 'greedy'; write \('gr"),
+        ({"accepted_draft": 0}, ValueError, "Teacher: accepted_draft must be a whole number of"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        Teacher(**changes)
