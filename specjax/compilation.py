@@ -11,6 +11,7 @@ compiled as the user's XLA_FLAGS say (docs/faq.md).
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -79,9 +80,9 @@ def _backend_of(tree: Any) -> str:
 
 @functools.cache
 def _no_trace() -> Any:
-    """JAX's state where nothing is traced."""
-    with jax.ensure_compile_time_eval():
-        return get_opaque_trace_state()
+    """JAX's state where nothing is traced: that of a new thread, also if this one traces now."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(get_opaque_trace_state).result()
 
 
 class Jitted:

@@ -115,6 +115,18 @@ def test_a_call_within_another_program_is_a_part_of_it():
         np.testing.assert_array_equal(jax.vmap(inside)(one[None]), 2 * one[None])
 
 
+def test_the_first_call_of_a_process_may_be_within_another_program():
+    """`specjax train` asks for the shapes of its parameters before it computes anything."""
+    model = models.model_from_config(CONFIGS["llama"])
+    jax.clear_caches()  # else the shapes are known from an earlier test
+    compilation._no_trace.cache_clear()
+    jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    # Nor is what follows taken for a part of a program.
+    doubled = compilation.jit(lambda y: 2 * y)
+    assert doubled(1.0) == 2.0
+    assert doubled.num_programs() == 1
+
+
 def test_every_program_of_the_package_is_compiled_so():
     root = pathlib.Path(specjax.__file__).parent
     plain = []
