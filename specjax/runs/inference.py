@@ -141,6 +141,8 @@ def infer(
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     check_truncate(truncate)
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)

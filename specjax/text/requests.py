@@ -74,9 +74,9 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
     """
     if len(tokens) > border.prompt_length:
         raise ValueError(
-            f"{name or 'the prompt'} has {len(tokens)} tokens, but there is room for "
-            f"{border.prompt_length}: shorten it, or make the Decoder with "
-            f"buckets=(..., {len(tokens)}) (an engine with a larger prompt_length)"
+            f"{name or 'the prompt'} has {len(tokens)} tokens, the longest bucket holds "
+            f"{border.prompt_length}: shorten it, or set buckets=(..., {len(tokens)}) (for an "
+            f"engine, prompt_length={len(tokens)})"
         )
     of = f" of {name}" if name else ""
     limits: dict[str, tuple[Any, int, int]] = {

@@ -217,7 +217,7 @@ def test_estimates_take_few_shot_prompts(paths, tmp_path, capsys):
     refused = command("compare", paths, tmp_path, file, **{**asked, "TRUNCATE": None})
     refused += [f"--gin.OUTPUT_DIR={tmp_path / 'other'}", "--estimate"]
     assert main(refused) == 2
-    assert "there is room for 64" in capsys.readouterr().err
+    assert "the longest bucket holds 64" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

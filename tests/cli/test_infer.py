@@ -198,14 +198,18 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"\n \n", {}, "input.txt:1 is empty: give it some text, or leave it out (none of the 2"),
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
         (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
-        (b"ba\n", {"SEED": -1}, "SEED must be whole numbers"),
+        (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
         (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no rulez; did you mean rule?"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (b"ba\n", {"CHAT": "no"}, "CHAT must be True or False, got 'no'"),
         (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a file"),
         (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
         (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
-        (b"ba\n", {"Decoder__rule": "@OPT"}, "rule must be an instance, got the class OPT"),
+        (
+            b"ba\n",
+            {"Decoder__rule": "@Lossless"},
+            "must be an instance, got the class Lossless",
+        ),
     ],
 )
 def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, message):
@@ -260,7 +264,7 @@ def test_methods_make_decoders(paths, method):
     gin_config.configure(list(map(str, files)), [f"{k}={v}" for k, v in settings.items()])
     decoder = gin.get_configurable(specjax.Decoder)()
     if method.endswith("_alone"):
-        assert decoder.rule is None
+        assert isinstance(decoder.rule, rules.Lossless)
         assert decoder.models.name == str(paths[method.removesuffix("_alone")])
     else:
         # The very class, not one that gin made of it: only that is a pytree.
@@ -350,7 +354,7 @@ def test_lookups_go_with_a_rule(paths, name, other):
     )
     make = gin.get_configurable(specjax.Decoder)
     if (name, other) == ("lookup_first", "verifier_alone"):
-        with pytest.raises(ValueError, match="needs a model called drafter, got model: give a"):
+        with pytest.raises(ValueError, match="needs a model called drafter, got verifier: give a"):
             make()
         return
     decoder = make()

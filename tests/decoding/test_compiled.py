@@ -70,7 +70,7 @@ def programs(request):
         states[name] = arguments(method, given)
         stops = jnp.int32(5), jnp.int32(ROWS)
         traced[name] = jitted_run().trace(method, given, states[name], *stops)
-    caches = jax.tree.leaves(states["alone"].inner.cache._replace(cross=None))
+    caches = jax.tree.leaves(states["alone"].inner.verifier.cache._replace(cross=None))
     shapes = {",".join(map(str, x.shape)) for x in caches}
     return {n: (str(t.jaxpr), t.lower().compile().as_text(), shapes) for n, t in traced.items()}
 
@@ -101,7 +101,7 @@ def test_the_state_is_donated():
     loop = decoding.Autoregressive(model)
     state = arguments(loop, alone(params))
     loop.run(alone(params), state, 2)
-    assert all(x.is_deleted() for x in jax.tree.leaves(state.inner.cache.keys))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.inner.verifier.cache.keys))
     assert np.isfinite(params["decoder"]["decoder_norm"]["scale"]).all()  # the caller keeps these
 
 

@@ -353,7 +353,7 @@ def test_token_ids_and_chats_are_prompts(decoder):
         ([], {}, "prompts is empty: give at least one prompt"),
         (["ba", " "], {}, "prompt 1 is empty"),
         (["ba", []], {}, "prompt 1 has no tokens"),
-        (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, but there is room for 32"),
+        (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, the longest bucket holds 32"),
         ([[3, 24]], {}, r"prompt 0 has token 24: ids must be in 0 \.\. 23"),
         ([[-1]], {}, "prompt 0 has token -1"),
         (["ba"], {"max_new_tokens": 0}, "max_new_tokens of prompt 0 must .*got 0"),

@@ -87,7 +87,7 @@ def test_settings_are_each_requests_own(decoder):
     [
         (
             {"prompt": np.zeros(17, np.int32)},
-            "prompt has 17 tokens, but there is room for 16",
+            "prompt has 17 tokens, the longest bucket holds 16",
         ),
         ({"prompt": np.zeros(0, np.int32)}, "the prompt has no tokens"),
         ({"prompt": np.full(3, 259)}, "prompt has token 259: ids must be in 0 .. 258"),
