@@ -14,6 +14,8 @@ from tests.models.tiny import random_params
 from tests.training.toy import Numbers
 
 V = Numbers.vocab_size
+# The verifier of these pairs has fewer parameters than the drafter.
+pytestmark = pytest.mark.filterwarnings("ignore:the drafter has")
 
 
 def tabular(seed, order):
@@ -22,7 +24,6 @@ def tabular(seed, order):
 
 
 # The drafter's hidden states are rows of its table: they tell the last two tokens that it has read.
-# The verifier has fewer parameters, of which `Pair` would warn.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     PAIR = Pair(drafter=tabular(0, 2), verifier=tabular(1, 1))
