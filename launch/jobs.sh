@@ -1,4 +1,4 @@
-# Part of launch/tpu.sh: what runs on the workers of a TPU.
+# Part of launch/tpu.sh: runs commands on the workers of a TPU.
 # shellcheck shell=bash
 
 # --- Workers -------------------------------------------------------------------------------------
@@ -11,14 +11,14 @@ remote() {
     --command="$2"
 }
 
-# copy SOURCE DESTINATION: SOURCE to all workers.
+# copy SOURCE DESTINATION: copies SOURCE to all workers.
 copy() {
   local flags=()
   read -ra flags <<<"$SSH_FLAGS"
   act gcloud compute tpus tpu-vm scp "$1" "$TPU_NAME:$2" "${PLACE[@]}" --worker=all "${flags[@]}"
 }
 
-# The command for launch/worker.sh on a worker, with the variables that it reads.
+# The command that runs launch/worker.sh on a worker, with the variables that it reads.
 on_worker() {
   local variables=(RUN_NAME="$RUN_NAME" COMMAND="$COMMAND") name
   for name in BUCKET DATA EXTRAS PYTHON SYNC_SECONDS RETRY_SECONDS REPLICAS CHIPS_PER_HOST_BOUNDS; do
@@ -27,20 +27,20 @@ on_worker() {
   quoted env "${variables[@]}" PROCESS_COUNT="$WORKERS" bash "$REMOTE/launch/worker.sh" "$@"
 }
 
-# Repeats a command that goes over the network.
+# Repeats a command that uses the network.
 patiently() {
   local attempt status
   for ((attempt = 1; attempt < SSH_ATTEMPTS; attempt++)); do
     "$@" && return
     status=$?
     ((status != 2)) || return 2 # a refusal
-    say "that failed, attempt $attempt of $SSH_ATTEMPTS"
+    say "failed (attempt $attempt of $SSH_ATTEMPTS): trying again"
     sleep "$POLL_SECONDS"
   done
   "$@"
 }
 
-# The workers, from 0, that have no line `specjax-worker N ...` in a text.
+# The workers, from 0, without a line `specjax-worker N ...` in a text.
 silent_workers() {
   local i silent=()
   for ((i = 0; i < WORKERS; i++)); do
@@ -50,18 +50,18 @@ silent_workers() {
 }
 
 blame() {
-  die "$1 failed on worker(s) ${2:-?} of $WORKERS: run it again; if a worker stays dead," \
-    "\`launch/tpu.sh delete\`, then create, setup and run (which resumes what is in BUCKET)"
+  die "$1 failed on worker(s) ${2:-?} of $WORKERS: try again; if a worker never answers, run" \
+    "\`launch/tpu.sh delete\`, then create, setup and run (which continues from BUCKET)"
 }
 
 setup() {
   local archive="$SCRATCH/specjax.tar.gz" said="$SCRATCH/setup"
   need_ready
   WORKERS="$(count_workers)"
-  # What git tracks, and what it does not ignore: also gin files that are not committed yet.
+  # All files that git does not ignore, also gin files that are not committed yet.
   (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard |
     while IFS= read -r -d '' file; do
-      # A file that is deleted and not committed is listed; a link .venv is not ignored.
+      # git also lists deleted files, and a link .venv, which it does not ignore.
       [[ $file == .venv || ! -e $file && ! -L $file ]] || printf '%s\0' "$file"
     done |
     tar --null -czf "$archive" -T -) ||
@@ -70,7 +70,7 @@ setup() {
   local unpack="mkdir -p $REMOTE && tar -xzf specjax.tar.gz -C $REMOTE"
   patiently remote all "$unpack && $(on_worker install)" | tee "$said" ||
     blame "setup" "$(silent_workers "$(<"$said")")"
-  # gcloud's status is that of one of the workers.
+  # gcloud returns the status of one worker only.
   [[ -n $DRY_RUN || -z $(silent_workers "$(<"$said")") ]] ||
     blame "setup" "$(silent_workers "$(<"$said")")"
   [[ -n $DRY_RUN ]] || say "installed on $WORKERS worker(s)"
@@ -81,27 +81,27 @@ setup() {
 start() {
   if [[ -n $LOCAL_GIN ]]; then
     patiently remote all "mkdir -p $REMOTE/runs" || blame "run"
-    # `.new`: a run that is at work keeps its own.
+    # `.new`: an active run keeps its own file.
     patiently copy "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin.new" || blame "copying $LOCAL_GIN"
   fi
   patiently remote all "$(on_worker start "${ARGUMENTS[@]}")" || {
-    (($? != 2)) || die "the worker(s) refuse to start $RUN_NAME (above)"
+    (($? != 2)) || die "the workers refused to start run $RUN_NAME (above)"
     blame "starting"
   }
 }
 
 from_where() {
   if [[ -n $BUCKET ]]; then
-    printf 'with what is in %s' "${BUCKET%/}/$RUN_NAME"
+    printf 'from the results in %s' "${BUCKET%/}/$RUN_NAME"
   else
-    printf 'from its beginning, for BUCKET is not set'
+    printf 'from the beginning, because BUCKET is not set'
   fi
 }
 
-# Says what became of the TPU, and replaces it, as long as RESTARTS allows.
+# Replaces a lost TPU, at most RESTARTS times.
 replace_tpu() {
   restart_allowed "TPU $TPU_NAME is $1"
-  say "TPU $TPU_NAME is $1: it is made again, and the run goes on $(from_where)"
+  say "TPU $TPU_NAME is $1: creating it again; the run continues $(from_where)"
   create
   setup
   start
@@ -111,34 +111,34 @@ restart_allowed() {
   restarts=$((restarts + 1))
   # shellcheck disable=SC2153 # RESTARTS is a variable of launch/tpu.sh
   ((restarts <= RESTARTS)) ||
-    die "$1, and RESTARTS=$RESTARTS were used: \`launch/tpu.sh logs\` may tell why; \`run\` again" \
-      "goes on with what is there"
+    die "$1, and all RESTARTS=$RESTARTS are used: see \`launch/tpu.sh logs\`; \`run\` continues from the" \
+      "results so far"
 }
 
-# One look at the workers' own words. Returns 0 when all are done.
+# Acts on the workers' status lines. Returns 0 when all are done.
 judge() {
   local said="$1" bad
   bad="$(grep -m 1 -E '^specjax-worker [0-9]+ failed 2$' <<<"$said" || true)"
   if [[ -n $bad ]]; then
     WORKER="$(cut -d ' ' -f 2 <<<"$bad")" logs || true
-    die "worker $(cut -d ' ' -f 2 <<<"$bad") refuses its input (above): correct it and run again"
+    die "worker $(cut -d ' ' -f 2 <<<"$bad") refused its input (above): correct it and run again"
   fi
   ! grep -qE '^specjax-worker [0-9]+ stopped' <<<"$said" ||
-    die "the run was stopped: \`run\` again goes on with what is there"
-  # With 3 it has ended, but for points that would fail again.
+    die "the run was stopped: \`run\` continues from the results so far"
+  # Status 3: done, except for settings that would fail again.
   bad="$(grep -v ' failed 3$' <<<"$said" |
     grep -m 1 -E '^specjax-worker [0-9]+ (failed|died|absent)' || true)"
   if [[ -n $bad ]]; then
     restart_allowed "${bad#specjax-}"
-    say "${bad#specjax-}: started again ($restarts of $RESTARTS)"
-    # The workers of one program wait for each other for ever; replicas do not know of each other.
+    say "${bad#specjax-}: restarting ($restarts of $RESTARTS)"
+    # The workers of one program would wait for each other forever; replicas are independent.
     [[ -n $REPLICAS ]] || patiently remote all "$(on_worker stop)" || blame "stopping"
     start
     return 1
   fi
   ! grep -q '^specjax-worker [0-9]* running' <<<"$said" || return 1
   bad="$(sed -n 's/^specjax-worker \([0-9]*\) failed 3$/\1/p' <<<"$said" | xargs)"
-  [[ -z $bad ]] || say "settings failed on worker(s) $bad, the others are done: points.jsonl says why"
+  [[ -z $bad ]] || say "some settings failed on worker(s) $bad, the others are done: see points.jsonl"
 }
 
 watch() {
@@ -152,13 +152,13 @@ watch() {
     else
       found="$(state)"
       case $found in
-        # The network here, or Google's maintenance: the run goes on, or is started again after it.
+        # No network here, or Google's maintenance: the run continues, or is restarted afterwards.
         UNREACHABLE | REPAIRING | RESTARTING | STARTING)
-          failures=0 # a machine that comes back needs its time
+          failures=0 # a machine needs time to come back
           say "worker(s) $silent do not answer, TPU $TPU_NAME is $found: waiting"
           if ((SECONDS - answered >= WAIT_SECONDS)); then
             [[ $found != UNREACHABLE ]] || explain_unreachable
-            die "TPU $TPU_NAME is still $found after $WAIT_SECONDS s: \`run\` again watches it on"
+            die "TPU $TPU_NAME is still $found after $WAIT_SECONDS s: call \`run\` again to keep watching"
           fi
           ;;
         READY)
@@ -166,15 +166,15 @@ watch() {
           say "worker(s) $silent do not answer, TPU $TPU_NAME is $found ($failures of $SSH_ATTEMPTS)"
           if ((failures >= SSH_ATTEMPTS)); then
             sed 's/^/  /' "$SCRATCH/ssh" >&2
-            die "worker(s) $silent of TPU $TPU_NAME are dead: \`launch/tpu.sh delete\`, then create," \
-              "setup and run, which goes on $(from_where)"
+            die "worker(s) $silent of TPU $TPU_NAME never answered: run \`launch/tpu.sh delete\`, then" \
+              "create, setup and run, which continues $(from_where)"
           fi
           ;;
         STOPPED | STOPPING)
-          die "TPU $TPU_NAME is being stopped, by somebody: start it, and \`run\` again"
+          die "somebody stopped TPU $TPU_NAME: start it, then \`run\` again"
           ;;
         NONE | DELETING)
-          die "TPU $TPU_NAME was deleted: create, setup and run start it again, and it goes on $(from_where)"
+          die "TPU $TPU_NAME was deleted: create, setup and run again, which continues $(from_where)"
           ;;
         *) replace_tpu "$found" ;;
       esac
@@ -191,7 +191,7 @@ run() {
   if [[ -f $file ]]; then
     LOCAL_GIN="$file"
     if [[ -z $DRY_RUN ]]; then
-      # As it is now: what is started again is the same, if the file is edited meanwhile.
+      # A copy: a restart uses the same file, even if yours was edited.
       LOCAL_GIN="$SCRATCH/run.gin"
       cp "$file" "$LOCAL_GIN"
     fi
@@ -207,21 +207,21 @@ run() {
     1:compare | 1:evaluate)
       [[ -n $REPLICAS ]] || die "COMMAND=$COMMAND on $WORKERS workers needs run --replicas"
       ;;
-    *) die "COMMAND=$COMMAND takes one worker, TPU $TPU_NAME has $WORKERS: take an ACCELERATOR_TYPE of one host" ;;
+    *) die "COMMAND=$COMMAND needs one worker, TPU $TPU_NAME has $WORKERS: choose an ACCELERATOR_TYPE with one host" ;;
   esac
-  [[ -n $BUCKET ]] || say "warning: BUCKET is not set: what a pre-empted TPU has written is lost"
+  [[ -n $BUCKET ]] || say "warning: BUCKET is not set: a pre-emption loses the results"
   start
   if [[ -n $DRY_RUN ]]; then
     remote all "$(on_worker status)"
     return
   fi
   if [[ -n $DETACH ]]; then
-    say "$RUN_NAME runs on $WORKERS worker(s); the same command without --detach watches it"
+    say "run $RUN_NAME is active on $WORKERS worker(s); the same command without --detach watches it"
     return
   fi
-  say "$RUN_NAME runs on $WORKERS worker(s); Ctrl-C ends the watching, not the run"
+  say "watching run $RUN_NAME on $WORKERS worker(s); Ctrl-C ends the watching, not the run"
   watch
-  say "$RUN_NAME is done: \`launch/tpu.sh fetch\` copies it here, \`launch/tpu.sh delete\` ends the cost"
+  say "run $RUN_NAME is done: \`launch/tpu.sh fetch\` copies the results, \`launch/tpu.sh delete\` ends the cost"
 }
 
 stop() {
@@ -241,7 +241,7 @@ fetch() {
   act mkdir -p "$target"
   if [[ -n $BUCKET ]]; then
     act gcloud storage rsync --recursive "${BUCKET%/}/$RUN_NAME" "$target" ||
-      die "${BUCKET%/}/$RUN_NAME cannot be copied: check BUCKET and RUN_NAME (gcloud storage ls $BUCKET)"
+      die "cannot copy ${BUCKET%/}/$RUN_NAME: check BUCKET and RUN_NAME (gcloud storage ls $BUCKET)"
   else
     need_ready
     read -ra flags <<<"$SSH_FLAGS"

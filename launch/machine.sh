@@ -1,10 +1,10 @@
-# Part of launch/tpu.sh: what makes, looks at and deletes a TPU.
+# Part of launch/tpu.sh: creates, describes and deletes a TPU.
 # shellcheck shell=bash
 
-# --- What is there -------------------------------------------------------------------------------
+# --- State ---------------------------------------------------------------------------------------
 
-# describe tpu-vm|queued-resources FIELD: the field, NONE if there is no such thing, or UNREACHABLE
-# (the reason is then in $ERRORS). A dry run takes it that a TPU of one worker is READY.
+# describe tpu-vm|queued-resources FIELD: the field, NONE if it does not exist, or UNREACHABLE (with
+# the reason in $ERRORS). A dry run assumes a READY TPU with one worker.
 describe() {
   local value query=(gcloud compute tpus "$1" describe "$TPU_NAME" "${PLACE[@]}" --format="value($2)")
   if [[ -n $DRY_RUN ]]; then
@@ -23,7 +23,7 @@ describe() {
   fi
 }
 
-# The state of the request in the queue as long as it has no node yet, else that of the node.
+# The state of the node, or of the request in the queue while it has no node.
 state() {
   local request node
   request="$(describe queued-resources state.state)"
@@ -44,8 +44,8 @@ state() {
 
 explain_unreachable() {
   sed 's/^/  /' "$ERRORS" >&2
-  die "Google Cloud does not tell the state of TPU $TPU_NAME (above): check the network, PROJECT, ZONE" \
-    "and \`gcloud auth login\`, then do the same again"
+  die "cannot read the state of TPU $TPU_NAME from Google Cloud (above): check the network, PROJECT," \
+    "ZONE and \`gcloud auth login\`, then try again"
 }
 
 need_ready() {
@@ -54,9 +54,9 @@ need_ready() {
   case $found in
     READY) ;;
     UNREACHABLE) explain_unreachable ;;
-    NONE) die "there is no TPU $TPU_NAME in $ZONE: \`launch/tpu.sh create\` makes it" ;;
+    NONE) die "there is no TPU $TPU_NAME in $ZONE: run \`launch/tpu.sh create\`" ;;
     STOPPED | STOPPING)
-      die "TPU $TPU_NAME is $found: \`gcloud compute tpus tpu-vm start $TPU_NAME --zone=$ZONE\` starts it"
+      die "TPU $TPU_NAME is $found: start it with \`gcloud compute tpus tpu-vm start $TPU_NAME --zone=$ZONE\`"
       ;;
     *) die "TPU $TPU_NAME is $found, not READY: \`launch/tpu.sh create\` waits for it or replaces it" ;;
   esac
@@ -78,11 +78,11 @@ runtime_version() {
     v5p-*) printf v2-alpha-tpuv5 ;;
     v5litepod-*) printf v2-alpha-tpuv5-lite ;;
     v2-* | v3-* | v4-*) printf tpu-ubuntu2204-base ;;
-    *) die "ACCELERATOR_TYPE=$ACCELERATOR_TYPE has no known runtime: set RUNTIME_VERSION, too" ;;
+    *) die "no runtime is known for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION" ;;
   esac
 }
 
-# make VERSION: asks Google Cloud for the TPU.
+# make VERSION: requests the TPU.
 make() {
   local version="$1" flags=() until=()
   read -ra flags <<<"$CREATE_FLAGS"
@@ -97,7 +97,7 @@ make() {
     spot) act "${node[@]}" --spot "${flags[@]}" ;;
     queued) act gcloud "${request[@]}" "${flags[@]}" ;;
     queued-spot) act gcloud "${request[@]}" --spot "${flags[@]}" ;;
-    # Only the alpha command has these two flags.
+    # Only the alpha command has these flags.
     flex-start)
       act gcloud alpha "${request[@]}" --provisioning-model=flex-start \
         --max-run-duration="$MAX_RUN_DURATION" "${flags[@]}"
@@ -105,9 +105,9 @@ make() {
   esac
 }
 
-# Why Google Cloud refused, by its own words in $ERRORS.
+# Why Google Cloud refused, from the message in $ERRORS.
 refusal() {
-  # A limit of requests per minute passes; a quota of chips does not.
+  # A limit of requests per minute is temporary; a quota of chips is not.
   if grep -qiE 'quota.* (limit|exceed)|exceed.* quota|insufficient quota|quota limit' "$ERRORS" &&
     ! grep -qiE 'per (minute|100 seconds)' "$ERRORS"; then
     printf quota
@@ -123,36 +123,36 @@ refusal() {
   fi
 }
 
-# Ends `create` where another attempt cannot help.
+# Ends `create` when another attempt cannot help.
 refuse_for_good() {
   local left
   left="$(state)"
   case $left in
     NONE | UNREACHABLE) ;;
     *)
-      say "a half-made TPU $TPU_NAME ($left) was left: it is deleted"
+      say "deleting the half-made TPU $TPU_NAME ($left)"
       remove
       ;;
   esac
   case $1 in
     quota)
-      die "the project's quota does not allow $ACCELERATOR_TYPE ($MODE) in $ZONE: ask for more under" \
-        "IAM & Admin > Quotas (Cloud TPU API), or set another ZONE, ACCELERATOR_TYPE or MODE;" \
-        "spot and on-demand TPUs have quotas of their own"
+      die "the project's quota does not allow $ACCELERATOR_TYPE ($MODE) in $ZONE: request more under" \
+        "IAM & Admin > Quotas (Cloud TPU API), or set another ZONE, ACCELERATOR_TYPE or MODE" \
+        "(spot and on-demand TPUs have separate quotas)"
       ;;
     permission)
-      die "Google Cloud denies it (above): \`gcloud auth login\`, enable the Cloud TPU API" \
-        "(gcloud services enable tpu.googleapis.com) and have the role TPU Admin in PROJECT"
+      die "Google Cloud denied the request (above): run \`gcloud auth login\`, enable the Cloud TPU API" \
+        "(gcloud services enable tpu.googleapis.com) and get the role TPU Admin in PROJECT"
       ;;
     invalid)
-      die "Google Cloud does not know such a TPU (above): \`gcloud compute tpus accelerator-types list" \
-        "--zone=$ZONE\` lists what ACCELERATOR_TYPE can be there"
+      die "Google Cloud does not know such a TPU (above): list the values of ACCELERATOR_TYPE with" \
+        "\`gcloud compute tpus accelerator-types list --zone=$ZONE\`"
       ;;
     capacity)
       die "$ZONE had no free $ACCELERATOR_TYPE in $CREATE_ATTEMPTS attempts: try another ZONE," \
         "or MODE=queued or flex-start, which wait in Google's queue"
       ;;
-    *) die "no TPU after $CREATE_ATTEMPTS attempts; the reason is above" ;;
+    *) die "could not create the TPU in $CREATE_ATTEMPTS attempts (above)" ;;
   esac
 }
 
@@ -162,14 +162,14 @@ try_to_make() {
   say "creating $ACCELERATOR_TYPE $TPU_NAME in $ZONE ($MODE), attempt $1 of $CREATE_ATTEMPTS"
   make "$2" 2>"$ERRORS" && return
   sed 's/^/  /' "$ERRORS" >&2
-  # Another process, or an attempt whose answer was lost, has made it: `create` looks again.
+  # Another process, or an attempt whose reply was lost, created it: `create` checks again.
   if grep -qiE 'already[_ ]exists' "$ERRORS"; then return; fi
   reason="$(refusal)"
   case $reason in
     quota | permission | invalid) refuse_for_good "$reason" ;;
   esac
   (($1 < CREATE_ATTEMPTS)) || refuse_for_good "$reason"
-  say "that failed ($reason): next attempt in $RETRY_SECONDS s"
+  say "failed ($reason): trying again in $RETRY_SECONDS s"
   sleep "$RETRY_SECONDS"
 }
 
@@ -211,16 +211,17 @@ create() {
         PROVISIONING | WAITING_FOR_RESOURCES | SUSPENDING)
         [[ $found == "$last" ]] || say "TPU $TPU_NAME is $found: waiting"
         ((SECONDS - began < WAIT_SECONDS)) ||
-          die "TPU $TPU_NAME is still $found after $WAIT_SECONDS s: \`create\` again waits on," \
-            "\`delete\` gives it up"
+          die "TPU $TPU_NAME is still $found after $WAIT_SECONDS s: run \`create\` to keep waiting," \
+            "or \`delete\` to give up"
         sleep "$POLL_SECONDS"
         ;;
       STOPPED)
-        die "TPU $TPU_NAME was stopped, and keeps its disk: \`gcloud compute tpus tpu-vm start $TPU_NAME" \
-          "--zone=$ZONE\` starts it, \`launch/tpu.sh delete\` deletes it with its disk"
+        die "TPU $TPU_NAME is stopped and keeps its disk: start it with" \
+          "\`gcloud compute tpus tpu-vm start $TPU_NAME --zone=$ZONE\`, or delete it and its disk with" \
+          "\`launch/tpu.sh delete\`"
         ;;
       *)
-        say "TPU $TPU_NAME exists and is $found: it is deleted and made again"
+        say "TPU $TPU_NAME is $found: deleting it and creating it again"
         remove
         ;;
     esac
@@ -228,7 +229,7 @@ create() {
   done
 }
 
-# Deletes the request and the node; tells which of them stays.
+# Deletes the request and the node; reports what could not be deleted.
 remove() {
   local attempt request node
   for ((attempt = 1; attempt <= 3; attempt++)); do
@@ -243,7 +244,7 @@ remove() {
     request="$(describe queued-resources state.state)"
     node="$(describe tpu-vm state)"
     [[ $request != NONE || $node != NONE ]] || return 0
-    say "TPU $TPU_NAME is still there (node $node, request $request): deleted again"
+    say "TPU $TPU_NAME is still there (node $node, request $request): deleting it again"
     sleep "$POLL_SECONDS"
   done
   die "TPU $TPU_NAME could not be deleted (node $node, request $request) AND MAY COST MONEY: run" \
@@ -258,5 +259,5 @@ delete() {
     return
   fi
   remove
-  say "TPU $TPU_NAME is deleted${BUCKET:+; what is in $BUCKET stays, and costs storage}"
+  say "TPU $TPU_NAME is deleted${BUCKET:+; $BUCKET keeps its files and costs money}"
 }

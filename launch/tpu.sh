@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs specjax on a Cloud TPU, a single host or a pod slice:
+# Runs specjax on a Cloud TPU (a single host or a pod slice):
 #
 #   launch/tpu.sh create
 #   launch/tpu.sh setup
@@ -8,8 +8,8 @@
 #   launch/tpu.sh fetch
 #   launch/tpu.sh delete
 #
-# A TPU costs money from `create` to `delete`. `--dry-run` prints each command and runs none. The
-# variables below can be set in the environment; docs/cloud_tpu.md explains them.
+# A TPU costs money from `create` to `delete`. `--dry-run` prints the commands and runs none. Set the
+# variables below here or in the environment; docs/cloud_tpu.md explains them.
 set -euo pipefail
 
 # The TPU.
@@ -50,7 +50,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 DRY_RUN=""
 REPLICAS=""
 DETACH=""
-# Where a worker keeps the checkout, below its home directory.
+# The checkout on a worker, in its home directory.
 REMOTE=specjax
 
 say() { printf 'specjax launch: %s\n' "$*" >&2; }
@@ -64,22 +64,22 @@ usage() {
   cat >&2 <<'TEXT'
 usage: launch/tpu.sh [--dry-run] COMMAND
 
-  create                      makes the TPU, or goes on with one that is half made
+  create                      creates the TPU and waits until it is ready
   setup                       installs this checkout on all workers
   run [--replicas] [--detach] FILE.gin [ARGUMENT ...]
                               starts `specjax infer --gin_file=FILE.gin ARGUMENT ...` on all
-                              workers and watches it; replaces a TPU that was pre-empted
+                              workers and watches it; replaces a pre-empted TPU
   stop                        stops the run on all workers
-  logs                        shows the end of the workers' logs
+  logs                        shows the end of each worker's log
   fetch                       copies the results to FETCH_DIR
-  delete                      deletes the TPU, and a request in the queue
+  delete                      deletes the TPU and its request in the queue
 
 Variables: see the top of launch/tpu.sh, and docs/cloud_tpu.md.
 TEXT
   exit 2
 }
 
-# Prints words such that a shell reads them again as the same words.
+# Prints words with quotes, as a shell reads them.
 quoted() {
   local word words=()
   for word in "$@"; do
@@ -89,7 +89,7 @@ quoted() {
   printf '%s' "${words[*]}"
 }
 
-# Runs a command that changes something; in a dry run prints it.
+# Runs a command that changes something; a dry run prints it.
 act() {
   if [[ -n $DRY_RUN ]]; then
     printf '%s\n' "$(quoted "$@")" >&3
@@ -105,9 +105,9 @@ source "$ROOT/launch/jobs.sh"
 
 main() {
   local words=() word
-  # Bash before 4.4 (macOS) takes an empty list for an unset one.
+  # Before 4.4 (macOS), bash treats an empty list as unset.
   ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) ||
-    die "bash 4.4 or later is needed, this is $BASH_VERSION (macOS: brew install bash)"
+    die "this script needs bash 4.4 or later, got $BASH_VERSION (macOS: brew install bash)"
   for word in "$@"; do
     case $word in
       --dry-run) DRY_RUN=1 ;;
@@ -121,18 +121,18 @@ main() {
   [[ -n $DRY_RUN ]] || command -v gcloud >/dev/null ||
     die "gcloud is not on PATH: install the Google Cloud CLI"
   [[ $RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*$ ]] ||
-    die "RUN_NAME must have letters, digits, '_', '.' and '-' only, got '$RUN_NAME'"
+    die "RUN_NAME must have only letters, digits, '_', '.' and '-', got '$RUN_NAME'"
   case $COMMAND in
     infer | evaluate | compare | train | "train head") ;;
     *) die "COMMAND must be infer, evaluate, compare, train or 'train head', got '$COMMAND'" ;;
   esac
   [[ " ${words[*]:-}" != *" --gin.OUTPUT_DIR="* ]] ||
-    die "--gin.OUTPUT_DIR must be left out: the directory is that of RUN_NAME, which is $RUN_NAME"
+    die "leave out --gin.OUTPUT_DIR: RUN_NAME sets the directory (now runs/$RUN_NAME)"
   local place
   for place in BUCKET DATA; do
     [[ -z ${!place} || ${!place} == gs://* ]] || die "$place must begin with gs://, got ${!place}"
   done
-  exec 3>&1 # what a dry run prints, also from within $(...)
+  exec 3>&1 # a dry run prints here, also from within $(...)
   SCRATCH="$(mktemp -d)"
   ERRORS="$SCRATCH/errors"
   trap 'rm -rf "$SCRATCH"' EXIT

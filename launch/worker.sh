@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What launch/tpu.sh, skypilot.yaml and jobset.yaml do on each host: bash launch/worker.sh ACTION.
+# Runs on each host for launch/tpu.sh, skypilot.yaml and jobset.yaml: bash launch/worker.sh ACTION.
 #
-#   install        an environment in .venv with this checkout
-#   run ARG ...    `specjax COMMAND ARG ...` in the foreground; with BUCKET, what an earlier machine
-#                  had written is read first, and what is written is copied there all the time
-#   start ARG ...  the same in the background; one that runs already is left alone
-#   status         one line: specjax-worker INDEX running|done|failed STATUS|stopped|died|absent
-#   stop           ends it
+#   install        installs this checkout in .venv
+#   run ARG ...    runs `specjax COMMAND ARG ...` in the foreground; with BUCKET, first reads the
+#                  results of an earlier machine from there, and keeps copying the results to it
+#   start ARG ...  the same in the background; does nothing if the run is active
+#   status         prints specjax-worker INDEX running|done|failed STATUS|stopped|died|absent
+#   stop           ends the run
 set -euo pipefail
 
 RUN_NAME="${RUN_NAME:-run}"
@@ -31,17 +31,17 @@ die() {
   exit 1
 }
 
-# As specjax says bad input: another attempt would end the same way.
+# Like specjax for bad input: another attempt would end the same way.
 refuse() {
   say "$*"
   exit 2
 }
 
-# This host's place among the hosts: GKE, SkyPilot and Cloud TPU (t1v-n-0123abcd-w-3) say it.
+# The index of this host, as GKE, SkyPilot and Cloud TPU (t1v-n-0123abcd-w-3) give it.
 host_index() {
   local index="${PROCESS_INDEX:-${TPU_WORKER_ID:-${SKYPILOT_NODE_RANK:-}}}"
   [[ -n $index || ! ${HOSTNAME:-} =~ -w-([0-9]+)$ ]] || index="${BASH_REMATCH[1]}"
-  # One number for several hosts would have them write over each other.
+  # Hosts with the same index would overwrite each other's results.
   [[ -n $index || $COUNT == 1 ]] || return 1
   printf '%s' "${index:-0}"
 }
@@ -58,7 +58,7 @@ host_count() {
   fi
 }
 
-# Python 3.11 or later that can make an environment; Ubuntu 22.04's own is older.
+# A Python 3.11 or later that can create an environment; Ubuntu 22.04's own is older.
 find_python() {
   local name
   for name in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
@@ -77,10 +77,10 @@ install() {
     if [[ -n $python ]]; then
       "$python" -m venv .venv
     else
-      [[ -z $PYTHON ]] || die "PYTHON=$PYTHON is not Python 3.11 or later with ensurepip"
-      say "no Python 3.11 or later is here: uv brings one"
+      [[ -z $PYTHON ]] || die "PYTHON must be Python 3.11 or later with ensurepip, got $PYTHON"
+      say "no Python 3.11 or later found: installing one with uv"
       python3 -m pip install --quiet --user uv || die "pip cannot install uv: set PYTHON"
-      python3 -m uv venv --quiet --seed --python 3.12 .venv || die "uv cannot bring Python: set PYTHON"
+      python3 -m uv venv --quiet --seed --python 3.12 .venv || die "uv cannot install Python: set PYTHON"
     fi
   fi
   .venv/bin/pip install --quiet -c constraints.txt --editable ".[$EXTRAS]" ||
@@ -88,18 +88,18 @@ install() {
   printf 'specjax-worker %s installed %s\n' "$INDEX" "$("$SPECJAX" --version)"
 }
 
-# patiently COMMAND ...: three attempts of what goes over the network.
+# patiently COMMAND ...: tries a command that uses the network three times.
 patiently() {
   local attempt
   for attempt in 1 2; do
     "$@" && return
-    say "that failed (attempt $attempt of 3): $*"
+    say "failed (attempt $attempt of 3): $*"
     sleep "$RETRY_SECONDS"
   done
   "$@"
 }
 
-# Reads what an earlier machine has written; what is on this disk is newer.
+# Reads the results of an earlier machine, unless this disk has newer ones.
 pull() {
   local errors
   [[ ! -d $OUTPUT ]] || return 0
@@ -107,25 +107,25 @@ pull() {
     rm -rf "$OUTPUT.partial"
     mkdir -p "$OUTPUT.partial"
     patiently gcloud storage rsync --quiet --recursive "$PLACE" "$OUTPUT.partial" ||
-      die "$PLACE cannot be read: nothing was run"
+      die "cannot read $PLACE: nothing was run"
     mv "$OUTPUT.partial" "$OUTPUT"
-    gcloud storage cat "$PLACE.log" 2>/dev/null || true # this log takes the other's place
-    say "goes on with what is in $PLACE"
+    gcloud storage cat "$PLACE.log" 2>/dev/null || true # this log replaces the older one
+    say "continuing from $PLACE"
   elif ! grep -q 'matched no objects' <<<"$errors"; then
-    die "$PLACE cannot be read ($errors): check BUCKET and the service account's rights"
+    die "cannot read $PLACE ($errors): check BUCKET and the service account's permissions"
   fi
 }
 
-# Copies the results as they are now. The configuration lists the files of a run (or of a part of
-# one, in a directory of its own): copied after them and sent before them, it never lacks one that is
-# in the bucket.
+# Copies the results to the bucket. The configuration of a run (or of a part, in its own directory)
+# lists the run's files. It is copied after them and sent before them, so that it always lists every
+# file in the bucket.
 push() {
   local copy="$OUTPUT.copy" failed="" config errors
   if [[ -d $OUTPUT ]]; then
     rm -rf "$copy"
-    errors="$(LC_ALL=C cp -R "$OUTPUT" "$copy" 2>&1)" || true # a temporary file may go meanwhile
+    errors="$(LC_ALL=C cp -R "$OUTPUT" "$copy" 2>&1)" || true # a temporary file may disappear
     if [[ $errors == *"No space left"* ]]; then
-      rm -rf "$copy" # half a file must not replace what is in the bucket
+      rm -rf "$copy" # an incomplete file must not replace the one in the bucket
       printf '%s\n' "$errors" >&2
       return 1
     fi
@@ -142,7 +142,7 @@ push() {
   [[ -z $failed ]]
 }
 
-# Ends at TERM, after a copy that is under way.
+# Ends at TERM, after the current copy.
 keep_pushing() {
   local nap="" ended=""
   trap 'ended=1; kill "$nap" 2>/dev/null || true' TERM
@@ -156,7 +156,7 @@ keep_pushing() {
   done
 }
 
-# Each host as a TPU of its own: else the TPU's runtime waits for the other hosts.
+# Makes each host a separate TPU; otherwise the TPU's runtime waits for the other hosts.
 export_replica() {
   export SPECJAX_PROCESS_INDEX="$INDEX" SPECJAX_PROCESS_COUNT="$COUNT"
   ((COUNT > 1)) || return 0
@@ -167,33 +167,33 @@ export_replica() {
 
 run() {
   local status=0 child pusher="" command
-  read -ra command <<<"$COMMAND" # of one word or two
+  read -ra command <<<"$COMMAND" # one or two words
   cd "$ROOT"
   mkdir -p runs
   rm -f "$OUTPUT.status"
-  [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
+  [[ -x $SPECJAX ]] || die "specjax is not installed here: run launch/tpu.sh setup"
   if ((COUNT > 1)) && [[ -z $REPLICAS && $COMMAND != infer ]]; then
     printf '2\n' >"$OUTPUT.status"
-    refuse "COMMAND=$COMMAND is no program of $COUNT hosts: compare and evaluate take REPLICAS=1, others one host"
+    refuse "COMMAND=$COMMAND cannot run on $COUNT hosts as one program: set REPLICAS=1 (compare, evaluate) or use one host"
   fi
   if [[ -n $BUCKET ]]; then
     PLACE="${BUCKET%/}/$RUN_NAME/worker-$INDEX"
     pull
   fi
   [[ -z $DATA ]] || patiently gcloud storage rsync --quiet --recursive "$DATA" data ||
-    die "DATA=$DATA cannot be read: check it and the service account's rights"
+    die "cannot read DATA=$DATA: check it and the service account's permissions"
   if [[ -n $REPLICAS ]]; then
     export_replica
   elif ((COUNT > 1)); then
-    export SPECJAX_DISTRIBUTED=1 # one program, whose processes JAX finds by itself
+    export SPECJAX_DISTRIBUTED=1 # one program; JAX finds its processes
   fi
   if [[ -n $BUCKET ]]; then
-    keep_pushing & # nothing fails between it and the program, which would leave it alive
+    keep_pushing & # no command before the program may fail and leave this alive
     pusher=$!
   fi
   "$SPECJAX" "${command[@]}" "$@" --gin.OUTPUT_DIR="$OUTPUT" &
   child=$!
-  # A machine that is taken away sends TERM first: what there is then goes to the bucket.
+  # A pre-empted machine first gets TERM: the results so far then go to the bucket.
   trap 'kill -TERM "$child" 2>/dev/null || true' TERM INT
   while true; do
     status=0
@@ -204,20 +204,20 @@ run() {
     kill "$pusher" 2>/dev/null || true
     wait "$pusher" || true
     patiently push || {
-      say "the last results are not in $PLACE; they are in $OUTPUT of this machine"
+      say "the last results are not in $PLACE, only in $OUTPUT on this machine"
       ((status != 0)) || status=1
     }
   fi
   printf '%s\n' "$status" >"$OUTPUT.status"
   if ((status == 3)); then
-    # Another start would fail the same points; a failure here would also end the other replicas.
-    say "all is measured but points that failed (above)"
+    # A restart would fail the same settings; a failure here would also end the other replicas.
+    say "some settings failed (above), all others are measured"
     return 0
   fi
   return "$status"
 }
 
-# running NAME: whether that run's process is alive; a process of the same number is not it.
+# running NAME: whether the run's process is alive, and not another one with the same number.
 running() {
   local pid
   pid="$(cat "$ROOT/runs/$1.pid" 2>/dev/null)" || return 1
@@ -227,9 +227,9 @@ running() {
 start() {
   local other pid told gin="$OUTPUT.gin"
   cd "$ROOT"
-  [[ -x $SPECJAX ]] || die "specjax is not installed here: launch/tpu.sh setup"
+  [[ -x $SPECJAX ]] || die "specjax is not installed here: run launch/tpu.sh setup"
   mkdir -p runs
-  exec 9>runs/.start.lock # two at once would both start it
+  exec 9>runs/.start.lock # so that two calls do not both start it
   flock 9
   [[ ! -f $gin.new ]] || gin="$gin.new"
   told="$COMMAND${REPLICAS:+ --replicas} $*"
@@ -237,14 +237,14 @@ start() {
   if running "$RUN_NAME"; then
     rm -f "$OUTPUT.gin.new"
     [[ $told == "$(cat "$OUTPUT.arguments" 2>/dev/null)" ]] ||
-      refuse "run $RUN_NAME is at work with other arguments or another gin file" \
+      refuse "run $RUN_NAME is active with other arguments or another gin file" \
         "($(head -n 1 "$OUTPUT.arguments")): stop it first"
-    printf 'specjax-worker %s runs already\n' "$INDEX"
+    printf 'specjax-worker %s already runs\n' "$INDEX"
     return
   fi
   for other in runs/*.pid; do
     other="$(basename "$other" .pid)"
-    ! running "$other" || refuse "run $other has the TPU: RUN_NAME=$other launch/tpu.sh stop ends it"
+    ! running "$other" || refuse "run $other uses the TPU: stop it with RUN_NAME=$other launch/tpu.sh stop"
   done
   rm -f "$OUTPUT.status"
   [[ ! -f $OUTPUT.gin.new ]] || mv "$OUTPUT.gin.new" "$OUTPUT.gin"
@@ -276,7 +276,7 @@ stop() {
   if running "$RUN_NAME"; then
     pid="$(<"$OUTPUT.pid")"
     kill -TERM "$pid"
-    # The last copy to the bucket takes a while.
+    # The last copy to the bucket takes time.
     while running "$RUN_NAME" && ((waited < 300)); do
       sleep 0.2
       waited=$((waited + 1))
@@ -290,8 +290,8 @@ stop() {
 INDEX="?"
 COUNT="$(host_count)"
 INDEX="$(host_index)" ||
-  die "neither PROCESS_INDEX, TPU_WORKER_ID nor the name ${HOSTNAME:-?} says which of $COUNT workers this is: set one"
-((INDEX < COUNT)) || die "this is worker $INDEX of $COUNT: set PROCESS_INDEX and PROCESS_COUNT"
+  die "cannot tell which of $COUNT workers this is (HOSTNAME=${HOSTNAME:-}): set PROCESS_INDEX"
+((INDEX < COUNT)) || die "PROCESS_INDEX must be below PROCESS_COUNT, got $INDEX of $COUNT: set both"
 case ${1:-} in
   install | run | start | status | stop) "$@" ;;
   *) die "usage: bash launch/worker.sh install|run|start|status|stop [ARGUMENT ...]" ;;

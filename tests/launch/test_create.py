@@ -54,7 +54,7 @@ def test_quota_is_told_at_once(cloud):
     assert done.returncode == 1
     assert len(cloud.calls(" create ")) == 1
     assert QUOTA in done.stderr
-    assert "ask for more under IAM & Admin > Quotas" in done.stderr
+    assert "request more under IAM & Admin > Quotas" in done.stderr
 
 
 def test_a_full_zone_is_tried_again_up_to_a_limit(cloud):
@@ -73,7 +73,7 @@ def test_a_full_zone_is_tried_again_up_to_a_limit(cloud):
 @pytest.mark.parametrize(
     ("refusal", "remedy"),
     [
-        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", "have the role TPU Admin"),
+        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", "get the role TPU Admin"),
         ("INVALID_ARGUMENT: accelerator type v9-8", "accelerator-types list --zone=us-central1-a"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_tpu_that_cannot_be_used_is_deleted_and_made_again(cloud, state):
     cloud.set(node=state)
     done = cloud.launch("create")
     assert done.returncode == 0, done.stderr
-    assert f"exists and is {state}: it is deleted and made again" in done.stderr
+    assert f"TPU specjax is {state}: deleting it and creating it again" in done.stderr
     assert cloud.there("node") == "READY"
     assert len(cloud.calls("tpu-vm delete")) == 1
 
@@ -109,7 +109,10 @@ def test_a_tpu_that_somebody_stopped_keeps_its_disk(cloud):
     cloud.set(node="STOPPED")
     done = cloud.launch("create")
     assert done.returncode == 1
-    assert "was stopped, and keeps its disk: `gcloud compute tpus tpu-vm start" in done.stderr
+    assert (
+        "is stopped and keeps its disk: start it with `gcloud compute tpus tpu-vm start"
+        in done.stderr
+    )
     assert not cloud.calls(" delete ")
 
 
@@ -127,7 +130,7 @@ def test_a_half_made_tpu_without_quota_is_not_left_to_cost(cloud):
     cloud.faults({"match": "*tpu-vm create*", "stderr": QUOTA, **half})
     done = cloud.launch("create")
     assert done.returncode == 1
-    assert "half-made TPU specjax (STOPPED) was left: it is deleted" in done.stderr
+    assert "deleting the half-made TPU specjax (STOPPED)" in done.stderr
     assert cloud.there("node") is None
 
 
@@ -135,7 +138,7 @@ def test_waiting_has_an_end_and_goes_on_later(cloud):
     cloud.set(request="WAITING_FOR_RESOURCES")
     done = cloud.launch("create", MODE="queued", WAIT_SECONDS="0")
     assert done.returncode == 1
-    assert "still WAITING_FOR_RESOURCES after 0 s: `create` again waits on" in done.stderr
+    assert "still WAITING_FOR_RESOURCES after 0 s: run `create` to keep waiting" in done.stderr
     assert not cloud.calls("delete")
     cloud.set(request=["PROVISIONING", "ACTIVE"])
     assert cloud.launch("create", MODE="queued").returncode == 0
@@ -149,7 +152,7 @@ def test_a_cloud_that_does_not_answer_is_not_taken_for_an_empty_one(cloud):
         done = cloud.launch(*command)
         assert done.returncode == 1
         assert silent in done.stderr
-        assert "does not tell the state of TPU specjax" in done.stderr
+        assert "cannot read the state of TPU specjax" in done.stderr
     assert not [c for c in cloud.calls() if "describe" not in c]
 
 
@@ -164,8 +167,11 @@ def test_what_cannot_be_deleted_is_told_as_a_cost(cloud):
     ("variables", "told"),
     [
         ({"MODE": "cheap"}, "MODE must be on-demand, spot, queued, queued-spot or flex-start"),
-        ({"ACCELERATOR_TYPE": "tpu7x-8"}, "tpu7x-8 has no known runtime: set RUNTIME_VERSION"),
-        ({"RUN_NAME": "a b"}, "RUN_NAME must have letters"),
+        (
+            {"ACCELERATOR_TYPE": "tpu7x-8"},
+            "ACCELERATOR_TYPE=tpu7x-8: set RUNTIME_VERSION",
+        ),
+        ({"RUN_NAME": "a b"}, "RUN_NAME must have only letters"),
         ({"BUCKET": "mine"}, "BUCKET must begin with gs://, got mine"),
         ({"COMMAND": "inferr"}, "COMMAND must be infer, evaluate"),
         ({"COMMAND": "infer evaluate"}, "or 'train head', got 'infer evaluate'"),
