@@ -1,4 +1,4 @@
-"""What a TPU's compiler says of the kernels of `specjax.kernels.draw`, and of what they stand for.
+"""What a TPU's compiler says of the kernels of `sampling.draw_kernels`, and of what they stand for.
 
 Each operation is compiled twice as a program of its own: as plain code, vmapped over rows, and as a
 kernel. Nothing runs: an estimate is no measurement. Of each program there are two, in microseconds
@@ -36,16 +36,24 @@ from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax import sampling
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
-from specjax.kernels import draw
+from specjax.sampling import distributions, draw_kernels, draws
 from specjax.types import Sampling
 
 HELP = "estimated microseconds of the TPU kernels for softmax and draws, and of the plain code"
 
 # Plain code for one row, the kernel for many, and what both read: see `_compile`.
 OPERATIONS: dict[str, tuple[Any, Any, str]] = {
-    "drawn": (lambda x, t, u: sampling._drawn(x, Sampling(t), u), draw.drawn, "xtu"),
-    "draw": (sampling._draw, draw.draw_by_weights, "xu"),
-    "distribution": (lambda x, t: sampling._distribution(x, Sampling(t)), draw.distribution, "xt"),
+    "drawn": (
+        lambda x, t, u: distributions.drawn_plainly(x, Sampling(t), u),
+        draw_kernels.drawn,
+        "xtu",
+    ),
+    "draw": (draws.draw_plainly, draw_kernels.draw_by_weights, "xu"),
+    "distribution": (
+        lambda x, t: distributions.distribution_plainly(x, Sampling(t)),
+        draw_kernels.distribution,
+        "xt",
+    ),
 }
 _FORMS = PLAIN, KERNEL = ("plain", "kernel")
 
@@ -178,7 +186,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Compiles everything that is asked for; a row for each operation."""
     check_positive(args, "rows", "vocabularies", "seconds")
-    if unsuited := [size for size in args.vocabularies if not draw.suits(size)]:
+    if unsuited := [size for size in args.vocabularies if not draw_kernels.suits(size)]:
         raise ValueError(f"--vocabularies must be such that kernels take, got {unsuited}")
     mesh_of(args.chips[0], 1, 1)  # says if libtpu is missing
     cases = itertools.product(args.operations, args.chips, args.rows, args.vocabularies)

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
-
-from specjax.types.language_model import Array
 
 
 class _Target(NamedTuple):

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import filters, platforms, sampling
+from specjax import platforms, sampling
 from specjax.models import layers
 from specjax.partitioning import Partitioner, make_mesh
+from specjax.sampling import filters
 from specjax.types import Sampling
 
 

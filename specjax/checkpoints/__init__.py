@@ -2,9 +2,7 @@
 
 from specjax.checkpoints.attachments import (
     has_head,
-    load_bigram,
     load_head,
-    save_bigram,
     save_head,
 )
 from specjax.checkpoints.loading import LoadedModel, load_model, read_config
@@ -18,11 +16,9 @@ __all__ = [
     "LoadedModel",
     "SpecialIds",
     "has_head",
-    "load_bigram",
     "load_head",
     "load_model",
     "read_config",
-    "save_bigram",
     "save_head",
     "save_model",
     "save_t5x_pair",

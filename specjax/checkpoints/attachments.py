@@ -19,18 +19,15 @@ from specjax.acceptance_head.network import HeadConfig
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.hf import write_json
 from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
-from specjax.drafting import Bigram
 from specjax.tokenizers.model_files import read_json
 from specjax.writing import new_directory
 
 HEAD_NAME = "acceptance_head"
-_HEAD, _BIGRAM = "head", "bigram"
-_AGAIN = {
-    _HEAD: "copy the head again, or train it again (specjax train head)",
-    _BIGRAM: "copy the table again, or make it again (specjax train bigram)",
+HEAD, BIGRAM = "head", "bigram"
+AGAIN = {
+    HEAD: "copy the head again, or train it again (specjax train head)",
+    BIGRAM: "copy the table again, or make it again (specjax train bigram)",
 }
-# The arrays of a bigram table by the version: the second has longer contexts.
-_TABLES = {1: ("successors",), 2: ("successors", "contexts", "followers")}
 
 
 def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
@@ -56,7 +53,7 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
         "rejection_weight": head.rejection_weight,
         "notes": dict(head.notes),
     }
-    _write(place, _HEAD, values, flatten(head.params), replace=True)
+    write_attachment(place, HEAD, values, flatten(head.params), replace=True)
     return place
 
 
@@ -70,7 +67,7 @@ def check_head_place(directory: str | os.PathLike[str]) -> None:
       FileExistsError: `acceptance_head` there is something else.
     """
     place = Path(directory) / HEAD_NAME
-    if place.is_dir() and ((place / f"{_HEAD}.json").is_file() or not any(place.iterdir())):
+    if place.is_dir() and ((place / f"{HEAD}.json").is_file() or not any(place.iterdir())):
         return
     if os.path.lexists(place):
         raise FileExistsError(f"{place} holds no acceptance head: move it, or choose another place")
@@ -100,10 +97,10 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():
         raise FileNotFoundError(f"{place}: no such directory: train a head (specjax train head)")
-    values, arrays = _read(place, _HEAD, (1,), check_weights)
+    values, arrays = read_attachment(place, HEAD, (1,), check_weights)
     for name, array in arrays.items():
         if check_weights and not np.isfinite(array).all():
-            raise ValueError(f"{place}: {name} has NaN or infinity: {_AGAIN[_HEAD]}")
+            raise ValueError(f"{place}: {name} has NaN or infinity: {AGAIN[HEAD]}")
     config = values.get("config")
     try:
         return Head(
@@ -114,81 +111,17 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
             values.get("notes", {}),
         )
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}: {error}: {_AGAIN[_HEAD]}") from None
+        raise ValueError(f"{place}: {error}: {AGAIN[HEAD]}") from None
 
 
-def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
-    """Writes a table into a new or empty directory.
-
-    Args:
-      directory: takes `bigram.json` and `bigram.safetensors`.
-      bigram: the table; ids below 2**16 - 1 take two bytes each. One without longer contexts is
-        written as specjax has always read it.
-
-    Raises:
-      FileExistsError: the directory is not empty, or a file.
-      OSError: it cannot be written.
-    """
-    size = bigram.successors.size
-    kind = np.uint16 if size < 2**16 else np.uint32
-    version = 1 if bigram.order == 2 else 2
-    arrays = {name: getattr(bigram, name) for name in _TABLES[version]}
-    # The number of ids stands for none.
-    stored = {name: np.where(ids < 0, size, ids).astype(kind) for name, ids in arrays.items()}
-    values = {
-        "version": version,
-        "ids": size,
-        "tokenizer_fingerprint": bigram.tokenizer_fingerprint,
-        "notes": dict(bigram.notes),
-    }
-    _write(Path(directory), _BIGRAM, values, stored)
-
-
-def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Bigram:
-    """Reads a table.
-
-    Args:
-      directory: what `save_bigram` has written.
-      check_weights: whether to compare the files with their checksums.
-
-    Returns:
-      The table. Whether it is a model's, `Bigram.table` tells.
-
-    Raises:
-      FileNotFoundError: there is none, or a file of it is missing.
-      OSError: a file cannot be read.
-      ValueError: a file is damaged.
-    """
-    place = Path(directory)
-    if not (place / f"{_BIGRAM}.json").is_file():
-        raise FileNotFoundError(
-            f"{place}: no bigram table is there: make one with `specjax train bigram`"
-        )
-    values, arrays = _read(place, _BIGRAM, tuple(_TABLES), check_weights)
-    try:
-        stored = {name: arrays[name] for name in _TABLES[values["version"]]}
-        size = stored["successors"].size
-        for name, ids in stored.items():
-            if ids.dtype not in (np.uint16, np.uint32):
-                raise ValueError(f"{name} must be uint16 or uint32, got {ids.dtype}")
-        return Bigram(
-            tokenizer_fingerprint=values["tokenizer_fingerprint"],
-            notes=values["notes"],
-            **{n: np.where(ids >= size, -1, ids.astype(np.int32)) for n, ids in stored.items()},
-        )
-    except KeyError as error:
-        raise ValueError(f"{place} lacks {error}: {_AGAIN[_BIGRAM]}") from None
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}: {_AGAIN[_BIGRAM]}") from None
-
-
-def _write(
+def write_attachment(
     place: Path,
     name: str,
     values: Mapping[str, Any],
     arrays: Mapping[str, Any],
     replace: bool = False,
 ) -> None:
+    """Writes `name.json`, `name.safetensors` and their checksums: all or nothing."""
     with new_directory(place, replace=replace) as partial:
         data = safetensors.numpy.save({n: np.asarray(x) for n, x in arrays.items()})
         # Not save_file, whose files only their owner can read.
@@ -197,11 +130,11 @@ def _write(
         write_checksums(partial)
 
 
-def _read(
+def read_attachment(
     place: Path, name: str, versions: tuple[int, ...], check: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The values and the arrays of a directory that `_write` has made."""
-    again = _AGAIN[name]
+    """The values and the arrays of a directory that `write_attachment` has made."""
+    again = AGAIN[name]
     if check and (why := find_damage(place)):
         raise ValueError(
             f"{place}: {why}: {again}; if you have changed it yourself, load it with "

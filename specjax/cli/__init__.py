@@ -1,1 +1,4 @@
 """The `specjax` command."""
+
+# The exit status of an interrupted command.
+INTERRUPTED = 130

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import specjax
 from specjax.checks import require
 from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
@@ -17,6 +16,7 @@ from specjax.data.files import read_lines
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
+from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair
 from specjax.text.setting import Setting
 from specjax.types import Sampling
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(
     args: argparse.Namespace, output: RunDirectory, sources: list[str], references: list[str]
 ) -> None:
-    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    pair = load_pair(drafter=args.drafter, verifier=args.verifier)
     decoders = _decoders(pair, args, sources)
     for decoder in decoders.values():
         decoder.rows(sources)  # refuses what does not fit, before any long work
@@ -162,9 +162,7 @@ def settings(max_draft: int) -> dict[str, Setting]:
     }
 
 
-def _decoders(
-    pair: specjax.Pair, args: argparse.Namespace, sources: list[str]
-) -> dict[str, specjax.Decoder]:
+def _decoders(pair: Pair, args: argparse.Namespace, sources: list[str]) -> dict[str, Decoder]:
     # One bucket holds every sample, so that each kind of setting is one program.
     longest = max(len(pair.verifier.tokenizer.encode(source)) for source in sources)
     shape: dict[str, Any] = {
@@ -179,7 +177,7 @@ def _decoders(
 
 
 def _measure(
-    decoders: dict[str, specjax.Decoder],
+    decoders: dict[str, Decoder],
     temperature: float,
     sources: list[str],
     references: list[str],
@@ -187,7 +185,7 @@ def _measure(
 ) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
     """One line of the table per setting, and its texts."""
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
-    outputs: dict[str, list[specjax.Result]] = {name: [] for name in decoders}
+    outputs: dict[str, list[Result]] = {name: [] for name in decoders}
     for seed in range(repeats):
         # Turn by turn, so that a noisy machine disturbs all of them alike.
         for name, decoder in decoders.items():

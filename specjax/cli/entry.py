@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import NoReturn
 
-INTERRUPTED = 130
+from specjax.cli import INTERRUPTED
 
 
 def run() -> NoReturn:

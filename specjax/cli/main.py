@@ -15,8 +15,7 @@ from logging import LogRecord
 import jax
 from absl import logging
 
-from specjax.cli import hosts
-from specjax.cli.entry import INTERRUPTED
+from specjax.cli import INTERRUPTED, hosts
 from specjax.cli.failures import tell
 from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions
 from specjax.cli.renamed import hint

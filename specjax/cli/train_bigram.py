@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `specjax --help` stays quick.
     import numpy as np
 
-    from specjax.checkpoints import save_bigram
     from specjax.checks import check_count
     from specjax.drafting import Bigram
     from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
+    from specjax.text.bigram_files import save_bigram
     from specjax.tokenizers import load_tokenizer
     from specjax.writing import check_free
 

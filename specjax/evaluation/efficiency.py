@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from specjax.checks import one_number
 from specjax.evaluation.bootstrap import Sums, divided, ratio
-from specjax.text.results import discarded
+from specjax.types.method import discarded
 
 _NAMES = ("emitted", "rounds", "drafted", "accepted")
 VERIFIER = "verifier"

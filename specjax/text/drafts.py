@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specjax.checks import check_count, check_path
 from specjax.drafting import Bigram, LookupDrafter, LookupFirst, NeuralDrafter, NeuralDrafterParams
+from specjax.text.bigram_files import load_bigram
 from specjax.text.directories import built_in_table, real_path
 from specjax.text.options import Own
 from specjax.text.text_models import TextModel
@@ -216,6 +217,4 @@ class Lookup(DraftPlan):
 
 def _load(path: str | os.PathLike[str], model: str) -> Bigram:
     # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
-    from specjax.checkpoints import load_bigram
-
     return load_bigram(built_in_table(model) if path == "built-in" else real_path(path))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax.types.method import discarded
+
 # What is counted of each row, and summed over rows.
 COUNTS = (
     "emitted",
@@ -102,16 +104,6 @@ class RowInfo(NamedTuple):
         names = (*COUNTS, "drafted_lengths", "accepted_lengths", "token_sum", "block_sum")
         calls = {name: value.tolist() for name, value in self.calls.items()}
         return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
-
-
-def discarded(
-    drafted: np.ndarray, accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray
-) -> np.ndarray:
-    """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
-    # Of what is past the end one token is the last pass's own, which was not drafted.
-    lost = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
-    # Methods that draft no blocks take rounds of other kinds.
-    return np.minimum(lost, drafted)
 
 
 def _total(lengths: np.ndarray) -> np.ndarray:

@@ -5,6 +5,8 @@ Axes: B rows, P prompt length, F prefix length, N longest output, G longest draf
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specjax.types.drawing import Sampling
 from specjax.types.language_model import Array
 
@@ -131,3 +133,13 @@ class DecodeState(NamedTuple):
     def finished(self) -> Array:
         """`[B]` bool, the rows that emit nothing more."""
         return self.ended_by != RUNNING
+
+
+def discarded(
+    drafted: np.ndarray, accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray
+) -> np.ndarray:
+    """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
+    # Of what is past the end one token is the last pass's own, which was not drafted.
+    lost = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
+    # Methods that draft no blocks take rounds of other kinds.
+    return np.minimum(lost, drafted)

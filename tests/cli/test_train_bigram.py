@@ -11,11 +11,11 @@ import pytest
 import safetensors.numpy
 
 import specjax
-from specjax.checkpoints import load_bigram, save_bigram
 from specjax.checksums import write_checksums
 from specjax.cli.main import main
 from specjax.drafting import Bigram
 from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
+from specjax.text.bigram_files import load_bigram, save_bigram
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 

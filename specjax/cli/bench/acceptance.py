@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-import specjax
 from specjax import rules, verification
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
+from specjax.text import Decoder, load_pair
 from specjax.text.results import Result, RunInfo
 from specjax.types import Sampling
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Report:
     """
     pairs.check_positive(args, "prompts", "rows", "drafts", "max_new")
     texts = pairs.read_texts(args)
-    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    pair = load_pair(drafter=args.drafter, verifier=args.verifier)
     pairs.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"batch_size": args.rows, "max_new_tokens": args.max_new}
     lines = []
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> Report:
         # Random draws differ, so only greedy outputs must be equal.
         if temperature == 0:
             print("T=0 verifier ...", flush=True)
-            alone = specjax.Decoder(pair.verifier, sampling=Sampling(temperature), **shape)(texts)
+            alone = Decoder(pair.verifier, sampling=Sampling(temperature), **shape)(texts)
         for max_draft in args.drafts:
             first: RunInfo | None = None
             for name in args.verifications:
                 print(f"T={temperature:g} G={max_draft} {name} ...", flush=True)
-                decoder = specjax.Decoder(
+                decoder = Decoder(
                     pair,
                     rule=rules.Lossless(),
                     verification=ALGORITHMS[name],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax import TextModel
+from specjax.text import TextModel
 
 NAME = "CTranslate2"
 _WITHOUT = "or leave CTranslate2 out with --no-ctranslate2"

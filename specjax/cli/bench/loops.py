@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax import Pair, Sampling, decoding, drafting, rules
+from specjax import decoding, drafting, rules
 from specjax.decoding import Method
 from specjax.drafting.neural import catches_up_on
 from specjax.memory import check_state_fits
+from specjax.text import Pair
 from specjax.text.passes import count_passes
-from specjax.types import DecodeState, Params, PromptBatch, Stopping
+from specjax.types import DecodeState, Params, PromptBatch, Sampling, Stopping
 from specjax.verification import Block
 
 REMEDY = "give a smaller --max-new or --rows, or shorter prompts"

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-import specjax
-from specjax import Pair, TextModel, testing
+from specjax import testing
 from specjax.data.examples import read_examples
 from specjax.models import LlamaConfig, T5Config
+from specjax.text import Pair, TextModel, load_pair
 from specjax.text import prompts as prompts_lib
 from specjax.text.groups import BUCKETS
 
@@ -93,7 +93,7 @@ def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
     """
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     enough_texts(args)
-    pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    pair = load_pair(drafter=args.drafter, verifier=args.verifier)
     tokens = encode_texts(args, enough_texts(args), pair.verifier.tokenizer)
     return (Pair(pair.drafter, grown(pair.verifier)) if args.grown else pair), tokens
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax import Decoder, Pair, TextModel, load_pair
 from specjax.cli.bench import ctranslate2_peer, pairs, transformers_peer
 from specjax.cli.bench.report import Report
 from specjax.study.turns import in_turns, timed
+from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
 from specjax.types import Sampling
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from specjax import Decoder, Pair, Result
 from specjax.cli.bench import pairs
 from specjax.cli.bench.report import Report
 from specjax.study.turns import in_turns, timed
+from specjax.text import Decoder, Pair, Result
 from specjax.text.passes import PassTimes, measure_times
 from specjax.text.setting import VERIFIER_ALONE, Setting
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax import Pair, TextModel
+from specjax.text import Pair, TextModel
 
 # A generation: the index of a prompt -> the emitted tokens.
 Generate = Callable[[int], np.ndarray]

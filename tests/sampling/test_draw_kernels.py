@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import sampling
-from specjax.kernels import draw
-from specjax.sampling import num_uniforms
+from specjax.sampling import distributions, draw_kernels, draws, num_uniforms
 from specjax.types import Sampling
 
 _SMALL = [(1, 513), (3, 640), (8, 1000), (9, 700)]
@@ -26,15 +24,15 @@ def _inputs(rows: int, vocab: int):
 def _check(logits, temperature, uniforms):
     """All three kernels."""
     logits, temperature, uniforms = map(jnp.asarray, (logits, temperature, uniforms))
-    plain = jax.vmap(lambda x, t, u: sampling._drawn(x, Sampling(t), u))
+    plain = jax.vmap(lambda x, t, u: distributions.drawn_plainly(x, Sampling(t), u))
     probs, tokens = jax.jit(plain)(logits, temperature, uniforms)
-    got = draw.drawn(logits, temperature, uniforms, interpret=True)
+    got = draw_kernels.drawn(logits, temperature, uniforms, interpret=True)
     np.testing.assert_allclose(got[0], probs, rtol=3e-5, atol=1e-37)
     _check_tokens(got[1], tokens, probs)
-    again = draw.distribution(logits, temperature, interpret=True)
+    again = draw_kernels.distribution(logits, temperature, interpret=True)
     np.testing.assert_array_equal(again, got[0])
-    tokens = jax.jit(jax.vmap(sampling._draw))(3.0 * probs, uniforms)
-    got = draw.draw_by_weights(3.0 * probs, uniforms, interpret=True)
+    tokens = jax.jit(jax.vmap(draws.draw_plainly))(3.0 * probs, uniforms)
+    got = draw_kernels.draw_by_weights(3.0 * probs, uniforms, interpret=True)
     _check_tokens(got, tokens, probs)
 
 
@@ -49,8 +47,9 @@ def test_the_comparison_sees_a_uniform_of_another_level():
     logits, temperature, uniforms = _inputs(8, 1000)
     _check(logits, temperature, uniforms)
     with pytest.raises(AssertionError):
-        kernel = draw.draw_by_weights(jnp.ones((8, 1000)), uniforms[:, ::-1], interpret=True)
-        plain = jax.vmap(sampling._draw)(jnp.ones((8, 1000)), uniforms)
+        weights = jnp.ones((8, 1000))
+        kernel = draw_kernels.draw_by_weights(weights, uniforms[:, ::-1], interpret=True)
+        plain = jax.vmap(draws.draw_plainly)(weights, uniforms)
         _check_tokens(kernel, plain, np.ones((8, 1000)))
 
 
@@ -91,10 +90,10 @@ def test_each_level_of_three_is_drawn_by_its_own_uniform():
 
 def test_no_weight_draws_token_0():
     uniforms = jnp.full((2, 2), 0.5)
-    tokens = draw.draw_by_weights(jnp.zeros((2, 600)), uniforms, interpret=True)
+    tokens = draw_kernels.draw_by_weights(jnp.zeros((2, 600)), uniforms, interpret=True)
     np.testing.assert_array_equal(tokens, 0)
 
 
 def test_vocabularies():
-    assert not draw.suits(512) and draw.suits(513) and draw.suits(262_208)
-    assert not draw.suits(524_288)
+    assert not draw_kernels.suits(512) and draw_kernels.suits(513) and draw_kernels.suits(262_208)
+    assert not draw_kernels.suits(524_288)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.kernels.lanes import (
+from specjax.sampling.lanes import (
     LANES,
     column,
     first_above,

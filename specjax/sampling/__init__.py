@@ -1,0 +1,33 @@
+"""Turns logits into the distribution that tokens are drawn from, and draws from it.
+
+Plain code is in `distributions` and `draws`; `draw_kernels` computes the same by Pallas on TPUs,
+where that gains by the compiler's own simulation of its instructions.
+"""
+
+from specjax.sampling.distributions import confidence, distribution, drawn
+from specjax.sampling.draws import (
+    TINY,
+    draw,
+    normalise,
+    num_uniforms,
+    residual,
+    residual_mass,
+    residual_weights,
+    total,
+)
+from specjax.types import Sampling
+
+__all__ = [
+    "TINY",
+    "Sampling",
+    "confidence",
+    "distribution",
+    "draw",
+    "drawn",
+    "normalise",
+    "num_uniforms",
+    "residual",
+    "residual_mass",
+    "residual_weights",
+    "total",
+]

@@ -1,0 +1,200 @@
+"""Turns logits into the distribution that tokens are drawn from, and draws from it.
+
+Drafter, verifier and baselines all use the function `distribution`, so that they cannot differ.
+Its order is fixed: temperature, then top-k, then top-p. All computations are float32.
+
+Functions take one position; `jax.vmap` them over rows. V: vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax.checks import check_scalars
+from specjax.platforms import by_platform
+from specjax.sampling import draw_kernels
+from specjax.sampling.draws import TINY, descend, levels_of, total, vector
+from specjax.sampling.filters import descending_bits, keep_top_k, keep_top_p
+from specjax.sampling.kernel_choice import on_one_tpu
+from specjax.types import Array, Sampling
+
+
+def distribution(logits: Array, sampling: Sampling) -> Array:
+    """The distribution that tokens are drawn from: temperature, then top-k, then top-p.
+
+    Args:
+      logits: `[V]`, any float dtype; -inf marks a token that cannot be drawn. If all are -inf,
+        the result is uniform (one-hot at token 0 if greedy). NaN logits give NaN.
+      sampling: a `Sampling` whose fields are scalars.
+
+    Returns:
+      `[V]` float32 probabilities.
+
+    Raises:
+      ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
+    """
+    if not _has_kernel(logits, sampling):
+        return distribution_plainly(logits, sampling)
+    return on_one_tpu(
+        *_unfiltered(logits, sampling),
+        kernel=draw_kernels.distribution,
+        plain=_distribution_at,
+    )
+
+
+def _has_kernel(logits: Array, sampling: Sampling) -> bool:
+    filtered = sampling.top_k is not None or sampling.top_p is not None
+    return not filtered and draw_kernels.suits(vector("logits", logits).size)
+
+
+def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
+    """What the kernels of `distribution` and `drawn` read."""
+    check_scalars(sampling)
+    return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
+
+
+def _distribution_at(logits: Array, temperature: Array) -> Array:
+    return distribution_plainly(logits, Sampling(temperature))
+
+
+def _drawn_at(logits: Array, temperature: Array, uniform: Array) -> tuple[Array, Array]:
+    return drawn_plainly(logits, Sampling(temperature), uniform)
+
+
+def distribution_plainly(logits: Array, sampling: Sampling) -> Array:
+    """`distribution`, without a kernel."""
+    weighed = _weighed(logits, sampling)
+    given = weighed.chosen, weighed.largest
+    mass, first = by_platform(*given, tpu=_reduced, default=_reduced_apart)
+    return _probs(weighed, mass, first)
+
+
+def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
+    """`distribution`, and a token drawn from it, with fewer passes over the vocabulary.
+
+    Args:
+      logits: see `distribution`.
+      sampling: see `distribution`.
+      uniform: `[num_uniforms(V)]` float32 in [0, 1).
+
+    Returns:
+      `[V]` float32 probabilities, equal to `distribution`'s but for the rounding of their sum, and
+      an int32 token.
+
+    Raises:
+      ValueError: see `distribution` and `draw`.
+    """
+    if not _has_kernel(logits, sampling) or uniform.ndim == 0:
+        return drawn_plainly(logits, sampling, uniform)
+    return on_one_tpu(
+        *_unfiltered(logits, sampling),
+        uniform,
+        kernel=draw_kernels.drawn,
+        plain=_drawn_at,
+    )
+
+
+def drawn_plainly(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
+    """`drawn`, without a kernel."""
+    weighed = _weighed(logits, sampling)
+    # The first of the largest logits is the token that a uniform of 0 finds among them.
+    levels = levels_of(weighed.chosen)
+    uniform = jnp.where(weighed.greedy, 0.0, uniform)
+    token = descend(levels, uniform, weighed.weights.size)
+    return _probs(weighed, total(levels[-1]), token), token
+
+
+class _Weighed(NamedTuple):
+    """Logits, turned into weights.
+
+    Attributes:
+      weights: `[V]` float32 >= 0: `distribution` before it is divided by its sum, if not greedy;
+        NaN where a logit is.
+      largest: `[V]` float32, 1 at the largest logits, else 0; NaN where a logit is.
+      greedy: bool scalar.
+    """
+
+    weights: Array
+    largest: Array
+    greedy: Array
+
+    @property
+    def chosen(self) -> Array:
+        """What a token is drawn by: `largest` if greedy, else `weights`."""
+        return jnp.where(self.greedy, self.largest, self.weights)
+
+
+def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
+    if sampling.processing is not None:
+        raise ValueError(
+            "sampling has a processor: draw rows by the functions of specjax.processing"
+        )
+    logits = vector("logits", logits).astype(jnp.float32)
+    check_scalars(sampling)
+    top = jnp.max(logits)
+    is_top = logits == top
+    # The distance below the largest logit: exactly zero there, also if it is infinite.
+    distance = jnp.where(is_top, 0.0, top - logits)
+    temperature = jnp.asarray(sampling.temperature, jnp.float32)
+    greedy = temperature < TINY
+    weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
+    # What would be 0 after the division by the sum is 0 before it: both then say the same of what
+    # can be drawn. So are -inf logits at a huge temperature, where XLA computes inf * 0.
+    weights = jnp.where((weights < TINY * logits.size) | jnp.isinf(distance), 0.0, weights)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        rank = descending_bits(logits)
+    if sampling.top_k is not None:
+        weights = keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
+    if sampling.top_p is not None:
+        weights = keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
+    # A maximum may pass NaN over (XLA's are fast, not careful): a sum does not.
+    largest = jnp.where(jnp.isnan(logits), logits, is_top.astype(jnp.float32))
+    return _Weighed(weights, largest, greedy)
+
+
+def _probs(weighed: _Weighed, mass: Array, first: Array) -> Array:
+    """`distribution`, from the sum of what is chosen by and the first of the largest logits."""
+    place = np.arange(weighed.weights.size, dtype=np.int32)
+    one_hot = jnp.where(jnp.isnan(mass), mass, (place == first).astype(jnp.float32))
+    return jnp.where(weighed.greedy, one_hot, weighed.weights / mass)
+
+
+def _reduced_apart(chosen: Array, largest: Array) -> tuple[Array, Array]:
+    """The sum of what is chosen by, and the first of the largest logits."""
+    place = np.arange(chosen.size, dtype=np.int32)
+    # Not argmax, which reduces pairs and takes five times as long on CPUs.
+    return total(chosen), jnp.min(jnp.where(largest == 1.0, place, chosen.size))
+
+
+@jax.custom_jvp
+def _reduced(chosen: Array, largest: Array) -> tuple[Array, Array]:
+    """`_reduced_apart` in one pass, which XLA on TPUs does not make of two sums by itself."""
+    place = lax.iota(jnp.int32, chosen.size)
+    first = jnp.where(largest == 1.0, place, chosen.size)
+
+    def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        return a[0] + b[0], lax.min(a[1], b[1])
+
+    start = (np.float32(0.0), np.int32(chosen.size))
+    return tuple(lax.reduce((chosen, first), start, join, (0,)))
+
+
+@_reduced.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # A reduction of pairs has no derivative of its own in JAX.
+    return _reduced(*primals), (total(tangents[0]), np.zeros((), jax.dtypes.float0))
+
+
+def confidence(logits: Array) -> Array:
+    """The distribution that gives rules a model's confidence: softmax at temperature 1, unfiltered.
+
+    Args:
+      logits: `[V]`, any float dtype.
+
+    Returns:
+      `[V]` float32 probabilities.
+    """
+    return distribution(logits, Sampling())

@@ -1,0 +1,177 @@
+"""Draws a token by weights, with one uniform per level of a tree; residuals; sums.
+
+Functions take one position; `jax.vmap` them over rows. V: vocabulary.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax import platforms
+from specjax.platforms import by_platform
+from specjax.sampling import draw_kernels
+from specjax.sampling.kernel_choice import on_one_tpu
+from specjax.types import Array
+
+# Entries per node of the tree that a draw descends (the lanes of a TPU), and of its root at most.
+_FAN_OUT, _ROOT = 128, 512
+TINY = float(jnp.finfo(jnp.float32).tiny)
+
+
+def num_uniforms(vocab_size: int) -> int:
+    """The number of independent uniforms that make `draw` exact at this vocabulary size."""
+    count = 1
+    while vocab_size > _ROOT:
+        vocab_size, count = -(-vocab_size // _FAN_OUT), count + 1
+    return count
+
+
+def draw(weights: Array, uniform: Array) -> Array:
+    """Draws one token by the inverse of the cumulative distribution.
+
+    Sums of up to 128 entries, sums of 128 such sums and so on form a tree. The draw descends from
+    its root, because a long cumulative sum is not monotone in float32 and would draw tokens of zero
+    probability.
+
+    Args:
+      weights: `[V]` float32, non-negative; need not sum to one.
+      uniform: float32 in [0, 1): a scalar, or `[num_uniforms(V)]`, one for each level of the tree.
+        One float32 uniform has 2^23 values: at V = 262,144 the law of the draw is then off by
+        0.5 % in total variation. With one per level it is exact to rounding.
+
+    Returns:
+      An int32 token whose weight is positive: with a scalar, the first token whose cumulative
+      weight exceeds `uniform` times the total. Token 0 if no weight is positive.
+
+    Raises:
+      ValueError: (at trace time) for other shapes or dtypes.
+    """
+    weights = vector("weights", weights)
+    if weights.dtype != jnp.float32:
+        raise ValueError(f"weights must be float32, got {weights.dtype}")
+    if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
+        return draw_plainly(weights, uniform)
+    return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly)
+
+
+def draw_plainly(weights: Array, uniform: Array) -> Array:
+    """`draw`, without a kernel."""
+    return descend(levels_of(weights), uniform, weights.size)
+
+
+def levels_of(weights: Array) -> list[Array]:
+    """The tree of sums, leaves first: nodes `[m, 128]`, and the root `[n]`."""
+    levels, size = [weights], weights.size
+    # As many as `num_uniforms` says, whatever is padded.
+    while size > _ROOT:
+        size = -(-size // _FAN_OUT)
+        blocks = _blocks(levels[-1])
+        levels[-1:] = [blocks, lax.optimization_barrier(jnp.sum(blocks, axis=1))]
+    return levels
+
+
+def descend(levels: list[Array], uniform: Array, size: int) -> Array:
+    """The token that `draw` finds on its way from the root down."""
+    if uniform.shape not in ((), (len(levels),)):
+        raise ValueError(
+            f"uniform must be a scalar or [{len(levels)}] at V = {size}, got shape "
+            f"{uniform.shape}: draw num_uniforms(V) uniforms"
+        )
+    fresh = uniform.ndim == 1
+    levels = [*levels[:-1], levels[-1][None]]
+    token, target = jnp.int32(0), jnp.float32(0.0)
+    for depth, blocks in enumerate(reversed(levels)):
+        inside = lax.dynamic_index_in_dim(blocks, token, keepdims=False)
+        cumulative = by_platform(inside, tpu=_cumulative_by_product, default=jnp.cumsum)
+        if fresh or depth == 0:
+            target = (uniform[depth] if fresh else uniform) * cumulative[-1]
+        index, target = _first_above(inside, cumulative, target)
+        token = token * inside.size + index
+    return token
+
+
+def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
+    """The distribution after a rejected draft: norm((scale * target - draft)_+).
+
+    Source: Leviathan et al. (arXiv 2211.17192); with a scale, Sun et al., Block Verification.
+
+    Args:
+      target: `[V]` float32 probabilities.
+      draft: `[V]` float32 probabilities.
+      scale: scalar >= 0.
+
+    Returns:
+      `[V]` float32 probabilities; `target` itself if the residual has no mass (in exact
+      arithmetic this has probability zero).
+    """
+    weights = residual_weights(target, draft, scale)
+    return weights / total(weights)
+
+
+def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
+    """`residual` before normalisation: `[V]` float32 weights with a positive sum, for `draw`."""
+    weights = jnp.maximum(scale * target - draft, 0.0)
+    # Not "sum > 0": division by a subnormal sum would overflow.
+    return jnp.where(jnp.max(weights) >= TINY, weights, target)
+
+
+def residual_mass(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
+    """sum_v (scale * target(v) - draft(v))_+; `[V]`, `[V]`, scalar -> scalar."""
+    left = scale * target - draft
+    # x + |x| is twice the positive part. It needs no constant: for max(x, 0) XLA on CPUs writes a
+    # whole array of zeros, to share it between two such sums.
+    return 0.5 * total(left + jnp.abs(left))
+
+
+def normalise(weights: Array, fallback: Array) -> Array:
+    """Weights / sum(weights), `[V]` float32; `fallback` if the sum is zero."""
+    mass = total(weights)
+    return jnp.where(mass > 0.0, weights / jnp.where(mass > 0.0, mass, 1.0), fallback)
+
+
+def total(weights: Array) -> Array:
+    """The sum of `weights [V]`, float32 scalar.
+
+    XLA sums in a tree on every backend: the relative error is below 1e-6 at V = 262,144. Our own
+    sum in two levels took five times as long on CPUs.
+    """
+    return jnp.sum(weights)
+
+
+def _blocks(x: Array) -> Array:
+    """`x [n]` in nodes `[m, 128]`, padded with zeros."""
+    ways = platforms.vocabulary_ways()
+    nodes = -(-x.size // _FAN_OUT)
+    if nodes > ways:
+        nodes += -nodes % ways
+    return jnp.pad(x, (0, nodes * _FAN_OUT - x.size)).reshape(nodes, _FAN_OUT)
+
+
+def _cumulative_by_product(x: Array) -> Array:
+    """`jnp.cumsum` of a short vector in one operation, where XLA makes five of it."""
+    below = np.tri(x.size, dtype=np.float32).T
+    return jnp.dot(x, below, precision=lax.Precision.HIGHEST)
+
+
+def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
+    """The first positive entry whose cumulative weight exceeds the target, else the last one.
+
+    Also returns the target minus the cumulative weight before that entry.
+    """
+    size, place = weights.size, np.arange(weights.size, dtype=np.int32)
+    positive = weights > 0.0
+    # One reduction: the minimum is the first hit, else the last positive entry, else 2 * size.
+    order = jnp.where(positive, 2 * size - 1 - place, 2 * size)
+    best = jnp.min(jnp.where(positive & (cumulative > target), place, order))
+    index = jnp.where(best < size, best, jnp.where(best < 2 * size, 2 * size - 1 - best, 0))
+    before = jnp.where(index > 0, cumulative[jnp.maximum(index - 1, 0)], 0.0)
+    return index, target - before
+
+
+def vector(name: str, x: Array) -> Array:
+    """`x`, which must be one vector; `name` is for the message."""
+    if jnp.ndim(x) != 1 or jnp.size(x) == 0:
+        raise ValueError(
+            f"{name} must be one vector [V], got shape {jnp.shape(x)}: vmap over the other axes"
+        )
+    return jnp.asarray(x)
