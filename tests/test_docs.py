@@ -62,6 +62,15 @@ def test_every_page_of_the_api_stands_under_its_module():
         assert f"::: specjax.{module}" in pages[name], name
 
 
+def test_the_architecture_says_where_is_what():
+    """Its table is how a stranger finds a place in the code."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page.split("## Where is what")[1].split("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`", table)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / "specjax" / name).is_file()] == []
+
+
 def test_no_page_waits_for_a_figure():
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     assert len(pages) > 20
