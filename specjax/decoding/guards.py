@@ -1,6 +1,6 @@
-"""What decoding refuses: prompts out of range, parts that do not fit, what a part wrongly returns.
+"""Checks of decoding: prompts, whether parts fit together, and the values that parts return.
 
-Prompts and parts are checked on the host, what parts return while a program is traced.
+Prompts and parts are checked on the host; returned values while a program is traced.
 
 Axes: B rows, P prompt length, F prefix length, G longest block, T committed tokens, V vocabulary,
 D width.
@@ -35,12 +35,12 @@ _WORD = 2**32 - 1
 def check_prompts(
     prompts: PromptBatch, vocab_size: int, min_draft: int, max_draft: int, max_new: int
 ) -> None:
-    """Raises ValueError, naming the argument, for a shape, dtype or value that a method refuses."""
+    """Raises ValueError, naming the argument, for a wrong shape, dtype or value."""
     if np.ndim(prompts.inputs) != 2:
         raise ValueError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
     rows, width = np.shape(prompts.inputs)
     if prompts.prefix is None and prompts.prefix_lengths is not None:
-        raise ValueError("prefix_lengths without prefix: give both, or neither")
+        raise ValueError("prefix_lengths was given without prefix: give both or neither")
     forced, last = np.shape(prompts.prefix)[-1] if prompts.prefix is not None else 0, vocab_size - 1
     sizes = {"[B, P]": (rows, width), "[B, F]": (rows, forced), **dict.fromkeys(_BY_ROW, (rows,))}
     known = [
@@ -73,7 +73,7 @@ def _check_shape(name: str, value: Any, axes: str, shape: tuple[int, ...]) -> No
 
 def _check_span(name: str, value: Any, low: int, high: int) -> None:
     array = np.asarray(value)
-    if array.size and array.dtype.kind not in "iuO":  # O: whole numbers past 64 bits
+    if array.size and array.dtype.kind not in "iuO":  # O: whole numbers of more than 64 bits
         raise ValueError(f"{name} must be of an integer dtype, got {array.dtype}")
     bad = (array < low) | (array > high)
     if bad.any():
@@ -84,16 +84,16 @@ def _check_span(name: str, value: Any, low: int, high: int) -> None:
 def check_stops(
     state: DecodeState, stop_after: Any, until_finished: Any, table: Any
 ) -> tuple[np.int32, np.int32]:
-    """When a loop returns, as int32 numbers; all rows must be finished if nothing is said.
+    """When a loop returns, as int32 numbers; by default when all rows are finished.
 
     Raises:
-      ValueError: unless both are at least 1 (a loop of no steps never ends), and there is an
-        automaton of stop strings just where the state has one.
+      ValueError: if a number is below 1 (the loop would never end), or a table of stop strings is
+        given without a state that uses it, or missing.
     """
     if (state.stop is None) != (table is None):
         does, must = ("no", "left out") if state.stop is None else ("a", "given")
-        raise ValueError(f"stop_table must be {must}: the state has {does} field stop")
-    # Not of `finished`, which would be a program of its own.
+        raise ValueError(f"stop_table must be {must}: the state has {does} `stop` field")
+    # The shape of `finished` would need a program of its own.
     until_finished = state.ended_by.shape[0] if until_finished is None else until_finished
     for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
         if int(value) < 1:
@@ -111,11 +111,11 @@ def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
 
 
 def check_vocabularies(verifier: Any, drafter: Any) -> None:
-    """Raises ValueError unless a verifier and a drafter have one vocabulary size."""
+    """Raises ValueError unless a verifier and a drafter have the same vocabulary size."""
     if verifier.vocab_size != drafter.vocab_size:
         raise ValueError(
             f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
-            f"{verifier.vocab_size}: they must be one"
+            f"{verifier.vocab_size}: they must be the same"
         )
 
 
@@ -144,40 +144,38 @@ def check_parts(
 def _misfit(
     verifier: LanguageModel, drafter: Drafter, verification: Verification, nested: bool
 ) -> str | None:
-    """What does not fit, and what to do; None for nothing."""
+    """A message about parts that do not fit, or None."""
     judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
     if verification.has_carry and not traits.fixed_length:
-        # Its carry-overs would need each earlier block's stopping state; see `still_drafting`.
+        # Carry-overs would need the stopping state of each earlier block; see `still_drafting`.
         return (
             f"{judge} needs drafts of a fixed length, but {drafts}'s traits say "
-            "fixed_length=False: use Block or Token verification, or a drafter whose every block "
-            "is as long as its limit and says fixed_length=True"
+            f"fixed_length=False: use Block or Token verification, or a drafter whose blocks all "
+            "have the length of their limit"
         )
     if nested and verification.has_carry:
         return (
-            f"{judge} is not exact in a round that another round reviews: use Block or Token "
-            "verification"
+            f"{judge} is not exact in an inner round of a cascade: use Block or Token verification"
         )
     if traits.drafts_trees and not verification.walks_trees:
-        return f"{drafts} drafts trees, and {judge} verifies chains: use a verification with walk"
+        return f"{judge} cannot verify the trees of {drafts}: give a verification with `walk`"
     if traits.drafts_trees and not verifier.reads_trees:
         return f"{drafts} drafts trees, which {type(verifier).__name__} cannot read"
     if nested and (traits.drafts_trees or traits.reads_verifier_hidden):
         what = "drafts trees" if traits.drafts_trees else "reads the verifier's hidden states"
-        return f"{drafts} {what}: it cannot draft for a round that another round reviews"
+        return f"{drafts} {what}: it cannot draft for an inner round of a cascade"
     return None
 
 
 def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
-    """Raises if `rule` is no rule, or reads a confidence that the drafter does not have.
+    """Raises if `rule` is not a rule, or reads a confidence that the drafter does not have.
 
-    With `nested` also if it has a budget, which is held where the verifier reviews.
+    With `nested`, also if the rule has a budget: only the round of the verifier can keep it.
     """
     if isinstance(rule, Budgeted) and (nested or drafter.traits.drafts_trees):
-        where = "that another round reviews" if nested else "over trees"
+        where = "inside a cascade" if nested else "over trees"
         raise ValueError(
-            f"rule must be without a budget in a round {where}, got {rule!r}: hold the budget "
-            "where the verifier reviews chains"
+            f"rule must not have a budget in a round {where}, got {rule!r}: use a rule without one"
         )
     check_is_rule("rule", rule)
     if any(leaf is rule for leaf in jax.tree.leaves(rule)):
@@ -199,7 +197,7 @@ def check_strengths(rule: Any, rows: int) -> None:
 
 
 def check_state(drafter: Drafter, state: Any, rows: int) -> None:
-    """Raises TypeError unless the batch is the leading axis of every array of a first state."""
+    """Raises TypeError unless the batch is the first axis of every array of an initial state."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (rows,):
             raise TypeError(
@@ -209,10 +207,10 @@ def check_state(drafter: Drafter, state: Any, rows: int) -> None:
 
 
 def planned(drafter: Drafter, params: Params, state: Any, limits: Array) -> Array:
-    """What `draft_limits` says, within 0 and `limits`; both `[B]` int32.
+    """The limits of `draft_limits`, cut to 0 .. `limits`; both `[B]` int32.
 
     Raises:
-      TypeError: naming the drafter, if it gives no `[B]` int32.
+      TypeError: naming the drafter, if it does not return `[B]` int32.
     """
     asked = drafter.draft_limits(params, state, limits)
     where = f"{type(drafter).__name__}.draft_limits"
@@ -223,12 +221,12 @@ def planned(drafter: Drafter, params: Params, state: Any, limits: Array) -> Arra
 def checked_block(
     drafter: Drafter, returned: Any, limits: Array, with_confidence: bool
 ) -> tuple[DraftBlock, Any]:
-    """The block and the state that `propose` returned, no row's block longer than its limit.
+    """The block and the state that `propose` returned; no block exceeds its row's limit.
 
     Args:
       drafter: the drafter.
-      returned: what its `propose` returned.
-      limits: `[B]` int32, known before the draft: so it is exact to cut a block there.
+      returned: the result of its `propose`.
+      limits: `[B]` int32, known before the draft, so cutting a block there is exact.
       with_confidence: whether the rule reads confidences.
 
     Raises:
@@ -252,7 +250,7 @@ def checked_block(
 def checked_bonus(
     drafter: Drafter, returned: Any, before: Any, rows: int, with_confidence: bool
 ) -> tuple[Bonus, Any]:
-    """The bonus and the state that `bonus` returned; `before` is the state that it was given.
+    """The bonus and the state that `bonus` returned; `before` is the state before the call.
 
     Raises:
       TypeError: naming the drafter and the field that is of a wrong shape, dtype or type.
@@ -273,7 +271,7 @@ def committed(
     counts: Array,
     hidden: Array | None = None,
 ) -> Any:
-    """What `commit` returns; raises TypeError unless it is like the state `before` the round."""
+    """The result of `commit`; raises TypeError unless it is like the state `before` the round."""
     asked = {"hidden": hidden} if drafter.traits.reads_verifier_hidden else {}
     new = drafter.commit(state, tokens, counts, **asked)
     check_like(f"{type(drafter).__name__}.commit: state", new, before)
@@ -288,7 +286,7 @@ def _check_given(
     axes: dict[str, str],
     rows: int,
 ) -> None:
-    """Raises TypeError unless a drafter gave what it must: the kind, and fields with these axes."""
+    """Raises TypeError unless a drafter returned this kind, with fields of these axes."""
     if not isinstance(given, kind):
         got = type(given).__name__
         raise TypeError(f"{where} must return a types.{kind.__name__} first, got {got}")

@@ -1,4 +1,4 @@
-"""What a model has read of a row, so that it may lag behind what was committed and catch up.
+"""The tokens that a model has read of each row, so that it may lag behind and catch up.
 
 Axes: B rows, G longest block, S cache length, T committed tokens, W tokens of a pass.
 """
@@ -13,15 +13,15 @@ from specjax.types import Array, Cache, LanguageModel, Params, Prefilled
 
 
 class History(NamedTuple):
-    """A row's tokens by cache position, and how far the cache agrees with them.
+    """A row's tokens by cache position, and the part of them that is in the cache.
 
     Attributes:
-      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last one on; past
-        the last committed token those that were read last.
-      read: `[B]` int32: the cache's entries below it are those of `tokens`. It is less than the
-        position of the last committed token in a row that lags. After a row was moved back, what
-        was read beyond is still known, so that it need not be read again if it is committed.
-      drafted: `[B, G]` int32, the block that was read last.
+      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last token on;
+        after the last committed token, the tokens that were read last.
+      read: `[B]` int32: cache entries below it belong to `tokens`. In a row that lags, it is less
+        than the position of the last committed token. After a row was moved back, it still counts
+        the tokens beyond, so that they need not be read again if they are committed.
+      drafted: `[B, G]` int32, the last block that was read.
     """
 
     tokens: Array  # [B, S]
@@ -30,7 +30,7 @@ class History(NamedTuple):
 
 
 def begin(filled: Prefilled, max_length: int, max_draft: int) -> History:
-    """The history after a prompt: all of it is read but its last token."""
+    """The history after a prompt, of which all but the last token is read."""
     rows = filled.tokens.shape[0]
     tokens = jnp.zeros((rows, max_length), jnp.int32)
     return History(
@@ -49,19 +49,19 @@ def catch_up(
     active: Array,
     spare: int,
 ) -> tuple[Cache, History, Array]:
-    """Reads what active rows lack, but for their last tokens; G + 1 tokens to a pass.
+    """Lets active rows read the tokens that they lack, up to their last one; G + 1 tokens a pass.
 
     Args:
       model: the model.
       params: its parameters.
       cache: its cache.
-      positions: `[B]` int32, where the last committed token belongs.
+      positions: `[B]` int32, the position of the last committed token.
       history: the rows' history.
-      active: `[B]` bool; no pass is made for other rows alone.
-      spare: so many tokens before the last committed one may be left unread (static).
+      active: `[B]` bool; there is no pass if only other rows lag.
+      spare: the number of tokens before the last committed token that may stay unread (static).
 
     Returns:
-      The cache, the history and the number of passes (int32 scalar), 0 where no active row lags.
+      The cache, the history and the number of passes (int32 scalar), 0 if no active row lags.
     """
     start_of = (cache, history.read, jnp.int32(0))
     width = history.drafted.shape[1] + 1
@@ -73,7 +73,7 @@ def catch_up(
         cache, read, calls = carry
         cache, _, start = _pass(model, params, cache, positions, history, read, width)
         read = jnp.maximum(read, jnp.minimum(start + width, positions))
-        # What lies past the last token was overwritten.
+        # Entries past the last token were overwritten.
         return cache, jnp.minimum(read, positions + 1), calls + 1
 
     cache, read, calls = lax.while_loop(lags, step, start_of)
@@ -81,14 +81,14 @@ def catch_up(
 
 
 class LastRead(NamedTuple):
-    """What a model says after its rows' last committed tokens, once it has caught up.
+    """A model's output after its rows' last committed tokens, once it has caught up.
 
     Attributes:
       cache: its cache.
       history: the rows' history.
       logits: `[B, V]`.
       hidden: `[B, D]`.
-      calls: int32 scalar, how many passes it took.
+      calls: int32 scalar, the number of passes.
     """
 
     cache: Cache
@@ -107,16 +107,16 @@ def read_last(
     active: Array,
     width: int,
 ) -> LastRead:
-    """Reads all that active rows lack, their last committed token in the same pass as the rest.
+    """Lets active rows read all tokens that they lack, the last committed token included.
 
     Args:
       model: the model.
       params: its parameters.
       cache: its cache.
-      positions: `[B]` int32, where the last committed token belongs.
+      positions: `[B]` int32, the position of the last committed token.
       history: the rows' history.
-      active: `[B]` bool, some of them behind; what is said of other rows is to be ignored.
-      width: how many tokens a pass reads (static).
+      active: `[B]` bool, some of them lag; ignore the output of other rows.
+      width: the number of tokens a pass reads (static).
     """
 
     def unread(carry: tuple[Array, LastRead]) -> Array:
@@ -127,7 +127,7 @@ def read_last(
         cache, out, start = _pass(model, params, last.cache, positions, history, read, width)
         at = jnp.clip(positions - start, 0, width - 1)
         row = lambda x: jax.vmap(lambda y, i: lax.dynamic_index_in_dim(y, i, keepdims=False))(x, at)  # noqa: E731
-        # Past the last token lies nothing that counts.
+        # Nothing past the last token counts.
         read = jnp.minimum(jnp.maximum(read, start + width), positions + 1)
         logits, hidden = out
         return read, LastRead(cache, history, row(logits), row(hidden), last.calls + 1)
@@ -150,7 +150,7 @@ def _pass(
     read: Array,
     width: int,
 ) -> tuple[Cache, tuple[Array, Array], Array]:
-    """Reads `width` tokens of each row from `read [B]` on, and says where it began."""
+    """Reads `width` tokens of each row from `read [B]` on; also returns the first position."""
     # Rows that do not lag read their last token again, which changes nothing.
     start = jnp.minimum(read, positions)
     place = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
@@ -162,12 +162,12 @@ def _pass(
 
 
 class Unread(NamedTuple):
-    """What a pass reads: tokens that a row lags behind, its last committed one, its draft.
+    """The tokens of a pass: tokens that a row lags behind, its last committed token, its draft.
 
     Attributes:
       tokens: `[B, W]` int32.
-      starts: `[B]` int32, where the first of them belongs.
-      lags: `[B]` int32, how many of them come before the last committed one.
+      starts: `[B]` int32, the position of the first of them.
+      lags: `[B]` int32, the number of them before the last committed token.
     """
 
     tokens: Array  # [B, W]
@@ -176,7 +176,7 @@ class Unread(NamedTuple):
 
 
 def unread(history: History, positions: Array, drafted: Array, width: int) -> Unread:
-    """The first `width` tokens that the cache lacks, the drafted ones `[B, G]` at their end."""
+    """The first `width` tokens that the cache lacks; the drafted tokens `[B, G]` at the end."""
     starts = jnp.minimum(history.read, positions)
     place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
     known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
@@ -197,24 +197,24 @@ def note_block(history: History, positions: Array, drafted: Array, count: Array)
 
     Args:
       history: the rows' history.
-      positions: `[B]` int32, where the last committed token belongs.
+      positions: `[B]` int32, the position of the last committed token.
       drafted: `[B, G]` int32, the block.
-      count: int32, scalar or `[B]`: how many tokens were read, the committed one included. In a row
-        that lags the reading is worth nothing: it did not see what came before.
+      count: int32, scalar or `[B]`: the number of tokens read, with the committed token. Reading in
+        a row that lags does not count: it did not see the earlier tokens.
     """
     some = jnp.broadcast_to(count > 0, positions.shape)
     read = jnp.where(some & (history.read >= positions), positions + count, history.read)
-    # Nothing may be written where nothing was read: what was read before stands there.
+    # Unread positions must keep their tokens, which were read before.
     starts = jnp.where(some, positions + 1, history.tokens.shape[1])
     return History(put_at(history.tokens, drafted, starts), read, drafted)
 
 
 def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:
-    """Notes what was committed after `positions`; what was read stands as far as it agrees.
+    """Updates the history after tokens are committed; equal tokens need not be read again.
 
     Args:
       history: the rows' history.
-      positions: `[B]` int32, where the last committed token before these belongs.
+      positions: `[B]` int32, the position of the last token committed before.
       tokens: `[B, T]` int32, of which `counts [B]` are committed.
       counts: `[B]` int32.
     """
@@ -230,7 +230,7 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
 
 
 def put_at(buffer: Array, values: Array, starts: Array) -> Array:
-    """Writes `values [B, n]` at `starts[b] ..` of each row; what falls past the end is dropped."""
+    """Writes `values [B, n]` at `starts[b] ..` of each row; values past the end are dropped."""
     place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
     put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
     return jax.vmap(put)(buffer, place, values)

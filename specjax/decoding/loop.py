@@ -1,4 +1,4 @@
-"""What a decoding method is, and its loop: prompts in, tokens out, for rows that advance alone.
+"""The base class of decoding methods and its loop, in which each row advances by itself.
 
 Axes: B rows, N longest output, G longest block.
 """
@@ -25,12 +25,12 @@ from specjax.processing import begun, bound
 from specjax.rules import Lossless
 from specjax.types import Array, Axes, DecodeState, Params, Processor, PromptBatch, row_axes
 
-# More steps than any loop takes.
+# More steps than a loop ever takes.
 _FOREVER = 2**31 - 1
 
 
 class MethodParams(NamedTuple):
-    """What a method reads besides its state; one that is alone has no drafter.
+    """The parameters of a method; there is no drafter if a method has only a verifier.
 
     Attributes:
       verifier: the verifier's parameters.
@@ -47,18 +47,18 @@ class MethodParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(abc.ABC):
-    """A decoding method: static and hashable; all arrays travel in its parameters and the state.
+    """A decoding method: static and hashable; all arrays are in its parameters and the state.
 
-    A method adds how its models take prompts in, and one step. Its parameters are `MethodParams`,
-    or a NamedTuple of its own with a field `processor` if it is to have one.
+    A subclass defines how its models read prompts, and a step. Its parameters are `MethodParams`,
+    or a NamedTuple of its own, with a field `processor` if it has a processor.
 
     Attributes:
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
-      processor: changes the verifier's logits, and those of drafters that heed it; or None.
+      partitioner: the layout of arrays on a mesh; None for one device.
+      processor: changes the logits of the verifier and of drafters that support it; or None.
 
     Raises:
-      TypeError: if `eos_ids` is no tuple, or a part is not what it must be.
+      TypeError: if `eos_ids` is not a tuple, or a part is of a wrong type.
       ValueError: if an end-of-sequence token is outside the vocabulary.
     """
 
@@ -84,22 +84,22 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """The cache positions that the prompts take in the model where they take most."""
+        """The cache positions of the prompts, in the model where they take most."""
 
     @abc.abstractmethod
     def prefill(self, params: Params, prompts: PromptBatch, max_length: int) -> Any:
-        """What the step carries after the prompt; traced."""
+        """The step's `inner` after the prompt; traced."""
 
     @abc.abstractmethod
     def step(self, params: Params, state: DecodeState) -> Step:
         """One step of all rows; traced.
 
-        `state.inner` is what the step before has left. `specjax.decoding.step_uniforms` gives its
-        random numbers.
+        `state.inner` is the `inner` of the step before. `specjax.decoding.step_uniforms` gives the
+        step's random numbers.
         """
 
     def stepped(self, params: Params, before: DecodeState, after: DecodeState) -> DecodeState:
-        """The state once a step's tokens are appended; by default as it is."""
+        """The state after a step's tokens are appended; unchanged by default."""
         return after
 
     @property
@@ -109,38 +109,38 @@ class Method(abc.ABC):
 
     @property
     def min_draft(self) -> int:
-        """The least draft limit of a row: 0, or G where all blocks must have a fixed length."""
+        """The smallest draft limit of a row: 0, or G if all blocks must have a fixed length."""
         return 0
 
     @property
     def independent_rows(self) -> bool:
-        """Whether a row's result, its counts included, depends on nothing in the rows beside it.
+        """Whether a row's result, with its counts, does not depend on the other rows.
 
-        Rows then have draft limits of G. False is always safe: True lets a resumed call leave
-        finished rows out, and yet give the others the bits that they would have had.
+        Rows then have draft limits of G. False is always safe. True allows a resumed call to leave
+        out finished rows, without changing any bit of the others.
         """
         return False
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
-        """What may give NaN; see `DecodeInfo.nan_in`."""
+        """The possible sources of NaN; see `DecodeInfo.nan_in`."""
         return self.model_names
 
     def inner_axes(self, inner: Any) -> Axes:
-        """The logical axis names of what the step carries; by default only rows are spread."""
+        """The logical axis names of `inner`; by default only rows are spread."""
         return row_axes(inner)
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError if the method does not decode under this rule."""
-        raise ValueError(f"rule must be left out: {type(self).__name__} has none, got {rule!r}")
+        """Raises TypeError or ValueError if the method does not support this rule."""
+        raise ValueError(f"rule must be left out, got {rule!r}: {type(self).__name__} uses no rule")
 
     def describe(self) -> dict[str, Any]:
-        """What determines the outputs besides the parameters, as JSON values."""
+        """The settings that determine the outputs besides the parameters, as JSON values."""
         processor = {} if self.processor is None else {"processor": repr(self.processor)}
         return {"method": type(self).__name__, "max_draft": self.max_draft, **processor}
 
     def cache_length(self, prompt_length: int, prefix_length: int, max_new: int) -> int:
-        """S, the cache positions that such prompts and an output of `max_new` tokens take."""
+        """S, the number of cache positions for such prompts and an output of `max_new` tokens."""
         prompt = int(np.max(self.prompt_positions(prompt_length, prefix_length)))
         return prompt + max_new + self.max_draft + 1
 
@@ -153,20 +153,20 @@ class Method(abc.ABC):
         max_length: int | None = None,
         token_log_probs: bool = False,
     ) -> DecodeState:
-        """Takes prompts in.
+        """Reads prompts.
 
         Args:
           params: the method's parameters.
           prompts: B prompts.
           max_new: N, the longest output (static).
-          max_length: S, cache positions (static); by default what `cache_length` says.
+          max_length: S, cache positions (static); by default `cache_length`.
           token_log_probs: whether `DecodeInfo` holds log-probabilities token by token.
 
         Returns:
           A state for `run`.
 
         Raises:
-          TypeError: if the parameters are not what they must be.
+          TypeError: if the parameters are of a wrong type.
           ValueError: naming the argument that is of a wrong shape or out of range.
         """
         check_prompts(prompts, self.vocab_size, self.min_draft, self.max_draft, max_new)
@@ -206,19 +206,19 @@ class Method(abc.ABC):
         copies: int = 1,
         place: Callable[[DecodeState, Axes], DecodeState] | None = None,
     ) -> DecodeState:
-        """Decodes to the end as a part of the caller's own jitted function.
+        """Decodes to the end as part of the caller's own jitted function.
 
-        Nothing is checked, for values may be traced: limits must be at most `max_new`, and
-        `max_length` what the longest prompt, its output and a block take (see `init`).
+        Nothing is checked, because values may be traced: limits must be at most `max_new`, and
+        `max_length` must hold the longest prompt, its output and a block (see `init`).
 
         Args:
           params: the method's parameters; strengths of a rule scalar or `[B * copies]`.
-          prompts: B prompts; a field by row may have B or B * copies rows.
+          prompts: B prompts; a field per row may have B or B * copies rows.
           max_new: N (static).
           max_length: S, cache positions (static).
-          copies: how many outputs each prompt gets (static); it is read once. Those of one prompt
-            lie beside each other, and differ in their ids alone.
-          place: (first state, the logical names of its axes) -> the same state, laid out.
+          copies: the number of outputs of each prompt (static); the prompt is read once. Outputs of
+            the same prompt are adjacent, and differ only in their ids.
+          place: (first state, the logical names of its axes) -> the same state, with its layout.
 
         Returns:
           The state of B * copies finished rows.
@@ -237,7 +237,7 @@ class Method(abc.ABC):
         state = self._begun(inner, prompts, max_new, token_log_probs=False)
         if place is not None:
             state = place(state, _state_axes(self, state))
-        # What its devices are, the caller knows.
+        # The caller knows its devices.
         return _loop(self, params, state, jnp.int32(_FOREVER), jnp.int32(state.limits.size), None)
 
     def least_memory(
@@ -249,10 +249,10 @@ class Method(abc.ABC):
         max_length: int,
         token_log_probs: bool = False,
     ) -> int:
-        """The bytes of the parameters and of a first state on each device; it allocates nothing.
+        """The bytes of the parameters and of an initial state per device; it allocates nothing.
 
-        What else a program needs, only the compiler knows. Arguments are those of `init`; of the
-        prompts shapes will do.
+        Only the compiler knows what else a program needs. Arguments are those of `init`; shapes of
+        the prompts suffice.
         """
         seeds, ids = (
             jax.ShapeDtypeStruct(np.shape(x), np.uint32) for x in (prompts.seeds, prompts.ids)
@@ -270,21 +270,21 @@ class Method(abc.ABC):
         until_finished: int | Array | None = None,
         stop_table: Array | None = None,
     ) -> DecodeState:
-        """Decodes on. The state is donated: use the result.
+        """Continues decoding. The state is donated: use the result.
 
         Args:
           params: the method's parameters.
           state: from `init`, `run` or an engine.
-          stop_after: for at most so many steps.
-          until_finished: return once so many rows are finished, those that were before included;
-            all by default. Both are traced.
-          stop_table: see `StopState`, where the state has one.
+          stop_after: the largest number of steps.
+          until_finished: return once this many rows are finished, with rows that were finished
+            before; all by default. Both numbers are traced.
+          stop_table: see `StopState`; only if the state has one.
 
         Returns:
-          The state; the rows are finished, or the steps are done.
+          The state; the rows are finished, or `stop_after` steps are done.
 
         Raises:
-          ValueError: for a stop below 1, or a table too many or too few.
+          ValueError: for a number below 1, or a `stop_table` that is missing or not needed.
         """
         stops = check_stops(state, stop_after, until_finished, stop_table)
         return jitted_run(placement(state))(self, params, state, *stops, stop_table)
@@ -341,11 +341,11 @@ jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3))
 def first_state(
     method: Method, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
 ) -> tuple[DecodeState, Any]:
-    """The shapes of what `init` returns, and its `placement`; nothing is allocated.
+    """The shapes of the result of `init`, and its `placement`; nothing is allocated.
 
     Args:
       method: the method.
-      static: N, S, and whether log-probabilities are kept token by token.
+      static: N, S, and whether log-probabilities per token are kept.
       params: its parameters, or their shapes.
       prompts: its prompts, or their shapes.
     """
@@ -354,14 +354,14 @@ def first_state(
     return _first_state(method, static, structure, tuple(kinds))
 
 
-# Kept, because every call of a Decoder asks, and tracing takes as long as decoding some tokens.
+# Cached: every call of a Decoder needs it, and tracing takes as long as decoding some tokens.
 @functools.lru_cache(maxsize=256)
 def _first_state(
     method: Method, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
 ) -> tuple[DecodeState, Any]:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], sharding=kind[2]) for kind in kinds]
     params, prompts = jax.tree.unflatten(structure, shapes)
-    # What is traced here is not traced again by `init`.
+    # `init` uses this trace again.
     state = jitted_init().trace(method, *static, params, prompts).out_info
     if method.partitioner is None:
         return state, None
@@ -383,7 +383,7 @@ def _run(
     until_finished: Array,
     stop_table: Array | None = None,
 ) -> DecodeState:
-    """Steps until `until_finished` rows are, or `stop_after` steps are done (int32 scalars)."""
+    """Steps until `until_finished` rows are finished or `stop_after` steps are done (int32)."""
     with compiled_for(method.partitioner):
         return _loop(method, params, state, stop_after, until_finished, stop_table)
 
@@ -396,7 +396,7 @@ def _loop(
     until_finished: Array,
     stop_table: Array | None,
 ) -> DecodeState:
-    """`_run` as a part of any program."""
+    """`_run` as part of any program."""
     shared = () if method.processor is None else params.processor
 
     def unfinished(carry):
@@ -414,7 +414,7 @@ def _loop(
 
 
 def _with_shared(state: DecodeState, table: Array | None, processor: Params) -> DecodeState:
-    """The state with what belongs to no row: it is there while a method steps."""
+    """The state with the arrays that rows share; it has them while a method steps."""
     stop = None if state.stop is None else state.stop._replace(table=table)
     return state._replace(stop=stop, sampling=bound(state.sampling, processor))
 

@@ -1,6 +1,6 @@
 """The oracle cascade: both models read every token, and the rule knows both.
 
-It shows what a deferral rule is worth, whatever it costs: Figure 1 of Faster Cascades via
+It shows the value of a deferral rule, whatever its cost: Figure 1 of Faster Cascades via
 Speculative Decoding (arXiv 2405.19261), section 3.2 and Remark 1.
 """
 
@@ -21,7 +21,7 @@ from specjax.types import DecodeState
 
 @dataclasses.dataclass(frozen=True)
 class OracleCascade(PairMethod):
-    """One token a step, of the verifier where the rule defers, else of the drafter.
+    """One token a step: the verifier's if the rule defers, else the drafter's.
 
     Its parameters: `MethodParams` with any deferral rule, such as `rules.Diff` or `rules.DiffLog`.
     `DecodeInfo.deferrals` counts the verifier's tokens; both models make a pass for every token.
@@ -30,16 +30,16 @@ class OracleCascade(PairMethod):
       verifier: the large model.
       drafter: the small model.
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
+      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     @property
     def independent_rows(self) -> bool:
-        """One token per row and step, whatever the others do."""
+        """True: one token per row and step."""
         return True
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError unless the rule defers or does not."""
+        """Raises TypeError unless `rule` is a deferral rule."""
         check_deferral("rule", rule, "rules.Diff(strength=0.1)")
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:

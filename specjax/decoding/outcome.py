@@ -1,4 +1,4 @@
-"""What a round carries, aims at, emits and reports.
+"""The state, target, output and statistics of a round.
 
 Axes: B rows, G longest block, N positions, V vocabulary, D width.
 """
@@ -18,16 +18,16 @@ from specjax.verification import block_acceptance_probs, token_acceptance_probs
 
 
 class RoundState(NamedTuple):
-    """What one round leaves to the next, per row.
+    """The state of a row between two rounds.
 
     Attributes:
-      tokens: `[B]` int32, the last committed token; not in the verifier's cache yet.
-      positions: `[B]` int32, where it belongs there.
+      tokens: `[B]` int32, the last committed token, which is not in the verifier's cache yet.
+      positions: `[B]` int32, its position there.
       cache: the verifier's.
       drafter: the drafter's state.
       carry: the verification's carry.
-      credit: `[B]` float32, the nats that `rules.Budgeted` has left unspent; 0 under other rules.
-      history: of a nested round, what of the rows the verifier has read; else None.
+      credit: `[B]` float32, the unspent nats of `rules.Budgeted`; 0 under other rules.
+      history: in a nested round, the tokens that the verifier has read; else None.
     """
 
     tokens: Array  # [B]
@@ -40,20 +40,21 @@ class RoundState(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What happened in one round, per row.
+    """Statistics of one round, per row.
 
     Attributes:
       drafted: `[B]` int32.
       accepted: `[B]` int32.
       calls: model's name -> int32 scalar, its passes; each serves the whole batch.
-      row_calls: model's name -> `[B]` int32, the same without the drafter's passes that only other
-        rows' whole blocks took.
-      token_sum: `[B]` float32, sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft; of a tree, how
-        many tokens stand.
-      block_sum: `[B]` float32, sum_i P_i on the same draft, never less; of a tree the same.
+      row_calls: model's name -> `[B]` int32, the same without drafter passes that only the whole
+        blocks of other rows needed.
+      token_sum: `[B]` float32, sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft; of a tree, the
+        number of accepted tokens.
+      block_sum: `[B]` float32, sum_i P_i on the same draft, never smaller; of a tree the same as
+        `token_sum`.
       log_p: `[B, G + 1]` float32, natural logarithms of the emitted tokens' p (-inf possible).
-      log_target: `[B, G + 1]` float32, of their pi.
-      nan_in: `[B]` int32, the index into `Round.nan_sources` of what gave NaN; -1 for nothing.
+      log_target: `[B, G + 1]` float32, natural logarithms of their pi.
+      nan_in: `[B]` int32, the index into `Round.nan_sources` of the source of NaN; -1 for none.
     """
 
     drafted: Array  # [B]
@@ -68,16 +69,15 @@ class RoundInfo(NamedTuple):
 
 
 class RoundOutcome(NamedTuple):
-    """What a round emits.
+    """The output of a round.
 
     Attributes:
       tokens: `[B, G + 1]` int32: the accepted tokens, then one more; the rest is padding.
-      counts: `[B]` int32, how many of them are real (at least 1).
-      probs: `[B, G + 1, V]` float32, the target distribution that each of them follows, where
-        verification leaves no carry. So a block that a round has emitted can be the draft of a
-        round above, with `probs` as its q.
+      counts: `[B]` int32, the number of real tokens (at least 1).
+      probs: `[B, G + 1, V]` float32, the target distribution of each token, if verification leaves
+        no carry. So the block of a round can be the draft of a round above, with `probs` as its q.
       confidences: `[B, G + 1, V]` float32, the verifier's confidences there, or None unless the
-        rule reads them or the caller asks for them.
+        rule or the caller needs them.
       hidden: `[B, G + 1, D]`, the verifier's hidden states there, or None unless the drafter reads
         them.
     """
@@ -90,11 +90,11 @@ class RoundOutcome(NamedTuple):
 
 
 class RoundMark(NamedTuple):
-    """A place to which a nested round may be moved back.
+    """A place to which a nested round can go back.
 
     Attributes:
       tokens: `[B]` int32, the last token committed there.
-      positions: `[B]` int32, where it belongs.
+      positions: `[B]` int32, its position.
       drafter: the drafter's mark.
     """
 
@@ -104,14 +104,14 @@ class RoundMark(NamedTuple):
 
 
 class AfterBlock(NamedTuple):
-    """What is aimed at after whole blocks, and what it took to know that.
+    """The target after whole blocks, and the cost of knowing it.
 
     Attributes:
-      target: `[B, V]`, the target distribution at the bonus position.
-      credit: `[B]` float32, what a budget has left after it.
+      target: `[B, V]`, the target at the bonus position.
+      credit: `[B]` float32, the rest of the budget after it.
       drafter: the drafter's state.
       calls: model's name -> int32 scalar, its passes.
-      nan: `[B]` bool, where the drafter gave NaN.
+      nan: `[B]` bool, whether the drafter gave NaN.
       took: `[B]` bool, the rows that needed the passes.
     """
 
@@ -126,8 +126,8 @@ class AfterBlock(NamedTuple):
 def nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
     """Whether the verifier, of `p [B, G + 1, V]`, and the drafter gave NaN; both `[B]` bool.
 
-    A NaN anywhere in a block ends the row, even where the row might not have come there: to drop
-    the tokens before it for their values would be biased.
+    A NaN anywhere in a block ends the row, even if the row might not have reached it: a choice that
+    depends on earlier tokens would be biased.
     """
     position = jnp.arange(p.shape[1])[None]
     # Any NaN among the logits makes all probabilities NaN.
@@ -146,17 +146,17 @@ def report(
     nan: tuple[Array, Array],
     calls: dict[str, Array],
 ) -> RoundInfo:
-    """What happened.
+    """The statistics of a round.
 
     Args:
-      block: what was drafted; of a tree, the accepted path.
+      block: the draft; of a tree, the accepted path.
       p: `[B, G + 1, V]`, the verifier's distributions there.
-      judged: how the block was judged.
-      outcome: what is emitted.
+      judged: the result of verification.
+      outcome: the output of the round.
       last_target: `[B, V]`, the target distribution of the last emitted token.
-      after: what is aimed at after whole blocks.
+      after: the target after whole blocks.
       nan: `[B]` bool, whether the verifier and the drafter gave NaN.
-      calls: model's name -> int32 scalar, its passes but those after the block.
+      calls: model's name -> int32 scalar, its passes without those after the block.
     """
     accepted = judged.accepted
     last = jnp.take_along_axis(outcome.tokens, accepted[:, None], axis=1)[:, 0]
@@ -199,8 +199,8 @@ def _emitted_logs(
 ) -> Array:
     """Logarithms `[B, G + 1]` of probabilities `[B, G + 1, V]` of the emitted tokens.
 
-    The drafted ones are looked up together with what verification looks up, the last one (of
-    `last_probs [B, V]`) by itself: one pass over all that is drafted, not two.
+    Drafted tokens are looked up together with verification's entries, the last token (of
+    `last_probs [B, V]`) by itself: one pass over the draft instead of two.
     """
     chances = jax.vmap(jax.vmap(entry))(probs, jnp.pad(drafted, ((0, 0), (0, 1))))
     at_last = jnp.arange(probs.shape[1])[None] == accepted[:, None]
@@ -212,12 +212,12 @@ def block_targets(rule: Rule, credit: Array, *distributions: Array | None) -> tu
 
     Args:
       rule: the rule, its strengths `[B]`.
-      credit: `[B]` float32, what its budget has left before the first position.
-      *distributions: q, p, q_conf and p_conf, `[B, N, V]` float32; None where they are not read.
+      credit: `[B]` float32, the rest of its budget before the first position.
+      *distributions: q, p, q_conf and p_conf, `[B, N, V]` float32; None if they are not read.
 
     Returns:
-      pi `[B, N, V]`, and the credit after 0 .. N positions `[B, N + 1]`. Both depend at a position
-      on what stands before it alone, so that a drafted token never decides about itself.
+      pi `[B, N, V]`, and the credit after 0 .. N positions `[B, N + 1]`. Both depend only on
+      earlier positions, so that a drafted token never decides about itself.
     """
 
     def row(rule: Rule, credit: Array, *at: Any) -> tuple[Array, Array]:
@@ -236,7 +236,7 @@ def block_targets(rule: Rule, credit: Array, *distributions: Array | None) -> tu
 
 
 def next_target(rule: Rule, credit: Array, *distributions: Array | None) -> tuple[Array, Array]:
-    """`block_targets` at one position: `[B, V]` to `[B, V]`, and the credit after it `[B]`."""
+    """`block_targets` at a single position: `[B, V]` to `[B, V]`, and the credit after it `[B]`."""
     one = (None if x is None else x[:, None] for x in distributions)
     targets, credits = block_targets(rule, credit, *one)
     return targets[:, 0], credits[:, 1]

@@ -62,18 +62,18 @@ class Round:
       verifier: the large model.
       drafter: the drafter.
       verification: the algorithm.
-      widths: how many tokens a pass of the verifier may read, increasing up to G + 1; each pass
-        takes the least width that holds the longest draft of an active row. None: G + 1 alone where
-        drafts have a fixed length, else powers of two. Each width is compiled.
-      name: of the verifier, under which its passes are counted.
-      nested: whether a round above reviews what this one emits. Then more may be committed than it
-        emitted, and its verifier catches up on that: up to G + 1 tokens in the pass over the next
-        block, for which a width of 2 G + 2 is added. Verification must leave no carry.
+      widths: the numbers of tokens that a pass of the verifier may read, increasing up to G + 1;
+        each pass takes the smallest width that holds the longest draft of an active row. None: only
+        G + 1 if drafts have a fixed length, else powers of two. Each width is compiled.
+      name: the verifier's; its passes are counted under it.
+      nested: whether a round above reviews this round's output. It may then commit more tokens than
+        this round emitted; the verifier reads up to G + 1 of them in the pass over the next block,
+        for which a width of 2 G + 2 is added. Verification must leave no carry.
 
     Raises:
-      TypeError: if a part is not what it must be.
+      TypeError: if a part is of a wrong type.
       ValueError: if the vocabularies differ, the verification is not exact for the drafter, the
-        widths do not end with G + 1, or two models have one name.
+        widths do not end with G + 1, or two models have the same name.
     """
 
     verifier: LanguageModel
@@ -93,12 +93,12 @@ class Round:
 
     @property
     def num_uniforms(self) -> int:
-        """How many uniforms a row's round takes."""
+        """The number of uniforms of a row's round."""
         return sum(self._uniforms)
 
     @property
     def _uniforms(self) -> tuple[int, int, int]:
-        """For drafting, acceptance and the next token: never shared."""
+        """The numbers for drafting, for acceptance and for the next token, which share none."""
         per_draw = num_uniforms(self.verifier.vocab_size)
         return self.drafter.num_uniforms, self.drafter.max_draft, per_draw
 
@@ -109,7 +109,7 @@ class Round:
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
-        """What may give NaN: the verifier, the drafter, the rule."""
+        """The possible sources of NaN: the verifier, the drafter, the rule."""
         return (self.name, "drafter", "rule")
 
     @property
@@ -118,11 +118,11 @@ class Round:
         full = self.drafter.max_draft + 1
         usual = (full,) if self.drafter.traits.fixed_length else powers_of_two(full)
         widths = usual if self.widths is None else self.widths
-        # A nested one may lag behind, by as many tokens as it reads otherwise.
+        # A nested round may lag behind by as many tokens as it reads otherwise.
         return (*widths, 2 * full) if self.nested else widths
 
     def check_rule(self, rule: Rule) -> None:
-        """Raises if `rule` is no rule, or reads a confidence that the drafter does not have."""
+        """Raises if `rule` is not a rule, or reads a confidence that the drafter does not have."""
         check_rule(rule, self.drafter, nested=self.nested)
 
     def prefill(
@@ -134,7 +134,7 @@ class Round:
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> RoundState:
-        """Takes prompts in; arguments as in `LanguageModel.prefill`."""
+        """Reads prompts; arguments as in `LanguageModel.prefill`."""
         prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
         longest = self.drafter.max_draft
         filled = self.verifier.prefill(params.verifier, *prompt)
@@ -167,12 +167,12 @@ class Round:
           sampling: fields `[B]`.
           state: the rows' state. Positions are not moved: see `commit`.
           uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
-          active: `[B]` bool; what comes out for other rows is to be ignored.
+          active: `[B]` bool; ignore the results of other rows.
           limits: `[B]` int32 in 0 .. G, the longest block of each row.
-          with_confidence: whether the verifier's confidences are asked for (static).
+          with_confidence: whether to return the verifier's confidences (static).
 
         Returns:
-          What is emitted, the state with caches filled, and what happened.
+          The output, the state with caches filled, and statistics.
         """
         self.check_rule(params.rule)
         params = params._replace(rule=per_row(params.rule, active))
@@ -191,7 +191,7 @@ class Round:
         scored, state = self._read(params.verifier, state, block, active, wanted)
         block = block._replace(probs=rows_in_tiles(block.probs))
         nan = nan_in_passes(block, scored.p)
-        # The bonus row of the block is not filled in yet, and not read before it is.
+        # The bonus row of the block is not filled in yet; it is read only later.
         with jax.named_scope("rule"):
             targets, credits = block_targets(
                 params.rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
@@ -236,13 +236,13 @@ class Round:
           old: the state before the round.
           new: what the round returned.
           tokens: `[B, T]` int32, the outcome's.
-          counts: `[B]` int32, how many of them are committed; fewer than the outcome's cut a block
-            back (for verification without a carry and a rule without a budget). A nested round may
-            be told more tokens, `[B, T]`, than it emitted; no other may.
+          counts: `[B]` int32, the number of committed tokens; fewer than in the outcome cut a block
+            (if verification has no carry and the rule has no budget). Only a nested round may
+            commit more tokens, `[B, T]`, than it emitted.
           hidden: the outcome's.
 
         Returns:
-          The state for the next round. Caches stay: what lies past a row's position is unseen.
+          The state for the next round. Caches stay: entries past a row's position are not seen.
         """
         moved = counts > 0
         last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
@@ -260,14 +260,14 @@ class Round:
         )
 
     def mark(self, state: RoundState) -> RoundMark:
-        """Where the rows are; `rewind` moves them back there."""
+        """The places of the rows, for `rewind`."""
         return RoundMark(state.tokens, state.positions, self.drafter.mark(state.drafter))
 
     def rewind(self, state: RoundState, mark: RoundMark) -> RoundState:
-        """Takes back what was committed since `mark`.
+        """Takes back the tokens committed since `mark`.
 
-        What was read stays in the caches for the `commit` that must follow. Only nested rounds can
-        be moved back.
+        Tokens that were read stay in the caches for the `commit` that must follow. Only for nested
+        rounds.
         """
         drafter = self.drafter.rewind(state.drafter, mark.drafter)
         return state._replace(tokens=mark.tokens, positions=mark.positions, drafter=drafter)
@@ -303,7 +303,7 @@ class Round:
     def _read(
         self, params: Params, state: RoundState, block: DraftBlock, active: Array, wanted: Wanted
     ) -> tuple[Scored, RoundState]:
-        """The verifier's pass over the blocks; a nested one reads what it lacks in it, too."""
+        """The verifier's pass over the blocks; in a nested round also over the tokens it lacks."""
         drafted = jnp.where(active, block.num_drafted, 0)
         widths = self.verifier_widths
         if state.history is None:
@@ -330,10 +330,10 @@ class Round:
         said: tuple[Array, Array, Array | None],
         whole: Array,
     ) -> AfterBlock:
-        """What is aimed at after whole blocks; `said` holds targets, p and p_conf.
+        """The target after whole blocks; `said` holds targets, p and p_conf.
 
-        The drafter runs once more only where a whole block stands (`whole`): there alone it lacks
-        the last token's entries, and there alone its distribution is read.
+        The drafter runs again only for whole blocks (`whole`): only there it lacks the last token's
+        entries, and only there its distribution is needed.
         """
         rule, reads = params.rule, self._reads_bonus(params.rule)
         targets, p, p_conf = said
@@ -377,7 +377,7 @@ class Round:
 
 
 def _with_bonus(targets: Array, bonus: Array, num_drafted: Array) -> Array:
-    """`targets [B, G + 1, V]` with `bonus [B, V]` behind each row's block."""
+    """`targets [B, G + 1, V]` with `bonus [B, V]` after each row's block."""
     at_bonus = jnp.arange(targets.shape[1])[None] == num_drafted[:, None]
     return jnp.where(at_bonus[..., None], bonus[:, None], targets)
 
@@ -385,10 +385,10 @@ def _with_bonus(targets: Array, bonus: Array, num_drafted: Array) -> Array:
 def _caught_up(
     verifier: LanguageModel, params: Params, state: RoundState, active: Array
 ) -> tuple[RoundState, Array]:
-    """Lets the verifier of a nested round read what it lacks beyond a pass; counts the passes."""
+    """Lets the verifier of a nested round catch up to a pass's length; counts its passes."""
     if state.history is None:
         return state, jnp.int32(0)
-    # So many are read together with the draft.
+    # The next pass reads this many together with the draft.
     spare = state.history.drafted.shape[1] + 1
     cache, history, calls = history_lib.catch_up(
         verifier, params, state.cache, state.positions, state.history, active, spare

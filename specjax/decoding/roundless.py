@@ -36,14 +36,14 @@ from specjax.types import (
 )
 
 VERIFIER, DRAFTER = range(2)  # in `model_names`
-_LATER: Any = None  # a model that is not bound yet
+_LATER: Any = None  # a model that is bound later
 
 
 class HasRead(NamedTuple):
-    """How far a model has read.
+    """The part of each row that a model has read.
 
     Attributes:
-      positions: `[B]` int32, where the last committed token belongs in its cache.
+      positions: `[B]` int32, the position of the last committed token in its cache.
       cache: its cache, without that token.
     """
 
@@ -52,13 +52,13 @@ class HasRead(NamedTuple):
 
 
 class SequentialState(NamedTuple):
-    """What one step leaves to the next, per row.
+    """The state of a row between two steps.
 
     Attributes:
       tokens: `[B]` int32, the last committed token; in no cache yet.
-      verifier: how far the verifier has read.
-      drafter: how far the drafter has read; None without one.
-      own: what a method keeps besides; its arrays have the batch as their leading axis.
+      verifier: the verifier's.
+      drafter: the drafter's; None without a drafter.
+      own: other values of a method; the batch is the first axis of its arrays.
     """
 
     tokens: Array  # [B]
@@ -69,7 +69,7 @@ class SequentialState(NamedTuple):
     def read_on(
         self, last: Array, counts: dict[str, Array], caches: dict[str, Cache]
     ) -> "SequentialState":
-        """After `counts` `[B]` more tokens by model, the last of them `last [B]`."""
+        """The state after `counts` `[B]` more tokens by model, the last of them `last [B]`."""
         moved = functools.reduce(jnp.maximum, counts.values()) > 0
         read = {
             name: HasRead(getattr(self, name).positions + counts[name], caches[name])
@@ -79,12 +79,12 @@ class SequentialState(NamedTuple):
 
 
 class SequentialMethod(Method):
-    """Prefills, axes and checks of methods without rounds. Their parameters: `MethodParams`."""
+    """Prefills, axes and checks of methods without rounds. Parameters: `MethodParams`."""
 
     @property
     @abc.abstractmethod
     def models(self) -> dict[str, LanguageModel]:
-        """Its models by name; they are counted under it."""
+        """The models by name; their passes are counted under it."""
 
     def __post_init__(self) -> None:
         for name, model in self.models.items():
@@ -100,7 +100,7 @@ class SequentialMethod(Method):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Those of its models."""
+        """The names of its models."""
         return tuple(self.models)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -134,13 +134,13 @@ class SequentialMethod(Method):
 class Autoregressive(SequentialMethod):
     """Decodes with one model, a token per pass.
 
-    Its parameters: `MethodParams` of a verifier alone. A rule shapes the target distribution; it
+    Its parameters: `MethodParams` with only a verifier. A rule shapes the target distribution; it
     must not read a drafter.
 
     Attributes:
       model: the language model; it counts as the verifier.
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
+      partitioner: the layout of arrays on a mesh; None for one device.
       processor: changes the logits; or None.
     """
 
@@ -148,21 +148,21 @@ class Autoregressive(SequentialMethod):
 
     @property
     def models(self) -> dict[str, LanguageModel]:
-        """The one."""
+        """The model."""
         return {"verifier": self.model}
 
     @property
     def independent_rows(self) -> bool:
-        """One token per row and pass, whatever the others do."""
+        """True: one token per row and pass."""
         return True
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError for what is no rule, or reads a drafter."""
+        """Raises TypeError or ValueError if `rule` is not a rule, or reads a drafter."""
         check_part("rule", rule, ("reads_draft",), "rules.Lossless()")
         if rule.reads_draft or rule.reads_draft_confidence:
             raise ValueError(
-                f"{type(rule).__name__} reads the drafter, and there is none: give a drafter, or a "
-                "rule that reads the verifier alone"
+                f"{type(rule).__name__} reads the drafter, but there is none: give a drafter, or a "
+                "rule that reads only the verifier"
             )
 
     def check_params(self, params: Params, rows: int) -> None:
@@ -211,18 +211,18 @@ class Autoregressive(SequentialMethod):
 class PairMethod(SequentialMethod):
     """Decodes with two models, step by step. Its parameters: `MethodParams`.
 
-    `DecodeInfo.calls` are a row's own: passes that read something of this row. Without models it
-    says how to decode, for `Decoder(pair, method=...)`, which makes it whole by `bound`.
+    `DecodeInfo.calls` are a row's own: passes that read a token of this row. Without models, the
+    method is for `Decoder(pair, method=...)`, which adds them by `bound`.
 
     Attributes:
-      verifier: the large model; None, as for the drafter, where it is not bound yet.
+      verifier: the large model; None, as for the drafter, if it is bound later.
       drafter: the small model.
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
+      partitioner: the layout of arrays on a mesh; None for one device.
       processor: changes the logits of both; or None.
 
     Raises:
-      TypeError: if a model is not what it must be.
+      TypeError: if a model is of a wrong type.
       ValueError: if their vocabularies differ.
     """
 
@@ -249,7 +249,7 @@ class PairMethod(SequentialMethod):
 
     @property
     def models(self) -> dict[str, LanguageModel]:
-        """The two."""
+        """The two models."""
         return {"verifier": self.verifier, "drafter": self.drafter}
 
     def describe(self) -> dict[str, Any]:
@@ -267,5 +267,5 @@ def log_at(probs: Array, tokens: Array) -> Array:
 
 
 def source_of_nan(in_verifier: Array, in_drafter: Array) -> Array:
-    """`[B]` int32 as `Step` takes it, of two `[B]` bool."""
+    """`[B]` int32 for `Step.nan_in`, from two `[B]` bool."""
     return jnp.where(in_verifier, VERIFIER, jnp.where(in_drafter, DRAFTER, -1))

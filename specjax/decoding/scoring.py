@@ -1,6 +1,6 @@
-"""The verifier's pass over drafted blocks, no wider than the longest of them.
+"""The verifier's pass over drafted blocks, no wider than the longest block.
 
-Axes: B rows, G longest block, V vocabulary, D width, W tokens that a pass reads.
+Axes: B rows, G longest block, V vocabulary, D width, W tokens of a pass.
 """
 
 import functools
@@ -20,10 +20,10 @@ from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
 
 class Scored(NamedTuple):
-    """What the verifier says of a block.
+    """The verifier's output for a block.
 
     Attributes:
-      p: `[B, G + 1, V]` float32, its distributions; past the width that was read anything.
+      p: `[B, G + 1, V]` float32, its distributions; arbitrary past the width of the pass.
       p_conf: `[B, G + 1, V]` float32, its confidences, or None.
       hidden: `[B, G + 1, D]`, the hidden states behind them, or None.
       cache: its cache with the block in it.
@@ -36,16 +36,15 @@ class Scored(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is wanted of a pass.
+    """The requested outputs of a pass.
 
     Attributes:
       sampling: fields `[B]`.
-      with_confidence: whether confidences are (static).
-      with_hidden: whether hidden states are (static).
-      parents: `[B, G]` int32, of blocks that are trees; else None.
-      skipped: `[B]` int32, how many tokens come before the first whose distribution is wanted; None
-        for none in any row.
-      rows: with `skipped`, how many distributions are wanted (static).
+      with_confidence: whether to return confidences (static).
+      with_hidden: whether to return hidden states (static).
+      parents: `[B, G]` int32, if blocks are trees; else None.
+      skipped: `[B]` int32, the number of tokens before the first distribution to return; None for
+        0. rows: with `skipped`, the number of distributions to return (static).
     """
 
     sampling: Sampling
@@ -66,17 +65,17 @@ def score(
     widths: Sequence[int],
     wanted: Wanted,
 ) -> Scored:
-    """Reads blocks in the least of the widths that holds them.
+    """Reads blocks in the smallest width that holds them.
 
     Args:
       model: the verifier.
       params: its parameters.
       cache: its cache.
-      tokens: `[B, G + 1]` int32, or more, as `widths` says.
-      positions: `[B]` int32, where the first of them belongs.
-      longest: int32 scalar, how many tokens of a row must be read.
+      tokens: `[B, G + 1]` int32, or more, up to the largest width.
+      positions: `[B]` int32, the position of the first of them.
+      longest: int32 scalar, the largest number of tokens to read in a row.
       widths: increasing; each is compiled.
-      wanted: what is wanted.
+      wanted: the outputs to return.
 
     Returns:
       A `Scored`.
@@ -103,13 +102,14 @@ def score(
     like = jax.eval_shape(functools.partial(branch, full), tokens, positions)
 
     def padded(width: int, tokens: Array, positions: Array) -> Any:
-        # Padded to one shape: what lies past the width is masked, or overwritten unseen.
+        # Padded to one shape: entries past the width are masked, or overwritten before they are
+        # read.
         return jax.tree.map(_pad_to, branch(width, tokens, positions), like)
 
     index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
     branches = [functools.partial(padded, width) for width in widths]
     p, p_conf, hidden, updates = lax.switch(index, branches, tokens, positions)
-    # Outside of the switch, whose branches would copy the cache.
+    # Outside of the switch: its branches would copy the cache.
     with jax.named_scope("verifier_pass"):
         return Scored(p, p_conf, hidden, model.write(cache, updates, positions))
 
@@ -117,7 +117,7 @@ def score(
 def _said(
     wanted: Wanted, logits: Array, hidden: Array, tokens: Array
 ) -> tuple[Array, Array | None, Array | None]:
-    """What is wanted of the logits `[B, W, V]` and hidden states after `tokens [B, W]`."""
+    """The requested outputs for logits `[B, W, V]` and hidden states after `tokens [B, W]`."""
     parents = None if wanted.parents is None else wanted.parents[:, : tokens.shape[1] - 1]
     if wanted.skipped is not None:
         place = wanted.skipped[:, None] + jnp.arange(wanted.rows, dtype=jnp.int32)[None]

@@ -1,4 +1,4 @@
-"""The sequence cascade: the drafter writes a whole response; an unsure one is written anew.
+"""The sequence cascade: the drafter writes a whole response; the verifier replaces unsure ones.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 2 and eq. 1.
 
@@ -40,10 +40,10 @@ from specjax.types.pytrees import where_rows
 
 
 class Response(NamedTuple):
-    """What a sequence cascade knows of a row's first response.
+    """The first response of a row.
 
     Attributes:
-      first: `[B]` int32, the token that the verifier begins with.
+      first: `[B]` int32, the token from which the verifier begins.
       deferred: `[B]` bool, whether the verifier writes.
       log_probs: `[B, S]` float32, the response's tokens under the drafter's confidences.
       processing: the processor after the prompt, with which the verifier begins.
@@ -57,27 +57,27 @@ class Response(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceCascade(PairMethod):
-    """One token a step: of the drafter, and where its response is deferred, of the verifier.
+    """One token a step: of the drafter, then of the verifier in rows that defer.
 
     Once a response of the drafter has ended, by an end-of-sequence token, a stop string or the
-    row's limit, the rule decides; if it defers, the verifier writes another one from the prompt,
-    and the first one is dropped. In a batch each row does so in its own time. Its parameters:
-    `MethodParams` with `rules.SequenceChow` or `rules.SequenceChowLog`.
+    row's limit, the rule decides. If it defers, the verifier writes a new response from the prompt,
+    which replaces the first. Rows of a batch do so independently. Its parameters: `MethodParams`
+    with `rules.SequenceChow` or `rules.SequenceChowLog`.
 
     Attributes:
       verifier: the large model.
       drafter: the small model.
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
+      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     @property
     def independent_rows(self) -> bool:
-        """One token per row and step, whatever the others do."""
+        """True: one token per row and step."""
         return True
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError unless the rule is one about responses."""
+        """Raises TypeError unless `rule` is a rule for whole responses."""
         check_part("rule", rule, ("defers_response",), "rules.SequenceChow(strength=0.3)")
 
     def prefill(
@@ -124,7 +124,7 @@ class SequenceCascade(PairMethod):
             counts=counts,
             inner=inner.read_on(tokens, read_now, caches)._replace(own=own),
             calls=calls,
-            # The verifier does not read what the drafter has written.
+            # The verifier does not read the drafter's tokens.
             log_p=jnp.where(writing[:, None], log_probs, jnp.nan),
             log_target=log_probs,
             deferrals=read_now["verifier"],
@@ -132,7 +132,7 @@ class SequenceCascade(PairMethod):
         )
 
     def stepped(self, params: MethodParams, before: DecodeState, after: DecodeState) -> DecodeState:
-        """Lets the verifier begin anew where a response has ended and the rule defers."""
+        """Lets the verifier start in rows whose response has ended and whose rule defers."""
         own: Response = after.inner.own
         done = ~before.finished & ~own.deferred & after.finished & (after.ended_by != NAN)
         defers = lax.cond(
@@ -160,7 +160,7 @@ def _pass(
 
 
 def _begin_anew(state: DecodeState, rows: Array) -> DecodeState:
-    """Drops what is written in `rows [B]`, which the verifier writes from the prompt."""
+    """Drops the responses in `rows [B]`, which the verifier writes again from the prompt."""
     inner: SequentialState = state.inner
     own: Response = inner.own
     info: DecodeInfo = state.info

@@ -36,13 +36,13 @@ class Speculative(Method):
       verifier: the large model.
       drafter: the drafter.
       verification: the verification algorithm.
-      widths: how many tokens a pass of the verifier may read; see `Round`.
+      widths: the widths of the verifier's passes; see `Round`.
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
+      partitioner: the layout of arrays on a mesh; None for one device.
       processor: changes the logits; or None.
 
     Raises:
-      TypeError: if a part is not what it must be.
+      TypeError: if a part is of a wrong type.
       ValueError: if the parts do not fit together (see `Round`).
     """
 
@@ -57,7 +57,7 @@ class Speculative(Method):
 
     @functools.cached_property
     def round(self) -> Round:
-        """One round of it."""
+        """A round of it."""
         return Round(self.verifier, self.drafter, self.verification, self.widths)
 
     @property
@@ -77,17 +77,17 @@ class Speculative(Method):
 
     @property
     def independent_rows(self) -> bool:
-        """Where drafts are, and all blocks are read in one width: another rounds otherwise."""
+        """True if drafts are independent and all blocks are read in one width."""
         return self.drafter.traits.independent_rows and len(self.round.verifier_widths) == 1
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The verifier's, then those of the drafter's models."""
+        """The verifier's name, then the names of the drafter's models."""
         return self.round.model_names
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
-        """The verifier, the drafter, the rule."""
+        """The possible sources of NaN: the verifier, the drafter, the rule."""
         return self.round.nan_sources
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -107,7 +107,7 @@ class Speculative(Method):
         return self.round.state_axes(inner)
 
     def check_rule(self, rule: Rule) -> None:
-        """Raises TypeError or ValueError for what is no rule, or does not fit the drafter."""
+        """Raises TypeError or ValueError if `rule` is not a rule, or does not fit the drafter."""
         self.round.check_rule(rule)
 
     def check_params(self, params: Params, rows: int) -> None:
@@ -130,7 +130,7 @@ class Speculative(Method):
         uniforms = step_uniforms(state, one_round.num_uniforms)
         limits = state.draft_limits
         if self.verification.has_carry:
-            limits = jnp.full_like(limits, self.max_draft)  # as `init` has checked
+            limits = jnp.full_like(limits, self.max_draft)  # checked by `init`
         outcome, inner, seen = one_round(
             params, state.sampling, state.inner, uniforms, active, limits
         )

@@ -1,4 +1,4 @@
-"""The rows' state: how it begins, what a step adds to it, how slots are refilled.
+"""The state of rows: how it begins, how steps change it, how slots are refilled.
 
 Axes: B rows, N longest output, G longest block, T tokens of a step.
 """
@@ -32,7 +32,7 @@ def row_keys(seeds: int | Array, ids: Array) -> Array:
     """One key per row: `fold_in(key(seed), id)`.
 
     Args:
-      seeds: one, or `[B]` of an integer dtype; in [0, 2^32).
+      seeds: a number, or `[B]` of an integer dtype; in [0, 2^32).
       ids: `[B]` of an integer dtype, in [0, 2^32).
 
     Returns:
@@ -40,7 +40,7 @@ def row_keys(seeds: int | Array, ids: Array) -> Array:
     """
 
     def key(seed: Array, row: Array) -> Array:
-        # Whatever JAX's default is: vmapped draws of its other generators depend on each other.
+        # JAX's default generator may differ, and vmapped draws of others depend on each other.
         return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), row)
 
     return jax.vmap(key)(jnp.broadcast_to(seeds, jnp.shape(ids)), ids)
@@ -49,7 +49,7 @@ def row_keys(seeds: int | Array, ids: Array) -> Array:
 def step_uniforms(state: DecodeState, count: int) -> Array:
     """`[B, count]` float32 in [0, 1) for the rows' next step.
 
-    One call of the generator for all that a step draws: several cost more than their numbers.
+    One call of the generator for a whole step: several calls cost more than their numbers.
     """
 
     def draw(key: Array, step: Array) -> Array:
@@ -68,16 +68,16 @@ def initial_state(
     token_log_probs: bool,
     processing: Processing | None = None,
 ) -> DecodeState:
-    """A state with nothing emitted yet; a row with limit 0 is finished at once.
+    """A state without output yet; a row with limit 0 is finished at once.
 
     Args:
-      inner: what the method's step carries.
-      prompts: what the rows are asked for.
+      inner: the method's own state.
+      prompts: the prompts of the rows.
       max_new: N.
       max_draft: G, 0 without a drafter.
       model_names: the keys of `DecodeInfo.calls`.
-      token_log_probs: whether log-probabilities are kept token by token.
-      processing: the processor after the prompts, if there is one.
+      token_log_probs: whether log-probabilities per token are kept.
+      processing: the processor's state after the prompts, if there is a processor.
     """
     keys = row_keys(prompts.seeds, prompts.ids)
     rows = keys.shape[0]
@@ -88,9 +88,9 @@ def initial_state(
     draft_limits = prompts.draft_limits
     if draft_limits is None:
         draft_limits = jnp.full((rows,), max_draft, jnp.int32)
-    # Not zero, which would say probability 1 for what a method does not write.
+    # Not zero: that would be probability 1 for tokens that the method does not report.
     by_token = jnp.full((rows, max_new), jnp.nan, jnp.float32) if token_log_probs else None
-    # Copied: the state is donated, and must not take the caller's arrays along.
+    # Copied: the state is donated, but the caller's arrays must not be.
     sampling = jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), prompts.sampling)
     return DecodeState(
         tokens=jnp.zeros((rows, max_new), jnp.int32),
@@ -120,26 +120,26 @@ def initial_state(
 
 
 class Step(NamedTuple):
-    """What a step of a method has written, and what it took; the loop adds it to the rows.
+    """The tokens and statistics of a step; the loop adds them to the rows.
 
-    In rows that are finished all of it is ignored but `inner`.
+    In finished rows everything but `inner` is ignored.
 
     Attributes:
       tokens: `[B, T]` int32.
-      counts: `[B]` int32, how many of them are real.
-      inner: what the method's step carries to the next one.
+      counts: `[B]` int32, the number of real tokens.
+      inner: the method's own state for the next step.
       calls: model's name -> int32, scalar or `[B]`: its passes.
-      log_p: `[B, T]` float32, the tokens' log-probabilities under the verifier, NaN where it has
-        not read them; None leaves them out, and those by token are NaN.
-      log_target: `[B, T]` float32, those under what they were to follow; None with `log_p`.
-      drafted: `[B]` int32, how many tokens were drafted.
-      accepted: `[B]` int32, how many of them stand.
+      log_p: `[B, T]` float32, the tokens' log-probabilities under the verifier, NaN if it has not
+        read them; None leaves them out, and makes those per token NaN.
+      log_target: `[B, T]` float32, log-probabilities under the target; None with `log_p`.
+      drafted: `[B]` int32, the number of drafted tokens.
+      accepted: `[B]` int32, the number of accepted tokens.
       deferrals: int32, scalar or `[B]`: see `DecodeInfo`.
       rollbacks: `[B]` bool, whether drafted tokens were rejected.
       token_sum: `[B]` float32, see `DecodeInfo`; None for 0.
       block_sum: `[B]` float32, likewise.
-      nan_in: `[B]` int32, the index into `Method.nan_sources` of what gave NaN, which ends the row;
-        -1 for nothing. None where that is not looked for.
+      nan_in: `[B]` int32, the index into `Method.nan_sources` of the source of NaN, which ends the
+        row; -1 for none. None if NaN is not looked for.
     """
 
     tokens: Array  # [B, T]
@@ -197,13 +197,12 @@ def append(
     Args:
       state: the rows.
       tokens: `[B, T]` int32.
-      counts: `[B]` int32, how many of them are real.
-      eos_ids: what ends a row; it is kept.
+      counts: `[B]` int32, the number of real tokens.
+      eos_ids: tokens that end a row; they are kept.
 
     Returns:
-      The state with `tokens`, `lengths`, `ended_by`, `stop` and its processor moved on, and
-      `[B, T]` bool: which tokens were appended (not those past an EOS, a stop string or the row's
-      limit).
+      The state with `tokens`, `lengths`, `ended_by`, `stop` and its processor updated, and `[B, T]`
+      bool: the tokens that were appended (none past an EOS, a stop string or the row's limit).
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     eos = end_tokens(tokens, eos_ids)
@@ -230,7 +229,7 @@ def append(
 
 
 def _found(stop: StopState) -> int:
-    """The state of a text in which a stop string is complete."""
+    """The automaton's state after a complete stop string."""
     assert stop.table is not None
     return stop.table.shape[0] - 1
 
@@ -269,7 +268,7 @@ _jitted_zeros = jit_at(jnp.zeros_like)
 
 
 def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
-    """Which of `tokens`, of any shape, end a row."""
+    """Tells which of `tokens`, of any shape, end a row."""
     ends = jnp.zeros(tokens.shape, bool)
     for eos in eos_ids:
         ends |= tokens == eos
@@ -279,7 +278,7 @@ def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
 def put_tokens(buffer: Array, values: Array, kept: Array, lengths: Array) -> Array:
     """Writes `values [B, T]` where `kept [B, T]` at `lengths [B] ..` of `buffer [B, N]`."""
     index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
-    # Whatever is not kept is written past the end, where it is dropped.
+    # Other tokens are written past the end, where they are dropped.
     slots = jnp.where(kept, lengths[:, None] + index, buffer.shape[1])
     put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
     return jax.vmap(put)(buffer, slots, values)
@@ -314,7 +313,7 @@ def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeStat
       rows: `[n]` int32, the slots; each once.
       new: n rows with the same N, cache length and prompt length.
 
-    Returns:
+    B rows, each in its old slot.
       B rows; they lie where they lay.
     """
     return jitted_insert(placement(state))(state, rows, new)
@@ -328,7 +327,7 @@ jitted_insert = jit_at(_insert, donate_argnums=0)
 
 
 def end_row(state: DecodeState, row: int, reason: int) -> DecodeState:
-    """Ends one row with a code of `ENDED_BY`; the state stays the caller's."""
+    """Ends a row with a code of `ENDED_BY`; the caller's state is not donated."""
     ended_by = _jitted_end(placement(state.ended_by))(state.ended_by, np.int32(row), reason)
     return state._replace(ended_by=ended_by)
 

@@ -1,8 +1,8 @@
 """Cascades in which the drafter writes until it is unsure: the token cascade, and BiLD.
 
-One step is a draft and a pass of the verifier over it, for all rows. Unlike a round of speculative
-decoding it ends the draft before a token is drawn, always takes the next token from the verifier,
-and makes no pass of the verifier for rows that end with the draft.
+A step is a draft and a pass of the verifier over it, for all rows. A round of speculative decoding
+differs: here the draft ends before a token is drawn, the next token is always the verifier's, and
+rows that end with the draft need no pass of the verifier.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), eq. 2, section 5 and E.1;
 Speculative Decoding with Big Little Decoder (arXiv 2302.07863).
@@ -47,20 +47,19 @@ def check_limit(limit: Any) -> None:
 
 
 class Drafted(NamedTuple):
-    """What the drafter has written. Past `counts` the arrays hold anything.
+    """The tokens that the drafter has written. Entries past `counts` are arbitrary.
 
     Attributes:
       tokens: `[B, G + 1]` int32.
       counts: `[B]` int32, 0 .. G.
-      log_q: `[B, G + 1]` float32, the tokens' log-probabilities as they were drawn.
-      probs: `[B, G + 1, V]` float32, what they were drawn from, or None unless asked for.
-      confidences: `[B, G + 1, V]` float32, likewise.
-      calls: `[B]` int32, how many passes read a token of the row.
-      ended: `[B]` bool, whether the row ends with the last of them: by an end-of-sequence token or
-        its limit.
-      stopped: `[B]` bool, whether the last of them completes a stop string.
+      log_q: `[B, G + 1]` float32, the tokens' log-probabilities when they were drawn.
+      probs: `[B, G + 1, V]` float32, the distributions that they were drawn from; or None.
+      confidences: `[B, G + 1, V]` float32; or None.
+      calls: `[B]` int32, the number of passes that read a token of the row.
+      ended: `[B]` bool, whether the last token ends the row by an EOS or its limit.
+      stopped: `[B]` bool, whether the last token completes a stop string.
       nan: `[B]` bool, whether the drafter gave NaN.
-      cache: the drafter's cache; it holds all that is drafted, unless the draft has ended a text.
+      cache: the drafter's cache; it holds the whole draft, unless the draft has ended a text.
     """
 
     tokens: Array  # [B, G + 1]
@@ -76,13 +75,13 @@ class Drafted(NamedTuple):
 
 
 class _Writing(NamedTuple):
-    """What the loop carries."""
+    """The state of the loop."""
 
     step: Array
     drafted: Drafted
     last: Array  # [B]
     going: Array  # [B]
-    stop: StopState | None  # with the drafted tokens read
+    stop: StopState | None  # after the drafted tokens
     processing: Processing | None  # likewise
 
 
@@ -99,21 +98,21 @@ def draft_until_fallback(
 ) -> Drafted:
     """Draws tokens until the fallback rule defers, the row's limit is reached, or the text ends.
 
-    The decision is made before the token is drawn, from the distribution at its place. A row at its
-    limit still reads its last token, in a pass of one token: so the drafter never lags.
+    The rule decides before a token is drawn, from its distribution. A row at its limit still reads
+    its last token, in a pass of one token: so the drafter never lags.
 
     Args:
       model: the drafter.
       params: its parameters.
       state: the rows; `state.inner` is a `SequentialState`.
-      fallback: a deferral rule that reads the drafter alone; strengths `[B]`.
+      fallback: a deferral rule that reads only the drafter; strengths `[B]`.
       uniforms: `[B, G, U]` float32 in [0, 1), independent.
       eos_ids: tokens that end a row.
-      keep_probs: whether `probs` are wanted (static).
-      keep_confidences: whether `confidences` are wanted (static).
+      keep_probs: whether `probs` are needed (static).
+      keep_confidences: whether `confidences` are needed (static).
 
     Returns:
-      What was drafted; nothing in rows that are finished.
+      The draft; empty in finished rows.
     """
     rows, longest, _ = uniforms.shape
     start = state.inner.drafter
@@ -169,7 +168,7 @@ def draft_until_fallback(
 def _nothing(
     cache: Cache, wide: tuple[int, int, int], keep_probs: bool, keep_confidences: bool
 ) -> Drafted:
-    """Before the first token; `wide` is (B, G + 1, V)."""
+    """A draft before its first token; `wide` is (B, G + 1, V)."""
     none, zeros = jnp.zeros(wide[:1], bool), jnp.zeros(wide, jnp.float32)
     return Drafted(
         tokens=jnp.zeros(wide[:2], jnp.int32),
@@ -187,14 +186,14 @@ def _nothing(
 
 @dataclasses.dataclass(frozen=True)
 class _FallbackCascade(PairMethod):
-    """Drafts until the drafter defers, then lets the verifier read the draft and write one token.
+    """Drafts until the drafter defers; then the verifier reads the draft and writes a token.
 
     Attributes:
       verifier: the large model.
       drafter: the small model.
-      limit: G >= 1, so many tokens of the drafter at most between two passes of the verifier.
+      limit: G >= 1, the most tokens of the drafter between two passes of the verifier.
       eos_ids: tokens that end a row.
-      partitioner: where arrays lie on a mesh; None for one device.
+      partitioner: the layout of arrays on a mesh; None for one device.
       processor: changes the logits of both; or None.
     """
 
@@ -211,14 +210,14 @@ class _FallbackCascade(PairMethod):
 
     @abc.abstractmethod
     def fallback(self, rule: Any) -> Any:
-        """The rule before whose deferral a draft ends."""
+        """The rule that ends a draft when it defers."""
 
     @abc.abstractmethod
     def rollback(self, rule: Any) -> Any:
-        """The rule at whose first deferral it is cut back, or None."""
+        """The rule that cuts the draft where it first defers, or None."""
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
-        """One draft, and one token of the verifier."""
+        """A draft, and a token of the verifier."""
         rule = per_row(params.rule, state.steps)
         active, per_draw = ~state.finished, num_uniforms(self.vocab_size)
         uniforms = step_uniforms(state, (self.limit + 1) * per_draw)
@@ -234,7 +233,7 @@ class _FallbackCascade(PairMethod):
             keep_probs=rollback is not None,
             keep_confidences=rollback is not None and rollback.reads_draft_confidence,
         )
-        # A stop string ends the draft; it ends the row unread where nothing can be cut back.
+        # A stop string ends the draft. Without a rollback rule it also ends the row.
         ended = drafted.ended | (drafted.stopped if rollback is None else False)
         waiting = active & ~ended & ~drafted.nan
         scored = self._read(params.verifier, state, drafted, waiting, rollback)
@@ -250,7 +249,8 @@ class _FallbackCascade(PairMethod):
         caches = {"verifier": scored.cache, "drafter": drafted.cache}
         log_p = log_at(scored.p, tokens)
         own = jnp.arange(self.limit + 1)[None] < standing[:, None]
-        # Where nothing can be cut back the drafter's tokens are no drafts: none is ever rejected.
+        # Without a rollback rule the drafter's tokens do not count as drafts: none is ever
+        # rejected.
         blocks = (0, 0) if rollback is None else (drafted.counts, standing)
         stood = None if rollback is None else standing.astype(jnp.float32)
         return Step(
@@ -258,7 +258,7 @@ class _FallbackCascade(PairMethod):
             counts=counts,
             inner=state.inner.read_on(last, dict.fromkeys(caches, counts), caches),
             calls={"verifier": passes, "drafter": drafted.calls},
-            # The verifier has not read what comes after its last pass.
+            # The verifier has not read the tokens after its last pass.
             log_p=jnp.where(waiting[:, None], log_p, jnp.nan),
             log_target=jnp.where(own, drafted.log_q, log_p),
             drafted=blocks[0],
@@ -278,7 +278,7 @@ class _FallbackCascade(PairMethod):
         waiting: Array,
         rollback: Any,
     ) -> Scored:
-        """The verifier's pass over the drafts; none where no row waits for it."""
+        """The verifier's pass over the drafts; no pass if no row waits for it."""
         inner: SequentialState = state.inner
         tokens = jnp.concatenate([inner.tokens[:, None], drafted.tokens[:, :-1]], axis=1)
         with_confidence = rollback is not None and rollback.reads_verifier_confidence
@@ -304,16 +304,16 @@ class _FallbackCascade(PairMethod):
 
 @dataclasses.dataclass(frozen=True)
 class TokenCascade(_FallbackCascade):
-    """The token cascade: the drafter writes while its rule does not defer, else the verifier.
+    """The token cascade: the drafter writes until its rule defers, then the verifier.
 
-    Where the drafter defers, or after `limit` tokens of its own, the verifier reads what it has not
-    seen and draws one token. A row that ends with a token of the drafter takes no more pass. Its
-    parameters: `MethodParams` with a deferral rule that reads the drafter alone, such as
-    `rules.Chow` or `rules.ChowLog`.
+    When the drafter defers, or after `limit` of its tokens, the verifier reads the new tokens and
+    draws one. A row that ends with a token of the drafter needs no further pass. Its parameters:
+    `MethodParams` with a deferral rule that reads only the drafter, such as `rules.Chow` or
+    `rules.ChowLog`.
     """
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError unless the rule decides by the drafter alone."""
+        """Raises TypeError or ValueError unless the rule reads only the drafter."""
         check_reads_drafter_alone("rule", rule, ", or the oracle cascade, which runs both models")
 
     def fallback(self, rule: Any) -> Any:
@@ -321,39 +321,39 @@ class TokenCascade(_FallbackCascade):
         return rule
 
     def rollback(self, rule: Any) -> Any:
-        """None: what is drafted stands."""
+        """None: the whole draft is kept."""
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class BiLDCascade(_FallbackCascade):
-    """BiLD as its authors have it: fallback and rollback.
+    """BiLD as published: fallback and rollback.
 
-    Where the fallback rule defers, or after `limit` tokens, the verifier reads the draft. From the
-    first position at which the rollback rule defers, the draft is dropped, and the verifier draws
-    the token there; where none does, it adds one. A row that ends with a token of the drafter does
-    so unread. Its parameters: `MethodParams` with `rules.FallbackRollback`.
+    When the fallback rule defers, or after `limit` tokens, the verifier reads the draft. The draft
+    is cut where the rollback rule first defers, and the verifier draws the token there; if it never
+    defers, the verifier adds a token. A row that ends with a token of the drafter ends without that
+    pass. Its parameters: `MethodParams` with `rules.FallbackRollback`.
     """
 
     def check_rule(self, rule: Any) -> None:
         """Raises TypeError unless the rule is a `rules.FallbackRollback`."""
         if not isinstance(rule, FallbackRollback):
             raise TypeError(
-                "rule must be rules.FallbackRollback(fallback=rules.Chow(0.4), "
-                f"rollback=rules.BiLD(2.0)), got {rule!r}"
+                f"rule must be a rules.FallbackRollback, got {rule!r}: give "
+                "rules.FallbackRollback(fallback=rules.Chow(0.4), rollback=rules.BiLD(2.0))"
             )
 
     def fallback(self, rule: FallbackRollback) -> Any:
-        """Its fallback."""
+        """The fallback rule."""
         return rule.fallback
 
     def rollback(self, rule: FallbackRollback) -> Any:
-        """Its rollback."""
+        """The rollback rule."""
         return rule.rollback
 
 
 def _standing(rollback: Any, drafted: Drafted, scored: Scored, waiting: Array) -> Array:
-    """`[B]` int32, how many drafted tokens stand; all of them in rows that do not wait."""
+    """`[B]` int32, the number of drafted tokens that are kept; all in rows that do not wait."""
     if rollback is None:
         return drafted.counts
 

@@ -1,7 +1,7 @@
-"""A block as a tree, of which a chain is the simplest: what stands where, and which path is kept.
+"""A block as a tree: the places of its nodes, and the accepted path. A chain is a simple tree.
 
-Nothing else in decoding knows which token of a block follows which. Once a tree is judged, the path
-that is accepted takes its place, as a chain.
+Only this module knows which token of a block follows which. After verification, the accepted path
+replaces the tree, as a chain.
 
 Axes: B rows, G longest block, T nodes: the last committed token, then the block's; V vocabulary.
 """
@@ -27,7 +27,7 @@ from specjax.verification import accept, draw_next
 
 
 def shape_of(parents: Array | None) -> TreeShape | None:
-    """Where the nodes stand whose `parents [B, G]` are given; None for a chain."""
+    """The places of the nodes with `parents [B, G]`; None for a chain."""
     if parents is None:
         return None
     rows, count = parents.shape[0], parents.shape[1] + 1
@@ -43,15 +43,15 @@ def shape_of(parents: Array | None) -> TreeShape | None:
 
 
 def first_nodes(tree: TreeShape, count: int) -> TreeShape:
-    """The tree of the first nodes alone."""
+    """The tree of only the first nodes."""
     return TreeShape(tree.depths[:, :count], tree.seen[:, :count, :count])
 
 
 class Judgement(NamedTuple):
-    """How verification has judged the blocks.
+    """The result of verification.
 
     Attributes:
-      accepted: `[B]` int32, how many tokens stand.
+      accepted: `[B]` int32, the number of accepted tokens.
       acceptance: of chains; else None.
       path: of trees; else None.
     """
@@ -64,7 +64,7 @@ class Judgement(NamedTuple):
 def judge(
     verification: Verification, uniforms: Array, block: DraftBlock, targets: Array, carry: Any
 ) -> Judgement:
-    """Says which tokens stand; `uniforms [B, G]`, `targets [B, G + 1, V]`."""
+    """Decides which tokens are accepted; `uniforms [B, G]`, `targets [B, G + 1, V]`."""
     given = uniforms, block.tokens
     if block.parents is None:
         of_chains = jax.vmap(functools.partial(accept, verification))
@@ -78,8 +78,8 @@ def judge(
 def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]:
     """The block and arrays `[B, G + 1, ...]` like it, by the nodes of the accepted path.
 
-    A path that ends at a leaf becomes a chain that stands whole; one that does not, a chain whose
-    next token was rejected. Chains are what they are.
+    A path that ends at a leaf becomes a chain that is accepted whole; any other path becomes a
+    chain whose next token was rejected. Chains do not change.
     """
     path = judged.path
     if path is None or block.parents is None:
@@ -100,14 +100,14 @@ def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]
 
 
 def kept(judged: Judgement, model: LanguageModel, cache: Cache, positions: Array) -> Cache:
-    """The cache in which the accepted path stands at successive positions."""
+    """The cache with the accepted path at successive positions."""
     if judged.path is None:
         return cache
     return model.keep(cache, positions, judged.path.nodes)
 
 
 def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Array) -> Array:
-    """The token that follows what stands, `[B]`; `bonus [B, V]`: the target after whole blocks."""
+    """The token after the accepted ones, `[B]`; `bonus [B, V]`: the target after whole blocks."""
     if judged.path is None:
         assert judged.acceptance is not None
         given = chain.probs, chain.num_drafted, judged.accepted, bonus

@@ -26,7 +26,7 @@ Array = jax.Array
 # Far below any logit but finite, so that adding a bias gives no NaN.
 MASKED = -1e30
 
-# Queries, of a block at most. Beyond, the zeros beside keys of several heads cost more than a copy.
+# Blocks of at most this many queries multiply keys of several heads with zeros beside their own.
 _FEW = 32
 
 
@@ -51,7 +51,7 @@ class Attention(nn.Module):
     Attributes:
       config: the sizes.
       style: the scale, the soft cap, biases, norms of queries and keys, and dropout.
-      layout: how the keys and values lie that it reads and makes.
+      layout: of the keys and values that it reads and returns.
     """
 
     config: ModelConfig
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         kernel = normal_init(*args)
         if self.style.query_scale != 1.0:
             return kernel
-        # T5 does not divide attention logits by sqrt(D), but its initial queries.
+        # T5 does not divide attention logits by sqrt(D); its initial queries are divided instead.
         return kernel / jnp.sqrt(jnp.asarray(self.config.head_dim, kernel.dtype))
 
     def _heads(self, x: Array, norm: str) -> Array:
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         return self.out(y.reshape(*x.shape[:2], config.num_heads * config.head_dim))
 
     def _attend(self, query: Array, segments: Sequence[Segment], deterministic: bool) -> Array:
-        """What queries `[B, T, K, N, D]` take of the segments' values, of the same shape."""
+        """Weighted sums of the segments' values for queries `[B, T, K, N, D]`, of that shape."""
         length, groups = query.shape[1], query.shape[3]
         heads, by_position = self.layout
         if length > _FEW:
@@ -131,8 +131,8 @@ class Attention(nn.Module):
             ]
             heads = 1
         query = _spread(query, heads)
-        # TPUs multiply a matrix with one vector outside of their matrix units, which takes three
-        # times as long as with two.
+        # On TPUs the product of a matrix and a single vector does not use the matrix units: it
+        # takes three times as long as with two vectors.
         alone = by_position and length * query.shape[3] == 1
         if alone:
             query = jnp.pad(query, [(0, 0)] * 3 + [(0, 1), (0, 0)])
@@ -172,7 +172,7 @@ class Attention(nn.Module):
 
 
 def _own_lanes(heads: int, width: int) -> Array:
-    """`[P, 1, P D]` bool: which lanes of a vector that P heads share are each head's own."""
+    """`[P, 1, P D]` bool: the lanes that belong to each of P heads that share a vector."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (heads, 1, heads * width), 2)
     return lane // width == jax.lax.broadcasted_iota(jnp.int32, lane.shape, 0)
 
@@ -198,7 +198,7 @@ def _own_parts(y: Array, heads: int, groups: int) -> Array:
     if heads == 1:
         return y
     y = y.reshape(batch, length, sets, heads, groups, width)
-    # The only part that is not zero.
+    # All other parts are zero.
     y = jnp.where(_own_lanes(heads, width // heads), y, jnp.zeros((), y.dtype)).sum(axis=3)
     y = y.reshape(batch, length, sets, groups, heads, width // heads).swapaxes(3, 4)
     return y.reshape(batch, length, sets * heads, groups, width // heads)
@@ -223,14 +223,14 @@ def block_bias(length: int, window: int | None = None) -> Array:
 
 
 class LayerMemory(NamedTuple):
-    """What a layer remembers of earlier tokens.
+    """A layer's entries of earlier tokens.
 
     Attributes:
       keys: of the cache.
       values: of the cache.
       bias: of the cached positions.
-      write: writes the keys and values of a block among them, which then attends to itself there;
-        None where they stay apart.
+      write: writes the keys and values of a block into the cache, where the block then reads them;
+        None if the block's entries are read beside the cache.
     """
 
     keys: Array
@@ -242,13 +242,13 @@ class LayerMemory(NamedTuple):
 def attended(
     past: LayerMemory | None, keys: Array, values: Array, bias: Array
 ) -> tuple[list[Segment], Array, Array]:
-    """What a block attends to, and its entries, or the layer's cache with them.
+    """The segments that a block attends to, and the block's entries or the cache with them.
 
     Args:
-      past: what the layer remembers of earlier tokens.
+      past: the layer's entries of earlier tokens.
       keys: of the block.
       values: of the block.
-      bias: of the block that attends to itself.
+      bias: the mask of a block that attends to itself.
     """
     own = Segment(keys, values, bias)
     if past is None:
@@ -287,7 +287,7 @@ class Memory(NamedTuple):
           window: the number of positions that a query sees, including its own; None for all.
 
         Returns:
-          The additive mask (T is 1 without a window, unless the block is written).
+          The additive mask (T is 1 without a window if `written` is false).
         """
         keys = jnp.arange(self.max_length, dtype=jnp.int32)[None, None, :]
         start = self.positions[:, None, None]
@@ -298,13 +298,13 @@ class Memory(NamedTuple):
         return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
     def layer(self, index: int, bias: Array) -> LayerMemory:
-        """What one layer remembers."""
+        """The entries of layer `index`."""
         write = functools.partial(write_layer, self.positions, self.layout)
         keys, values = self.cache.keys[index], self.cache.values[index]
         return LayerMemory(keys, values, bias, write if self.written else None)
 
 
 def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:
-    """The entries that a block adds to a cache; `hidden [B, T, E]` says which are NaN."""
+    """The entries that a block adds to a cache; `hidden [B, T, E]` shows which are NaN."""
     computed = ~jnp.any(jnp.isnan(hidden), axis=2)
     return CacheEntries(tuple(keys), tuple(values), computed)

@@ -3,8 +3,8 @@
 Axes: B rows, L decoder layers, K key-value heads, S cache length, D head width, T tokens of a
 block, P encoder length.
 
-There is one array per layer, so that a layer reads its entries without a copy. How keys and values
-lie in it is a `CacheLayout`. The shapes that are named elsewhere are those of the first one: keys
+There is one array per layer, so that a layer reads its entries without a copy. A `CacheLayout` sets
+the order of the axes. Docstrings elsewhere name the shapes of the default layout: keys
 `[B, K, S, D]` and values `[B, K, D, S]`.
 
 An entry at position k of row b is live iff k < positions[b]. Later entries are stale; they are
@@ -18,13 +18,13 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-# LayerMemory the end of any cache.
+# Past the end of any cache.
 _NOWHERE = 1 << 30
 
 
-# A TPU's vectors have so many lanes.
+# The number of lanes of a TPU's vectors.
 _LANES = 128
-# With six queries of each, they are still fewer than the rows of its matrix unit.
+# With up to six queries for each of these heads, the rows of a TPU's matrix unit are not full.
 _FEW_HEADS = 16
 
 
@@ -32,7 +32,7 @@ class CacheLayout(NamedTuple):
     """How a layer's keys and values lie in their arrays.
 
     Attributes:
-      heads: P, heads that share one vector of lanes.
+      heads: P, the number of heads that share a vector of lanes.
       by_position: whether keys and values are `[B, S, K / P, P D]`; else keys are
         `[B, K / P, S, P D]` and values `[B, K / P, P D, S]`.
     """
@@ -51,7 +51,7 @@ class CacheLayout(NamedTuple):
         return 0 if self.by_position else 2
 
     def arrange(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Keys and values `[B, S, K, D]` as they lie in a cache."""
+        """Arranges keys and values `[B, S, K, D]` as in a cache."""
         rows, length, heads, width = keys.shape
         shape = (rows, length, heads // self.heads, self.heads * width)
         keys, values = keys.reshape(shape), values.reshape(shape)
@@ -60,7 +60,7 @@ class CacheLayout(NamedTuple):
         return keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 3, 1)
 
     def separate(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Keys and values of a cache in the layout without shared vectors."""
+        """Turns keys and values of a cache into a layout without shared vectors."""
         if self.heads == 1:
             return keys, values
         assert self.by_position
@@ -72,20 +72,20 @@ class CacheLayout(NamedTuple):
 def layout_for(
     platform: str, heads: int, kv_heads: int, head_dim: int, ways: int = 1
 ) -> CacheLayout:
-    """The layout that decodes fastest.
+    """The fastest layout for decoding.
 
-    On CPUs and GPUs each product of attention runs along the last axis of what it reads: on a CPU
-    two to seven times as fast as with values `[B, K, S, D]`. On a TPU a position is written where
-    it lies whole, and heads of less than 128 share a vector, for a product with so few queries
-    waits for the memory: all of them where they are few, so that nothing need be turned, else as
-    many as fill the lanes.
+    On CPUs and GPUs, products of attention run along the last axis of the array that they read: on
+    a CPU, two to seven times as fast as with values `[B, K, S, D]`. On a TPU, a write is fast if
+    all entries of a position lie together. Heads of less than 128 share a vector, because a product
+    with so few queries waits for the memory: if the heads are few, all share one vector, which
+    avoids transposes; else as many as fill the lanes.
 
     Args:
       platform: as `jax.Device.platform` names it.
       heads: H.
       kv_heads: K.
       head_dim: D.
-      ways: over how many devices the heads are split.
+      ways: the number of devices that split the heads.
 
     Returns:
       A layout whose P divides the heads of a device.
@@ -165,7 +165,7 @@ def allocate(
       max_length: S.
       head_dim: D.
       dtype: the dtype of the entries.
-      layout: how they lie.
+      layout: of the entries.
 
     Returns:
       A cache of zeros without `cross`.
@@ -201,7 +201,7 @@ def write(
       cache: the cache.
       updates: the block's entries.
       positions: `[B]` of an integer dtype.
-      layout: how the entries of both lie.
+      layout: of the entries in both.
 
     Returns:
       The cache that includes the block.
@@ -227,9 +227,9 @@ def write_layer(
     new_keys: Array,
     new_values: Array,
 ) -> tuple[Array, Array]:
-    """`write` for one layer, whose entries are numbers: NaN becomes 0."""
-    # A mask is added, and NaN survives that: stale entries would be seen. The token's own logits
-    # are NaN all the same.
+    """`write` for one layer; NaN entries become 0."""
+    # The mask is added to the logits, which does not hide NaN: later queries would see it. The
+    # logits of the token itself are NaN anyway.
     new_keys, new_values = (jnp.where(jnp.isnan(x), 0, x) for x in (new_keys, new_values))
     place = _places(positions, new_keys.shape[1 + layout.key_axis])
     return (
@@ -239,7 +239,7 @@ def write_layer(
 
 
 def _places(positions: Array, length: int) -> Array:
-    """`[B, T]` int32, where the tokens of a block belong."""
+    """`[B, T]` int32: the positions of a block's tokens."""
     # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
     return positions.astype(jnp.int32)[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 
@@ -268,7 +268,7 @@ def logical_axes(
 
     Args:
       cache: a cache, of arrays or of shapes.
-      layout: how its entries lie.
+      layout: of its entries.
 
     Returns:
       The same structure with a tuple of axis names instead of each array.

@@ -22,7 +22,7 @@ class CausalLM(Model):
     config: DecoderOnlyConfig
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """The tokens of the prompt and the prefix."""
+        """The number of tokens in the prompt and the prefix."""
         return input_lengths + prefix_lengths
 
     def _init_variables(self, key: Array) -> Any:
@@ -55,8 +55,8 @@ class CausalLM(Model):
     ) -> Prefilled:
         """Reads all tokens of each prompt except its last.
 
-        Where all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
-        too; the first extend writes its entries anew.
+        If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
+        too; the first extend overwrites its entries.
 
         Args:
           params: the parameters.

@@ -1,8 +1,8 @@
-"""What a network is made of: frozen, hashable configurations without arrays.
+"""Configurations of networks: frozen, hashable and without arrays.
 
 Sizes: V `vocab_size`, E `embed_dim`, H `num_heads` of D `head_dim`, K `kv_heads`, M `mlp_dim`.
-The parameter tree that belongs to a configuration is `model_from_config(config).abstract_params()`;
-its names are T5X's (unscanned) for T5, and the same in spirit for decoder-only networks:
+`model_from_config(config).abstract_params()` is the parameter tree of a configuration. T5's names
+are T5X's (unscanned); decoder-only networks use similar names:
 
     token_embedder/embedding (V, E)
     decoder/layers_i/pre_self_attention_layer_norm/scale (E,)
@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-# The largest values of fields that are not sizes of about a million at most.
+# The largest values of fields; of all others, about a million.
 _MOST = {
     "num_layers": 1_000,
     "num_encoder_layers": 1_000,
@@ -44,7 +44,7 @@ class RelativePositions(NamedTuple):
     Attributes:
       buckets: of distances.
       max_distance: this distance and all larger ones share the last bucket.
-      per_layer: whether each layer has biases of its own; else a stack has.
+      per_layer: whether each layer has its own biases; else its stack has.
     """
 
     buckets: int
@@ -54,7 +54,7 @@ class RelativePositions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a stack of layers computes, beside its sizes: what the families differ in.
+    """How a stack of layers computes, apart from its sizes. Families differ here.
 
     Attributes:
       activations: of the feed-forward block, one per input projection; the outputs are multiplied.
@@ -65,7 +65,7 @@ class Style:
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
       qk_norms: "head" for an RMS norm of each head's queries and keys, before any rotation;
-        "all" for one over all heads; None for none.
+        "all" for a norm over all heads; None for none.
       pre_norms: whether a norm precedes each block.
       post_norms: whether a norm follows each block, before the residual addition.
       plus_one_norms: `plus_one` of `RMSNorm`.
@@ -99,7 +99,7 @@ class Style:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
-    """What every family has.
+    """The fields of every family.
 
     Attributes:
       vocab_size: V, rows of the embedding and width of the logits.
@@ -127,12 +127,12 @@ class ModelConfig(abc.ABC):
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
 
-    # Fields that are configurations themselves, by name; files hold them as objects.
+    # Fields that are configurations themselves, by name; in files they are objects.
     parts: ClassVar[Mapping[str, type]] = {}
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        # One spelling per value, so that equal configurations hash alike.
+        # Equal values get the same spelling, so that equal configurations hash alike.
         for field in ("dtype", "param_dtype"):
             object.__setattr__(self, field, _float_dtype(f"{name}: {field}", getattr(self, field)))
         check_numbers(self, name)
@@ -154,17 +154,17 @@ class ModelConfig(abc.ABC):
 
     @property
     def kv_heads(self) -> int:
-        """K."""
+        """K, the number of key and value heads."""
         return self.num_heads
 
     @property
     @abc.abstractmethod
     def style(self) -> Style:
-        """How the decoder computes."""
+        """The style of the decoder."""
 
     @property
     def encoder_style(self) -> Style | None:
-        """How the encoder computes; None where there is none."""
+        """The style of the encoder; None without an encoder."""
         return None
 
     def replace(self, **changes: Any) -> "ModelConfig":
@@ -191,10 +191,10 @@ class ModelConfig(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderOnlyConfig(ModelConfig):
-    """What every decoder-only family has.
+    """The fields of every decoder-only family.
 
     Attributes:
-      num_layers: how many.
+      num_layers: the number of layers.
       num_kv_heads: K, key and value heads; H is a multiple of it.
     """
 
@@ -203,7 +203,7 @@ class DecoderOnlyConfig(ModelConfig):
 
     @property
     def kv_heads(self) -> int:
-        """K."""
+        """K, the number of key and value heads."""
         return self.num_kv_heads
 
 
@@ -211,7 +211,7 @@ def _float_dtype(name: str, value: Any) -> Any:
     remedy = "must be a floating dtype, such as float32 or bfloat16"
     try:
         dtype = jnp.dtype(value)
-    except Exception:  # NumPy takes a text for a format, and Python's parser for a tuple
+    except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
         raise ValueError(f"{name}={value!r} {remedy}") from None
     if value is None or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name}={value} {remedy}")
@@ -219,16 +219,16 @@ def _float_dtype(name: str, value: Any) -> Any:
 
 
 def check_numbers(config: Any, name: str) -> None:
-    """Turns each number of a dataclass into its declared type, and checks its range.
+    """Converts each number of a dataclass to its declared type, and checks its range.
 
     Args:
-      config: the dataclass, whose fields are set anew.
-      name: of it, for messages.
+      config: the dataclass; its fields are replaced.
+      name: the dataclass's name in messages.
 
     Raises:
       TypeError: for a value of the wrong type.
-      ValueError: for a number that is not positive (or 0 where that means something), or so large
-        that no network has it.
+      ValueError: for a number that is not positive (or 0 where 0 has a meaning), or too large for
+        any network.
     """
     for field in dataclasses.fields(config):
         what = f"{name}: {field.name}"
@@ -237,7 +237,7 @@ def check_numbers(config: Any, name: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if field.name in _MAY_BE_ZERO:
-            continue  # checked where the field is
+            continue  # checked by the class
         if isinstance(value, int) and value < 1:
             raise ValueError(f"{what}={value} must be at least 1")
         if isinstance(value, int) and value > (most := _MOST.get(field.name, 2**20)):
@@ -247,7 +247,7 @@ def check_numbers(config: Any, name: str) -> None:
 
 
 def _typed(what: str, kind: Any, value: Any) -> Any:
-    """A field's value in its declared type, where that is a number or a flag."""
+    """A field's value in its declared type, if that is a number or a flag."""
     flag = isinstance(value, bool | np.bool_)
     if kind is bool:
         if not flag:
@@ -263,5 +263,5 @@ def _typed(what: str, kind: Any, value: Any) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise TypeError(f"{what}={value!r} must be a number that a float can hold") from None
+            raise TypeError(f"{what}={value!r} is too large for a float") from None
     return value

@@ -1,4 +1,4 @@
-"""The table of families, and what is looked up in it."""
+"""The table of families and functions that use it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from specjax.models.llama import LLAMA
 from specjax.models.model import Model
 from specjax.models.t5 import T5
 
-# By name; a family of one's own is one more entry.
+# By name; a custom family is one more entry.
 FAMILIES: dict[str, Family] = {family.name: family for family in (T5, LLAMA, GEMMA2)}
 
 # The published sizes by name.
@@ -59,7 +59,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
 
     Args:
       name: one of `PRESETS`, such as `"t5_v1_1_base"`.
-      **changes: fields to set otherwise, such as `dtype="bfloat16"`.
+      **changes: fields to change, such as `dtype="bfloat16"`.
 
     Returns:
       A configuration.
@@ -91,14 +91,14 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """Reads a configuration back from `config_to_dict`, or from a JSON file.
 
     Args:
-      values: the fields; those with a default may be left out.
+      values: the fields; a field with a default may be left out.
 
     Returns:
       The configuration.
 
     Raises:
-      ValueError: for an unknown family or field, or a missing or impossible value, whatever its
-        type: they come from a file.
+      ValueError: for an unknown family or field, a missing field, or a value of a wrong type or out
+        of its range.
     """
     values = dict(values)
     name = values.pop("family", None)

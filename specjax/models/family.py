@@ -1,7 +1,7 @@
-"""What a family of networks is to specjax: all that a new one has to say, in one value.
+"""`Family`: everything that specjax has to know about a family of networks.
 
-A family is a file (`llama.py`, `gemma2.py`, `t5.py`) with its configuration, its names and fields
-in Hugging Face's checkpoints, its sizes and its vocabulary; and a line of `families.py`.
+A family is a file (`llama.py`, `gemma2.py`, `t5.py`) with its configuration, its Hugging Face names
+and fields, its published sizes and its vocabulary; and a line of `families.py`.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ from specjax.models.config import ModelConfig
 from specjax.models.hf_fields import HFFields
 from specjax.models.model import Model
 
-T = True  # in tables: stored the other way round
+T = True  # in tables: stored transposed
 
-# Options of SentencePiece's trainer by which every character of a text can be written: spaces,
-# newlines, and by bytes what is rare.
+# Options of SentencePiece's trainer that make every character of a text representable: spaces and
+# newlines are kept, and rare characters become bytes.
 VERBATIM = {
     "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
@@ -26,13 +26,13 @@ VERBATIM = {
 
 
 class Renaming(NamedTuple):
-    """An array of a Hugging Face checkpoint and the parameter that it is.
+    """The names of a parameter: in a Hugging Face checkpoint and here.
 
     Attributes:
       hf: name in the checkpoint; `{i}` stands for a layer's number.
       path: path in the parameter tree; likewise.
-      transposed: whether the two are each other's transpose: PyTorch keeps `[out, in]`, Flax
-        `[in, out]`.
+      transposed: whether the two arrays are transposes of each other: PyTorch keeps `[out, in]`,
+        Flax `[in, out]`.
     """
 
     hf: str
@@ -46,8 +46,8 @@ class Vocabulary:
 
     Attributes:
       file: the SentencePiece model's name in a Hugging Face directory.
-      types: of SentencePiece models that transformers reads there, the usual one first: it takes
-        every Llama's and Gemma's for BPE.
+      types: of SentencePiece models that transformers reads there, the usual type first; it reads
+        every Llama's and Gemma's as BPE.
       options: of SentencePiece's trainer.
       settings: of `tokenizer_config.json`.
     """
@@ -63,19 +63,19 @@ class Family:
     """A family of networks.
 
     Attributes:
-      name: in specjax's files, and Hugging Face's `model_type`.
+      name: in specjax's files, and as Hugging Face's `model_type`.
       config: the class of its configurations.
       model: the class of its models: `CausalLM` or `Seq2SeqLM`.
       architectures: Hugging Face's names of its class, the usual one first.
-      special_ids: what transformers assumes where files are silent, as `config.json` spells it.
+      special_ids: the ids that transformers assumes if files have none, named as in `config.json`.
       names: Hugging Face's names of its parameters.
       from_hf: makes a configuration from the fields of a `config.json`.
-      to_hf: makes these fields from a configuration; raises ValueError for one that transformers
-        cannot hold. Sizes of the vocabulary, dtypes and special ids are added to them.
-      copies: names under which a checkpoint may hold the embedding a second time, or only there.
+      to_hf: makes these fields from a configuration; raises ValueError if transformers has no such
+        network. Sizes of the vocabulary, dtypes and special ids are added to them.
+      copies: names under which a checkpoint may hold the embedding a second time, or its only copy.
       unused: a pattern of the names of arrays in old checkpoints that no network reads.
       presets: its published sizes.
-      vocabulary: how its vocabularies are made; None where specjax cannot train one.
+      vocabulary: how its vocabularies are made; None if specjax cannot train them.
     """
 
     name: str
@@ -92,16 +92,16 @@ class Family:
     vocabulary: Vocabulary | None = None
 
     def hf_name(self, path: str) -> Renaming:
-        """Finds a parameter's line of `names`, its numbers filled in.
+        """The entry of `names` for a parameter, with its layer number filled in.
 
         Args:
           path: of the parameter, such as `decoder/layers_3/mlp/wo/kernel`.
 
         Returns:
-          The line for exactly this parameter.
+          The entry for exactly this parameter.
 
         Raises:
-          KeyError: where there is no such line (an error of the family's author).
+          KeyError: if there is no such entry (an error in the family).
         """
         number = re.search(r"(?<=/layers_)\d+(?=/)", path)
         layer = number.group() if number else ""
@@ -116,11 +116,11 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
     """Llama's names, which most decoder-only families have; they differ in their norms.
 
     Args:
-      norms: Hugging Face's name of each norm of a layer, and ours. The same name means different
-        norms: Llama's post_attention_layernorm precedes the MLP.
+      norms: from Hugging Face's name of each norm of a layer to ours. The same name can mean
+        different norms: Llama's post_attention_layernorm precedes the MLP.
 
     Returns:
-      The lines, also of biases and of norms of queries and keys, where a network has them.
+      The entries; they include biases and norms of queries and keys, which not all networks have.
     """
     hf, layer = "model.layers.{i}", "decoder/layers_{i}"
     heads = {"q": "query", "k": "key", "v": "value", "o": "out"}

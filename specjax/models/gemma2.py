@@ -67,7 +67,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
     fields.refuse("use_bidirectional_attention", (False,), False)
     sizes = decoder_only_from_hf(fields)
     types = values.get("layer_types")
-    # As long as the list, for a damaged file may name any number of layers.
+    # As long as the list: a damaged file may name any number of layers.
     count = len(types) if isinstance(types, list) else 0
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
     if types is not None and (types != alternating or count != sizes["num_layers"]):
@@ -80,13 +80,13 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
         raise ValueError(f"{fields.path}: rope_scaling is not supported for gemma2")
 
     def cap(name: str, default: float) -> float | None:
-        # null means no cap, an absent key the default.
+        # null means no cap; an absent key means the default.
         return fields.positive(name, None) if name in values else default
 
     return Gemma2Config(
         **sizes,
         rope_theta=theta,
-        # null is no window.
+        # null means no window.
         sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
         attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
         final_logit_softcap=cap("final_logit_softcapping", 30.0),

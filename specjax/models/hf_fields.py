@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face `config.json`, and what decoder-only families share of them."""
+"""The fields of a Hugging Face `config.json`, and those that decoder-only families share."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ class HFFields:
     Attributes:
       values: the JSON object.
       path: of the file.
-      head: what the checkpoint's output projection is: "own", "copied" where it equals the
-        embedding, or None where it is absent.
+      head: the checkpoint's output projection: "own"; "copied" if it equals the embedding; None if
+        absent.
     """
 
     values: Mapping[str, Any]
@@ -24,13 +24,13 @@ class HFFields:
     head: str | None = None
 
     def number(self, name: str, *default: float | None) -> Any:
-        """A finite number, or the default where the field is absent or null."""
+        """A finite number, or the default if the field is absent or null."""
         value = self.values.get(name)
         if value is None and default:
             return default[0]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self.path}: {name}={value!r} must be a number")
-        # A whole number of more digits than a float holds is none that a network has.
+        # A whole number too large for a float is damaged.
         if not abs(value) < 1e300:
             raise ValueError(f"{self.path}: {name}={repr(value)[:40]} must be finite")
         return value
@@ -50,7 +50,7 @@ class HFFields:
         return int(value)
 
     def flag(self, name: str, default: bool | None = None) -> Any:
-        """True or false, or the default where the field is absent or null."""
+        """True or false, or the default if the field is absent or null."""
         value = self.values.get(name)
         if not isinstance(value, bool | None):
             raise ValueError(f"{self.path}: {name}={value!r} must be true or false")
@@ -62,7 +62,7 @@ class HFFields:
         value = default if value is None else value
         if value not in allowed:
             raise ValueError(
-                f"{self.path}: {name}={value!r} is not supported, only "
+                f"{self.path}: {name}={value!r} is not supported; it must be "
                 f"{' or '.join(repr(a) for a in allowed)}"
             )
 
@@ -77,7 +77,7 @@ def decoder_only_from_hf(fields: HFFields) -> dict[str, Any]:
       The sizes and the norms' epsilon.
 
     Raises:
-      ValueError: for a value that cannot be.
+      ValueError: for a value that is not possible.
     """
     heads = fields.whole("num_attention_heads")
     return {
@@ -102,7 +102,7 @@ def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
       The fields of a `config.json`, without the family's own.
 
     Raises:
-      ValueError: for sizes that transformers 5 refuses to read, though 4.x may.
+      ValueError: for sizes that transformers 5 does not read, though 4.x may.
     """
     if config.embed_dim % config.num_heads:
         raise ValueError(
@@ -125,8 +125,8 @@ def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
 def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
     """The rotary base, the kind of scaling and its fields.
 
-    They are in `rope_parameters` (5.x), or in `rope_theta` and `rope_scaling` (4.x). Where a file
-    has both, 4.x and 5.x take `rope_scaling`.
+    They are in `rope_parameters` (5.x), or in `rope_theta` and `rope_scaling` (4.x). If a file has
+    both, 4.x and 5.x take `rope_scaling`.
 
     Args:
       fields: of the `config.json`.
@@ -135,7 +135,7 @@ def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
       The base, Hugging Face's `rope_type`, and the fields that belong to it.
 
     Raises:
-      ValueError: where the fields contradict each other, or are not for all layers and dimensions.
+      ValueError: if the fields contradict each other, or do not apply to all layers and dimensions.
     """
     path = fields.path
     found = {name: fields.values.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
@@ -145,16 +145,16 @@ def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
     parameters = found["rope_scaling"] or found["rope_parameters"]
     if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
         raise ValueError(
-            f"{path}: rope parameters for {', '.join(nested)} alone are not supported, only one "
-            "set for all layers"
+            f"{path}: rope parameters that apply only to {', '.join(nested)} are not supported; "
+            "all layers must share them"
         )
     rope = HFFields(parameters, path)
     theta = float(rope.positive("rope_theta", fields.positive("rope_theta", 10_000.0)))
     other = found["rope_parameters"].get("rope_theta")
     if other is not None and other != theta:
         raise ValueError(
-            f"{path}: rope_parameters has rope_theta={other!r}, but rope_scaling, which goes "
-            f"before it, makes it {theta!r}; remove one of the two fields"
+            f"{path}: rope_parameters has rope_theta={other!r}, but rope_scaling, which has "
+            f"priority, has {theta!r}; remove one of the two fields"
         )
     for where in (rope, fields):
         where.refuse("partial_rotary_factor", (1, 1.0), 1.0)

@@ -67,7 +67,7 @@ class RMSNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A matrix product: `x [..., in] @ kernel [in, features]`, and a bias where there is one.
+    """A matrix product: `x [..., in] @ kernel [in, features]`, with an optional bias.
 
     Attributes:
       features: the width of the result.
@@ -90,12 +90,12 @@ class Dense(nn.Module):
         """Multiplies the last axis of `x` with the kernel."""
         shape = (x.shape[-1], self.features)
         kernel = declare(self, "kernel", self.kernel_init, shape, self.axes)
-        # As a product of two matrices: with three axes XLA on CPUs recomputes x and transposes its
+        # A product of two matrices: with three axes, XLA on CPUs recomputes x and transposes its
         # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         precision = product_precision(self.dtype)
-        # Else XLA on TPUs turns the kernels of queries, keys and values for what follows: a copy of
-        # each, for every call.
+        # Without this layout, XLA on TPUs transposes the kernels of queries, keys and values: a
+        # copy of each, in every call.
         dot = functools.partial(jnp.dot, precision=precision)
         y = laid_out(product(dot, flat, kernel), (0, 1))
         if self.has_bias:

@@ -50,7 +50,7 @@ class Llama3RopeScaling:
             )
 
     def stretched(self, frequencies: np.ndarray) -> np.ndarray:
-        """Divides those of long wavelengths, keeps those of short ones, and goes between them."""
+        """Divides low frequencies, keeps high ones, and interpolates between them."""
         wavelengths = 2 * np.pi / frequencies
         low, high = self.low_freq_factor, self.high_freq_factor
         turns = self.original_max_position / wavelengths

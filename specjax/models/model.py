@@ -1,4 +1,4 @@
-"""The code that the models of all families share: parameters, their axes, `score`, `write`."""
+"""Code that the models of all families share: parameters, their axes, `score`, `write`."""
 
 import abc
 import dataclasses
@@ -27,9 +27,9 @@ class Model(LanguageModel, abc.ABC):
 
     Attributes:
       config: its sizes and options.
-      split: whether a mesh may split its parameters and its cache; else only the rows of the cache
-        are spread, and each device that computes a row has all parameters.
-      layout: how the keys and values of its cache lie; see `for_devices`.
+      split: whether a mesh may split its parameters and its cache; if not, a mesh splits only the
+        rows of the cache, and each device has all parameters.
+      layout: of the keys and values in its cache; see `for_devices`.
     """
 
     config: ModelConfig
@@ -75,11 +75,11 @@ class Model(LanguageModel, abc.ABC):
         """The network's variables, parameters and axis names."""
 
     def for_devices(self, platform: str, ways: int = 1) -> "Model":
-        """The same model with the cache that decodes fastest there.
+        """The same model with the fastest cache layout for these devices.
 
         Args:
           platform: as `jax.Device.platform` names it: "cpu", "gpu" or "tpu".
-          ways: over how many devices it is split.
+          ways: the number of devices that split it.
 
         Returns:
           A model of the same parameters.
@@ -119,10 +119,10 @@ class Model(LanguageModel, abc.ABC):
         return self._axes(cache_lib.logical_axes(cache, self.layout))
 
     def _axes(self, names: Any) -> Axes:
-        def of_one(axes: Any) -> tuple[str | None, ...]:
+        def renamed(axes: Any) -> tuple[str | None, ...]:
             return tuple(name if self.split or name == "batch" else None for name in axes)
 
-        return jax.tree.map(of_one, names, is_leaf=_is_names)
+        return jax.tree.map(renamed, names, is_leaf=_is_names)
 
     def describe(self) -> str:
         """The configuration as text."""
@@ -138,10 +138,10 @@ class Model(LanguageModel, abc.ABC):
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params()))
 
     def prepare(self, params: Params) -> Params:
-        """Adds what makes decoding fast on the devices that hold the parameters.
+        """Adds arrays that make decoding faster on the devices that hold the parameters.
 
         On a CPU a tied embedding gets a transposed copy (V·E more numbers), because the product of
-        several tokens with `[V, E]` takes half as long again as with `[E, V]`. On other devices
+        several tokens with `[V, E]` takes 1.5 times as long as with `[E, V]`. On other devices
         nothing changes. All methods take prepared parameters; checkpoints and training need the
         plain ones.
 
@@ -188,8 +188,8 @@ class Model(LanguageModel, abc.ABC):
     ) -> Extended:
         """See `specjax.types.LanguageModel`.
 
-        Where a position lies whole in the cache, each layer writes its entries before it reads
-        them: one product over the cache in the place of two, and one softmax without a
+        Where a position's entries lie together in the cache, each layer writes its entries before
+        it reads them: one product over the cache instead of two, and one softmax without a
         concatenation.
         """
         if not self.layout.by_position:
@@ -232,7 +232,7 @@ class Model(LanguageModel, abc.ABC):
 
 
 def platforms_of(array: Any) -> set[str]:
-    """The platforms of an array's devices; of a host array, the default platform."""
+    """The platforms of an array's devices; the default platform for a host array."""
     if isinstance(array, jax.Array):
         return {device.platform for device in array.devices()}
     return {jax.default_backend()}
@@ -254,16 +254,16 @@ def _abstract_variables(model: Model) -> Any:
 def check_integers(
     name: str, array: Array, shape: tuple[int | None, ...], *, least: int = 1
 ) -> None:
-    """Asserts at trace time that an array has integers and this shape.
+    """Asserts at trace time that an array has integers and a shape.
 
     Args:
       name: of the array, for the message.
       array: the array.
-      shape: its shape, None for a size that is at least `least`.
-      least: of the free sizes.
+      shape: the shape; None for a size that is at least `least`.
+      least: the lower limit of the sizes that are None.
 
     Raises:
-      ValueError: if it has not.
+      ValueError: if it does not.
     """
     sizes = ", ".join(f"{least} or more" if size is None else str(size) for size in shape)
     wanted = f"{name} must be integers of shape [{sizes}]"
@@ -278,7 +278,7 @@ def check_integers(
 
 
 def repeat_first(inputs: Array, lengths: Array) -> Array:
-    """Replaces the padding of each row with the row's first token.
+    """Replaces the padding of each row by the row's first token.
 
     Padding is masked, but a NaN in its embedding is not: the product of zero and NaN is NaN.
 
@@ -296,7 +296,7 @@ def repeat_first(inputs: Array, lengths: Array) -> Array:
 def prefix_or_empty(
     inputs: Array, prefix: Array | None, prefix_lengths: Array | None
 ) -> tuple[Array, Array]:
-    """The forced first tokens of the output and their number per row; none by default.
+    """The forced first tokens of the output and their number per row; empty by default.
 
     Args:
       inputs: `[B, P]`; only its number of rows is used.

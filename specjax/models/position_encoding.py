@@ -66,7 +66,7 @@ def rotate(x: Array, rope: Rope) -> Array:
 def buckets(
     distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """The bucket of each distance: one per small distance, then logarithmic.
+    """Sorts distances into buckets: one bucket per small distance, then logarithmic.
 
     Distances below a quarter of `num_buckets` (half, if not bidirectional) have a bucket each.
 

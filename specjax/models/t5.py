@@ -18,20 +18,21 @@ class T5Config(ModelConfig):
     """A T5: v1.0 (`("relu",)`, tied), v1.1 and FLAN (`("gelu", "linear")`, untied).
 
     Attributes:
-      num_encoder_layers: how many.
-      num_decoder_layers: how many.
+      num_encoder_layers: the number of layers.
+      num_decoder_layers: the number of layers.
       mlp_activations: one per input projection of the feed-forward block; their outputs are
         multiplied. "gelu" is the tanh approximation. One activation names its kernel `wi`,
         several `wi_0`, `wi_1`, ....
       relpos_buckets: buckets of relative positions (32); at least 4.
       relpos_max_distance: distances from here on share the last bucket (128); more than half the
         buckets, each of which has one distance in the decoder.
-      relpos_per_layer: each layer has a bias of its own, `layers_i/relpos_bias` (T5X's
+      relpos_per_layer: each layer has its own bias, `layers_i/relpos_bias` (T5X's
         scalable_t5), instead of one per stack.
       scale_tied_logits: with tied embeddings, multiply the decoder's output by E ** -0.5 before
         the embedding (T5 v1.0, T5X). Without effect when untied.
       dropout_rate: used only when `apply` gets a dropout key.
-      decoder_start_token: what the decoder reads first; the pad token in all published T5s.
+      decoder_start_token: the first token that the decoder reads; the pad token in published T5s.
+        T5s.
     """
 
     num_encoder_layers: int
@@ -55,13 +56,12 @@ class T5Config(ModelConfig):
         unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
         if unknown or not self.mlp_activations:
             raise ValueError(
-                f"mlp_activations={self.mlp_activations} must be names out of "
-                f"{', '.join(ACTIVATIONS)}"
+                f"mlp_activations={self.mlp_activations} may only name {', '.join(ACTIVATIONS)}"
             )
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
-        # The encoder halves the buckets for the two directions, and both halve what they have into
-        # exact and logarithmic ones; the logarithm's base is max_distance over the exact ones.
+        # The encoder halves the buckets for the two directions; then both halve them into exact and
+        # logarithmic buckets. The base of the logarithm is max_distance over the exact buckets.
         if self.relpos_buckets < 4:
             raise ValueError(f"relpos_buckets={self.relpos_buckets} must be at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
@@ -77,12 +77,12 @@ class T5Config(ModelConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
+        """The style of the decoder."""
         return self._style(self.num_decoder_layers)
 
     @property
     def encoder_style(self) -> Style:
-        """How the encoder computes."""
+        """The style of the encoder."""
         return self._style(self.num_encoder_layers)
 
     def _style(self, layers: int) -> Style:
@@ -99,8 +99,8 @@ class T5Config(ModelConfig):
         )
 
 
-# "gelu" of ours is the tanh approximation, which Hugging Face calls gelu_new; its own "gelu" is
-# exact, except that T5's "gated-gelu" has always meant gelu_new.
+# Our "gelu" is the tanh approximation, which Hugging Face calls gelu_new. Hugging Face's "gelu" is
+# exact, but T5's "gated-gelu" has always meant gelu_new.
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "relu": ("relu",),
     "gelu_new": ("gelu",),
@@ -115,8 +115,8 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 def _from_hf(fields: HFFields) -> T5Config:
     """See `Family`; a head is tied unless the checkpoint has one that differs from the embedding.
 
-    Whether a tied head scales is `scale_decoder_outputs` (transformers 5), else what 4.x does: it
-    scales wherever the head is tied.
+    `scale_decoder_outputs` (transformers 5) says whether a tied head scales its input. Without it,
+    a tied head always scales, as in 4.x.
     """
     fields.refuse("feed_forward_proj", tuple(_ACTIVATIONS), "relu")
     buckets = fields.whole("relative_attention_num_buckets", 32, least=4)
@@ -135,7 +135,7 @@ def _from_hf(fields: HFFields) -> T5Config:
         mlp_activations=_ACTIVATIONS[fields.values.get("feed_forward_proj") or "relu"],
         norm_eps=fields.positive("layer_norm_epsilon", 1e-6),
         relpos_buckets=buckets,
-        # Half of a decoder's buckets hold one distance each, and the others begin after these.
+        # Half of a decoder's buckets hold one distance each; the others follow.
         relpos_max_distance=fields.whole(
             "relative_attention_max_distance", 128, least=buckets // 2 + 1
         ),
@@ -149,10 +149,10 @@ def _from_hf(fields: HFFields) -> T5Config:
 
 
 def _is_untied(fields: HFFields) -> bool:
-    """Whether the head is not the embedding.
+    """Whether the head differs from the embedding.
 
     Raises:
-      ValueError: where transformers would scale the logits of an untied head.
+      ValueError: if transformers would scale the logits of an untied head.
     """
     path, head = fields.path, fields.head
     said_untied = fields.flag("tie_word_embeddings") is False
@@ -189,11 +189,11 @@ def _to_hf(config: T5Config) -> dict[str, Any]:
     activation = names.get(config.mlp_activations)
     if activation is None:
         raise ValueError(
-            f"mlp_activations={config.mlp_activations} is no MLP of transformers' T5, which has "
-            f"{', '.join(str(a) for a in names)}; convert it to orbax"
+            f"mlp_activations={config.mlp_activations} must be an MLP of transformers' T5, "
+            f"{' or '.join(str(a) for a in names)}; or convert it to orbax"
         )
-    # Scaling belongs to a tied head alone. 4.x takes "tied" for both, and scales every tied head:
-    # an equal head, called untied, is right there and in 5.x.
+    # Only a tied head scales. 4.x scales every head that the file calls tied, so an equal head that
+    # does not scale is called untied: this is right in 4.x and 5.x.
     scales = config.tie_embeddings and config.scale_tied_logits
     return {
         "d_model": config.embed_dim,
@@ -274,7 +274,7 @@ T5 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-    # A bias of v1.0.
+    # A bias in v1.0's checkpoints.
     unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     presets={
         "t5_v1_1_small": _size(512, 6, 1_024, 8),

@@ -1,4 +1,4 @@
-"""The network of every family: an embedding, a decoder, and for some an encoder before it.
+"""The network of every family: an embedding, perhaps an encoder, and a decoder.
 
 Axes: B rows, P encoder length, T decoder tokens, S keys, E model width, V vocabulary.
 
@@ -54,13 +54,13 @@ def _mask_bias(mask: Array) -> Array:
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention where there is an encoder, and a feed-forward block.
+    """Self-attention, cross-attention if there is an encoder, and a feed-forward block.
 
     Attributes:
       config: the sizes.
       style: how it computes.
-      layout: how the keys and values lie.
-      in_encoder: whether it is of the encoder.
+      layout: of the keys and values.
+      in_encoder: whether it belongs to the encoder.
       cross: whether it attends to an encoder's output.
     """
 
@@ -128,7 +128,7 @@ class Stack(nn.Module):
     Attributes:
       config: the sizes.
       style: how it computes.
-      layout: how the keys and values lie.
+      layout: of the keys and values.
       in_encoder: whether it is the encoder.
       cross: whether its layers attend to an encoder's output.
     """
@@ -174,9 +174,9 @@ class Stack(nn.Module):
           x: `[B, T, E]`, embedded tokens.
           memory: the cache.
           cross: the encoder's keys and values.
-          mask: `[B, T]` bool: of an encoder, false at padding; of a decoder, the tokens that all
-            others see, also those before them.
-          deterministic: whether nothing is dropped.
+          mask: `[B, T]` bool: in an encoder, false at padding; in a decoder, true at tokens that
+            all other tokens see, even earlier ones.
+          deterministic: whether there is no dropout.
 
         Returns:
           `[B, T, E]`, after the last norm, and each layer's keys and values (see `attended`).
@@ -224,7 +224,7 @@ class Stack(nn.Module):
         relative: Callable[[RelativePositionBias], Array],
         mask: Callable[[int | None], Array],
     ) -> list[Array]:
-        """The bias of each layer: of its relative positions, if it has any, and of its window."""
+        """The bias of each layer: its relative positions, if it has any, and its window."""
         mask = functools.cache(mask)
 
         if (positions := self.style.relative) is None:
@@ -246,11 +246,11 @@ class Stack(nn.Module):
 
 
 class Network(nn.Module):
-    """The embedding, the decoder and its output projection, and the encoder where there is one.
+    """The embedding, the decoder, its output projection, and the encoder if there is one.
 
     Attributes:
       config: the sizes and styles.
-      layout: how the keys and values of the decoder lie.
+      layout: of the decoder's keys and values.
     """
 
     config: ModelConfig
@@ -298,7 +298,7 @@ class Network(nn.Module):
         Args:
           tokens: `[B, T]`.
           cross: the encoder's keys and values.
-          seen: `[B, T]` bool, tokens that all others see, also those before them.
+          seen: `[B, T]` bool, true at tokens that all other tokens see, even earlier ones.
         """
         hidden, keys, values = self.decoder(self.embed(tokens), cross=cross, mask=seen)
         return block_updates(keys, values, hidden)

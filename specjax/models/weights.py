@@ -1,7 +1,6 @@
-"""How networks read their matrices, in whatever form these are stored, and multiply with them.
+"""How networks read and multiply their matrices, whatever form these are stored in.
 
-Products of float32 activations are of float32 on every device; see
-`compilation.product_precision`.
+Products of float32 activations are float32 on every device; see `compilation.product_precision`.
 """
 
 import abc
@@ -25,35 +24,35 @@ truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_norm
 
 
 class StoredWeight(abc.ABC):
-    """A matrix in another form than an array of numbers, in its place among the parameters.
+    """A matrix that is not an array of numbers, in its place among the parameters.
 
-    A subclass is a pytree of arrays, such as a `types.traced_dataclass` has: whole numbers with
-    their scales, say. Networks do not know which form their matrices have: `product` and `rows`
-    are all that they ask for.
+    A subclass is a pytree of arrays, such as a `types.traced_dataclass`: for example, whole numbers
+    with their scales. Networks do not know the form of their matrices: they only call `product` and
+    `rows`.
     """
 
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """The matrix's."""
+        """The shape of the matrix."""
 
     @abc.abstractmethod
     def read(self, dtype: Any) -> Array:
         """The matrix as an array of `dtype`."""
 
     def rows(self, index: Array, dtype: Any) -> Array:
-        """The rows `index` of the matrix, as `jnp.take` with `mode="clip"` has them."""
+        """The rows `index` of the matrix, like `jnp.take` with `mode="clip"`."""
         return jnp.take(self.read(dtype), index, axis=0, mode="clip")
 
     def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
-        """`dot(x, matrix)`; where scales can follow the product, it may be cheaper so."""
+        """`dot(x, matrix)`; applying scales after the product may be cheaper."""
         return dot(x, self.read(x.dtype))
 
     def axes(self, names: tuple[str | None, ...]) -> Any:
-        """The weight with axis names in the places of its arrays.
+        """The weight with axis names in place of its arrays.
 
         Args:
-          names: of the matrix's axes, which arrays of its shape have; others are not split.
+          names: the axes of the matrix. Arrays of its shape get them; other arrays are not split.
         """
         return jax.tree.map(
             lambda x: names if tuple(x.shape) == self.shape else (None,) * x.ndim, self
@@ -70,7 +69,7 @@ def declare(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
 ) -> Any:
-    """A matrix of a module: its parameter, in the form in which it is stored.
+    """A parameter of a module that is a matrix, in the form in which it is stored.
 
     Args:
       module: has a `param_dtype`.
@@ -103,10 +102,10 @@ def rows(weight: Weight, index: Array, dtype: Any) -> Array:
 
 
 def product(dot: Callable[[Array, Array], Array], x: Array, weight: Weight) -> Array:
-    """`dot(x, weight)`, `[n, E]` with a matrix, which is read in x's dtype.
+    """`dot(x, weight)`, `[n, E]` with a matrix that is read in x's dtype.
 
-    On TPUs a single row is two, the second of zeros: XLA multiplies a matrix with one vector
-    outside of the matrix units, four times as slowly.
+    On TPUs a single row gets a second row of zeros: XLA does not use the matrix units for the
+    product of a matrix and a vector, which takes four times as long.
     """
 
     def once(x: Array, weight: Weight) -> Array:
@@ -115,7 +114,7 @@ def product(dot: Callable[[Array, Array], Array], x: Array, weight: Weight) -> A
         return dot(x, weight)
 
     def of_two(x: Array, weight: Weight) -> Array:
-        # Else XLA takes the row out before the product.
+        # Without the barrier XLA takes the row out before the product.
         return jax.lax.optimization_barrier(once(jnp.pad(x, ((0, 1), (0, 0))), weight))[:1]
 
     if not isinstance(weight, StoredWeight):
@@ -131,7 +130,7 @@ def float32_logits(x: Array, weight: Weight, contract: int) -> Array:
     bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
     the largest of a small network, is read as bfloat16.
     """
-    precision = product_precision(x.dtype)  # of the network, before x is converted
+    precision = product_precision(x.dtype)  # from the dtype of the network
     if not isinstance(weight, StoredWeight) and weight.dtype != x.dtype:
         x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
     dot = functools.partial(

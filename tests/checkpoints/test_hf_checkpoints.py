@@ -247,7 +247,7 @@ def test_rope_parameters_and_rope_scaling_in_one_file(saved, copy):
         lambda: load_model(directory),
         directory / "config.json",
         "rope_parameters has rope_theta=1000.0",
-        "rope_scaling, which goes before it, makes it 10000.0",
+        "rope_scaling, which has priority, has 10000.0",
     )
     edit_json(directory / "config.json", rope_parameters=[1])
     one_line(lambda: load_model(directory), "rope_parameters=[1] must be an object")

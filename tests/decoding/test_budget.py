@@ -191,5 +191,5 @@ def test_sequential_cascades_and_nested_rounds_refuse_a_budget():
     nested = decoding.Round(
         MODEL, drafting.NeuralDrafter(MODEL, 2), VERIFICATIONS["Block"], nested=True
     )
-    with pytest.raises(ValueError, match="rule must be without a budget in a round that another"):
+    with pytest.raises(ValueError, match="rule must not have a budget in a round inside a cascade"):
         nested.check_rule(held)

@@ -187,7 +187,7 @@ def test_a_rule_that_reads_the_verifier_alone_decodes_alone():
                 want = jax.nn.log_softmax(logits * by)[token]
                 np.testing.assert_allclose(found[row, i], want, atol=1e-4)
             text.append(token)
-    with pytest.raises(ValueError, match="Diff reads the drafter, and there is none"):
+    with pytest.raises(ValueError, match="Diff reads the drafter, but there is none"):
         loop.check_rule(rules.Diff(0.1))
 
 
@@ -451,7 +451,10 @@ BAD = [
         r"prefix_lengths must lie in \[0, 2\], got -1 in row 0",
     ),
     ({"prefix": [[0, 1]] * 3, "prefix_lengths": [2]}, r"prefix_lengths must be \[B\] = \(3,\)"),
-    ({"prefix_lengths": [1, 1, 1]}, "prefix_lengths without prefix: give both, or neither"),
+    (
+        {"prefix_lengths": [1, 1, 1]},
+        "prefix_lengths was given without prefix: give both or neither",
+    ),
 ]
 
 

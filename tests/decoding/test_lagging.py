@@ -226,7 +226,7 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
 
 def test_rounds_that_cannot_nest_are_refused():
     drafter = drafting.NeuralDrafter(whole.MODEL, 2)
-    with pytest.raises(ValueError, match="GreedyBlock is not exact in a round that another round"):
+    with pytest.raises(ValueError, match="GreedyBlock is not exact in an inner round"):
         decoding.Round(whole.MODEL, drafter, VERIFICATIONS["GreedyBlock"], nested=True)
     same = drafting.NeuralDrafter(whole.MODEL, 2, name="verifier")
     with pytest.raises(ValueError, match="models of a round need different names"):

@@ -58,7 +58,7 @@ def test_a_row_goes_on_from_its_own_prefix():
     [
         ([[999, 1], [1, -4]], None, r"prefix must lie in \[0, 47\], got 999 in row 0"),
         (PREFIX, [5, 0], r"prefix_lengths must lie in \[0, 2\], got 5 in row 0"),
-        (None, [1, 1], "prefix_lengths without prefix"),
+        (None, [1, 1], "prefix_lengths was given without prefix"),
     ],
 )
 def test_a_prefix_that_cannot_be_is_refused(prefix, lengths, message):

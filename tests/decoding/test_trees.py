@@ -99,9 +99,11 @@ def test_greedy_trees_are_the_verifiers_own_text(widths):
 
 def test_parts_that_read_no_trees_are_refused():
     tree = Likeliest(V, BUSH)
-    with pytest.raises(ValueError, match="Likeliest drafts trees, and Block verifies chains"):
+    with pytest.raises(ValueError, match="Block cannot verify the trees of Likeliest"):
         decoding.Speculative(MODEL, tree)
-    with pytest.raises(ValueError, match="Likeliest drafts trees: it cannot draft for a round"):
+    with pytest.raises(
+        ValueError, match="Likeliest drafts trees: it cannot draft for an inner round"
+    ):
         drafting.VerticalCascade(tree, MODEL, 3, verification=Walk())
 
     @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ def test_parts_that_read_no_trees_are_refused():
     with pytest.raises(ValueError, match="drafts trees, which Chains cannot read"):
         decoding.Speculative(Chains(V, 2), tree, Walk())
     method = decoding.Speculative(MODEL, tree, Walk())
-    with pytest.raises(ValueError, match="rule must be without a budget in a round over trees"):
+    with pytest.raises(ValueError, match="rule must not have a budget in a round over trees"):
         method.check_rule(rules.Budgeted(rules.OPT(0.1), 0.1))
     chain = drafting.NeuralDrafter(MODEL, 2)
     assert decoding.Speculative(MODEL, chain, verification.Token()).max_draft == 2

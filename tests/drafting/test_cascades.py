@@ -452,7 +452,7 @@ BAD = [
     ({"reviewer": model(3)}, "levels of a cascade must share one vocabulary, got 3 tokens for"),
     (
         {"verification": verification.GreedyBlock()},
-        "GreedyBlock is not exact in a round that another round reviews: use Block or Token",
+        "GreedyBlock is not exact in an inner round of a cascade: use Block or Token",
     ),
 ]
 

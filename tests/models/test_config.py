@@ -21,7 +21,7 @@ def test_configurations_survive_json(name):
 
 def test_a_number_too_large_for_a_float_is_named():
     values = {**config_to_dict(CONFIGS["llama"]), "rope_theta": 10**400}
-    with pytest.raises(ValueError, match="rope_theta=10.* must be a number that a float can hold"):
+    with pytest.raises(ValueError, match="rope_theta=10.* is too large for a float"):
         config_from_dict(values)
 
 
@@ -51,8 +51,8 @@ def test_one_spelling_per_dtype():
             "dtype='floaty' must be a floating dtype, such as float32 or",
         ),
         ("gemma2", {"param_dtype": None}, "param_dtype=None must be a floating dtype"),
-        ("t5_v1_1", {"mlp_activations": ("gelu", "tan")}, "must be names out of gelu, linear"),
-        ("t5_v1_1", {"mlp_activations": ()}, "must be names out of gelu, linear"),
+        ("t5_v1_1", {"mlp_activations": ("gelu", "tan")}, "may only name gelu, linear"),
+        ("t5_v1_1", {"mlp_activations": ()}, "may only name gelu, linear"),
         ("t5_v1_1", {"dropout_rate": 1.0}, r"dropout_rate=1.0 must be in \[0, 1\)"),
         ("t5_v1_1", {"dropout_rate": float("nan")}, r"dropout_rate=nan must be in \[0, 1\)"),
         ("t5_v1_1", {"relpos_buckets": 3}, "relpos_buckets=3 must be at least 4"),

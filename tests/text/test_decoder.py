@@ -480,7 +480,7 @@ def test_a_rule_that_reads_the_verifier_alone_needs_no_drafter(pair):
 
 
 def test_what_one_model_alone_cannot_do_is_told(pair):
-    with pytest.raises(ValueError, match="OPT reads the drafter, and there is none: give a draft"):
+    with pytest.raises(ValueError, match="OPT reads the drafter, but there is none: give a draft"):
         specjax.Decoder(pair.verifier, rule=rules.OPT(0.1))
     with pytest.raises(ValueError, match="Diff reads the drafter"):
         specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, rule=rules.Diff(0.1))
