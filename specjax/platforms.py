@@ -1,4 +1,4 @@
-"""What a program is compiled for, and computations in the form that suits it."""
+"""The target of compilation, and computations in the form that suits it."""
 
 import contextlib
 import contextvars
@@ -12,19 +12,19 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 
 class _Target(NamedTuple):
-    """Attributes: how arrays are spread, a `Partitioner`; None for one device."""
+    """Attributes: `partitioner`, a `Partitioner`; None for one device."""
 
     partitioner: Any
 
 
 _as_on_tpus: contextvars.ContextVar[bool] = contextvars.ContextVar("as_on_tpus", default=False)
-# None where nobody has said so, as in a caller's own program.
+# None if not set, as in a caller's own program.
 _target: contextvars.ContextVar[_Target | None] = contextvars.ContextVar("target", default=None)
 
 
 @contextlib.contextmanager
 def compiled_for(partitioner: Any) -> Iterator[None]:
-    """While a program is traced: over which devices it is spread.
+    """Sets the devices of a program while it is traced.
 
     Args:
       partitioner: a `specjax.partitioning.Partitioner`, or None for one device.
@@ -37,13 +37,13 @@ def compiled_for(partitioner: Any) -> Iterator[None]:
 
 
 def vocabulary_ways() -> int:
-    """Over how many devices the vocabulary of the program that is traced is split; 1 if unknown."""
+    """The number of devices that split the vocabulary of the traced program; 1 if unknown."""
     target = _target.get()
     return 1 if target is None or target.partitioner is None else target.partitioner.ways("vocab")
 
 
 def is_special() -> bool:
-    """Whether what is traced is for several devices, or what TPUs compute on any platform."""
+    """Whether the traced program is for several devices, or uses the TPU form anywhere."""
     target = _target.get()
     part = None if target is None else target.partitioner
     return _as_on_tpus.get() or (part is not None and part.mesh.size > 1)
@@ -51,8 +51,8 @@ def is_special() -> bool:
 
 @contextlib.contextmanager
 def as_on_tpus() -> Iterator[None]:
-    """While a program is traced: what is meant for TPUs, on any platform. Tests need it."""
-    jax.clear_caches()  # which do not know of it
+    """While a program is traced: uses the TPU form on any platform. For tests."""
+    jax.clear_caches()  # cached programs ignore the variable
     token = _as_on_tpus.set(True)
     try:
         yield
@@ -71,12 +71,12 @@ def by_platform(*args: Any, tpu: Callable[..., Any], default: Callable[..., Any]
 def entry(x: Array, index: Array) -> Array:
     """`x[index]` of a vector.
 
-    TPUs gather single numbers along the axis that lies in lanes only after they have turned the
-    whole array; a masked sum reads it as it lies, together with the sums beside it.
+    TPUs gather single numbers along the lanes' axis only after transposing the whole array; a
+    masked sum reads it in its layout, together with other sums.
 
     Args:
       x: `[V]`.
-      index: int32 scalar in 0 .. V - 1; outside, anything is returned.
+      index: int32 scalar in 0 .. V - 1; outside, the result is arbitrary.
 
     Returns:
       A scalar.
@@ -99,7 +99,7 @@ def row(x: Array, index: Array) -> Array:
 
     Args:
       x: `[N, V]`.
-      index: int32 scalar in 0 .. N - 1; outside, anything is returned.
+      index: int32 scalar in 0 .. N - 1; outside, the result is arbitrary.
 
     Returns:
       `[V]`.
@@ -121,15 +121,15 @@ def row_by_mask(x: Array, index: Array) -> Array:
 def laid_out(
     x: Array, order: tuple[int, ...], names: tuple[str | None, ...] | None = None
 ) -> Array:
-    """`x`, whose axes lie on TPUs in this order, the last one in lanes.
+    """`x` with a layout for TPUs: its axes in this order, the last in lanes.
 
-    Left alone, XLA chooses for the whole loop what suits one operation in it best. It does not
-    split a layout over a mesh, so there each device fixes that of its own part.
+    Otherwise XLA chooses the layout for the whole loop by one operation in it. It does not split a
+    layout over a mesh, so there each device sets it for its own part.
 
     Args:
       x: any array.
       order: its axes, the outermost first.
-      names: the logical names of its axes; None leaves it alone on a mesh.
+      names: the logical names of its axes; None changes nothing on a mesh.
     """
 
     def constrain(x: Array) -> Array:
@@ -150,9 +150,9 @@ def laid_out(
 
 
 def rows_in_tiles(x: Array) -> Array:
-    """`x [B, T, V]`, laid out on TPUs with rows and vocabulary in a tile, positions outside of it.
+    """`x [B, T, V]` with a layout for TPUs: rows and vocabulary in a tile, positions outside.
 
-    Left alone, XLA takes rows and positions for the tile where a sum runs over the vocabulary:
-    6 x 8 numbers in 128 x 8.
+    Otherwise XLA uses rows and positions for the tile if a sum runs over the vocabulary: 6 x 8
+    numbers in 128 x 8.
     """
     return laid_out(x, (1, 0, 2), ("batch", None, "vocab"))

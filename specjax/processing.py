@@ -1,7 +1,7 @@
 """How rows draw their tokens: processors change the logits, and follow the tokens.
 
-A processor's state is that after a row's committed tokens. Whoever looks further ahead, along a
-block, advances a copy; so there is nothing to roll back.
+A processor's state is the state after a row's committed tokens. Code that looks ahead, along a
+block, advances a copy; so nothing has to be rolled back.
 
 Axes: B rows, T nodes of a block, V vocabulary.
 """
@@ -37,10 +37,10 @@ def distributions_along(
     """The distributions after each node of a block, `[B, T, V]`.
 
     Args:
-      logits: `[B, T, V]`; the first are those after the last committed token, node 0.
+      logits: `[B, T, V]`; the first follow the last committed token, node 0.
       sampling: how that first token is drawn, fields `[B]`.
       tokens: `[B, T - 1]` int32, the tokens of the other nodes.
-      parents: `[B, T - 1]` int32, which node each of them follows; None for a chain.
+      parents: `[B, T - 1]` int32, the node that each token follows; None for a chain.
     """
     if sampling.processing is not None:
         logits = _processed_along(sampling.processing, logits, tokens, parents)
@@ -63,21 +63,21 @@ def begun(processor: Processor | None, prompts: PromptBatch) -> Processing | Non
 
 
 def bound(sampling: Sampling, params: Any) -> Sampling:
-    """The same with its processor's parameters; None takes them out."""
+    """The same sampling with its processor's parameters; None removes them."""
     if sampling.processing is None:
         return sampling
     return _with(sampling, dataclasses.replace(sampling.processing, params=params))
 
 
 def advance(sampling: Sampling, tokens: Array, counts: Array) -> Sampling:
-    """How rows draw after the first `counts [B]` (int32 or bool) of `tokens [B, T]`."""
+    """The sampling after the first `counts [B]` (int32 or bool) of `tokens [B, T]`."""
     if sampling.processing is None:
         return sampling
     return _with(sampling, _advanced(sampling.processing, tokens, counts))
 
 
 def with_processing(sampling: Sampling, processing: Processing | None) -> Sampling:
-    """How rows draw with a processor elsewhere, such as further along a draft."""
+    """The sampling with a processor at another place, such as further along a draft."""
     return sampling if processing is None else _with(sampling, processing)
 
 

@@ -1,10 +1,10 @@
-"""What drafting should bring: expected lengths and walltime factors, from acceptance rates.
+"""Expected lengths and walltime factors of drafting, from acceptance rates.
 
-All formulas but `tokens_of_models` suppose that each drafted token is accepted independently of the
-others, at one rate for each pair of drafter and reviewer. An EWIF (expected walltime improvement
-factor) is the expected number of tokens for each pass of the verifier, over the time that they
-take, in passes of the verifier: so it is the speed-up over the verifier alone. Costs are times of
-one pass, in passes of the verifier.
+All formulas except `tokens_of_models` suppose that each drafted token is accepted independently of
+the others, at one rate for each pair of drafter and reviewer. An EWIF (expected walltime
+improvement factor) is the expected number of tokens per pass of the verifier, over the time of
+these tokens in passes of the verifier: the speed-up over the verifier alone. Costs are times of a
+pass, in passes of the verifier.
 
 Functions take Python floats, and work on the host.
 
@@ -33,11 +33,11 @@ __all__ = [
 
 
 def expected_tokens(acceptance: float, draft: int) -> float:
-    """How many tokens a round emits: (1 - a^{k+1}) / (1 - a).
+    """The expected number of tokens of a round: (1 - a^{k+1}) / (1 - a).
 
     Args:
       acceptance: a in [0, 1], the rate at which a drafted token is accepted.
-      draft: k >= 0, how many are drafted.
+      draft: k >= 0, the number of drafted tokens.
 
     Source: arXiv 2211.17192, equation 1.
     """
@@ -76,15 +76,15 @@ def speculative_ewif(acceptance: float, draft: int, cost: float) -> float:
 
 
 def optimal_draft(acceptance: float, cost: float, longest: int = 64) -> int:
-    """The draft length of the highest EWIF; 0 where no length is faster than the verifier alone.
+    """The draft length of the highest EWIF; 0 if no length is faster than the verifier alone.
 
     Args:
       acceptance: a in [0, 1].
       cost: c >= 0, of a pass of the drafter.
-      longest: the longest draft that may be chosen, >= 0. With a = 1 it is chosen if c < 1.
+      longest: the longest possible draft, >= 0; the result if a = 1 and c < 1.
 
     Returns:
-      The shortest of the best.
+      The shortest of the best lengths.
 
     Source: arXiv 2211.17192, section 3.5.
     """
@@ -97,22 +97,22 @@ def tokens_of_models(
     target: Callable[[tuple[int, ...]], ArrayLike],
     draft: int,
 ) -> tuple[float, float]:
-    """How many tokens a round emits under two given models, nothing supposed: all drafts are read.
+    """The expected tokens of a round under two given models, exactly: it reads all drafts.
 
     By token verification 1 + sum over drafted prefixes x of prod_i min(q_i, pi_i); by block
     verification 1 + sum over x of q(x) P(x), where P_i = min(1, P_{i-1} pi_i / q_i). The second is
-    never less.
+    never smaller.
 
     Args:
-      drafter: the tokens drafted so far -> `[V]` q, the drafter's probabilities of the next one.
-      target: likewise pi, the distribution that is to be emitted.
+      drafter: the tokens drafted so far -> `[V]` q, the drafter's probabilities of the next token.
+      target: likewise pi, the distribution of the output.
       draft: G >= 0; V^G drafts are read.
 
     Returns:
-      Those of token verification, and of block verification.
+      The tokens with token verification, and with block verification.
 
     Raises:
-      ValueError: if a distribution is none, or their lengths differ.
+      ValueError: if a distribution is invalid, or their lengths differ.
 
     Source: arXiv 2211.17192, theorem 2.1; arXiv 2403.10444, section 4.
     """
@@ -125,7 +125,7 @@ def tokens_of_models(
             return found
         q, p = (_law(n, f(prefix)) for n, f in (("drafter", drafter), ("target", target)))
         if q.shape != p.shape:
-            raise ValueError(f"drafter and target must have one V, got {q.size} and {p.size}")
+            raise ValueError(f"drafter and target must share V, got {q.size} and {p.size}")
         for x in np.flatnonzero(q):
             least = min(1.0, stands * p[x] / q[x])
             found += below((*prefix, int(x)), token * min(q[x], p[x]), weight * q[x], least)
@@ -136,7 +136,7 @@ def tokens_of_models(
 
 
 def vertical_expected_tokens(acceptance: float, inner: float, draft: int, rounds: int) -> float:
-    """How many tokens a round emits over n inner rounds: (1 - a phi_{a',k}(a)^n) / (1 - a).
+    """The expected tokens of a round with n inner rounds: (1 - a phi_{a',k}(a)^n) / (1 - a).
 
     Args:
       acceptance: a in [0, 1], the rate at which the verifier accepts the middle model's tokens.
@@ -179,13 +179,13 @@ def horizontal_ewif(acceptances: Sequence[float], costs: Sequence[float]) -> flo
       costs: c_1 .. c_k, likewise.
 
     Raises:
-      ValueError: if they are not of one length.
+      ValueError: if they differ in length.
 
     Source: arXiv 2312.11462, theorem 4.5.
     """
     if len(acceptances) != len(costs):
         raise ValueError(
-            f"acceptances and costs must have one number for each position, got "
+            f"acceptances and costs must have a number for each position, got "
             f"{len(acceptances)} and {len(costs)}"
         )
     rates = [_rate(f"acceptances[{i}]", rate) for i, rate in enumerate(acceptances)]
@@ -198,23 +198,23 @@ def standardised_improvement(
     """SWI: the speed-up over the verifier alone if each pass of a model takes a fixed time.
 
     Args:
-      tokens: how many tokens were emitted.
+      tokens: the number of emitted tokens.
       calls: passes by the model's name.
-      costs: the time of one pass of each: with parameter counts in their place it is the paper's
-        SWI (MS), with measured or published times its SWI (PW).
+      costs: the time of a pass of each; with parameter counts instead it is the paper's SWI (MS),
+        with measured or published times its SWI (PW).
       verifier: the verifier's name.
 
     Raises:
-      ValueError: if a model has no cost, or nothing was run.
+      ValueError: if a model has no cost, or the total time is 0.
 
     Source: arXiv 2312.11462, section 5.1.
     """
     for name in (verifier, *calls):
         if name not in costs:
-            raise ValueError(f"costs must have one for {name!r}, got {', '.join(costs)}")
+            raise ValueError(f"costs must have an entry {name!r}, got {', '.join(costs)}")
     spent = sum(_cost(f"calls[{n!r}]", calls[n]) * _cost(f"costs[{n!r}]", costs[n]) for n in calls)
     if not spent > 0.0:
-        raise ValueError(f"calls and costs must add up to some time, got {spent:g}")
+        raise ValueError(f"calls and costs must add up to more than 0, got {spent:g}")
     return _cost("tokens", tokens) * costs[verifier] / spent
 
 

@@ -81,7 +81,7 @@ def test_a_wrong_rule_is_told_in_one_line(pair, page):
         def __call__(self, q, p, q_conf=None, p_conf=None):
             return 2.0 * p
 
-    with pytest.raises(ValueError, match="Doubled must return distributions that sum to one, got"):
+    with pytest.raises(ValueError, match="Doubled must return distributions that sum to 1, got"):
         specjax.Decoder(pair, rule=Doubled(np.float32(0.0)))
 
     @dataclasses.dataclass(frozen=True)

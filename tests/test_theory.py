@@ -90,9 +90,9 @@ def test_the_standardised_improvement():
     want = 100 * 11000 / (40 * 11000 + 100 * 220 + 300 * 77)
     found = theory.standardised_improvement(100, calls, sizes, "verifier")
     assert found == pytest.approx(want)
-    with pytest.raises(ValueError, match="costs must have one for 'small', got verifier, base"):
+    with pytest.raises(ValueError, match="costs must have an entry 'small', got verifier, base"):
         theory.standardised_improvement(100, calls, {"verifier": 1.0, "base": 0.1}, "verifier")
-    with pytest.raises(ValueError, match="calls and costs must add up to some time, got 0"):
+    with pytest.raises(ValueError, match="calls and costs must add up to more than 0, got 0"):
         theory.standardised_improvement(100, {}, sizes, "verifier")
 
 
@@ -158,5 +158,5 @@ def test_models_that_agree_emit_all_and_others_one():
     assert apart == (1.0, 1.0)
     with pytest.raises(ValueError, match="target must give probabilities"):
         theory.tokens_of_models(lambda _: same, lambda _: [0.5, 0.2], 1)
-    with pytest.raises(ValueError, match="must have one V, got 2 and 1"):
+    with pytest.raises(ValueError, match="must share V, got 2 and 1"):
         theory.tokens_of_models(lambda _: same, lambda _: [1.0], 1)

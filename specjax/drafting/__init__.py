@@ -1,4 +1,4 @@
-"""Drafting: how a block of tokens is proposed, and when a proposal stops."""
+"""Drafting: proposing blocks of tokens, and deciding when a proposal stops."""
 
 from specjax.drafting.bigram import Bigram
 from specjax.drafting.cost_aware import CostAware

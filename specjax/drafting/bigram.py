@@ -1,6 +1,6 @@
-"""The most frequent successor of each token in a text: all that is kept of a bigram model.
+"""The most frequent successor of each token in a text, and of longer contexts.
 
-Of longer contexts, those are kept whose successor is another one than a shorter context says.
+A longer context is kept only if its successor differs from that of its longest shorter ending.
 
 Axes: V vocabulary, K contexts, T their longest.
 """
@@ -14,9 +14,9 @@ import numpy as np
 from specjax.checks import check_count
 from specjax.drafting.ngrams import NGrams, hashed
 
-MAX_ORDER = 5  # Tokens of the longest n-gram.
+MAX_ORDER = 5  # The number of tokens in the longest n-gram.
 
-# Pairs of tokens that are counted at once: as int64, 8 MiB.
+# The number of pairs that are counted at once: 8 MiB as int64.
 _AT_ONCE = 2**20
 
 
@@ -30,18 +30,18 @@ def _no_followers() -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bigram:
-    """A table of successors, also of longer contexts, and the vocabulary that it is of.
+    """A table of successors, perhaps of longer contexts, and the vocabulary it belongs to.
 
     Attributes:
-      successors: `[n]` int32 for the n ids of the tokenizer; -1 where none was seen.
-      tokenizer_fingerprint: of the vocabulary, as `Tokenizer.fingerprint` tells it.
-      notes: what else is told of it, as JSON values.
+      successors: `[n]` int32 for the n ids of the tokenizer; -1 if none was seen.
+      tokenizer_fingerprint: `Tokenizer.fingerprint` of the vocabulary.
+      notes: other information, as JSON values.
       contexts: `[K, T]` int32, contexts of 2 .. T tokens, the last token first, -1 after the end of
-        a shorter one; in lexicographic order. `frequent_contexts` makes them. None by default.
-      followers: `[K]` int32, what follows each of them.
+        a shorter context; in lexicographic order. `frequent_contexts` makes them. None by default.
+      followers: `[K]` int32, the successor of each context.
 
     Raises:
-      ValueError: if the table is no row of ids in its vocabulary, or the contexts are none.
+      ValueError: if the table or the contexts are malformed.
     """
 
     successors: np.ndarray = dataclasses.field(repr=False)
@@ -59,33 +59,33 @@ class Bigram:
 
     @property
     def order(self) -> int:
-        """Tokens of the longest n-gram: 2 without longer contexts."""
+        """The number of tokens in the longest n-gram: 2 without longer contexts."""
         return int(self.contexts.shape[1]) + 1
 
     def table(
         self, name: str, tokenizer_fingerprint: str, vocab_size: int, start: int | None = None
     ) -> np.ndarray | NGrams:
-        """The parameters of a `LookupDrafter`, once the vocabulary is found to be the same.
+        """The parameters of a `LookupDrafter`, if the model has the table's vocabulary.
 
         Args:
-          name: what messages call the model.
+          name: the model's name in messages.
           tokenizer_fingerprint: of its tokenizer.
           vocab_size: V of the model, which may exceed the tokenizer's.
-          start: the start token of an encoder-decoder, whose outputs do not go on with their
-            prompts: longer contexts then begin with it, and look no further back.
+          start: the start token of an encoder-decoder, whose outputs do not continue the prompts:
+            longer contexts begin with it at the earliest.
 
         Returns:
-          `[V]` int32; -1 where no successor is known. With longer contexts: `NGrams`.
+          `[V]` int32; -1 if no successor is known. With longer contexts: `NGrams`.
 
         Raises:
-          ValueError: if the table is of another vocabulary.
+          ValueError: if the table belongs to another vocabulary.
         """
         if tokenizer_fingerprint != self.tokenizer_fingerprint or vocab_size < self.successors.size:
             raise ValueError(
                 f"the bigram table has {self.successors.size} ids (tokenizer "
                 f"{self.tokenizer_fingerprint}) but {name} has {vocab_size} (tokenizer "
-                f"{tokenizer_fingerprint}): make one with `specjax train bigram --tokenizer` and "
-                "that model's directory"
+                f"{tokenizer_fingerprint}): make a table with `specjax train bigram --tokenizer` "
+                "and that model's directory"
             )
         missing = vocab_size - self.successors.size
         successors = np.pad(self.successors, (0, missing), constant_values=-1)
@@ -95,15 +95,15 @@ class Bigram:
 
 
 def most_frequent_successors(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
-    """Counts which token follows which.
+    """Counts the successors of each token.
 
     Args:
-      texts: token ids; nothing follows the last one of a text.
+      texts: token ids; the last token of a text has no successor.
       vocab_size: n, one more than the largest id.
 
     Returns:
-      `[n]` int32, the most frequent successor of each token, the smallest of several; -1 where
-      none was seen.
+      `[n]` int32, the most frequent successor of each token, the smallest in a tie; -1 if none was
+      seen.
     """
     counts: tuple[np.ndarray, np.ndarray] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
     waiting: list[np.ndarray] = []
@@ -124,40 +124,38 @@ def most_frequent_successors(texts: Iterable[Sequence[int]], vocab_size: int) ->
 def frequent_contexts(
     texts: Iterable[Sequence[int]], successors: np.ndarray, order: int, min_count: int = 2
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts what follows contexts of 2 .. T = order - 1 tokens.
+    """Counts the successors of contexts of 2 .. T = order - 1 tokens.
 
-    A context is left out where its shorter endings already say the same: without it the longest
-    one that is found says what it would have said.
+    A context is left out if its longest shorter ending has the same successor: a lookup finds that
+    ending instead.
 
     Args:
       texts: token ids; held in memory at once, with some 60 bytes a token while counting.
       successors: `[n]` int32, of `most_frequent_successors` for the same texts.
       order: tokens of the longest n-gram, 3 .. 5.
-      min_count: how often a context must have been followed by a token.
+      min_count: how often a context must have had a successor.
 
     Returns:
-      `[K, T]` int32 contexts and `[K]` int32 followers; see `Bigram`. Of several most frequent
-      ones the smallest.
+      `[K, T]` int32 contexts and `[K]` int32 followers; see `Bigram`. In a tie, the smallest
+      follower.
 
     Raises:
       ValueError: if a number is out of range.
     """
-    check_count("min_count", min_count, "give how often a context must have been seen")
+    check_count("min_count", min_count, "give the least number of times a context occurs")
     if order not in range(3, MAX_ORDER + 1):
-        raise ValueError(
-            f"order must lie in 3 .. {MAX_ORDER}, got {order}: of order 2 are the successors alone"
-        )
+        raise ValueError(f"order must lie in 3 .. {MAX_ORDER}, got {order}: order 2 is the default")
     rows = [np.asarray(text, np.int64) for text in texts if len(text)]
     tokens = np.concatenate([np.zeros(0, np.int64), *rows])
     ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
     followed = np.ones(tokens.size, bool)
     followed[ends - 1] = False
-    # Which context ends at a place, as a number; -1 for none, or a rare one. First those of one
-    # token, then of one more each time.
+    # The context that ends at each place, as a number; -1 for none or a rare context. First
+    # contexts of one token, then longer ones.
     here, shorter = np.where(followed, tokens, -1), successors
     found = [(np.zeros((0, order - 1), np.int32), np.zeros(0, np.int32))]
     for size in range(2, order):
-        # The last place of a text has none, so no context reaches into the text before.
+        # The last place of a text has no context, so contexts never cross texts.
         places, numbers = _longer(tokens, followed, here, successors.size, min_count)
         longer = np.full(tokens.size, -1)
         longer[places] = numbers
@@ -177,7 +175,7 @@ def frequent_contexts(
 def _longer(
     tokens: np.ndarray, followed: np.ndarray, here: np.ndarray, vocab_size: int, min_count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the contexts of one token more end that are frequent, and their numbers from 0 on."""
+    """The ends of frequent contexts that are longer by a token, and their numbers from 0 on."""
     before = np.concatenate([[-1], here[:-1]])[: here.size]
     places = np.flatnonzero(followed & (before >= 0))
     _, number, often = np.unique(
@@ -191,7 +189,7 @@ def _longer(
 def _most_frequent(
     pairs: np.ndarray, often: np.ndarray, vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first of each pair (as a number), in order, and its most frequent second."""
+    """The first of each pair (as a number), sorted, and its most frequent second."""
     first, second = pairs // vocab_size, pairs % vocab_size
     order = np.lexsort((second, -often, first))
     firsts, best = np.unique(first[order], return_index=True)
@@ -201,7 +199,7 @@ def _most_frequent(
 def _add(
     counts: tuple[np.ndarray, np.ndarray], waiting: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs as numbers, and how often each was seen."""
+    """Pairs as numbers, and the count of each."""
     new, often = np.unique(np.concatenate([np.zeros(0, np.int64), *waiting]), return_counts=True)
     pairs, place = np.unique(np.concatenate([counts[0], new]), return_inverse=True)
     weights = np.concatenate([counts[1], often])
@@ -231,8 +229,8 @@ def _check_contexts(contexts: np.ndarray, followers: np.ndarray, size: int) -> N
     if not real[:, :2].all() or (longest == 1 and followers.size):
         raise ValueError("contexts must have two tokens or more")
     if (real[:, 1:] > real[:, :-1]).any():
-        raise ValueError("contexts must have their tokens first, then -1")
+        raise ValueError("contexts must have all tokens before the first -1")
     change = np.diff(contexts, axis=0)
     first = np.argmax(change != 0, axis=1)
     if (np.take_along_axis(change, first[:, None], axis=1) <= 0).any():
-        raise ValueError("contexts must be in lexicographic order, none twice")
+        raise ValueError("contexts must be in lexicographic order, without duplicates")

@@ -1,4 +1,4 @@
-"""Blocks that drafters fill, lengthen and cut.
+"""Functions that fill, lengthen and cut blocks of drafters.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -16,7 +16,7 @@ def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> D
       rows: B.
       longest: G.
       vocab: V.
-      with_confidence: whether there are confidences.
+      with_confidence: whether the block has confidences.
     """
     empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
     return DraftBlock(
@@ -29,9 +29,9 @@ def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> D
 
 
 def append_block(block: DraftBlock, part: DraftBlock) -> DraftBlock:
-    """The block with the tokens of `part` behind its own; passes are left as they were.
+    """The block with the tokens of `part` after its own; passes do not change.
 
-    What the part says of its bonus position stays for its own drafter, which may have filled it in.
+    The bonus position of `part` is not copied: its own drafter may have filled it in.
     """
     starts, counts = block.num_drafted, part.num_drafted
     confidences = block.confidences
@@ -64,7 +64,7 @@ def cut_from(block: DraftBlock, starts: Array, longest: int) -> DraftBlock:
 
 
 def last_token(tokens: Array, counts: Array, before: Array) -> Array:
-    """The last of the first `counts [B]` of `tokens [B, T]`; `before [B]` where there is none."""
+    """The last of the first `counts [B]` of `tokens [B, T]`; `before [B]` if there is none."""
     place = jnp.maximum(counts - 1, 0)[:, None]
     return jnp.where(counts > 0, jnp.take_along_axis(tokens, place, axis=1)[:, 0], before)
 

@@ -1,4 +1,4 @@
-"""A stopping policy that weighs what a draft token costs against what it saves.
+"""A stopping policy that compares the cost of a draft token with the time that it saves.
 
 Axes: B rows, G longest block.
 """
@@ -33,7 +33,7 @@ class CostTable(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What earlier rounds took and gave, older ones counting less.
+    """Time and tokens of earlier rounds; older rounds count less.
 
     Attributes:
       seconds: `[B]` float32, by the cost model.
@@ -45,10 +45,10 @@ class Spent(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What a token is weighed against, the same for all rows.
+    """The times to which tokens are compared, the same for all rows.
 
     Attributes:
-      per_token: `[B]` float32, the seconds that a token takes at the present rate.
+      per_token: `[B]` float32, seconds per token at the present rate.
       draft: `[B]` float32, seconds of a pass of the drafter.
       verifier: `[B, G + 1]` float32, seconds of a pass of the verifier over 1 .. G + 1 tokens.
     """
@@ -60,13 +60,13 @@ class Prices(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CostAware(WeighsTokens):
-    """Ends all drafts where the next tokens are expected to cost more time than they save.
+    """Ends all drafts when the next tokens are expected to cost more time than they save.
 
     m more tokens cost m passes of the drafter and a wider pass of the verifier. They save the time
-    that their accepted ones would take at the present rate: what recent rounds took, by the same
-    times, over the tokens that they gave. Drafts go on while any m is worth its cost. The chance
-    that a token not drawn yet is accepted is the row's recent rate. As passes are padded to their
-    widest row, all rows go on or end together.
+    that the accepted ones would take at the present rate: the time of recent rounds over their
+    tokens. Drafts continue while any m is worth its cost. The chance that a token not drawn yet is
+    accepted is the row's recent rate. Since passes are padded to their widest row, all rows
+    continue or end together.
 
     Attributes:
       costs: measured times (see `specjax bench cost`); None: a `Decoder` measures them.
@@ -85,7 +85,7 @@ class CostAware(WeighsTokens):
         self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """The times and the estimate's numbers are traced."""
+        """Traces the times and the estimate's numbers."""
         if self.costs is None:
             raise ValueError(
                 "CostAware has no costs: give drafting.read_costs(FILE) (see `specjax bench "
@@ -107,7 +107,7 @@ class CostAware(WeighsTokens):
         return bound, EstimateParams(table, numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
-        """See `WeighsTokens`; no round took anything."""
+        """See `WeighsTokens`; no time and no tokens yet."""
         zeros = jnp.zeros((rows,), jnp.float32)
         return super().remember(params, rows, longest)._replace(own=Spent(zeros, zeros))
 
@@ -115,7 +115,7 @@ class CostAware(WeighsTokens):
         """Adds the round's time and tokens."""
         longest = jnp.max(outcome.drafted)
         whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
-        # After a block that stands the drafter has its last token still to read.
+        # After a block that is accepted whole, the drafter still reads its last token.
         passes = longest + jnp.any(whole).astype(jnp.int32)
         prices, spent = state.own, memory.own
         seconds = passes.astype(jnp.float32) * prices.draft + prices.verifier[:, longest]
@@ -128,11 +128,11 @@ class CostAware(WeighsTokens):
         draft = jnp.interp(jnp.float32(rows), own.rows, own.draft)
         verifier = verifier_seconds(own, rows, longest + 1)
         going = limits > 0
-        # A row without a past: as if it had just decoded one token without a draft.
+        # A row without earlier rounds counts as if it had decoded one token without a draft.
         fresh = spent.tokens == 0.0
         seconds = jnp.where(going, jnp.where(fresh, verifier[0], spent.seconds), 0.0)
         tokens = jnp.where(going, jnp.where(fresh, 1.0, spent.tokens), 0.0)
-        # A round serves all rows that go on: it gives so many times the tokens of one of them.
+        # A round serves all rows that continue: its tokens are those of a row times their number.
         count = jnp.maximum(jnp.sum(going, dtype=jnp.float32), 1.0)
         per_token = jnp.sum(seconds) / jnp.maximum(jnp.sum(tokens), 1.0) / count
         return Prices(
@@ -142,12 +142,12 @@ class CostAware(WeighsTokens):
         )
 
     def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
-        """Whether any number of further tokens saves more time than it costs: one for all rows."""
+        """Whether any number of further tokens saves more time than it costs; all rows together."""
         prices, longest = state.own, chances.shape[1]
         more = jnp.arange(1, longest + 1, dtype=jnp.int32)
         each = jnp.where(open_, chances, 0.0)
         saved = prices.per_token[0] * jnp.cumsum(jnp.sum(each, axis=0))
-        # Rows that go on have drafted as many tokens as any.
+        # Rows that continue have the longest drafts.
         drafted, verifier = jnp.max(state.lengths), prices.verifier[0]
         wider = verifier[jnp.minimum(drafted + more, longest)] - verifier[drafted]
         worth = saved > more.astype(jnp.float32) * prices.draft[0] + wider
@@ -157,8 +157,8 @@ class CostAware(WeighsTokens):
 def verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
     """Seconds of a pass over 1 .. `longest` tokens of each row: `[longest]` float32.
 
-    A pass is as wide as the least width of the table that holds it: `Costs.at_widths` makes the
-    table of the widths that a loop compiles. Between batch sizes it is interpolated.
+    A pass takes the smallest width of the table that holds it; `Costs.at_widths` makes the table
+    for the widths that a loop compiles. Times between batch sizes are interpolated.
     """
     by_width = jax.vmap(lambda y: jnp.interp(jnp.float32(rows), costs.rows, y), in_axes=1)(
         costs.verifier

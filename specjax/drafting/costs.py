@@ -1,7 +1,7 @@
-"""What a pass of each model costs, for policies that weigh a drafted token against its time.
+"""The cost of a pass of each model, for policies that compare it with the time saved.
 
 Source: SpecDec++ (arXiv 2405.19715), equation 2.1: T = t_draft N_draft + t_target N_target; here
-t_target depends on how many tokens the verifier's pass reads.
+t_target depends on the number of tokens in the verifier's pass.
 """
 
 import dataclasses
@@ -17,23 +17,22 @@ import numpy as np
 
 from specjax.checks import check_path
 
-# Of the files that `Costs.to_dict` makes.
+# The format of the files that `Costs.to_dict` makes.
 FORMAT = 1
 _HOW = "measure it with specjax bench cost --output FILE"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Costs:
-    """The seconds of one pass of a pair's models, at some batch sizes and widths; hashable.
+    """The seconds of a pass of a pair's models, by batch size and width; hashable.
 
     Attributes:
-      rows: the batch sizes that were measured, increasing.
-      widths: how many tokens a pass of the verifier read, increasing.
-      draft: for each of `rows`, the seconds of one pass of the drafter, with all that the loop does
-        for a drafted token.
-      verifier: for each of `rows` and each of `widths`, the seconds of one pass of the verifier,
-        with all that the loop does once a round.
-      machine: what they were measured on.
+      rows: the measured batch sizes, increasing.
+      widths: the tokens per row of a verifier's pass, increasing.
+      draft: for each of `rows`, the seconds of a pass of the drafter, with the loop's work for a
+        drafted token. verifier: for each of `rows` and each of `widths`, the seconds of a pass of
+        the verifier, with the loop's work of a round.
+      machine: the machine of the measurement.
       pair: `Pair.fingerprint`; "" for none.
 
     Raises:
@@ -54,7 +53,7 @@ class Costs:
         _check_times("draft", self.draft, len(self.rows), "rows")
         if not isinstance(self.verifier, tuple) or len(self.verifier) != len(self.rows):
             raise TypeError(
-                f"verifier must be a tuple of {len(self.rows)} tuples, one for each of rows, got "
+                f"verifier must be a tuple with a tuple for each of {len(self.rows)} rows, got "
                 f"{self.verifier!r}"
             )
         for i, times in enumerate(self.verifier):
@@ -63,7 +62,7 @@ class Costs:
                 raise ValueError(f"verifier[{i}] must be above 0 seconds, got {min(times)}")
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
+                raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
 
     def __repr__(self) -> str:
         times = f"{zlib.crc32(repr((self.draft, self.verifier)).encode()):08x}"
@@ -73,9 +72,9 @@ class Costs:
         )
 
     def at_widths(self, widths: Sequence[int]) -> "Costs":
-        """The same with other widths of the verifier's passes: those that a loop compiles.
+        """The same costs for other widths of the verifier's passes: those that a loop compiles.
 
-        Between measured widths times are interpolated, beyond the last one they grow as between
+        Times between measured widths are interpolated; beyond the last width they grow as between
         the last two.
         """
         known = np.asarray(self.widths, np.float64)
@@ -99,17 +98,17 @@ class Costs:
 
 
 def read_costs(path: str | os.PathLike[str]) -> Costs:
-    """Reads a file that `specjax bench cost --output` has written.
+    """Reads a file that `specjax bench cost --output` wrote.
 
     Args:
       path: the file.
 
     Returns:
-      The costs. A `Decoder` checks that they are those of its pair and of this machine.
+      The costs. A `Decoder` checks that they belong to its pair and this machine.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is no such file.
+      ValueError: it is not a valid file of costs.
     """
     check_path(path)
     place = Path(path)
@@ -119,21 +118,21 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
         reason = error.strerror or str(error)
         raise type(error)(f"{place} cannot be read ({reason}): {_HOW}") from None
     except (ValueError, RecursionError):
-        raise ValueError(f"{place} is no JSON file: {_HOW}") from None
+        raise ValueError(f"{place} is not a JSON file: {_HOW}") from None
     return _from_dict(values, place)
 
 
 def _from_dict(values: Any, path: Path) -> Costs:
     names = [field.name for field in dataclasses.fields(Costs)]
     if not isinstance(values, dict) or "format" not in values:
-        raise ValueError(f"{path} is no file of costs: {_HOW}")
+        raise ValueError(f"{path} is not a file of costs: {_HOW}")
     if values["format"] != FORMAT:
         raise ValueError(
             f"{path} has the format {values['format']!r}, but this version reads {FORMAT}: {_HOW}"
         )
     missing = [name for name in names if name not in values]
     if missing:
-        raise ValueError(f"{path} has no {missing[0]!r}: {_HOW}")
+        raise ValueError(f"{path} lacks {missing[0]!r}: {_HOW}")
     try:
         return Costs(**{name: _frozen(values[name]) for name in names})
     except (TypeError, ValueError) as error:
@@ -156,7 +155,7 @@ def _check_times(name: str, times: Any, count: int, of: str) -> None:
     numbers = isinstance(times, tuple) and all(type(time) in (int, float) for time in times)
     if not numbers or len(times) != count:
         raise TypeError(
-            f"{name} must be a tuple of {count} numbers, one for each of {of}, got {times!r}"
+            f"{name} must be a tuple of {count} numbers, for each of {of}, got {times!r}"
         )
     bad = _bad_times(times)
     if bad:

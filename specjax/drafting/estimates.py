@@ -19,21 +19,21 @@ from specjax.checks import one_number
 from specjax.types import Array, DraftOutcome, Params
 from specjax.types.drafting import Drawn
 
-# Log-odds beyond which max q says no more (0.998), and their usual size.
+# Log-odds beyond which max q carries no more information (0.998), and their usual size.
 _SURE = 6.0
 _USUAL = 3.0
-# What a round before counts beside the present one: some ten tokens.
+# The weight of the round before relative to the present round: about ten tokens.
 KEPT = 0.9
-# Where a row starts: high, for a draft that is not tried teaches nothing.
+# The start of each row: high, because a draft that is not tried teaches nothing.
 _START, _WEIGHT = 0.85, 2.0
 
 
 class Estimate(abc.ABC):
-    """Says how probably a drafted token is accepted; static and hashable.
+    """Estimates the chance that a drafted token is accepted; static and hashable.
 
     Attributes:
-      lag: how many tokens an estimate comes late: 0 if it is of the token just drawn, 1 if of the
-        token before.
+      lag: the number of tokens by which an estimate is late: 0 if it judges the token just drawn, 1
+        if the token before.
       reads_confidence: whether it reads the confidence distribution.
       reads_past: whether it learns from earlier rounds.
     """
@@ -47,7 +47,7 @@ class Estimate(abc.ABC):
         return self, ()
 
     def as_chance(self) -> "Estimate":
-        """One that tells chances without any weights of its training; by default itself."""
+        """The same estimate as plain chances, without training weights; by default itself."""
         return self
 
     def remember(self, params: Params, rows: int) -> Any:
@@ -55,24 +55,24 @@ class Estimate(abc.ABC):
         return ()
 
     def recall(self, params: Params, memory: Any) -> Any:
-        """What of the memory a draft uses; fixed before its first token."""
+        """The part of the memory that a draft uses; fixed before its first token."""
         return ()
 
     def begin(self, rows: int) -> Any:
-        """What it carries from step to step of a draft; the leading axis is the batch."""
+        """The values that it carries from step to step; the leading axis is the batch."""
         return ()
 
     @abc.abstractmethod
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """What a step shows of a token.
+        """The feature of a token.
 
         Args:
           params: the estimate's parameters.
-          carry: what it carries.
+          carry: from `begin` or the step before.
           drawn: the token just drawn.
 
         Returns:
-          `[B]` float32, and what it carries on.
+          `[B]` float32, and the carry for the next step.
         """
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
@@ -85,7 +85,7 @@ class Estimate(abc.ABC):
 
 
 class Line(NamedTuple):
-    """A logistic regression on one feature.
+    """The coefficients of a logistic regression on one feature.
 
     Attributes:
       slope: float32.
@@ -101,7 +101,7 @@ class ConfidenceEstimate(Estimate):
     """A fixed logistic regression on logit(max q), q being the drafter's softmax.
 
     Attributes:
-      slope: of the log-odds; at 1, with the offset 0, the estimate is max q itself.
+      slope: of the log-odds; with 1 and offset 0, the estimate is max q itself.
       offset: of the log-odds.
     """
 
@@ -116,7 +116,7 @@ class ConfidenceEstimate(Estimate):
                 one_number(f"ConfidenceEstimate: {name}", getattr(self, name))
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        """Slope and offset are traced."""
+        """Traces slope and offset."""
         numbers = Line(given(self, "slope"), given(self, "offset"))
         return dataclasses.replace(self, slope=None, offset=None), numbers
 
@@ -131,7 +131,7 @@ class ConfidenceEstimate(Estimate):
 
 
 class HeadNumbers(NamedTuple):
-    """Attributes: the head's parameters, and what is added to its log-odds (float32)."""
+    """Attributes: the head's parameters, and the number added to its log-odds (float32)."""
 
     head: Params
     shift: Any
@@ -142,9 +142,9 @@ class HeadEstimate(Estimate):
     """The acceptance head of SpecDec++: a network on the drafter's last hidden state.
 
     Attributes:
-      config: the network; by default that of the drafter's own head.
-      weighted: whether it tells the head's own figure, as SpecDec++ does: a loss that counts
-        rejected tokens w times learns P / (P + w (1 - P)) of a chance P. False: P itself.
+      config: the network; by default that of the drafter's head.
+      weighted: whether it returns the head's output unchanged, as SpecDec++ does: a loss that
+        counts rejected tokens w times learns P / (P + w (1 - P)) for a chance P. False: P itself.
 
     Source: SpecDec++ (arXiv 2405.19715), section 3.
     """
@@ -155,7 +155,7 @@ class HeadEstimate(Estimate):
     lag: ClassVar[int] = 1
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        """The drafter's head, its parameters traced."""
+        """Traces the parameters of the drafter's head."""
         if head is None:
             raise ValueError(
                 "the drafter has no acceptance head: train one with `specjax train head`, or use "
@@ -166,12 +166,12 @@ class HeadEstimate(Estimate):
         return bound, HeadNumbers(head.params, jnp.float32(shift))
 
     def as_chance(self) -> Estimate:
-        """Without the weights of the head's loss."""
+        """The estimate without the weights of the head's loss."""
         return dataclasses.replace(self, weighted=False)
 
     @property
     def reads_confidence(self) -> bool:  # type: ignore[override]
-        """Where the head does."""
+        """Whether the head does."""
         return self.config is not None and self.config.confidences
 
     def begin(self, rows: int) -> Any:
@@ -182,7 +182,7 @@ class HeadEstimate(Estimate):
         """The head's log-odds."""
         if self.config is None:
             raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
-        # Of the token before, both: its hidden state is known only now.
+        # Both belong to the token before: its hidden state is known only now.
         features = carry if self.reads_confidence else None
         found = apply_head(self.config, params.head, drawn.hidden, features) + params.shift
         if not self.reads_confidence:
@@ -191,10 +191,10 @@ class HeadEstimate(Estimate):
 
 
 class Posterior(NamedTuple):
-    """What a row has added to a logistic regression: a Gaussian in natural parameters.
+    """A row's evidence for a logistic regression: a Gaussian in natural parameters.
 
     Attributes:
-      precision: `[B, 3]` float32: of slope, of both, of offset.
+      precision: `[B, 3]` float32: for slope, both, offset.
       pull: `[B, 2]` float32, the precision times the mean.
     """
 
@@ -204,15 +204,15 @@ class Posterior(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OnlineEstimate(Estimate):
-    """A logistic regression on logit(max q) that learns which drafted tokens were accepted.
+    """A logistic regression on logit(max q) that learns from accepted and rejected tokens.
 
-    It starts from max q itself and takes one step of Newton's method per round (a Gaussian
-    approximation of the posterior), so that it has no rate to tune. It learns from rounds that have
-    ended, never from the draft that it judges.
+    It starts from max q itself and takes a step of Newton's method per round (a Gaussian
+    approximation of the posterior), so that there is no learning rate to tune. It learns from
+    finished rounds, never from the draft that it judges.
 
     Attributes:
-      shared: one regression for all rows of the batch, in the place of one per row.
-      prior: how many tokens' worth of evidence the start has; above 0.
+      shared: one regression for all rows of the batch, instead of one per row.
+      prior: the weight of the initial estimate, in tokens; above 0.
 
     Source: the idea of an online estimate is that of vLLM's dynamic draft lengths; the update is
     the extended Kalman filter of logistic regression (Spiegelhalter and Lauritzen 1990).
@@ -237,7 +237,7 @@ class OnlineEstimate(Estimate):
     def recall(self, params: Params, memory: Posterior) -> Array:
         """Slope and offset `[B, 2]`, the posterior's mean."""
         if self.shared:
-            # Every row is told the sum over all.
+            # Every row gets the sum over all rows.
             memory = jax.tree.map(
                 lambda x: jnp.broadcast_to(jnp.sum(x, axis=0, keepdims=True), x.shape), memory
             )
@@ -264,7 +264,7 @@ class OnlineEstimate(Estimate):
     def learn(
         self, memory: Posterior, recalled: Array, features: Array, outcome: DraftOutcome
     ) -> Posterior:
-        """Adds the tokens whose fate is known: those that stood, and the one that did not."""
+        """Adds the tokens that were judged: the accepted ones and the first rejected one."""
         place = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
         stood = place < outcome.agreed[:, None]
         fell = outcome.rejected[:, None] & (place == outcome.agreed[:, None])
@@ -285,7 +285,7 @@ class OnlineEstimate(Estimate):
 
 
 def confidence_log_odds(confidences: Array) -> Array:
-    """logit(max q) of `confidences [B, V]`, cut off where it says no more: `[B]` float32."""
+    """logit(max q) of `confidences [B, V]`, clipped to the informative range: `[B]` float32."""
     largest = jnp.max(confidences, axis=-1)
     return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
 
@@ -294,13 +294,13 @@ def given(part: Any, name: str) -> Array:
     """A number of a policy or an estimate, to be traced: float32.
 
     Raises:
-      ValueError: it is None, as `bind` leaves it, who returns it among the parameters.
+      ValueError: it is None, because `bind` has moved it to the parameters.
     """
     value = getattr(part, name)
     if value is None:
         raise ValueError(
-            f"{type(part).__name__}: {name} is None: give a number, or the parameters that bind() "
-            "has returned"
+            f"{type(part).__name__}: {name} is None: give a number, or pass the parameters that "
+            "bind() returned"
         )
     return jnp.float32(value)
 
@@ -310,9 +310,9 @@ class JudgedDraft(NamedTuple):
 
     Attributes:
       survival: `[B]` float32, the chance that all tokens judged so far are accepted.
-      recalled: what the estimate knows of earlier rounds.
-      features: `[B, G]` float32, what it has seen; `[B, 0]` if it learns nothing.
-      carry: what the estimate carries from token to token.
+      recalled: the estimate's memory of earlier rounds.
+      features: `[B, G]` float32, of the tokens so far; `[B, 0]` if it learns nothing.
+      carry: the values that the estimate carries from token to token.
     """
 
     survival: Array  # [B]
@@ -334,10 +334,10 @@ def begin_survival(
 
 
 def judge(estimate: Estimate, params: Params, state: JudgedDraft, drawn: Drawn) -> JudgedDraft:
-    """Lets an estimate judge the token that a step shows."""
+    """Lets an estimate judge the token of a step."""
     feature, carry = estimate.feature(params, state.carry, drawn)
     chance = jax.nn.sigmoid(estimate.log_odds(params, state.recalled, feature))
-    # At the first token a late estimate would judge one that is no draft.
+    # At the first token, a late estimate would judge a token that is not a draft.
     chance = jnp.where(drawn.place >= estimate.lag, chance, 1.0)
     features = state.features
     if features.shape[1]:
@@ -346,9 +346,9 @@ def judge(estimate: Estimate, params: Params, state: JudgedDraft, drawn: Drawn) 
 
 
 def ahead(estimate: Estimate, judged: JudgedDraft, chances: Array) -> Array:
-    """The chance `[B]` that all drawn tokens stand, those too that a late estimate has not judged.
+    """The chance `[B]` that all drawn tokens are accepted, with those not yet judged.
 
-    `chances` is `[B, G]`: of the next 1 .. G tokens of a row, by its recent rate.
+    `chances` is `[B, G]`: for the next 1 .. G tokens of a row, by its recent rate.
     """
     if not estimate.lag:
         return judged.survival
@@ -356,11 +356,11 @@ def ahead(estimate: Estimate, judged: JudgedDraft, chances: Array) -> Array:
 
 
 class Rates(NamedTuple):
-    """Sums over earlier rounds, older ones counting less.
+    """Sums over earlier rounds; older rounds count less.
 
     Attributes:
-      accepted: `[B]` float32, drafted tokens that stood.
-      judged: `[B]` float32, drafted tokens whose fate is known.
+      accepted: `[B]` float32, accepted drafted tokens.
+      judged: `[B]` float32, judged drafted tokens.
     """
 
     accepted: Array  # [B]
@@ -368,7 +368,7 @@ class Rates(NamedTuple):
 
 
 def no_rates(rows: int) -> Rates:
-    """Those of rows that have drafted nothing."""
+    """The rates of rows that have drafted nothing."""
     zeros = jnp.zeros((rows,), jnp.float32)
     return Rates(zeros, zeros)
 
@@ -376,7 +376,7 @@ def no_rates(rows: int) -> Rates:
 def acceptance(rates: Rates) -> Array:
     """The chance that a drafted token is accepted, `[B]` float32 in (0, 1).
 
-    It returns to its start where nothing is drafted, so that a row tries again.
+    It returns to its initial value while nothing is drafted, so that a row tries again.
     """
     return (rates.accepted + _WEIGHT * _START) / (rates.judged + _WEIGHT)
 

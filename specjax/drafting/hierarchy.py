@@ -1,4 +1,4 @@
-"""Cascades of drafters that a matrix describes: vertical ones over horizontal ones."""
+"""Cascades of drafters described by a matrix: vertical cascades over horizontal ones."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -27,33 +27,33 @@ def cascade(
     """The drafter of Cascade Speculative Drafting for a matrix K of draft lengths.
 
     There are n drafters d_1 .. d_n, and d_0 is the verifier. Row r of K (from 1) belongs to the
-    reviewer d_{r-1}: K[r, i] says how many tokens of d_i there are in the blocks that it reviews,
-    those of larger drafters first. d_i writes them as a reviewer itself, over blocks of row i + 1;
-    or token by token, if it is the last or that row has no tokens. So
+    reviewer d_{r-1}: K[r, i] is the number of tokens of d_i in the blocks that it reviews, larger
+    drafters first. d_i writes them by reviewing blocks of row i + 1; or token by token, if it is
+    the last drafter or that row has no tokens. So
 
         [[5, 3],     the verifier reviews blocks of 5 tokens or more of d_1, then 3 of d_2;
          [0, 2]]     d_1 writes its tokens by reviewing blocks of 2 tokens of d_2
 
-    Where d_i reviews, its last round may add more than K[r, i] tokens, and they stay, as in the
-    paper's algorithm. A model with several places in K keeps a cache for each.
+    If d_i reviews, its last round may add more than K[r, i] tokens, and they stay, as in the
+    paper's algorithm. A model with several places in K has a cache for each.
 
     Source: arXiv 2312.11462, the algorithm of section 3.4.
 
     Args:
       lengths: K, `[n, n]` whole numbers, upper triangular.
       models: d_1, d_2, ... by name, largest first.
-      last: d_n if it is no model but a drafter of statistics: a frozen dataclass with a field
-        `max_draft`, whatever its value.
+      last: d_n if it is not a model but a drafter of statistics: a frozen dataclass with a field
+        `max_draft`, of any value.
       verification: of all inner rounds.
-      cumulative: how counts in a row are meant; see `HorizontalCascade`.
-      neural: (a model's name, a number of tokens) -> the drafter that draws so many from it where
-        it reviews nothing, under that name; by default one that never stops before that.
+      cumulative: the meaning of counts in a row; see `HorizontalCascade`.
+      neural: (a model's name, a number of tokens) -> the drafter that draws so many tokens from a
+        model that does not review, under that name; by default it always drafts all of them.
 
     Returns:
       A drafter; `cascade_params` makes its parameters.
 
     Raises:
-      TypeError: if a part is not what it must be.
+      TypeError: if a part is of a wrong type.
       ValueError: if K is not upper triangular, of another size, or has no tokens for the verifier.
     """
     matrix = check_lengths(lengths, [*models, *(["last"] if last is not None else [])])
@@ -104,14 +104,13 @@ def cascade_params(
     """The parameters of a nested drafter, from those of its models.
 
     Args:
-      drafter: of `cascade`, or any nesting of vertical and horizontal cascades of neural drafters
+      drafter: from `cascade`, or any nesting of vertical and horizontal cascades of neural drafters
         and others.
       models: the models' parameters by the names in the drafter.
       last: the parameters of every drafter that is not neural.
-      rules: under which the middle models review: one for all, or by the reviewer's name, and
-        `Lossless` where there is none. `lenience` makes one.
-      stopping: the parameters of the models' stopping policies by their names; () where there are
-        none.
+      rules: for the reviews of the middle models: a rule for all, or rules by the reviewer's name,
+        with `Lossless` for the others. `lenience` makes a rule.
+      stopping: the parameters of the models' stopping policies by their names; default ().
 
     Raises:
       ValueError: if a model's parameters are missing.
@@ -132,7 +131,7 @@ def cascade_params(
 
 def _named(models: Mapping[str, Params], name: str) -> Params:
     if name not in models:
-        raise ValueError(f"models must have the parameters of {name!r}, got {', '.join(models)}")
+        raise ValueError(f"models must have an entry {name!r}, got {', '.join(models)}")
     return models[name]
 
 
@@ -140,7 +139,7 @@ def _check_last(last: Any) -> None:
     fields = dataclasses.fields(last) if dataclasses.is_dataclass(last) else ()
     if last is not None and not any(field.name == "max_draft" for field in fields):
         raise TypeError(
-            f"last must be a drafter that is a dataclass with a field max_draft, got {last!r}"
+            f"last must be a drafter and a dataclass with a field max_draft, got {last!r}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The horizontal cascade: a block whose first tokens are a larger drafter's, its last a smaller's.
+"""The horizontal cascade: large drafters write the first tokens of a block, small ones the rest.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -28,29 +28,29 @@ from specjax.types import (
 
 @dataclasses.dataclass(frozen=True)
 class HorizontalCascade(SeveralDrafters):
-    """Drafters that draft one block one after the other; its parameters: a tuple of theirs.
+    """Drafters that extend a block in turn. Its parameters: a tuple of theirs.
 
-    Each position keeps the distribution of the drafter that drew its token. At the bonus position
-    it is the last drafter's.
+    Each position keeps the distribution of the drafter that drew its token. The bonus position has
+    the last drafter's.
 
-    A drafter further on is told the tokens of those before it. Its stopping policy learns nothing
-    of earlier rounds; the first one's does.
+    A later drafter reads the tokens of the earlier ones. Its stopping policy learns nothing from
+    earlier rounds; the first drafter's does.
 
     Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.2.
 
     Attributes:
       drafters: larger ones first; each may be a cascade.
-      counts: how many tokens each one contributes, 1 .. its own `max_draft`; None for that. A
-        drafter with a larger `max_draft` may add more.
-      cumulative: False, as in the paper: each adds its count to what is there. True, as in the
-        published code: each drafts until the block has the sum of the counts up to its own, so
-        after one that added more it adds less.
+      counts: the number of tokens of each drafter, 1 .. its own `max_draft`, which None stands for.
+        A drafter with a larger `max_draft` may add more.
+      cumulative: False, as in the paper: each drafter adds its count. True, as in the published
+        code: each drafts until the block has the sum of the counts so far, so it adds less if an
+        earlier drafter added more.
       shared: names of models that several drafters use. Their passes are added up; any other name
-        must stand for one model.
+        must belong to a single model.
 
     Raises:
-      TypeError: if a part is not what it must be.
-      ValueError: if a count is out of range, the vocabularies differ, or two models have one name.
+      TypeError: if a part is of a wrong type.
+      ValueError: if a count is out of range, the vocabularies differ, or two models share a name.
     """
 
     drafters: tuple[Drafter, ...]
@@ -71,7 +71,7 @@ class HorizontalCascade(SeveralDrafters):
         for name in names:
             if names.count(name) > 1 and name not in self.shared:
                 raise ValueError(
-                    f"two drafters of a cascade have the name {name!r}: give each its own name=, "
+                    f"two drafters of a cascade have the name {name!r}: give each its own name, "
                     f"or, if they are one model, shared=({name!r},)"
                 )
 
@@ -86,7 +86,7 @@ class HorizontalCascade(SeveralDrafters):
 
     @property
     def max_draft(self) -> int:
-        """G, if each adds as much as it may."""
+        """G, if each drafter adds the most it can."""
         longest = [drafter.max_draft for drafter in self.drafters]
         if not self.cumulative:
             return sum(longest)
@@ -95,7 +95,7 @@ class HorizontalCascade(SeveralDrafters):
 
     @property
     def traits(self) -> DraftTraits:
-        """Several drafters: what is drawn from depends on the place in the block."""
+        """The traits of several drafters: the distribution depends on the place in the block."""
         each = [drafter.traits for drafter in self.drafters]
         exact = all(n == d.max_draft for n, d in zip(self._counts, self.drafters, strict=True))
         fixed = exact and all(traits.fixed_length for traits in each)
@@ -136,7 +136,7 @@ class HorizontalCascade(SeveralDrafters):
             if i:
                 states[i] = committed(drafter, states[i], states[i], block.tokens, before)
             allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
-            # The last one may be asked for a bonus, also where it drafts nothing.
+            # The last drafter may have to give a bonus even if it drafts nothing.
             last = i + 1 == len(self.drafters)
             drafts = planned(drafter, params[i], states[i], allowed) > 0
             returned = drafter.propose(
@@ -166,7 +166,7 @@ class HorizontalCascade(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        """See `Drafter`; the last drafter says it."""
+        """See `Drafter`; from the last drafter."""
         drafter, own = self.drafters[-1], state.drafters[-1]
         returned = drafter.bonus(
             params[-1],
@@ -182,7 +182,7 @@ class HorizontalCascade(SeveralDrafters):
         return extra._replace(calls=calls), state._replace(drafters=drafters)
 
     def _allowed(self, index: int, before: Array) -> Array:
-        """How much a drafter may add to the `before [B]` tokens of the block; `[B]` int32."""
+        """The most tokens that a drafter may add to the `before [B]` tokens of a block; `[B]`."""
         longest = self.drafters[index].max_draft
         if not self.cumulative:
             return jnp.full_like(before, longest)

@@ -1,4 +1,4 @@
-"""Drafts that are looked up in the text so far: Max-Gram, prompt lookup, and n-gram tables.
+"""Drafts copied from the text so far: Max-Gram, prompt lookup, and n-gram tables.
 
 Axes: B rows, P prompt length, C tokens of context, G longest block, V vocabulary.
 
@@ -25,16 +25,16 @@ from specjax.types import (
     Sampling,
 )
 
-# Tokens compared in one pass over the context: few texts match on for longer.
+# The number of tokens compared in a pass over the context; longer matches are rare.
 _AT_ONCE = 8
 
 
 class Match(NamedTuple):
-    """The longest ending of each row's context that occurs earlier in it, too.
+    """The longest ending of each row's context that also occurs earlier.
 
     Attributes:
-      lengths: `[B]` int32, how many tokens agree; 0 where the last token is new.
-      places: `[B]` int32, where the token after the earlier occurrence is.
+      lengths: `[B]` int32, the number of equal tokens; 0 if the last token is new.
+      places: `[B]` int32, the place of the token after the earlier occurrence.
     """
 
     lengths: Array  # [B]
@@ -42,12 +42,12 @@ class Match(NamedTuple):
 
 
 class LookupState(NamedTuple):
-    """What is known of the rows between rounds.
+    """The state of the rows between rounds.
 
     Attributes:
-      context: `[B, C]` int32, the prompt and what was committed.
-      lengths: `[B]` int32, how many of these tokens are real.
-      match: where the end of the context has occurred before.
+      context: `[B, C]` int32, the prompt and the committed tokens.
+      lengths: `[B]` int32, the number of real tokens in it.
+      match: the earlier occurrence of the context's ending.
       begins: `[B]` int32, the first place that n-grams look at.
     """
 
@@ -59,16 +59,16 @@ class LookupState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LookupDrafter(Drafter):
-    """Proposes what followed the context's ending where it occurred first.
+    """Proposes the tokens after the first occurrence of the context's ending.
 
     The context is the prompt (of an encoder-decoder the encoder's input, then the forced prefix),
-    then what was committed. The longest ending that occurs earlier is taken. Where none does, or
-    the tokens after it end with the context, a table goes on; without one the block ends.
-    Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
+    then the committed tokens. The longest ending that occurs earlier is used. If there is none, or
+    the tokens after it reach the end of the context, a table continues; without a table the block
+    ends. Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
 
-    Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 where none is
-    known; or `NGrams`, of which the longest known ending of the text so far goes on; or () for
-    none. `Bigram.table` makes both.
+    Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 if unknown; or
+    `NGrams`, which uses the longest known ending of the text so far; or () for none. `Bigram.table`
+    makes both.
 
     `LookupDrafter(vocab_size, 10, max_ngram=2)` proposes what prompt lookup does in transformers
     (`prompt_lookup_num_tokens=10`, `max_matching_ngram_size=2`), which also cuts a proposal before
@@ -77,14 +77,14 @@ class LookupDrafter(Drafter):
     Attributes:
       vocab_size: V.
       max_draft: G >= 1.
-      max_ngram: endings of more tokens are not told apart from those of so many; None for no limit.
-      min_ngram: an ending of fewer tokens counts as none.
-      latest: of several occurrences the last is taken, not the first.
-      overlap: where the tokens after the match end with the context, the draft's own follow: a text
-        that repeats itself is drafted to any length.
+      max_ngram: longer endings count as this long; None for no limit.
+      min_ngram: shorter endings do not count.
+      latest: whether the last of several occurrences is used, not the first.
+      overlap: whether a draft continues with its own tokens if the tokens after the match reach the
+        end of the context: a text that repeats itself is drafted to any length.
 
     Raises:
-      ValueError: if a number is none or out of range, or `min_ngram` is above `max_ngram`.
+      ValueError: if a number is invalid or out of range, or `min_ngram` is above `max_ngram`.
     """
 
     vocab_size: int
@@ -108,7 +108,7 @@ class LookupDrafter(Drafter):
 
     @property
     def traits(self) -> DraftTraits:
-        """What is proposed for a position depends on where its block began, too."""
+        """A proposal also depends on the beginning of its block."""
         return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
 
     def prefill(
@@ -121,7 +121,7 @@ class LookupDrafter(Drafter):
         prefix_lengths: Array | None = None,
     ) -> LookupState:
         """See `Drafter`."""
-        # An encoder-decoder's positions do not count the encoder's input.
+        # Positions of an encoder-decoder do not count the encoder's input.
         context = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
         lengths = begins = input_lengths.astype(jnp.int32)
         if prefix is not None:
@@ -145,7 +145,7 @@ class LookupDrafter(Drafter):
     ) -> tuple[DraftBlock, LookupState]:
         """See `Drafter`."""
         chain, known = self._chain(params, state, tokens)
-        # The bonus position's is there, too: it costs nothing.
+        # The bonus position's distribution is there, too: it costs nothing.
         probs = jax.nn.one_hot(chain, self.vocab_size, dtype=jnp.float32)
         drafted = jnp.minimum(known, jnp.where(active, limits, 0))
         return DraftBlock(chain[:, :-1], probs, None, drafted, {}), state
@@ -160,7 +160,7 @@ class LookupDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, LookupState]:
-        """See `Drafter`; where nothing follows, the last token once more, which is seldom probable.
+        """See `Drafter`; if no token follows, the last token again, which is seldom probable.
 
         A rule that reads q then leaves the verifier's distribution nearly as it is.
         """
@@ -170,22 +170,22 @@ class LookupDrafter(Drafter):
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> LookupState:
-        """See `Drafter`; here the next round's match is found."""
-        # What is past `counts` lies behind the end, and is overwritten.
+        """See `Drafter`; finds the match for the next round."""
+        # Tokens past `counts` are after the end, and are overwritten.
         context = put_at(state.context, tokens, state.lengths)
         return self._state(context, state.lengths + counts, state.begins)
 
     def mark(self, state: LookupState) -> tuple[Array, Match]:
-        """See `Drafter`; of the context no copy is needed."""
+        """See `Drafter`; the context needs no copy."""
         return state.lengths, state.match
 
     def rewind(self, state: LookupState, mark: tuple[Array, Match]) -> LookupState:
-        """See `Drafter`; what stands behind the end is overwritten."""
+        """See `Drafter`; tokens after the end are overwritten."""
         lengths, match = mark
         return state._replace(lengths=lengths, match=match)
 
     def matched(self, state: LookupState) -> Array:
-        """How many tokens of the context's ending occur earlier, `[B]` int32; 0 for too few."""
+        """The number of tokens of the ending that occur earlier, `[B]` int32; 0 for too few."""
         found = state.match.lengths
         return jnp.where(found >= self.min_ngram, found, 0)
 
@@ -194,7 +194,7 @@ class LookupDrafter(Drafter):
         return LookupState(context, lengths, match, begins)
 
     def _chain(self, params: Params, state: LookupState, tokens: Array) -> tuple[Array, Array]:
-        """G + 1 tokens `[B, G + 1]`, and how many of the first G are known `[B]`."""
+        """G + 1 tokens `[B, G + 1]`, and the number of known ones among the first G, `[B]`."""
         place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
         left = jnp.maximum(state.lengths[:, None] - place, 1)
         follows = jnp.broadcast_to(self.matched(state)[:, None] > 0, (tokens.size, step.size))
@@ -230,10 +230,10 @@ def _table(params: Params, vocab_size: int) -> Array | NGrams | None:
 
 
 def _ending(table: Array | NGrams | None, state: LookupState, tokens: Array) -> Array:
-    """As many last tokens as the table looks at, `[B, T]`, the last first; -1 where none is."""
+    """The last tokens that the table needs, `[B, T]`, the last first; -1 for missing ones."""
     if not isinstance(table, NGrams):
         return tokens[:, None]
-    # The last token itself is the caller's: an encoder-decoder's start token is in no context.
+    # The caller gives the last token: an encoder-decoder's start token is in no context.
     back = jnp.arange(1, table.contexts.shape[1], dtype=jnp.int32)[None]
     place, begins = state.lengths[:, None] - 1 - back, state.begins[:, None]
     before = jnp.take_along_axis(state.context, jnp.maximum(place, 0), axis=1)
@@ -242,7 +242,7 @@ def _ending(table: Array | NGrams | None, state: LookupState, tokens: Array) -> 
 
 
 def _after(table: Array | NGrams | None, ending: Array) -> Array:
-    """What follows each ending `[B, T]`, `[B]`; -1 where nothing is known."""
+    """The token after each ending `[B, T]`, `[B]`; -1 if unknown."""
     if table is None:
         return jnp.full_like(ending[:, 0], -1)
     return follower(table, ending) if isinstance(table, NGrams) else table[ending[:, 0]]
@@ -253,17 +253,17 @@ def longest_match(
 ) -> Match:
     """Finds the longest ending that occurs earlier, overlaps included.
 
-    A scan for every round, and no index kept by `commit`: a scan reads the context once for each
-    eight tokens that match, which beside a pass of a verifier is nothing, and needs no prefill.
+    It scans the context in every round, so `commit` keeps no index: a scan reads the context once
+    for each eight matching tokens, which is little beside a verifier's pass, and needs no prefill.
 
     Args:
       context: `[B, C]` int32, of which `lengths [B]` tokens are real.
       lengths: `[B]` int32, at least 1.
-      most: matches of more tokens count as of so many; None for no limit.
-      latest: of several longest ones the last is taken, not the first.
+      most: longer matches count as this long; None for no limit.
+      latest: whether the last of several longest matches is used, not the first.
 
     Returns:
-      The matches. An earlier occurrence ends before the last token, so one follows it.
+      The matches. An earlier occurrence ends before the last token, so a token follows it.
     """
     width = context.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
@@ -277,7 +277,7 @@ def longest_match(
 
 
 def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
-    """For each place, how many tokens before it are those at the context's end; `[B, C]` int32."""
+    """For each place, the number of tokens before it that equal the context's end; `[B, C]`."""
     width = context.shape[1]
 
     def shift(text: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Max-Gram where a long ending matches, another drafter where none does.
+"""Copied drafts if a long ending matches, another drafter otherwise.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -26,23 +26,23 @@ from specjax.types import (
 
 @dataclasses.dataclass(frozen=True)
 class LookupFirst(SeveralDrafters):
-    """Each round, each row: copies where `min_match` tokens match, else lets a drafter draft.
+    """Copies in rows whose last `min_match` tokens match; another drafter drafts in the others.
 
-    That is decided by what was committed, before anything is drafted: so decoding is exact. The
-    drafter makes no pass for the rows that copy: it lags there, and catches up. Its parameters: a
-    tuple of the lookup's and the drafter's.
+    The choice depends only on committed tokens, so decoding is exact. The drafter makes no pass for
+    rows that copy: it lags there, and catches up later. Its parameters: a tuple of the lookup's and
+    the drafter's.
 
-    A rule that reads the drafter's confidence is refused, for what is copied has none. G is the
-    longer one of the two.
+    Rules that read the drafter's confidence are not supported: copied tokens have none. G is the
+    larger of the two.
 
     Attributes:
       lookup: copies from the text so far.
       drafter: any other drafter, such as a `NeuralDrafter`.
-      min_match: how many tokens of the text's ending must have occurred before.
+      min_match: the least number of last tokens that occurred before.
 
     Raises:
-      TypeError: if `lookup` is no `LookupDrafter`, or `drafter` no drafter.
-      ValueError: if the vocabularies differ, or the lookup never tells a match of `min_match`.
+      TypeError: if `lookup` is not a `LookupDrafter`, or `drafter` not a drafter.
+      ValueError: if the vocabularies differ, or the lookup cannot report `min_match`.
     """
 
     lookup: LookupDrafter
@@ -68,12 +68,12 @@ class LookupFirst(SeveralDrafters):
 
     @property
     def max_draft(self) -> int:
-        """The longer one's."""
+        """The larger of the two."""
         return max(self.lookup.max_draft, self.drafter.max_draft)
 
     @property
     def traits(self) -> DraftTraits:
-        """The rows share passes: whether one is made depends on all of them."""
+        """Rows share passes: whether there is a pass depends on all rows."""
         own = self.drafter.traits
         return DraftTraits(
             prefix_only=False,
@@ -87,7 +87,7 @@ class LookupFirst(SeveralDrafters):
         return super().describe() | {"min_match": self.min_match}
 
     def draft_limits(self, params: Sequence[Params], state: SeveralState, limits: Array) -> Array:
-        """What the drafter of each row is to draft at most."""
+        """The draft limits for the drafter."""
         copies = self.copies(state)
         own = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
         asked = self.drafter.draft_limits(params[1], state.drafters[1], own)
@@ -143,11 +143,11 @@ class LookupFirst(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        """See `Drafter`; no pass is made where all rows copied."""
+        """See `Drafter`; without a pass if all rows copied."""
         copied, lookup = self.lookup.bonus(
             params[0], state.drafters[0], tokens, block, sampling, with_confidence=False
         )
-        # Rows that copied drafted nothing of the drafter's: it would read its cache for another's.
+        # The drafter has drafted nothing in rows that copied: its cache has other tokens there.
         drafting = state.note > 0
         own = jnp.where(drafting, block.num_drafted, 0)
         longest = self.drafter.max_draft
@@ -174,6 +174,6 @@ class LookupFirst(SeveralDrafters):
 
 
 def _wide(block: Array, width: int) -> Array:
-    """The same `[B, n, ...]` with more places, up to `width` of them."""
+    """`[B, n, ...]` padded to `width` places."""
     missing = width - block.shape[1]
     return jnp.pad(block, ((0, 0), (0, missing), *((0, 0),) * (block.ndim - 2)))

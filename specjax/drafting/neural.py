@@ -1,4 +1,4 @@
-"""A drafter that is a language model of its own, token by token.
+"""A drafter that draws from a language model, token by token.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -46,7 +46,7 @@ from specjax.types.drafting import Drawn
 
 
 def catches_up_on(platform: str) -> bool:
-    """Whether a drafter should catch up, so that it owes no pass: where two tokens cost as one.
+    """Whether a drafter should catch up: whether a pass over two tokens costs as much as over one.
 
     On a CPU they take twice as long; elsewhere a pass waits for the weights.
 
@@ -57,20 +57,20 @@ def catches_up_on(platform: str) -> bool:
 
 
 class NeuralDrafterParams(NamedTuple):
-    """Attributes: the small model's parameters, and the stopping policy's."""
+    """Attributes: the parameters of the small model and of the stopping policy."""
 
     model: Params
     stopping: Params = ()
 
 
 class NeuralDrafterState(NamedTuple):
-    """A neural drafter between rounds.
+    """The state of a neural drafter between rounds.
 
     Attributes:
       cache: the model's.
-      positions: `[B]` int32, where the last committed token belongs.
-      history: what of the rows the cache holds.
-      past: what the stopping policy knows of earlier rounds; () if it keeps nothing.
+      positions: `[B]` int32, the position of the last committed token.
+      history: the tokens in the cache.
+      past: the stopping policy's memory of earlier rounds; () if it has none.
     """
 
     cache: Cache
@@ -80,7 +80,7 @@ class NeuralDrafterState(NamedTuple):
 
 
 class _DraftLoop(NamedTuple):
-    """What the draft loop carries."""
+    """The state of the draft loop."""
 
     step: Array
     block: DraftBlock
@@ -95,26 +95,24 @@ class _DraftLoop(NamedTuple):
 class NeuralDrafter(Drafter):
     """Draws up to `max_draft` tokens from a small model. Its parameters: `NeuralDrafterParams`.
 
-    A row that lags behind what was committed is caught up with the first step of its next draft,
-    each row by its own number of tokens.
+    A row that lags behind the committed tokens catches up in the first step of its next draft.
 
     Attributes:
       model: the small language model.
       max_draft: G >= 1.
-      stopping: when a draft ends before that.
-      min_draft: whatever the policy says, no draft ends before so many tokens; 0 .. G. A row whose
-        own limit is lower keeps to that.
-      name: under which its passes are counted.
-      catches_up: whether a draft that stands leaves its last token to the first step of the next
-        one, which then reads two: worth it where two tokens take as long as one. Else it takes a
-        pass of its own, unless the rule reads that in any case.
-      eos_ids: tokens after which a draft ends, too, whatever the policy says: what follows them is
-        no part of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
+      stopping: the policy that ends drafts earlier.
+      min_draft: no draft ends before this many tokens, whatever the policy decides; 0 .. G. A lower
+        limit of a row has priority.
+      name: its passes are counted under this name.
+      catches_up: whether the last token of a draft that is accepted whole is read in the first step
+        of the next draft, which then reads two tokens: worth it if two tokens take as long as one.
+        Otherwise it takes its own pass, unless the rule needs that pass anyway.
+      eos_ids: tokens that also end a draft, whatever the policy decides: later tokens are not part
+        of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
 
     Raises:
-      TypeError: if `eos_ids` is no tuple.
-      ValueError: if `max_draft` is no whole number or below 1, `min_draft` none in 0 .. G, or
-        `eos_ids` holds no token of the vocabulary.
+      TypeError: if `eos_ids` is not a tuple. ValueError: if `max_draft` is not a whole number of at
+        least 1, `min_draft` is not in 0 .. G, or an id in `eos_ids` is outside the vocabulary.
     """
 
     model: LanguageModel
@@ -143,17 +141,17 @@ class NeuralDrafter(Drafter):
 
     @property
     def num_uniforms(self) -> int:
-        """One draw per token."""
+        """A draw per token."""
         return self.max_draft * num_uniforms(self.vocab_size)
 
     @property
     def has_confidence(self) -> bool:
-        """A neural model has one."""
+        """True."""
         return True
 
     @property
     def traits(self) -> DraftTraits:
-        """One drafter, whose distributions depend on the prefix alone."""
+        """The traits of a single drafter: its distributions depend only on the prefix."""
         fixed = self.stopping.is_fixed and not self.eos_ids
         return DraftTraits(
             prefix_only=not self.stopping.reads_past,
@@ -165,7 +163,7 @@ class NeuralDrafter(Drafter):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Its own."""
+        """Its name."""
         return (self.name,)
 
     def describe(self) -> Any:
@@ -204,7 +202,7 @@ class NeuralDrafter(Drafter):
     def draft_limits(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
     ) -> Array:
-        """What the policy says, within `min_draft` and what is allowed."""
+        """The policy's limits, between `min_draft` and `limits`."""
         return self._begin(params, state, limits)[0]
 
     def propose(
@@ -240,7 +238,7 @@ class NeuralDrafter(Drafter):
                     2 if self.catches_up else longest + 1,
                 )  # fmt: skip
             carry = choose(carry._replace(cache=last.cache), last.logits, last.hidden)
-            return carry, last.history, last.calls - 1  # the last of them is the first step
+            return carry, last.history, last.calls - 1  # the last is counted as the first step
 
         def unfinished(carry: _DraftLoop) -> Array:
             return (carry.step < longest) & jnp.any(carry.going)
@@ -256,7 +254,8 @@ class NeuralDrafter(Drafter):
         )
         lags = jnp.any(active & (state.history.read < state.positions))
         if self.catches_up:
-            # Also where nobody lags: in one width, so that no row's rounding depends on the others.
+            # Even if no row lags: a single width, so that a row's rounding does not depend on
+            # others.
             lags |= jnp.any(start.going)
         in_time = lambda carry: (carry, state.history, jnp.int32(0))  # noqa: E731
         start, history, behind = lax.cond(lags, late, in_time, start)
@@ -303,14 +302,14 @@ class NeuralDrafter(Drafter):
         )
 
     def mark(self, state: NeuralDrafterState) -> Array:
-        """The positions: the cache and the history tell the rest."""
+        """The positions: the rest follows from the cache and the history."""
         return state.positions
 
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
-        """See `Drafter`; what the stopping policy has learnt stays."""
+        """See `Drafter`; the stopping policy's memory does not change."""
         past = state.past
         if isinstance(past, PolicyPast):
-            # What becomes of its last draft it was told by the level that reviewed it.
+            # The level that reviewed its last draft has already reported the outcome.
             past = past._replace(drafted=jnp.full_like(past.drafted, NOTHING_TO_LEARN))
         return state._replace(positions=mark, past=past)
 
@@ -345,7 +344,7 @@ def _choose(
     limits: Array,
     sampling: Sampling,
 ) -> _DraftLoop:
-    """Draws the next token of each row, and decides whether its draft goes on."""
+    """Draws the next token of each row, and decides whether its draft continues."""
     index, block = carry.step, carry.block
     confidences = block.confidences
     keep_confidence = confidences is not None or drafter.stopping.reads_confidence

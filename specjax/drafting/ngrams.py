@@ -1,10 +1,10 @@
-"""What follows a text's last tokens, looked up by the longest ending that a table has.
+"""The successor of a text's last tokens, by the longest ending in a table.
 
 Axes: B rows, K contexts, T their longest, O its lengths from 2 to T, S buckets, W of the fullest
 one, V vocabulary.
 
 Source: backing off without weights, as in Large Language Models in Machine Translation (Brants et
-al., 2007), where one guess is all that is asked for.
+al., 2007), for a single guess.
 """
 
 from typing import Any, NamedTuple
@@ -21,17 +21,17 @@ _SHIFTS = (np.uint32(16), np.uint32(13), np.uint32(16))
 
 
 class NGrams(NamedTuple):
-    """A table of n-grams, hashed: parameters of a `LookupDrafter`; `hashed` makes them.
+    """A hashed table of n-grams: parameters of a `LookupDrafter`, made by `hashed`.
 
     Attributes:
-      successors: `[V]` int32, what follows each token, -1 where none is known.
+      successors: `[V]` int32, the successor of each token, -1 if unknown.
       contexts: `[K, T]` int32, endings of two tokens and more, the last token first; -1 after the
-        end of a shorter one. Those of one bucket are neighbours.
-      followers: `[K]` int32, what follows each of them.
-      begins: `[S]` int32, where each bucket begins; S is a power of two.
+        end of a shorter ending. Contexts of a bucket are neighbours.
+      followers: `[K]` int32, the successor of each context.
+      begins: `[S]` int32, the first place of each bucket; S is a power of two.
       probes: `[W]` int32, 0, 1, ...: the places of a bucket.
-      start: int32, the token before the first one where outputs do not go on with their prompts (an
-        encoder-decoder's start token), else -1.
+      start: int32, the token before the first output token if outputs do not continue the prompts
+        (an encoder-decoder's start token), else -1.
     """
 
     successors: Array  # [V]
@@ -45,18 +45,18 @@ class NGrams(NamedTuple):
 def hashed(
     successors: np.ndarray, contexts: np.ndarray, followers: np.ndarray, start: int | None
 ) -> NGrams:
-    """Sorts contexts into buckets, so that one is found by few gathers.
+    """Sorts contexts into buckets, so that a lookup takes few gathers.
 
     Args:
       successors: see `NGrams`.
-      contexts: K >= 1 of them, in any order, none twice.
-      followers: what follows them.
+      contexts: K >= 1 contexts in any order, without duplicates.
+      followers: their successors.
       start: see `NGrams`; None for none.
 
     Returns:
       The table, of NumPy arrays.
     """
-    # Half full at most: a bucket of the widest then has seven or so of a million contexts.
+    # At most half full: the largest bucket of a million contexts then has about seven.
     buckets = 1 << (2 * len(contexts) - 1).bit_length()
     bucket = _bucket(contexts, buckets)
     order = np.argsort(bucket, kind="stable")
@@ -73,21 +73,21 @@ def hashed(
 
 
 def follower(table: NGrams, ending: Array) -> Array:
-    """What follows the longest known ending of each row.
+    """The successor of the longest known ending of each row.
 
     Args:
       table: the n-grams.
-      ending: `[B, T]` int32, the row's last tokens, the last one first; -1 where there is none.
+      ending: `[B, T]` int32, the row's last tokens, the last first; -1 for missing tokens.
 
     Returns:
-      `[B]` int32, -1 where nothing is known.
+      `[B]` int32, -1 if unknown.
     """
     longest = ending.shape[1]
     # Axis 1: endings of 2 tokens, of 3, ...
     real = np.arange(longest) < np.arange(2, longest + 1)[:, None]
     asked = jnp.where(real[None], ending[:, None], -1)
     begins = table.begins[_bucket(asked, table.begins.shape[0])]
-    # What lies past the bucket's end is another context, and does no harm.
+    # Places past the bucket's end have other contexts, which do no harm.
     at = begins[..., None] + table.probes[None, None]
     at = jnp.minimum(at, table.followers.shape[0] - 1)
     same = jnp.all(table.contexts[at] == asked[:, :, None], axis=-1)

@@ -15,12 +15,12 @@ from specjax.types.drafting import Drawn
 
 @dataclasses.dataclass(frozen=True)
 class GreedyOracle(Stopping):
-    """Ends each draft just before the verifier would reject it; for temperature 0 alone.
+    """Ends each draft just before the verifier would reject it; only for temperature 0.
 
-    It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds
-    what policies can gain. It knows the verifier's greedy output beforehand: its parameters are the
-    `agreeing_runs`, `[B, N + 1]` int32, of the rows that are decoded, in their order; no slot may
-    be filled again. At a temperature above 0 it is no bound: other tokens are drawn.
+    It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds the
+    gain of policies. It needs the verifier's greedy output in advance: its parameters are the
+    `agreeing_runs`, `[B, N + 1]` int32, of the decoded rows, in their order; slots must not be
+    refilled. Above temperature 0 it is not a bound: other tokens are drawn.
 
     Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
     """
@@ -28,28 +28,28 @@ class GreedyOracle(Stopping):
     reads_past = True
 
     def remember(self, params: Params, rows: int, longest: int) -> Array:
-        """How many tokens a row has emitted: none."""
+        """The number of tokens that a row has emitted: 0."""
         return jnp.zeros((rows,), jnp.int32)
 
     def begin(
         self, params: Params, memory: Array, limits: Array, longest: int
     ) -> tuple[Array, Any]:
-        """As many tokens as agree from here."""
+        """The number of tokens that agree from here."""
         place = jnp.minimum(memory, params.shape[1] - 1)
         runs = jnp.take_along_axis(params, place[:, None], axis=1)[:, 0]
         return jnp.minimum(limits, runs), ()
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """Never, within the limits."""
+        """Never stops within the limits."""
         return jnp.zeros(drawn.token.shape, bool), state
 
     def learn(self, memory: Array, state: Any, outcome: DraftOutcome) -> Array:
-        """Counts what was emitted: what agreed, and one token of the verifier's."""
+        """Counts the emitted tokens: the agreeing ones, and one of the verifier."""
         return memory + outcome.agreed + 1
 
 
 def agreeing_runs(agrees: np.ndarray) -> np.ndarray:
-    """How many tokens from each place on agree without a break.
+    """The number of tokens from each place on that agree without a break.
 
     Args:
       agrees: `[B, N]` bool: whether the drafter's greedy token at each place of the verifier's

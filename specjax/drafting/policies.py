@@ -1,4 +1,4 @@
-"""Stopping policies: when a row's draft ends.
+"""Stopping policies: they decide when a row's draft ends.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -38,17 +38,17 @@ class FixedLength(Stopping):
 
     @property
     def is_fixed(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """Never."""
+        """Never stops."""
         return jnp.zeros(drawn.token.shape, bool), state
 
 
 @dataclasses.dataclass(frozen=True)
 class _Threshold(Stopping):
-    """Ends a draft by one number of the drafter's softmax and a threshold, which is traced."""
+    """Ends a draft by a number of the drafter's softmax and a traced threshold."""
 
     threshold: float | None
 
@@ -61,7 +61,7 @@ class _Threshold(Stopping):
             one_number(name, self.threshold, low=0.0, high=self._high)
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """The threshold is traced."""
+        """Traces the threshold."""
         return dataclasses.replace(self, threshold=None), given(self, "threshold")
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
@@ -70,17 +70,17 @@ class _Threshold(Stopping):
 
     @abc.abstractmethod
     def _ends(self, confidences: Any, threshold: Array) -> Array:
-        """`[B]` bool, of `confidences [B, V]`."""
+        """`[B]` bool, from `confidences [B, V]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Confidence(_Threshold):
-    """Ends a draft where the drafter's largest probability is below a threshold.
+    """Ends a draft when the drafter's largest probability is below a threshold.
 
     Attributes:
-      threshold: in [0, 1]; of max q, q being the softmax at temperature 1.
+      threshold: in [0, 1]; for max q, where q is the softmax at temperature 1.
 
-    Source: `assistant_confidence_threshold` of transformers, which looks at the drawn token's
+    Source: `assistant_confidence_threshold` of transformers, which uses the drawn token's
     probability: the same at temperature 0.
     """
 
@@ -94,10 +94,10 @@ class Confidence(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class Entropy(_Threshold):
-    """Ends a draft where the root of the drafter's entropy is above a threshold.
+    """Ends a draft when the square root of the drafter's entropy is above a threshold.
 
     Attributes:
-      threshold: at least 0; of sqrt(H), H in nats of the softmax at temperature 1.
+      threshold: at least 0; for sqrt(H), H in nats of the softmax at temperature 1.
 
     Source: AdaEDL (arXiv 2410.18351), whose bound on the acceptance rate is 1 - sqrt(gamma H); SVIP
     (arXiv 2411.18462).
@@ -112,24 +112,24 @@ class Entropy(_Threshold):
 
 
 class EstimateParams(NamedTuple):
-    """Attributes: the numbers of a policy that stands on an estimate, and the estimate's."""
+    """Attributes: the numbers of a policy that uses an estimate, and the estimate's."""
 
     own: Any
     estimate: Params
 
 
 class OnEstimate(Stopping):
-    """A policy that stands on an `estimate` of the chance that a token is accepted."""
+    """A policy that uses an `estimate` of the chance that a token is accepted."""
 
     estimate: Estimate
 
     @property
     def reads_confidence(self) -> bool:
-        """Where the estimate does."""
+        """Whether the estimate does."""
         return self.estimate.reads_confidence
 
     def _check_estimate(self) -> None:
-        """Raises TypeError unless it is an estimate."""
+        """Raises TypeError unless `estimate` is an estimate."""
         name = f"{type(self).__name__}: estimate"
         needed = ("feature", "log_odds", "recall", "as_chance", "lag")
         check_part(name, self.estimate, needed, "drafting.OnlineEstimate()")
@@ -140,11 +140,10 @@ class OnEstimate(Stopping):
 
 @dataclasses.dataclass(frozen=True)
 class Survival(OnEstimate):
-    """Ends a draft where a token of it is rejected with more than a given chance.
+    """Ends a draft when the chance that one of its tokens is rejected exceeds a threshold.
 
-    Stops after token i if 1 - (product of the chances of acceptance so far) > threshold. An
-    estimate that comes late (the acceptance head's) has then not judged token i itself, which is
-    kept.
+    Stops after token i if 1 - (product of the chances of acceptance so far) > threshold. A late
+    estimate (the acceptance head's) has not judged token i itself yet; the token is kept.
 
     Attributes:
       estimate: of the chance that a token is accepted.
@@ -163,11 +162,11 @@ class Survival(OnEstimate):
 
     @property
     def reads_past(self) -> bool:
-        """Where the estimate does."""
+        """Whether the estimate does."""
         return self.estimate.reads_past
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """The threshold and the estimate's numbers are traced."""
+        """Traces the threshold and the estimate's numbers."""
         estimate, numbers = self.estimate.bind(head)
         bound = dataclasses.replace(self, estimate=estimate, threshold=None)
         return bound, EstimateParams(given(self, "threshold"), numbers)
@@ -179,7 +178,7 @@ class Survival(OnEstimate):
     def begin(
         self, params: Params, memory: Any, limits: Array, longest: int
     ) -> tuple[Array, JudgedDraft]:
-        """All survive."""
+        """Starts all rows with survival 1."""
         own = self._numbers(params).estimate
         return limits, begin_survival(self.estimate, own, memory, limits.size, longest)
 
@@ -190,17 +189,17 @@ class Survival(OnEstimate):
         return 1.0 - state.survival > numbers.own, state
 
     def learn(self, memory: Any, state: JudgedDraft, outcome: DraftOutcome) -> Any:
-        """The estimate learns."""
+        """Lets the estimate learn."""
         return self.estimate.learn(memory, state.recalled, state.features, outcome)
 
 
 class RoundsPast(NamedTuple):
-    """What a policy that weighs tokens knows of earlier rounds.
+    """The memory of a policy that compares tokens.
 
     Attributes:
       rates: the rows' rates of acceptance.
       estimate: the estimate's memory.
-      own: the policy's own.
+      own: the policy's own memory.
     """
 
     rates: Rates
@@ -209,15 +208,15 @@ class RoundsPast(NamedTuple):
 
 
 class Weighing(NamedTuple):
-    """Drafts whose next tokens are weighed.
+    """Drafts whose next tokens are compared.
 
     Attributes:
-      judged: under the estimate.
+      judged: by the estimate.
       limits: `[B]` int32.
       lengths: `[B]` int32, the tokens drafted so far.
       going: `[B]` bool.
-      chances: `[B, G]` float32, of the next tokens.
-      own: what the policy weighs them against.
+      chances: `[B, G]` float32, for the next tokens.
+      own: the values that the policy compares them with.
     """
 
     judged: JudgedDraft
@@ -229,24 +228,24 @@ class Weighing(NamedTuple):
 
 
 class WeighsTokens(OnEstimate):
-    """Compares the tokens that may still be drafted in all rows, before each one.
+    """Compares the next tokens of all rows, before each token.
 
-    The drawn ones are judged by the estimate, the others by their row's recent rate of acceptance.
-    A row's decision reads other rows' drafts, which are independent of its own: so verification
-    stays exact.
+    The estimate judges the drawn tokens; the others are judged by their row's recent rate of
+    acceptance. A row's decision reads other rows' drafts, which are independent of its own: so
+    verification stays exact.
     """
 
     reads_past = True
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
-        """Nothing is known; `rows` may be those of a part of the batch."""
+        """An empty memory; `rows` may be a part of the batch."""
         estimate = self.estimate.remember(self._numbers(params).estimate, rows)
         return RoundsPast(no_rates(rows), estimate)
 
     def begin(
         self, params: Params, memory: RoundsPast, limits: Array, longest: int
     ) -> tuple[Array, Weighing]:
-        """0 in rows whose first token is not worth it."""
+        """0 in rows whose first token is not worth its cost."""
         numbers, rows = self._numbers(params), limits.size
         state = Weighing(
             judged=begin_survival(self.estimate, numbers.estimate, memory.estimate, rows, longest),
@@ -269,42 +268,42 @@ class WeighsTokens(OnEstimate):
         return ~worth, state._replace(going=worth)
 
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
-        """Rates and estimate learn."""
+        """Updates the rates and the estimate."""
         judged = state.judged
         estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
         return memory._replace(rates=add_round(memory.rates, outcome), estimate=estimate)
 
     def _compared(self, state: Weighing, survival: Array) -> Array:
-        """The rows that go on, `[B]`; `survival [B]` is the chance that what was drawn stands."""
+        """The rows that continue, `[B]`; `survival [B]`: the chance that all drawn survive."""
         more = jnp.arange(1, state.chances.shape[1] + 1, dtype=jnp.int32)[None]
         open_ = state.going[:, None] & (state.lengths[:, None] + more <= state.limits[:, None])
         return self._goes_on(state, open_, survival[:, None] * state.chances)
 
     @abc.abstractmethod
     def _against(self, own: Any, memory: RoundsPast, limits: Array, longest: int) -> Any:
-        """`Weighing.own`, of the policy's numbers; the leading axis of its arrays is the batch."""
+        """`Weighing.own`, from the policy's numbers; the first axis of its arrays is the batch."""
 
     @abc.abstractmethod
     def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
-        """The rows that go on, `[B]` bool.
+        """The rows that continue, `[B]` bool.
 
         Args:
           state: the drafts.
           open_: `[B, G]` bool, the next 1 .. G tokens that may still be drafted.
-          chances: `[B, G]` float32, that each of them and all before it are accepted.
+          chances: `[B, G]` float32, the chance that each and all before it are accepted.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget(WeighsTokens):
-    """Drafts the tokens of all rows that are most probably accepted, so many in a round.
+    """Drafts the tokens of all rows that are most probably accepted, up to a number per round.
 
-    A row goes on while its next token is among the best that the budget still pays. So drafts
-    shorten by themselves as the batch grows, and end at 0 where B reaches the budget.
+    A row continues while its next token is among the best that the number allows. So drafts shorten
+    as the batch grows, and end at 0 if B reaches the number.
 
     Attributes:
-      tokens: what the verifier is to read in a round, in all rows that may draft, the last
-        committed token of each included; at least 1. Rows whose draft limit is 0, and what
+      tokens: the number of tokens that the verifier reads in a round, in all rows that may draft,
+        with their last committed tokens; at least 1. Rows whose draft limit is 0, and tokens that
         `min_draft` forces, come on top.
       estimate: of the chance that a drawn token is accepted.
     """
@@ -319,21 +318,21 @@ class Budget(WeighsTokens):
         self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """The budget and the estimate's numbers are traced."""
+        """Traces the number of tokens and the estimate's numbers."""
         estimate, numbers = self.estimate.as_chance().bind(head)
-        given(self, "tokens")  # its check
+        given(self, "tokens")  # checks it
         bound = dataclasses.replace(self, tokens=None, estimate=estimate)
         return bound, EstimateParams(jnp.int32(self.tokens), numbers)
 
     def _against(self, own: Array, memory: RoundsPast, limits: Array, longest: int) -> Array:
-        """`[B]` int32, the tokens that may be drafted in all rows together (one number)."""
+        """`[B]` int32, the tokens that may be drafted in all rows together (equal entries)."""
         budget = own - jnp.sum(limits > 0, dtype=jnp.int32)
         return jnp.broadcast_to(budget, limits.shape)
 
     def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
         worth = jnp.where(open_, chances, -1.0)
-        # Each row's worth falls from left to right, and equal ones are taken in that order: so what
-        # is paid of a row are its next tokens.
+        # Each row's chances fall from left to right, and ties are taken in that order: so the
+        # chosen tokens of a row are its next tokens.
         order = jnp.argsort(-worth.reshape(-1), stable=True)
         left = state.own[0] - jnp.sum(state.lengths)
         places = jnp.arange(order.size, dtype=jnp.int32)
@@ -342,5 +341,5 @@ class Budget(WeighsTokens):
 
 
 def _numbers(policy: Stopping, params: Params) -> Any:
-    """The traced numbers; the policy's own where it was not bound."""
+    """The traced numbers; the policy's own if it was not bound."""
     return policy.bind()[1] if isinstance(params, tuple) and not params else params

@@ -1,4 +1,4 @@
-"""How a drafter asks its stopping policy, and what it keeps for one that learns.
+"""Calls of stopping policies, and the memory of those that learn.
 
 Axes: B rows, G longest block.
 """
@@ -14,23 +14,23 @@ from specjax.types.drafting import Drawn
 
 
 def check_policy(policy: Any) -> None:
-    """Raises TypeError unless it is a stopping policy, and hashable."""
+    """Raises TypeError unless `policy` is a stopping policy, and hashable."""
     needed = ("bind", "remember", "begin", "step", "learn")
     check_part("stopping", policy, needed, "drafting.FixedLength()")
     check_static("stopping", policy)
 
 
-# In the place of the length of a last draft, where what became of it was told already.
+# In place of the length of a last draft whose outcome was already reported.
 NOTHING_TO_LEARN = -1
 
 
 class PolicyPast(NamedTuple):
-    """What is kept for a policy that learns from earlier rounds.
+    """The memory of a policy that learns from earlier rounds.
 
     Attributes:
       memory: the policy's memory.
       state: its state at the end of the last drafts.
-      drafted: `[B]` int32, how many tokens these have, or `NOTHING_TO_LEARN`.
+      drafted: `[B]` int32, their number of tokens, or `NOTHING_TO_LEARN`.
     """
 
     memory: Any
@@ -39,7 +39,7 @@ class PolicyPast(NamedTuple):
 
 
 def first_past(policy: Stopping, params: Params, rows: int, longest: int) -> PolicyPast | tuple[()]:
-    """What is kept for rows that have drafted nothing; () for a policy that keeps nothing."""
+    """The memory of rows that have drafted nothing; () for a policy without memory."""
     if not policy.reads_past:
         return ()
     memory = policy.remember(params, rows, longest)
@@ -50,10 +50,10 @@ def first_past(policy: Stopping, params: Params, rows: int, longest: int) -> Pol
 def begin(
     policy: Stopping, params: Params, past: PolicyPast | tuple[()], limits: Array, longest: int
 ) -> tuple[Array, Any]:
-    """What `policy.begin` says, checked while the program is traced.
+    """The result of `policy.begin`, checked while the program is traced.
 
     Raises:
-      TypeError: naming the policy, if it gives no `[B]` int32 or another state than before.
+      TypeError: naming the policy, if it does not return `[B]` int32, or changes its state's form.
     """
     where = f"{type(policy).__name__}.begin"
     memory = past.memory if isinstance(past, PolicyPast) else ()
@@ -68,17 +68,17 @@ def begin(
 def learn(
     policy: Stopping, past: PolicyPast | tuple[()], drafted: Array, tokens: Array, counts: Array
 ) -> PolicyPast | tuple[()]:
-    """What the policy has learnt once tokens are committed.
+    """The memory after tokens are committed.
 
     Args:
       policy: the policy.
-      past: what is kept for it.
+      past: its memory.
       drafted: `[B, G]` int32, the tokens of the last drafts.
       tokens: `[B, T]` int32, of which `counts [B]` were committed.
       counts: `[B]` int32; a row with 0 learns nothing.
 
     Raises:
-      TypeError: naming the policy, if it changes the kind of its memory.
+      TypeError: naming the policy, if it changes the shapes or dtypes of its memory.
     """
     if not isinstance(past, PolicyPast):
         return past
@@ -99,11 +99,11 @@ def learn(
 
 
 def decide(policy: Stopping, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-    """What `policy.step` says, checked while the program is traced.
+    """The result of `policy.step`, checked while the program is traced.
 
     Raises:
-      TypeError: naming the policy: if it gives no `[B]` bool or changes the kind of its state, or
-        fails since it reads confidences or parameters that it was not given.
+      TypeError: naming the policy: if it does not return `[B]` bool, changes the shapes or dtypes
+        of its state, or fails because it reads confidences or parameters that it does not have.
     """
     where = f"{type(policy).__name__}.step"
     try:

@@ -1,4 +1,4 @@
-"""Drafters that fill one block together.
+"""Drafters that fill a block together.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -16,12 +16,12 @@ from specjax.types import Array, Axes, Drafter, Params, row_axes
 
 
 class SeveralState(NamedTuple):
-    """Several drafters between rounds.
+    """The state of several drafters between rounds.
 
     Attributes:
       drafters: their states, in their order.
-      marks: where each of them was when something was committed last.
-      note: `[B]` int32, what is to be known of the last block.
+      marks: the place of each drafter at the last commit.
+      note: `[B]` int32, information about the last block.
     """
 
     drafters: tuple[Any, ...]
@@ -30,22 +30,22 @@ class SeveralState(NamedTuple):
 
 
 class SeveralDrafters(Drafter):
-    """Has several drafters, whose parameters are a tuple in their order, and says who drafts.
+    """Has several drafters, and decides which of them drafts. Parameters: a tuple of theirs.
 
     Attributes:
       parts: the drafters.
     """
 
-    # Whether a drafter is told the drafts of those before it as if they were committed.
+    # Whether a drafter reads the drafts of earlier ones as if they were committed.
     _tells: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """See above."""
+        """The drafters."""
         raise NotImplementedError
 
     def _check_parts(self, names: Sequence[str]) -> None:
-        """Raises TypeError or ValueError unless all are drafters of one vocabulary."""
+        """Raises TypeError or ValueError unless all are drafters with the same vocabulary."""
         needed = ("prefill", "propose", "bonus", "commit", "draft_limits", "mark", "rewind")
         for name, drafter in zip(names, self.parts, strict=True):
             check_part(name, drafter, needed, "drafting.NeuralDrafter(...)")
@@ -61,17 +61,17 @@ class SeveralDrafters(Drafter):
 
     @property
     def num_uniforms(self) -> int:
-        """Those of all drafters."""
+        """The sum over all drafters."""
         return sum(drafter.num_uniforms for drafter in self.parts)
 
     @property
     def has_confidence(self) -> bool:
-        """Where each has one."""
+        """Whether all drafters have one."""
         return all(drafter.has_confidence for drafter in self.parts)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Those of all drafters, each once."""
+        """The names of all drafters, without duplicates."""
         return tuple(dict.fromkeys(n for drafter in self.parts for n in drafter.model_names))
 
     def describe(self) -> Any:
@@ -81,7 +81,7 @@ class SeveralDrafters(Drafter):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `Drafter`."""
         each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.parts]
-        return functools.reduce(np.maximum, each)  # an encoder-decoder says one number
+        return functools.reduce(np.maximum, each)  # an encoder-decoder returns a single number
 
     def prefill(
         self,
@@ -101,7 +101,7 @@ class SeveralDrafters(Drafter):
     def commit(
         self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> SeveralState:
-        """See `Drafter`; what drafters were told of the block is taken back."""
+        """See `Drafter`; takes back the draft tokens that drafters have read."""
         states = []
         together = zip(self.parts, state.drafters, state.marks, strict=True)
         for i, (drafter, own, mark) in enumerate(together):

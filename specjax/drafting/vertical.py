@@ -1,4 +1,4 @@
-"""The vertical cascade: what a level below drafts, a middle model reviews, and that is the draft.
+"""The vertical cascade: a middle model reviews drafts of a level below, to make its own draft.
 
 Axes: B rows, G longest block, K longest block of the level below, R inner rounds, V vocabulary.
 """
@@ -35,12 +35,12 @@ from specjax.verification import Block
 
 
 class VerticalCascadeParams(NamedTuple):
-    """What a vertical cascade reads.
+    """The parameters of a vertical cascade.
 
     Attributes:
       reviewer: the middle model's parameters.
-      drafter: those of the level below.
-      rule: the rule under which the middle model reviews, its strengths scalar or `[B]`.
+      drafter: the parameters of the level below.
+      rule: the middle model's rule, its strengths scalar or `[B]`.
     """
 
     reviewer: Params
@@ -49,12 +49,12 @@ class VerticalCascadeParams(NamedTuple):
 
 
 class VerticalCascadeState(NamedTuple):
-    """A vertical cascade between rounds.
+    """The state of a vertical cascade between rounds.
 
     Attributes:
       round: the inner round's state; after `propose` it has moved on by the block.
-      mark: where the rows were when something was committed last.
-      active: `[B]` bool, the rows that drafted last or may be asked for a bonus.
+      mark: the places of the rows at the last commit.
+      active: `[B]` bool, the rows that drafted last or may need a bonus.
     """
 
     round: RoundState
@@ -63,7 +63,7 @@ class VerticalCascadeState(NamedTuple):
 
 
 class _Collecting(NamedTuple):
-    """What the loop over inner rounds carries."""
+    """The state of the loop over inner rounds."""
 
     step: Array
     block: DraftBlock
@@ -75,31 +75,31 @@ class _Collecting(NamedTuple):
 class VerticalCascade(Drafter):
     """Drafts with rounds of its own. Its parameters: `VerticalCascadeParams`.
 
-    The level below drafts, the middle model reviews under its own rule, until enough tokens are
-    collected. Their law is the inner target pi = T(q, p), q of the level below and p of the middle
-    model, and so pi is what the block says its tokens were drawn from: whatever the rule, the level
-    above is exact. The middle model's p is not that law, unless the rule is `Lossless`.
+    The level below drafts, and the middle model reviews under its own rule, until there are enough
+    tokens. They follow the inner target pi = T(q, p), for q of the level below and p of the middle
+    model. The block reports pi as its tokens' distribution: so the level above is exact, whatever
+    the rule. The middle model's p is not that distribution, unless the rule is `Lossless`.
 
-    An inner round never drafts more than the block has room for, so nothing reviewed is thrown
-    away. Whether another round follows depends on the tokens before it alone.
+    An inner round never drafts more than fits into the block, so no reviewed token is lost. Whether
+    another round follows depends only on earlier tokens.
 
     Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.1.
 
     Attributes:
-      drafter: the level below: any drafter, another cascade too.
+      drafter: the level below: any drafter, even a cascade.
       reviewer: the middle model.
       max_draft: G >= 1.
-      min_draft: rounds go on until a block has so many tokens, 1 .. G; None for G. A row whose
-        limit is below G needs fewer by as much. What the last round adds beyond stays.
-      rounds: at most so many inner rounds; None for no such limit.
-      verification: of the inner rounds; none with a carry (GreedyBlock).
-      widths: how many tokens a pass of the middle model may read; see `decoding.Round`.
-      name: under which the middle model's passes are counted.
+      min_draft: rounds follow until a block has this many tokens, 1 .. G; None for G. A row whose
+        limit is below G needs fewer by the difference. Extra tokens of the last round stay.
+      rounds: the most inner rounds; None for no limit.
+      verification: of the inner rounds; not one with a carry (GreedyBlock).
+      widths: the widths of the middle model's passes; see `decoding.Round`.
+      name: the middle model's passes are counted under it.
 
     Raises:
-      TypeError: if a part is not what it must be.
+      TypeError: if a part is of a wrong type.
       ValueError: if a number is out of range, the vocabularies differ, the verification is not
-        exact here, or two models have one name.
+        exact here, or two models share a name.
     """
 
     drafter: Drafter
@@ -112,7 +112,7 @@ class VerticalCascade(Drafter):
     name: str = "reviewer"
 
     def __post_init__(self) -> None:
-        check_count("max_draft", self.max_draft, "a block holds at least one token")
+        check_count("max_draft", self.max_draft, "give the length of a block")
         if self.min_draft is not None:
             check_count("min_draft", self.min_draft, "leave it out for max_draft")
             if self.min_draft > self.max_draft:
@@ -120,7 +120,7 @@ class VerticalCascade(Drafter):
                     f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
                 )
         if self.rounds is not None:
-            check_count("rounds", self.rounds, "leave it out for as many as are needed")
+            check_count("rounds", self.rounds, "leave it out for no limit")
         needed = ("draft_limits", "propose", "bonus", "commit", "mark", "rewind")
         check_part("drafter", self.drafter, needed, "drafting.NeuralDrafter(...)")
         check_part("reviewer", self.reviewer, ("prefill", "score", "write"), "pair.drafter.model")
@@ -130,7 +130,7 @@ class VerticalCascade(Drafter):
                 f"tokens for {self.name!r} and {self.drafter.vocab_size} for the "
                 f"{type(self.drafter).__name__} below it"
             )
-        self._round  # noqa: B018  its checks
+        self._round  # noqa: B018  runs its checks
 
     @property
     def _round(self) -> Round:
@@ -140,7 +140,7 @@ class VerticalCascade(Drafter):
 
     @property
     def _most_rounds(self) -> int:
-        """R: each inner round adds a token at least."""
+        """R: each inner round adds at least one token."""
         return min(self.max_draft if self.rounds is None else self.rounds, self._enough)
 
     @property
@@ -154,17 +154,17 @@ class VerticalCascade(Drafter):
 
     @property
     def num_uniforms(self) -> int:
-        """Those of R rounds."""
+        """The sum over R rounds."""
         return self._most_rounds * self._round.num_uniforms
 
     @property
     def has_confidence(self) -> bool:
-        """The middle model's own."""
+        """True: the middle model's."""
         return True
 
     @property
     def traits(self) -> DraftTraits:
-        """Blocks that end with a round end by its randomness."""
+        """Where a block ends may depend on the randomness of a round."""
         fixed = self._enough == self.max_draft and self.rounds is None
         return DraftTraits(
             prefix_only=self.drafter.traits.prefix_only,
@@ -176,7 +176,7 @@ class VerticalCascade(Drafter):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The middle model's, then those below."""
+        """The middle model's name, then those below."""
         return self._round.model_names
 
     def describe(self) -> Any:
@@ -230,7 +230,7 @@ class VerticalCascade(Drafter):
         """See `Drafter`."""
         inner, most = self._round, self._most_rounds
         limits = jnp.where(active, limits, 0)
-        # At least one token where any is allowed.
+        # At least one token if any is allowed.
         spare = self.max_draft - self._enough
         enough = jnp.maximum(limits - spare, jnp.minimum(limits, 1))
         uniforms = uniforms.reshape(tokens.size, most, inner.num_uniforms)
@@ -250,7 +250,7 @@ class VerticalCascade(Drafter):
                 with_confidence=with_confidence,
             )
             counts = jnp.where(going, outcome.counts, 0)
-            # What is not a number here is none above.
+            # NaN here must be NaN in the level above.
             bad = (seen.nan_in >= 0)[:, None, None]
             probs = jnp.where(bad, jnp.nan, outcome.probs)
             part = DraftBlock(outcome.tokens, probs, outcome.confidences, counts, {})
@@ -280,7 +280,7 @@ class VerticalCascade(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, VerticalCascadeState]:
-        """The inner target after the block: that of a round that drafts nothing."""
+        """The inner target after the block, from a round that drafts nothing."""
         inner = self._round
         outcome, after, seen = inner(
             MethodParams(*params),
@@ -299,7 +299,7 @@ class VerticalCascade(Drafter):
     def commit(
         self, state: VerticalCascadeState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> VerticalCascadeState:
-        """See `Drafter`; every level below is told the same."""
+        """See `Drafter`; passed on to every level below."""
         inner = self._round
         back = inner.rewind(state.round, state.mark)
         now = inner.commit(back, back, tokens, counts)
@@ -321,7 +321,7 @@ class VerticalCascade(Drafter):
 
 
 def lenience(value: float) -> Rule:
-    """The rule under which an inner level accepts x with probability min(1, l p(x) / q(x)).
+    """The rule that accepts x in an inner level with probability min(1, l p(x) / q(x)).
 
     It is `Lossy` at the strength 1 - 1 / l. At temperature 0 it changes nothing; `TokenV3` is its
     counterpart there.
@@ -332,7 +332,7 @@ def lenience(value: float) -> Rule:
       value: l >= 1; 1 for none.
 
     Raises:
-      TypeError: if it is no number.
+      TypeError: if it is not a number.
       ValueError: if it is below 1 or not finite.
     """
     exact = one_number("lenience", value, low=1.0, high=float(np.finfo(np.float32).max))

@@ -1,7 +1,7 @@
 """Rules map the two models' distributions at one position to the target distribution.
 
-`FallbackRollback`, `SequenceChow` and `SequenceChowLog` give no target: cascades that decode
-sequentially decide by them. `Budgeted` holds a rule to a divergence budget while decoding.
+`FallbackRollback`, `SequenceChow` and `SequenceChowLog` give no target: sequential cascades use
+them to decide. `Budgeted` limits a rule's divergence while decoding.
 """
 
 from specjax.rules.budgeted import Budgeted

@@ -1,7 +1,7 @@
-"""A rule held to a divergence budget: its strength is lowered where the budget does not suffice.
+"""A rule with a divergence budget: its strength is lowered if the budget does not suffice.
 
-Notation as in `specjax.rules.target`. The bill of a text is sum_t KL(pi_t || p_t) over its
-tokens; a budget of eps nats per token keeps the bill of the first n tokens at eps * n or less.
+Notation as in `specjax.rules.target`. The cost of a text is sum_t KL(pi_t || p_t) over its tokens;
+a budget of eps nats per token keeps the cost of the first n tokens at eps * n or less.
 """
 
 from typing import Any, ClassVar
@@ -16,25 +16,25 @@ from specjax.types import Array, traced_dataclass
 
 @traced_dataclass
 class Budgeted:
-    """Another rule's target T, as near as a divergence budget allows: pi = s T + (1 - s) p.
+    """Another rule's target T, as close as a divergence budget allows: pi = s T + (1 - s) p.
 
-    s in [0, 1] is the strength that is left, 1 where T is affordable. A position earns
-    `nats_per_token` and pays KL(pi || p), which is known before its token is drawn; what is left
-    over is the credit of the next one. So at every token of every row the bill is within the
-    budget, up to float32's rounding. The credit depends on the tokens before the position alone, so
-    pi does, and verification is exact as with any rule.
+    s in [0, 1] is the remaining strength, 1 if T is affordable. A position earns `nats_per_token`
+    and pays KL(pi || p), which is known before its token is drawn; the rest is the credit of the
+    next position. So at every token of every row the cost is within the budget, up to float32's
+    rounding. The credit, and so pi, depends only on earlier tokens, and verification is exact as
+    with any rule.
 
-    Tokens that the verifier cannot draw have no finite price: under a finite budget T is first
-    restricted to the others. Where none is left (as at temperature 0, if the two models disagree)
-    pi = p.
+    Tokens that the verifier cannot draw have infinite cost: under a finite budget T is first
+    restricted to the others. If none is left (as at temperature 0, if the two models disagree) pi =
+    p.
 
     Attributes:
-      rule: what gives T, such as `OPT(strength=0.5)`.
+      rule: the rule that gives T, such as `OPT(strength=0.5)`.
       nats_per_token: eps >= 0; 0 is lossless, infinity the rule itself.
 
     Raises:
-      TypeError: if `rule` is no rule.
-      ValueError: if it has no divergence to hold, or `nats_per_token` is out of range.
+      TypeError: if `rule` is not a rule.
+      ValueError: if it has no strength, or `nats_per_token` is out of range.
     """
 
     reads_draft: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class Budgeted:
         check_is_rule("rule", self.rule)
         if isinstance(self.rule, Budgeted) or not self.rule.reads_draft:
             raise ValueError(
-                f"rule must have a strength to lower, got {self.rule!r}: give one like "
+                f"rule must have a strength to lower, got {self.rule!r}: give a rule such as "
                 "rules.OPT(strength=0.5)"
             )
         budget = checked("nats_per_token", self.nats_per_token, low=0.0)
@@ -65,20 +65,20 @@ class Budgeted:
     def __call__(
         self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
     ) -> Array:
-        """The target at a first position, which has no credit; see `Rule`."""
+        """The target at a first position, without credit; see `Rule`."""
         check_scalars(self)
         return self.spend(self.rule(q, p, q_conf, p_conf), p, jnp.float32(0.0))[0]
 
     def spend(self, target: Array, p: Array, credit: Array) -> tuple[Array, Array]:
-        """The target that one position can afford.
+        """The target that a position can afford.
 
         Args:
           target: `[V]` float32, T.
           p: `[V]` float32, the verifier's distribution.
-          credit: float32 scalar, the nats that the positions before have left over.
+          credit: float32 scalar, the nats left by earlier positions.
 
         Returns:
-          pi `[V]` float32, and the credit that it leaves.
+          pi `[V]` float32, and the credit after it.
         """
         earned = credit + self.nats_per_token
         budget = jnp.maximum(earned, 0.0)  # rounding
@@ -88,11 +88,11 @@ class Budgeted:
         whole = divergence(target, p)
         # KL(pi || p) is convex in s, and at most log(1 + s^2 chi^2): so two shares are affordable.
         apart = jnp.where(p > 0.0, target - p, 0.0)
-        # Not the square over p: of small ones it would be 0.
+        # Not the square over p: of a small difference it would be 0.
         square = total(apart * (apart / jnp.where(p > 0.0, p, 1.0)))
         affordable = whole <= budget
         chord = budget / jnp.where(affordable, 1.0, whole)
-        # A smaller budget is affordable too, and infinity over infinity is none.
+        # A smaller budget is affordable too; infinity over infinity would be NaN.
         least = jnp.finfo(square.dtype).tiny
         square = jnp.where(affordable, 1.0, jnp.maximum(square, least))
         curve = jnp.sqrt(jnp.expm1(jnp.minimum(budget, 80.0)) / square)
@@ -106,6 +106,6 @@ def divergence(target: Array, p: Array) -> Array:
     """KL(target || p), in nats; infinite if p = 0 < target anywhere; `[V]`, `[V]` -> scalar."""
     both = (target > 0.0) & (p > 0.0)
     ratio = jnp.where(both, target, 1.0) / jnp.where(both, p, 1.0)
-    # No term is negative, so that nothing cancels where the two are close.
+    # No term is negative, so that nothing cancels if the two are close.
     terms = jnp.where(both, target * jnp.log(ratio), 0.0) - target + p
     return jnp.where(jnp.any((target > 0.0) & (p <= 0.0)), jnp.inf, total(terms))

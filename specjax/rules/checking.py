@@ -17,14 +17,14 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     """Checks that a rule returns distributions, on random inputs.
 
     Args:
-      rule: the rule; if it has one strength per row, only the first is tried.
+      rule: the rule; if it has a strength per row, only the first is used.
       vocab_size: V of the distributions.
-      positions: how many random positions are tried: flat and peaked ones, some with zeros.
+      positions: the number of random positions: flat or peaked, some with zeros.
 
     Raises:
-      TypeError: it is no rule, or reads a confidence that it does not say it reads.
+      TypeError: it is not a rule, or reads a confidence that it does not declare.
       ValueError: the rule's target is not `[V]` float32, has a negative or NaN entry, or does not
-        sum to one. The message names the rule.
+        sum to 1. The message names the rule.
     """
     check_is_rule("rule", rule)
     name = type(rule).__name__
@@ -36,7 +36,7 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     logits[..., 0] = 0.0
     weights = np.exp(logits)
     q, p, q_conf, p_conf = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-    # As in decoding, where what a rule does not say that it reads may be None.
+    # As in decoding: a confidence that a rule does not declare may be None.
     q_conf = q_conf if rule.reads_draft_confidence else None
     p_conf = p_conf if rule.reads_verifier_confidence else None
     try:
@@ -50,7 +50,7 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
         ) from error
     if target.shape != q.shape or target.dtype != np.float32:
         raise ValueError(
-            f"{name} must return one float32 distribution [V] per position, got {target.dtype} of "
+            f"{name} must return a float32 distribution [V] per position, got {target.dtype} of "
             f"shape {list(target.shape[1:])}"
         )
     if not np.all(target >= 0.0):
@@ -61,7 +61,7 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     worst = float(sums[np.argmax(np.abs(sums - 1.0))])
     if abs(worst - 1.0) > _TOLERANCE:
         raise ValueError(
-            f"{name} must return distributions that sum to one, got a sum of {worst:.6g}: "
+            f"{name} must return distributions that sum to 1, got a sum of {worst:.6g}: "
             "normalise its target"
         )
 

@@ -29,11 +29,11 @@ class Lossless(TargetRule):
 class Deferral(TargetRule):
     """A rule that defers to the verifier or does not: pi = p where `defers`, else q.
 
-    A rule of your own derives from it with `specjax.types.traced_dataclass` and defines `defers`.
+    Derive your own rule from it with `specjax.types.traced_dataclass` and define `defers`.
 
     Attributes:
-      reads_verifier: whether the decision reads p or p_conf. One that does not can be made before
-        the verifier has run, as a token cascade makes it.
+      reads_verifier: whether the decision reads p or p_conf. If not, it can be made before the
+        verifier has run, as in a token cascade.
     """
 
     reads_draft_confidence: ClassVar[bool] = True
@@ -47,13 +47,13 @@ class Deferral(TargetRule):
     def defers(
         self, q: Array, p: Array | None, q_conf: Array | None, p_conf: Array | None
     ) -> Array:
-        """Decides at one position: delta.
+        """Decides at a position: delta.
 
         Args:
           q: `[V]` float32, the drafter's distribution.
-          p: `[V]` float32, the verifier's; None where the decision does not read it.
-          q_conf: `[V]` float32, the drafter's confidence, or None likewise.
-          p_conf: `[V]` float32, the verifier's confidence, or None likewise.
+          p: `[V]` float32, the verifier's; None if the decision does not read it.
+          q_conf: `[V]` float32, the drafter's confidence, or None.
+          p_conf: `[V]` float32, the verifier's confidence, or None.
 
         Returns:
           bool scalar, True for the verifier.

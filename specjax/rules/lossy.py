@@ -1,8 +1,8 @@
 """Lossy and mentored decoding, as target distributions.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3 and appendix E;
-for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). T of eq. 4 is
-not a distribution at beta = 1, so `Lossy` is the distribution that the procedure emits.
+for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). T of eq. 4 is not
+  a distribution at beta = 1, so `Lossy` is the output distribution of the procedure.
 """
 
 from types import MappingProxyType
@@ -68,7 +68,7 @@ class Lossy(TargetRule):
 
 @traced_dataclass
 class LossyTuned(Strength, TargetRule):
-    """Lossy decoding with tuned beta >= 1: T = max{min{q, p / keep}, p / beta} sums to one.
+    """Lossy decoding with tuned beta >= 1: T = max{min{q, p / keep}, p / beta} sums to 1.
 
     Attributes:
       strength: 1 - keep, in [0, 1); 0 is lossless.
@@ -85,7 +85,7 @@ class LossyTuned(Strength, TargetRule):
 class Mentored(Strength, TargetRule):
     """The highest acceptance such that KL(p || pi) <= strength, with tuned beta.
 
-    pi = q where KL(p || q) <= strength.
+    pi = q if KL(p || q) <= strength.
 
     Attributes:
       strength: D >= 0, in nats; 0 is lossless.
@@ -104,7 +104,7 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
 
     The divergence falls as keep grows; it is zero at keep = 1 and constant below min p / q. The
     root is bracketed in log(keep), alternately by false position (Illinois) and by halving. The
-    end of the bracket that is within the budget is returned.
+    result is the end of the bracket that is within the budget.
     """
     both = (p > 0.0) & (q > 0.0)
     log_ratio = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
@@ -118,7 +118,7 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
         lifted = total(jnp.where(raised, p, 0.0))
         change -= jnp.where(lifted > 0.0, lifted * jnp.log(jnp.maximum(inverse, TINY)), 0.0)
         rest = total(jnp.where(capped | raised, 0.0, kept_cost))
-        # Where p has mass that neither q nor the raised part covers, the divergence is infinite.
+        # If p has mass that neither q nor the raised part covers, the divergence is infinite.
         uncovered = jnp.any((p > 0.0) & (q <= 0.0) & ~raised)
         return jnp.where(uncovered, jnp.inf, change + rest)
 
@@ -129,14 +129,14 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
         halved = 0.5 * (low + high)
         inside = (between > low) & (between < high) & (count % 3 != 2)
         middle = jnp.where(inside & jnp.isfinite(between), between, halved)
-        # The tuned 1 / beta grows with keep, so that of the upper end is a start from above.
+        # The tuned 1 / beta grows with keep, so the upper end's is a valid start from above.
         trial = inverse_beta(q, p, jnp.exp(middle), start=inverse)
         excess = divergence(middle, trial) - budget
         within = excess <= 0.0
         return (
             jnp.where(within, low, middle),
             jnp.where(within, middle, high),
-            # Illinois: the value at the end that stays is halved, so that this end moves too.
+            # Illinois: halve the value at the end that stays, so that it moves later.
             jnp.where(within, 0.5 * low_excess, excess),
             jnp.where(within, excess, 0.5 * high_excess),
             jnp.where(within, trial, inverse),
@@ -151,7 +151,7 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
     lowest = jnp.minimum(jnp.min(jnp.where(both, log_ratio, 0.0)), 0.0)
     least = inverse_beta(q, p, jnp.exp(lowest))
     least_excess = divergence(lowest, least) - budget
-    # If the smallest keep is within the budget, the bracket is that one point.
+    # If the smallest keep is within the budget, the bracket is that single point.
     affordable = least_excess <= 0.0
     state = (
         lowest,

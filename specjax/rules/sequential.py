@@ -1,7 +1,7 @@
-"""Rules of cascades that decode sequentially: when a draft falls back, rolls back, is replaced.
+"""Rules of sequential cascades: when a draft falls back, is rolled back, or is replaced.
 
-They are no target distributions: the methods in `specjax.decoding` decide by them. Strengths are
-traced, as everywhere. Axes: V vocabulary, N longest output.
+They are not target distributions: methods in `specjax.decoding` use them to decide. Strengths are
+traced. Axes: V vocabulary, N longest output.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), eq. 1 and section 5; BiLD
 (arXiv 2302.07863); Gupta et al., Language Model Cascades (arXiv 2404.10136), for the aggregations.
@@ -21,27 +21,27 @@ _DEFERRAL = ("defers", "reads_verifier", "reads_draft_confidence", "reads_verifi
 
 
 def check_deferral(name: str, rule: Any, example: str) -> None:
-    """Raises TypeError unless `rule` decides to defer or not; `name` is the argument's."""
+    """Raises TypeError unless `rule` is a deferral rule; `name` is the argument's name."""
     check_part(name, rule, _DEFERRAL, example)
 
 
 def check_reads_drafter_alone(name: str, rule: Any, remedy: str) -> None:
-    """Raises unless `rule` decides before the verifier has run; `name` is the argument's."""
+    """Raises unless `rule` reads only the drafter; `name` is the argument's name."""
     check_deferral(name, rule, "rules.Chow(strength=0.3)")
     if rule.reads_verifier:
         raise ValueError(
-            f"{name} must read the drafter alone, got {type(rule).__name__}, which reads the "
+            f"{name} must read only the drafter, got {type(rule).__name__}, which reads the "
             f"verifier: use rules.Chow or rules.ChowLog{remedy}"
         )
 
 
 @traced_dataclass
 class FallbackRollback:
-    """When a draft ends, and where it is cut back; BiLD is Chow(1 - threshold) with BiLD(strength).
+    """Ends a draft and cuts it back; BiLD is Chow(1 - threshold) with BiLD(strength).
 
     Attributes:
-      fallback: the draft ends before the position at which it defers; it reads the drafter alone.
-      rollback: the draft is cut before the first token at whose position it defers.
+      fallback: the draft ends before the position where it defers; it reads only the drafter.
+      rollback: the draft is cut before the first token where this rule defers.
     """
 
     fallback: Deferral
@@ -60,7 +60,7 @@ class Sum:
         """Aggregates one row.
 
         Args:
-          log_probs: `[N]` float32; past `length` anything.
+          log_probs: `[N]` float32; arbitrary past `length`.
           length: int32 scalar, at least 1.
 
         Returns:
@@ -71,7 +71,7 @@ class Sum:
 
 @traced_dataclass
 class Mean:
-    """The log-probability per token: that of the response, normalised by its length."""
+    """The mean log-probability per token."""
 
     def __call__(self, log_probs: Array, length: Array) -> Array:
         """See `Sum`."""
@@ -83,7 +83,7 @@ class Quantile:
     """A quantile of the tokens' log-probabilities, interpolated linearly.
 
     Attributes:
-      level: in [0, 1]; 0 is the least probable token, 1 the most probable one.
+      level: in [0, 1]; 0 is the least probable token, 1 the most probable token.
     """
 
     level: Array | float
@@ -106,7 +106,7 @@ class Quantile:
 
 @traced_dataclass
 class _OfResponses(Strength):
-    """A rule about whole responses."""
+    """A rule for whole responses."""
 
     aggregation: Any = Sum()
 
@@ -122,22 +122,22 @@ class SequenceChow(_OfResponses):
 
     Attributes:
       strength: in [0, 1]; 1 never defers.
-      aggregation: of the tokens' log-probabilities, whose exponential is compared: `Sum`, `Mean`,
-        `Quantile`, or a pytree of your own that is called likewise.
+      aggregation: of the tokens' log-probabilities; its exponential is compared: `Sum`, `Mean`,
+        `Quantile`, or your own pytree with the same call.
     """
 
     _span = MappingProxyType({"low": 0.0, "high": 1.0})
 
     def defers_response(self, log_probs: Array, length: Array) -> Array:
-        """Decides about one response.
+        """Decides about a response.
 
         Args:
-          log_probs: `[N]` float32, of its tokens under the drafter's confidence distributions; past
-            `length` anything.
-          length: int32 scalar, at least 1, the end-of-sequence token included.
+          log_probs: `[N]` float32, of its tokens under the drafter's confidence distributions;
+            arbitrary past `length`.
+          length: int32 scalar, at least 1, with the end-of-sequence token.
 
         Returns:
-          bool scalar, True if the verifier is to write another one.
+          bool scalar, True if the verifier must write a new response.
         """
         return self.aggregation(log_probs, length) < jnp.log1p(-jnp.asarray(self.strength))
 
@@ -146,8 +146,8 @@ class SequenceChow(_OfResponses):
 class SequenceChowLog(_OfResponses):
     """Defers iff the aggregated log-probability of a response is below -strength.
 
-    `SequenceChow` on another scale, for the sums of long responses, whose thresholds are too close
-    to a strength of 1.
+    `SequenceChow` on another scale, for long responses, whose useful thresholds are too close to a
+    strength of 1.
 
     Attributes:
       strength: at least 0, in nats; infinity never defers.

@@ -1,6 +1,6 @@
-"""What rules share: the checks at one position, a strength, and quantities of distributions.
+"""Shared by rules: the checks at a position, a strength, and quantities of distributions.
 
-Notation, for one position: q and p are the distributions from which the drafter and the verifier
+Notation, for a position: q and p are the distributions from which the drafter and the verifier
 draw tokens. q_conf and p_conf are their confidence distributions (softmax at temperature 1 without
 top-k and top-p). pi is the target distribution. All are `[V]` float32. Logarithms are natural.
 """
@@ -20,7 +20,7 @@ _FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
 
 
 class TargetRule(abc.ABC):
-    """A rule that gives pi by `_target`; what it reads is p and q unless it says more."""
+    """A rule that gives pi by `_target`; it reads only p and q unless it declares more."""
 
     reads_draft: ClassVar[bool] = True
     reads_draft_confidence: ClassVar[bool] = False
@@ -35,12 +35,12 @@ class TargetRule(abc.ABC):
 
     @abc.abstractmethod
     def _target(self, q: Array, p: Array, q_conf: Any, p_conf: Any) -> Array:
-        """pi, of arguments whose shapes are checked; a confidence that is not read may be None."""
+        """pi, for arguments with checked shapes; a confidence that is not read may be None."""
 
 
 @traced_dataclass
 class Strength:
-    """A strength in the range that a class gives as `_span`, the options of `checked`."""
+    """A strength in the range `_span` of the class, the options of `checked`."""
 
     strength: Array | float
 
@@ -51,12 +51,12 @@ class Strength:
 
 
 def check_is_rule(name: str, rule: Any) -> None:
-    """Raises TypeError unless `rule` has what `Rule` asks for; `name` is the argument's."""
+    """Raises TypeError unless `rule` has the attributes of `Rule`; `name` is the argument."""
     missing = [flag for flag in _FLAGS if not hasattr(rule, flag)]
     if callable(rule) and missing and not isinstance(rule, type):
         kind = type(rule).__name__
         raise TypeError(
-            f"{name} must say what it reads, but {kind} has no {', '.join(missing)}: set them to "
+            f"{name} must be a rule, but {kind} has no {', '.join(missing)}: set them to "
             f"True or False in the class {kind}"
         )
     check_part(name, rule, ("__call__", *_FLAGS), "rules.OPT(strength=0.2)")
@@ -85,8 +85,8 @@ def _check_position(
         if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):
             shapes = ", ".join(f"{k} {jnp.shape(v)}" for k, v in arguments.items())
             raise ValueError(
-                f"{name}: {key} must be one distribution [V] over the vocabulary of q, got {shapes}"
-                ": vmap over other axes, and give both models one vocabulary"
+                f"{name}: {key} must be a distribution [V] over the vocabulary of q, got {shapes}"
+                ": vmap over other axes, and use models with the same vocabulary"
             )
 
 

@@ -1,7 +1,7 @@
 """Token-specific rules: pi(v) = q(v) (1 - r(v)) + p(v) eta, eta = sum_v r(v) q(v) (eq. 11).
 
-r(v) in {0, 1} says which of the drafter's tokens the verifier replaces. Comparisons are strict, so
-a tie keeps the drafter's token.
+r(v) in {0, 1}: whether the verifier replaces the drafter's token v. Comparisons are strict, so a
+tie keeps the drafter's token.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 4.3.
 """

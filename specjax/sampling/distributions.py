@@ -34,7 +34,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
       `[V]` float32 probabilities.
 
     Raises:
-      ValueError: (at trace time) if `logits` is not one vector or a setting is not one number.
+      ValueError: (at trace time) if `logits` is not a vector or a setting is not a number.
     """
     if not _has_kernel(logits, sampling):
         return distribution_plainly(logits, sampling)
@@ -51,7 +51,7 @@ def _has_kernel(logits: Array, sampling: Sampling) -> bool:
 
 
 def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """What the kernels of `distribution` and `drawn` read."""
+    """The inputs of the kernels of `distribution` and `drawn`."""
     check_scalars(sampling)
     return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
 
@@ -123,7 +123,7 @@ class _Weighed(NamedTuple):
 
     @property
     def chosen(self) -> Array:
-        """What a token is drawn by: `largest` if greedy, else `weights`."""
+        """The weights to draw by: `largest` if greedy, else `weights`."""
         return jnp.where(self.greedy, self.largest, self.weights)
 
 
@@ -141,8 +141,8 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
     greedy = temperature < TINY
     weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
-    # What would be 0 after the division by the sum is 0 before it: both then say the same of what
-    # can be drawn. So are -inf logits at a huge temperature, where XLA computes inf * 0.
+    # Weights that would be 0 after the division by the sum are set to 0 before it, so that both
+    # agree on what can be drawn. So are -inf logits at a huge temperature: XLA computes inf * 0.
     weights = jnp.where((weights < TINY * logits.size) | jnp.isinf(distance), 0.0, weights)
     if sampling.top_k is not None or sampling.top_p is not None:
         rank = descending_bits(logits)
@@ -150,20 +150,20 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
         weights = keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
     if sampling.top_p is not None:
         weights = keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
-    # A maximum may pass NaN over (XLA's are fast, not careful): a sum does not.
+    # A maximum may lose NaN (XLA's are fast, not careful): a sum does not.
     largest = jnp.where(jnp.isnan(logits), logits, is_top.astype(jnp.float32))
     return _Weighed(weights, largest, greedy)
 
 
 def _probs(weighed: _Weighed, mass: Array, first: Array) -> Array:
-    """`distribution`, from the sum of what is chosen by and the first of the largest logits."""
+    """`distribution`, from the sum of the drawing weights and the first largest logit."""
     place = np.arange(weighed.weights.size, dtype=np.int32)
     one_hot = jnp.where(jnp.isnan(mass), mass, (place == first).astype(jnp.float32))
     return jnp.where(weighed.greedy, one_hot, weighed.weights / mass)
 
 
 def _reduced_apart(chosen: Array, largest: Array) -> tuple[Array, Array]:
-    """The sum of what is chosen by, and the first of the largest logits."""
+    """The sum of the drawing weights, and the first of the largest logits."""
     place = np.arange(chosen.size, dtype=np.int32)
     # Not argmax, which reduces pairs and takes five times as long on CPUs.
     return total(chosen), jnp.min(jnp.where(largest == 1.0, place, chosen.size))
@@ -171,7 +171,7 @@ def _reduced_apart(chosen: Array, largest: Array) -> tuple[Array, Array]:
 
 @jax.custom_jvp
 def _reduced(chosen: Array, largest: Array) -> tuple[Array, Array]:
-    """`_reduced_apart` in one pass, which XLA on TPUs does not make of two sums by itself."""
+    """`_reduced_apart` in one pass; XLA on TPUs does not fuse the two sums itself."""
     place = lax.iota(jnp.int32, chosen.size)
     first = jnp.where(largest == 1.0, place, chosen.size)
 
@@ -184,7 +184,7 @@ def _reduced(chosen: Array, largest: Array) -> tuple[Array, Array]:
 
 @_reduced.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    # A reduction of pairs has no derivative of its own in JAX.
+    # JAX has no derivative for a reduction of pairs.
     return _reduced(*primals), (total(tangents[0]), np.zeros((), jax.dtypes.float0))
 
 

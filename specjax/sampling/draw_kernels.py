@@ -1,7 +1,7 @@
-"""Softmax and a draw from it in one TPU kernel: what `sampling.drawn` does, without filters.
+"""Softmax and a draw from it in one TPU kernel: `sampling.drawn` without filters.
 
-XLA makes some 25 operations of `drawn`. Here a tile of 8 x 128 numbers in VMEM holds one leaf of
-the tree of sums of each of eight rows, and three passes over the tiles do it all.
+XLA makes about 25 operations of `drawn`. Here a tile of 8 x 128 numbers in VMEM is one leaf of the
+tree of sums for each of eight rows, and three passes over the tiles suffice.
 
 Axes: B rows, V vocabulary; R rows of a block, at most 8; C chunks of 128 tiles.
 """
@@ -25,7 +25,7 @@ from specjax.sampling.lanes import (
 )
 from specjax.types.language_model import Array
 
-# The least normal number: below it a temperature is 0, and so is a probability.
+# The smallest normal number: smaller temperatures and probabilities count as 0.
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
@@ -34,7 +34,7 @@ _MOST = 22 * LANES * LANES
 
 
 def suits(vocab_size: int) -> bool:
-    """Whether the kernels take this vocabulary: more than a draw's root, at most 360,448."""
+    """Whether the kernels support this vocabulary size: above a draw's root, at most 360,448."""
     return 512 < vocab_size <= _MOST
 
 
@@ -45,10 +45,10 @@ def drawn(
     """`sampling.drawn` of many rows, for a `Sampling` without top-k and top-p.
 
     Args:
-      logits: `[B, V]` float32; `suits(V)` must hold.
+      logits: `[B, V]` float32; `suits(V)` must be true.
       temperature: `[B]` float32.
       uniforms: `[B, num_uniforms(V)]` float32 in [0, 1).
-      interpret: whether to run it on any machine, step by step (static).
+      interpret: whether to interpret it, which works on any machine (static).
 
     Returns:
       `[B, V]` float32 probabilities, equal to `sampling.drawn`'s to a few roundings, and `[B]`
@@ -64,7 +64,7 @@ def drawn(
 
 @traced_once
 def distribution(logits: Array, temperature: Array, *, interpret: bool = False) -> Array:
-    """`sampling.distribution` of many rows likewise; arguments as of `drawn`."""
+    """`sampling.distribution` of many rows; arguments as for `drawn`."""
     vocab = logits.shape[1]
     (probs,) = over_rows(
         functools.partial(_distribution, vocab=vocab), vocab, (temperature, logits),
@@ -75,7 +75,7 @@ def distribution(logits: Array, temperature: Array, *, interpret: bool = False) 
 
 @traced_once
 def draw_by_weights(weights: Array, uniforms: Array, *, interpret: bool = False) -> Array:
-    """`sampling.draw` of many rows: weights `[B, V]` float32, uniforms as of `drawn` -> `[B]`."""
+    """`sampling.draw` of many rows: weights `[B, V]` float32, uniforms as for `drawn` -> `[B]`."""
     vocab = weights.shape[1]
     kernel = functools.partial(_draw_by_weights, vocab=vocab)
     inputs, outputs = (uniforms, weights), ((0, jnp.int32),)
@@ -140,7 +140,7 @@ def _draw_by_weights(
 
 
 class _Softmax(NamedTuple):
-    """Attributes: what `_normalise` reads, and the greedy rows and their tokens `[R, 1]`."""
+    """Attributes: the inputs of `_normalise`, and the greedy rows and their tokens `[R, 1]`."""
 
     inverse: Array
     one: Array
@@ -158,7 +158,7 @@ def _softmax(
     divisor = jnp.where(greedy, 1.0, temperature)
     first = _weigh(logits_ref, weights_ref, sums_ref, largest, divisor, vocab)
     mass = jnp.sum(sums_ref[...], axis=1, keepdims=True)
-    # The greedy rows are multiplied by zero, and their one is put in afterwards.
+    # Greedy rows are multiplied by zero; their 1 is put in afterwards.
     zero = jnp.where(jnp.isnan(mass), mass, 0.0)
     place = first * LANES + lane(first)
     best = jnp.min(place, axis=1, keepdims=True)
@@ -168,10 +168,10 @@ def _softmax(
 
 
 def _largest(logits_ref: Any, vocab: int) -> Array:
-    """The largest logit of each row, `[R, 1]`; NaN if one is."""
+    """The largest logit of each row, `[R, 1]`; NaN if any is."""
 
     def body(chunk: Any, within: int, real: int, best: list[Array]) -> list[Array]:
-        # Four chains, since each maximum waits for the one before.
+        # Four chains, because each maximum waits for the maximum before.
         logits = only(tile_of(logits_ref, chunk, within)[...], real, -jnp.inf)
         i = within % len(best)
         return [*best[:i], jnp.maximum(best[i], logits), *best[i + 1 :]]
@@ -184,12 +184,12 @@ def _largest(logits_ref: Any, vocab: int) -> Array:
 def _weigh(
     logits_ref: Any, weights_ref: Any, sums_ref: Any, largest: Array, temperature: Array, vocab: int
 ) -> Array:
-    """Writes the weights of `sampling.distribution` as for rows that are not greedy.
+    """Writes the weights of `sampling.distribution`, as if no row were greedy.
 
     Args:
       logits_ref: `[R, V]`.
-      weights_ref: `[R, V]`, which takes the weights.
-      sums_ref: `[R, C * 128]`, which takes the tiles' sums.
+      weights_ref: `[R, V]`, for the weights.
+      sums_ref: `[R, C * 128]`, for the tiles' sums.
       largest: `[R, 1]`.
       temperature: `[R, 1]`, positive.
       vocab: V.
@@ -207,7 +207,7 @@ def _weigh(
         hit = logits == largest
         # See `sampling._weighed` for both conditions.
         weights = jnp.exp(jnp.where(hit, 0.0, (largest - logits) * rate))
-        # NaN stays, and so the sums tell of it; a maximum may pass it over.
+        # NaN stays, and the sums show it; a maximum may lose it.
         weights = only(jnp.where(weights < _TINY * vocab, 0.0, weights), real, 0.0)
         tile_of(weights_ref, chunk, within)[...] = weights
         sums = jnp.where(lane(sums) == within, jnp.sum(weights, axis=1, keepdims=True), sums)
@@ -222,7 +222,7 @@ def _weigh(
 
 
 def _leaf(sums_ref: Any, uniforms: Array) -> Array:
-    """The tile that is drawn in each row, `[R, 1]` int32; `sums_ref [R, C * 128]`."""
+    """The drawn tile of each row, `[R, 1]` int32; `sums_ref [R, C * 128]`."""
     sums = sums_ref[...]
     if uniforms.shape[1] == 2:
         return first_above(sums, uniforms[:, :1])
@@ -244,7 +244,7 @@ def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array | None, v
       probs_ref: `[R, V]`, weights.
       inverse: `[R, 1]`, the factor.
       one: `[R, 128]` int32, the tile in which a lane's probability is 1 instead, or -1.
-      leaf: `[R, 1]` int32, a tile; None if none is asked for.
+      leaf: `[R, 1]` int32, a tile; None if not needed.
       vocab: V.
 
     Returns:

@@ -13,7 +13,7 @@ from specjax.sampling import draw_kernels
 from specjax.sampling.kernel_choice import on_one_tpu
 from specjax.types import Array
 
-# Entries per node of the tree that a draw descends (the lanes of a TPU), and of its root at most.
+# Entries per node of the tree that a draw descends (the lanes of a TPU), and the most of its root.
 _FAN_OUT, _ROOT = 128, 512
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -36,8 +36,8 @@ def draw(weights: Array, uniform: Array) -> Array:
     Args:
       weights: `[V]` float32, non-negative; need not sum to one.
       uniform: float32 in [0, 1): a scalar, or `[num_uniforms(V)]`, one for each level of the tree.
-        One float32 uniform has 2^23 values: at V = 262,144 the law of the draw is then off by
-        0.5 % in total variation. With one per level it is exact to rounding.
+        One float32 uniform has 2^23 values: at V = 262,144 the distribution of the draw is then off
+        by 0.5 % in total variation. With a uniform per level it is exact to rounding.
 
     Returns:
       An int32 token whose weight is positive: with a scalar, the first token whose cumulative
@@ -62,7 +62,7 @@ def draw_plainly(weights: Array, uniform: Array) -> Array:
 def levels_of(weights: Array) -> list[Array]:
     """The tree of sums, leaves first: nodes `[m, 128]`, and the root `[n]`."""
     levels, size = [weights], weights.size
-    # As many as `num_uniforms` says, whatever is padded.
+    # As many levels as `num_uniforms` counts, whatever is padded.
     while size > _ROOT:
         size = -(-size // _FAN_OUT)
         blocks = _blocks(levels[-1])
@@ -148,13 +148,13 @@ def _blocks(x: Array) -> Array:
 
 
 def _cumulative_by_product(x: Array) -> Array:
-    """`jnp.cumsum` of a short vector in one operation, where XLA makes five of it."""
+    """`jnp.cumsum` of a short vector in one operation; XLA makes five of it."""
     below = np.tri(x.size, dtype=np.float32).T
     return jnp.dot(x, below, precision=lax.Precision.HIGHEST)
 
 
 def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
-    """The first positive entry whose cumulative weight exceeds the target, else the last one.
+    """The first positive entry whose cumulative weight exceeds the target, else the last.
 
     Also returns the target minus the cumulative weight before that entry.
     """
@@ -172,6 +172,6 @@ def vector(name: str, x: Array) -> Array:
     """`x`, which must be one vector; `name` is for the message."""
     if jnp.ndim(x) != 1 or jnp.size(x) == 0:
         raise ValueError(
-            f"{name} must be one vector [V], got shape {jnp.shape(x)}: vmap over the other axes"
+            f"{name} must be a vector [V], got shape {jnp.shape(x)}: vmap over the other axes"
         )
     return jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""Top-k and top-p: which tokens stay, without sorting the vocabulary.
+"""Top-k and top-p, without sorting the vocabulary.
 
 V: vocabulary.
 """
@@ -20,32 +20,32 @@ def descending_bits(logits: Array) -> Array:
 
 
 def keep_top_k(weights: Array, rank: Array, k: Array) -> Array:
-    """The weights `[V]` of the k largest logits, whose `rank [V]` is given; ties all stay."""
+    """The weights `[V]` of the k largest logits, by `rank [V]`; all ties stay."""
     ones = jnp.ones(rank.shape, jnp.int32)
     # The smallest threshold that keeps at least k tokens, without sorting the vocabulary.
     return jnp.where(rank <= _edge(rank, ones, jnp.minimum(k, weights.size)), weights, 0.0)
 
 
 def keep_top_p(weights: Array, rank: Array, p: Array) -> Array:
-    """The weights `[V]` of the most probable tokens that hold a part p of their sum; likewise."""
-    # Not below the least normal number, which devices take for 0: no token at all would reach it.
+    """The weights `[V]` of the most probable tokens with a part p of the sum; all ties stay."""
+    # At least the smallest normal number: devices treat less as 0, and no token would reach it.
     mass = jnp.maximum(p * jnp.sum(weights), float(jnp.finfo(jnp.float32).tiny))
     # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
     return jnp.where((rank <= _edge(rank, weights, mass)) | (p >= 1.0), weights, 0.0)
 
 
 def _edge(rank: Array, values: Array, wanted: Array) -> Array:
-    """The smallest bound up to which values sum up to what is wanted; if none, the largest uint32.
+    """The smallest bound up to which values sum to `wanted`; if none, the largest uint32.
 
     Args:
       rank: `[V]` uint32.
-      values: `[V]`, non-negative: value i counts where `rank[i]` is at most the bound.
+      values: `[V]`, non-negative: value i counts if `rank[i]` is at most the bound.
       wanted: a scalar of their dtype.
 
     Returns:
       uint32 scalar.
     """
-    # It does not move with the values, but for jumps.
+    # Its derivative is zero except at jumps.
     given = lax.stop_gradient((rank, values, wanted))
     return by_platform(*given, tpu=_edge_by_sixteenths, default=_edge_by_halves)
 
@@ -64,7 +64,7 @@ def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:
 
 
 def _edge_by_sixteenths(rank: Array, values: Array, wanted: Array) -> Array:
-    """See `_edge`; eight passes with 15 bounds each, of which a TPU takes 1.5 times as long."""
+    """See `_edge`; eight passes with 15 bounds each; on a TPU each takes 1.5 times as long."""
     none = np.zeros((), values.dtype)
 
     def digit(i: Array, low: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Which of two computations a program holds: a kernel, or the plain code that it stands for."""
+"""Chooses between a kernel and the plain code that it replaces."""
 
 import functools
 import math
@@ -18,22 +18,22 @@ from specjax.types.language_model import Array
 def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     """`plain(*args)`; under `jax.vmap` in a program for one TPU, `kernel` for all rows at once.
 
-    Rows may share numbers, such as a temperature; where they share a vector, `plain` is compiled.
+    Rows may share numbers, such as a temperature; if they share a vector, `plain` is compiled.
 
-    XLA does not split a kernel over the devices of a mesh: where it would have to, and on other
-    platforms, `plain` is compiled. Inside of a `jax.shard_map` over all axes of a mesh each device
-    has its own arrays, and runs the kernel if `check_vma=False`.
+    XLA does not split a kernel over the devices of a mesh: if it would have to, and on other
+    platforms, `plain` is compiled. Inside a `jax.shard_map` over all axes of a mesh, each device
+    has its own arrays and runs the kernel if `check_vma=False`.
 
     Args:
       *args: arrays of one row.
       kernel: takes arrays with a leading axis of rows, and returns such arrays.
-      plain: takes those of one row. Both are functions of modules: they tell programs apart.
+      plain: takes arrays of one row. Both must be functions of modules: they identify programs.
 
     Returns:
-      What `plain` returns.
+      The result of `plain`.
     """
-    # JAX keeps account of what differs between devices in plain code alone. And what a program is
-    # traced for, plain code asks now: once this is lowered, nobody knows.
+    # JAX tracks differences between devices only in plain code, and only plain code knows while it
+    # is traced what it is traced for.
     if any(jax.typeof(x).mat.varying for x in args) or platforms.is_special():
         return plain(*args)
     leaves, tree = jax.tree.flatten(jax.eval_shape(plain, *args))
@@ -44,14 +44,14 @@ def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
 
 
 def _mapped(plain: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
-    """`plain` for arrays with so many axes of rows before their own."""
+    """`plain` for arrays with this many axes of rows before their own."""
     for _ in range(axes):
         plain = jax.vmap(plain)
     return lambda *args: jax.tree.leaves(plain(*args))
 
 
 def _flattened(kernel: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
-    """`kernel` for such arrays; outer axes become the inner ones, as `rows_in_tiles` lays them."""
+    """`kernel` for such arrays; outer axes become inner axes, in the order of `rows_in_tiles`."""
     turn = tuple(reversed(range(axes)))
 
     def run(*args: Array) -> list[Array]:
@@ -82,7 +82,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *args: Any, tpu: bool, **params: Any) 
 
 
 def _on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether what is lowered runs on one device's own arrays, as Pallas asks for."""
+    """Whether the program runs on a single device's arrays, which Pallas requires."""
     context: Any = ctx.module_context.axis_context
     if hasattr(context, "num_devices"):
         return context.num_devices == 1
@@ -92,7 +92,7 @@ def _on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
 
 def _batch(args: Any, dims: Any, *, axes: int, **params: Any) -> Any:
     if any(dim is None and x.ndim > axes for x, dim in zip(args, dims, strict=True)):
-        # A vector that all rows share would be copied for each.
+        # A vector that all rows share would be copied for each row.
         out = jax.vmap(_mapped(params["plain"], axes), in_axes=tuple(dims))(*args)
         return out, [0] * len(out)
     (size,) = {x.shape[dim] for x, dim in zip(args, dims, strict=True) if dim is not None}

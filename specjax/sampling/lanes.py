@@ -1,6 +1,6 @@
-"""What the kernels compute within tiles of 8 x 128 numbers: rows in sublanes, entries in lanes.
+"""Computations of kernels within tiles of 8 x 128 numbers: rows in sublanes, entries in lanes.
 
-For code inside of Pallas TPU kernels. R: rows of a block, at most 8.
+For code inside Pallas TPU kernels. R: rows of a block, at most 8.
 """
 
 import functools
@@ -20,7 +20,7 @@ LANES, SUBLANES = 128, 8
 # Holds two arrays of eight rows at V = 262,144, each twice, to read ahead.
 _VMEM = 48 << 20
 
-# A kernel of 250 tiles takes a second to trace and lower, and stands in several branches.
+# Tracing a kernel of 250 tiles takes a second, and several branches use it.
 traced_once = functools.partial(jit, static_argnames="interpret")
 
 
@@ -60,7 +60,7 @@ def over_rows(
       vocab: V.
       inputs: `[B]` or `[B, n]`.
       outputs: for each result n, 0 for a vector, and its dtype.
-      sums: whether the kernel takes one more ref, `[R, C * 128]` float32 for C chunks of tiles.
+      sums: whether the kernel takes another ref, `[R, C * 128]` float32 for C chunks of tiles.
       interpret: see `drawn`.
 
     Returns:
@@ -105,13 +105,13 @@ def over_tiles(
 ) -> Any:
     """Runs `carry = body(chunk, within, real, carry)` for every tile of a vocabulary, in order.
 
-    The program holds up to 255 tiles; more are a loop over chunks of 128. So a tile's place in its
-    chunk is static: computing its address would take longer than most bodies.
+    The program has up to 255 tiles; more tiles are a loop over chunks of 128. So a tile's place in
+    its chunk is static: computing its address would take longer than most bodies.
 
     Args:
       vocab: V.
-      body: gets the chunk's number, the tile's number in it (static), how many of the tile's
-        entries are real (static), and the carry.
+      body: gets the chunk's number, the tile's number in it (static), the number of real entries of
+        the tile (static), and the carry.
       carry: the first carry.
       done: `carry = done(chunk, carry)` after each chunk.
 
@@ -133,7 +133,7 @@ def over_tiles(
 
 
 def tile_of(ref: Any, chunk: Any, within: Any) -> Any:
-    """One tile `[R, 128]` of `ref [R, V]`, to be read and written with `[...]`."""
+    """A tile `[R, 128]` of `ref [R, V]`, to be read and written with `[...]`."""
     if not isinstance(chunk, int):
         start = pl.multiple_of(chunk * LANES * LANES, LANES * LANES)
         ref, chunk = ref.at[:, pl.ds(start, LANES * LANES)], 0
@@ -156,7 +156,7 @@ def cumulative(x: Array) -> Array:
 
 
 def first_above(weights: Array, uniform: Array) -> Array:
-    """Draws one entry of each row, as a level of `sampling.draw` does.
+    """Draws an entry of each row, as a level of `sampling.draw` does.
 
     Args:
       weights: `[R, n]` float32, non-negative; n a multiple of 128.

@@ -1,4 +1,4 @@
-"""What a drafter is, and what decides when its draft ends.
+"""The interfaces of drafters and of stopping policies.
 
 Axes: B rows, G longest block, V vocabulary, D drafter's width, T committed tokens.
 """
@@ -13,17 +13,17 @@ from specjax.types.language_model import Array, Axes, Params, row_axes
 class DraftBlock(NamedTuple):
     """A drafted block for each row, padded to G tokens.
 
-    A block is a tree, whose node 0 is the last committed token and whose node i + 1 is
-    `tokens[:, i]`. Most are chains, in which each token follows the one before it.
+    A block is a tree: node 0 is the last committed token, and node i + 1 is `tokens[:, i]`. Most
+    blocks are chains, in which each token follows the token before.
 
     Attributes:
-      tokens: `[B, G]` int32; past `num_drafted` anything.
-      probs: `[B, G + 1, V]` float32; row i is what the drafter would draw after node i: in a chain,
-        what `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus position, is filled
-        in only where it is asked for; so are the rows of a tree's leaves.
+      tokens: `[B, G]` int32; arbitrary past `num_drafted`.
+      probs: `[B, G + 1, V]` float32; row i is the drafter's distribution after node i: in a chain,
+        the distribution that `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus
+        position, is filled in only if needed; likewise the rows of a tree's leaves.
       confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
-      num_drafted: `[B]` int32, at most the row's limit; a round cuts off what is longer.
-      calls: model's name -> int32 scalar, how many passes of it made the block.
+      num_drafted: `[B]` int32, at most the row's limit; a round cuts longer blocks.
+      calls: model's name -> int32 scalar, the number of its passes for the block.
       parents: `[B, G]` int32, the node that each token follows, parents before their children;
         None for a chain.
     """
@@ -37,12 +37,12 @@ class DraftBlock(NamedTuple):
 
 
 class Bonus(NamedTuple):
-    """What a drafter says of the position after its block.
+    """A drafter's distribution at the position after its block.
 
     Attributes:
       probs: `[B, V]` float32, the distribution there.
       confidences: `[B, V]` float32, its confidence, or None.
-      calls: model's name -> int32 scalar, how many passes it took.
+      calls: model's name -> int32 scalar, the number of its passes.
     """
 
     probs: Array  # [B, V]
@@ -51,21 +51,23 @@ class Bonus(NamedTuple):
 
 
 class DraftTraits(NamedTuple):
-    """What a verification algorithm may have to know of the way blocks are drafted.
+    """Properties of drafting that a verification algorithm may need to know.
 
     Attributes:
-      prefix_only: each draft distribution depends on the tokens before it alone, and on one drafter
+      prefix_only: each draft distribution depends only on the tokens before it, and on a single
+        drafter
         (no horizontal cascade, no statistics gathered from earlier rounds).
-      random_stops: whether the decision to stop a draft uses randomness of its own.
+      random_stops: whether the decision to stop a draft uses extra randomness.
       fixed_length: every block is as long as its row's limit allows. False is always safe: True
-        lets `GreedyBlock` in, which is biased where it is not so.
-      independent_rows: where all limits are G, a row's block and the passes that `propose` counts
-        do not depend on the other rows. False is always safe; see `Method.independent_rows`.
-      catches_up: whether the next draft reads what a block that stands has left unread, at no
-        further pass. Then `bonus` is called for its distribution alone, not to fill a cache.
+        allows `GreedyBlock`, which is biased if it does not apply.
+      independent_rows: if all limits are G, a row's block and the passes that `propose` counts do
+        not depend on the other rows. False is always safe; see `Method.independent_rows`.
+      catches_up: whether the next draft reads the tokens that an accepted block has left unread,
+        without a further pass. Then `bonus` is called only for its distribution, not to fill a
+        cache.
       drafts_trees: whether blocks have `parents`.
-      reads_verifier_hidden: whether `commit` is to be given the verifier's hidden states, which are
-        not kept otherwise.
+      reads_verifier_hidden: whether `commit` needs the verifier's hidden states, which are not kept
+        otherwise.
     """
 
     prefix_only: bool = True
@@ -80,22 +82,22 @@ class DraftTraits(NamedTuple):
 class Drafter(Protocol):
     """Proposes blocks of tokens; static and hashable, arrays in `params` and the state.
 
-    A drafter of your own derives from this class; what has a default may be left out.
+    Derive your own drafter from this class; methods with a default may be left out.
 
-    A drafter is told what was committed, and may lag: a row that drafts nothing for some rounds is
-    still committed to, and the drafter reads those tokens when the row drafts again.
+    A drafter gets the committed tokens, and may lag: a row that drafts nothing for some rounds
+    still commits tokens, and the drafter reads them when the row drafts again.
 
     Attributes:
       max_draft: G, the longest block.
       vocab_size: V.
-      num_uniforms: how many uniforms a row's block takes; 0 by default.
+      num_uniforms: the number of uniforms per block of a row; 0 by default.
       has_confidence: whether there is a confidence distribution (a statistical drafter has none);
         False by default.
-      traits: what verification algorithms may have to know; `DraftTraits()` by default.
-      model_names: the names of its models, under which their passes are counted; none by default.
+      traits: see `DraftTraits`; `DraftTraits()` by default.
+      model_names: the names of its models, for counting their passes; none by default.
     """
 
-    # For the type checker alone: a field of a dataclass may take their places.
+    # Only for the type checker: fields of a dataclass may replace them.
     if TYPE_CHECKING:
 
         @property
@@ -127,7 +129,7 @@ class Drafter(Protocol):
         return ()
 
     def describe(self) -> Any:
-        """What determines its drafts besides its parameters, as JSON values."""
+        """The settings that determine its drafts besides its parameters, as JSON values."""
         return repr(self)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -144,7 +146,7 @@ class Drafter(Protocol):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Any:
-        """Takes prompts in (see `LanguageModel.prefill`).
+        """Reads prompts (see `LanguageModel.prefill`).
 
         Returns:
           The drafter's state; the leading axis of every array in it is the batch.
@@ -163,7 +165,7 @@ class Drafter(Protocol):
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, Any]:
-        """Drafts one block for each row.
+        """Drafts a block for each row.
 
         Args:
           params: the drafter's parameters.
@@ -171,10 +173,10 @@ class Drafter(Protocol):
           tokens: `[B]` int32, each row's last committed token.
           limits: `[B]` int32 in 0 .. G, the longest block of each row this round.
           uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
-          sampling: fields `[B]`; the block's probabilities are what tokens are drawn from. Whether
-            it also draws by a processor's logits is the drafter's choice.
-          active: `[B]` bool, the rows that draft or may be asked for a bonus; others need nothing,
-            and no pass is made for them alone.
+          sampling: fields `[B]`; the block's probabilities are the distributions tokens are drawn
+            from. The drafter may ignore a processor's logits.
+          active: `[B]` bool, the rows that draft or may need a bonus; other rows need nothing, and
+            no pass is made only for them.
           with_confidence: whether the rule reads confidences (static).
 
         Returns:
@@ -192,7 +194,7 @@ class Drafter(Protocol):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, Any]:
-        """Says what follows each row's last drafted token (its last committed one if none is).
+        """The distribution after each row's last token, which is drafted or the last committed one.
 
         Args:
           params: the drafter's parameters.
@@ -203,19 +205,19 @@ class Drafter(Protocol):
           with_confidence: whether the rule reads confidences (static).
 
         Returns:
-          The distributions, and the state, which then lacks nothing if the block is accepted.
+          The distributions, and the state, which is complete if the whole block is accepted.
         """
 
     def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
-        """Takes note of what was committed; whatever else was drafted is rolled back.
+        """Takes the committed tokens; all other drafted tokens are rolled back.
 
         Args:
           state: its state after `propose` or `bonus`.
           tokens: `[B, T]` int32; the first `counts[b]` of row b are committed. They may be fewer
-            than were accepted, and need not be the drafter's own.
-          counts: `[B]` int32; 0 leaves a row where it was before the round.
-          hidden: `[B, T, D]`, the verifier's hidden states from which it said what `tokens` may
-            be; given where the traits say `reads_verifier_hidden`.
+            than were accepted, and may differ from the drafter's tokens.
+          counts: `[B]` int32; 0 leaves a row unchanged since before the round.
+          hidden: `[B, T, D]`, the verifier's hidden states that predicted `tokens`; only if the
+            traits set `reads_verifier_hidden`.
 
         Returns:
           The state for the next round.
@@ -223,34 +225,34 @@ class Drafter(Protocol):
         return state
 
     def mark(self, state: Any) -> Any:
-        """What `rewind` needs to come back, if a level above refuses what was told as committed.
+        """A mark for `rewind`, in case a level above rejects tokens that were committed here.
 
         Returns:
           A pytree; the leading axis of its arrays is the batch. By default the state itself, which
-          is always right; a drafter with a cache leaves the cache out.
+          is always right; a drafter with a cache leaves out the cache.
         """
         return state
 
     def rewind(self, state: Any, mark: Any) -> Any:
-        """Takes back what was committed since a mark; a `commit` of something else follows.
+        """Takes back the tokens committed since a mark; a `commit` of other tokens follows.
 
         Returns:
-          A state as it was at the mark, by default the mark itself. Of the newest `state` it may
-          keep what is overwritten before it is seen.
+          The state at the mark, by default the mark itself. It may keep entries of the newest
+          `state` that are overwritten before they are seen.
         """
         return mark
 
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
-        """How many tokens each row is to draft at most, before anything is drafted.
+        """The most tokens that each row drafts, decided before anything is drafted.
 
         Args:
           params: the drafter's parameters.
           state: its state.
-          limits: `[B]` int32 in 0 .. G, what is allowed.
+          limits: `[B]` int32 in 0 .. G, the allowed lengths.
 
         Returns:
-          `[B]` int32, by default those allowed. `propose` is given those allowed too; a row with 0
-          here is not `active` there, unless it may be asked for a bonus.
+          `[B]` int32, by default `limits`. `propose` gets `limits` too; a row with 0 here is not
+          `active` there, unless it may need a bonus.
         """
         return limits
 
@@ -260,13 +262,13 @@ class Drafter(Protocol):
 
 
 class DraftOutcome(NamedTuple):
-    """What became of the rows' last drafts.
+    """The outcome of the rows' last drafts.
 
     Attributes:
-      drafted: `[B]` int32, how many tokens were drafted; 0 where a row drafted nothing.
-      agreed: `[B]` int32, how many of them were committed as they were drafted.
-      rejected: `[B]` bool, whether another token was committed in the place of the next one. False
-        too where the row's output ended before it.
+      drafted: `[B]` int32, the number of drafted tokens.
+      agreed: `[B]` int32, the number of drafted tokens that were committed.
+      rejected: `[B]` bool, whether the next drafted token was replaced by another one. False if the
+        row's output ended before it.
     """
 
     drafted: Array  # [B]
@@ -275,15 +277,15 @@ class DraftOutcome(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What a stopping policy sees of the token that each row has just drawn.
+    """The token that each row has just drawn, for a stopping policy.
 
     Attributes:
       token: `[B]` int32, the token.
-      probs: `[B, V]` float32, what it was drawn from: one-hot at temperature 0.
+      probs: `[B, V]` float32, the distribution it was drawn from: one-hot at temperature 0.
       confidences: `[B, V]` float32, the drafter's softmax at temperature 1, unfiltered; None
         unless `reads_confidence`.
       hidden: `[B, D]`, the drafter's last hidden state of the token before it.
-      place: int32 scalar, how many tokens were drafted before it.
+      place: int32 scalar, the number of tokens drafted before it.
     """
 
     token: Array  # [B]
@@ -296,14 +298,14 @@ class Drawn(NamedTuple):
 class Stopping(Protocol):
     """Decides when a row's draft ends; static and hashable, arrays in `params` and the state.
 
-    A policy of your own derives from this class and defines `step`; the rest has defaults.
+    Derive your own policy from this class and define `step`; the rest has defaults.
 
-    The decision after token i may look at the tokens up to i and what was known with them, and at
-    earlier rounds, never at a later token: then verification stays exact. The token just drawn is
+    The decision after token i may depend on the tokens up to i, on what was known with them, and on
+    earlier rounds, never on a later token: then verification stays exact. The token just drawn is
     always kept.
 
     Attributes:
-      is_random: whether it uses randomness of its own; False by default.
+      is_random: whether it uses extra randomness; False by default.
       is_fixed: whether it never stops a draft before its longest length; False by default.
       reads_confidence: whether `step` reads the confidence distributions, which are None otherwise;
         False by default.
@@ -331,15 +333,15 @@ class Stopping(Protocol):
         return False
 
     def bind(self, head: Any = None) -> "tuple[Stopping, Params]":
-        """Takes the policy apart: its static part, and its numbers, which are traced.
+        """Splits the policy: a static part, and its numbers, which are traced.
 
-        Another number then compiles nothing. By default the policy itself and no parameters.
+        Changing a number then compiles nothing. By default the policy itself and no parameters.
 
         Args:
           head: the drafter's acceptance head, or None if it has none.
 
         Raises:
-          ValueError: if the policy needs a head and there is none.
+          ValueError: if the policy needs a head but has none.
         """
         return self, ()
 
@@ -357,28 +359,27 @@ class Stopping(Protocol):
         return ()
 
     def init(self, rows: int) -> Any:
-        """The state before a draft's first token, of a policy that leaves `begin` as it is."""
+        """The state before a draft's first token, for a policy that does not define `begin`."""
         return ()
 
     def begin(self, params: Params, memory: Any, limits: Array, longest: int) -> tuple[Array, Any]:
-        """Says how much a round may draft, before its first token.
+        """Limits the drafts of a round, before the first token.
 
         Args:
           params: the policy's own parameters.
-          memory: what is known of earlier rounds.
-          limits: `[B]` int32 in 0 .. G, what each row may draft; 0 in rows that take no part.
+          memory: the memory of earlier rounds.
+          limits: `[B]` int32 in 0 .. G, the most tokens of each row; 0 in rows that do not draft.
           longest: G.
 
         Returns:
-          `[B]` int32, what each row is to draft at most (what exceeds `limits` is cut off), and the
-          policy's state; the leading axis of its arrays is the batch. By default `limits` and what
-          `init` gives.
+          `[B]` int32, the most tokens each row drafts (cut to `limits`), and the policy's state;
+          the leading axis of its arrays is the batch. By default `limits` and the result of `init`.
         """
         return limits, self.init(limits.shape[0])
 
     @abc.abstractmethod
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """Says whether each row's draft ends with the token just drawn.
+        """Decides whether each row's draft ends with the token just drawn.
 
         Args:
           params: the policy's own parameters.
@@ -390,14 +391,14 @@ class Stopping(Protocol):
         """
 
     def learn(self, memory: Any, state: Any, outcome: DraftOutcome) -> Any:
-        """Takes note of what became of the drafts; called where `reads_past`.
+        """Updates the memory by the outcome of the drafts; called if `reads_past`.
 
-        Rows to which nothing was committed keep their memory, whatever is returned.
+        Rows without committed tokens keep their memory, whatever is returned.
 
         Args:
-          memory: what is known of earlier rounds.
+          memory: the memory of earlier rounds.
           state: the policy's state at the end of the drafts.
-          outcome: what became of them.
+          outcome: their outcome.
 
         Returns:
           The new memory.

@@ -1,4 +1,4 @@
-"""How tokens are drawn: temperature, top-k and top-p, and processors before them.
+"""How tokens are drawn: temperature, top-k and top-p, and processors that run first.
 
 Axes: B rows, P prompt length, V vocabulary.
 """
@@ -20,10 +20,9 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 class Processor(Protocol):
     """Changes a model's logits before temperature, top-k and top-p; static and hashable.
 
-    Its state follows the tokens of each row. It is advanced token by token along a drafted block,
-    and of what is not committed nothing remains. So logits may depend on all tokens before them in
-    any way, and what a method emits follows the processed distributions exactly. Confidences are
-    those of the model alone.
+    Its state follows the tokens of each row. It advances token by token along a drafted block, and
+    returns to the last committed token. So logits may depend on all earlier tokens in any way, and
+    the output follows the processed distributions exactly. Confidences do not see it.
     """
 
     @abc.abstractmethod
@@ -32,7 +31,7 @@ class Processor(Protocol):
 
         Args:
           inputs: `[B, P]` int32, padded on the right.
-          input_lengths: `[B]` int32, how many of each row's inputs are real.
+          input_lengths: `[B]` int32, the number of real inputs of each row.
 
         Returns:
           A pytree; the leading axis of its arrays is the batch.
@@ -40,9 +39,9 @@ class Processor(Protocol):
 
     @abc.abstractmethod
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """The logits `[B, V]` that tokens are drawn from, in the place of these `[B, V]` float32.
+        """The logits `[B, V]` to draw from, computed from the model's `[B, V]` float32.
 
-        `params` are the processor's parameters: one pytree for all rows.
+        `params` are the processor's parameters: the same pytree for all rows.
         """
 
     @abc.abstractmethod
@@ -53,12 +52,12 @@ class Processor(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Processing:
-    """A processor at a place in the rows' texts.
+    """A processor at its place in the rows' texts.
 
     Attributes:
       processor: static.
-      params: its parameters, which belong to no row: None but while a method steps.
-      state: its state after the tokens that are committed, or drafted.
+      params: its parameters, shared by rows: None except while a method steps.
+      state: its state after the committed, or drafted, tokens.
     """
 
     processor: Processor = dataclasses.field(metadata={"static": True})
@@ -68,18 +67,18 @@ class Processing:
 
 @traced_dataclass
 class Sampling:
-    """How tokens are drawn. Each number is one, or an array of one number per row.
+    """How tokens are drawn. Each value is a number, or an array with a number per row.
 
-    A field that is None is left out of the compiled program, so an unfiltered run never looks for
-    a threshold.
+    A field that is None is left out of the compiled program, so an unfiltered run computes no
+    threshold.
 
     Attributes:
       temperature: >= 0, finite; logits are divided by it. 0: greedy, one-hot at the first argmax.
-      top_k: >= 1, or None; only the k largest logits stay. Ties with the k-th all stay.
-      top_p: in (0, 1], or None; a token stays while the tokens strictly more probable than it
-        (after temperature and top-k) hold less than this mass, so ties at the edge all stay.
-      processing: what changes the logits before that. A method with a processor sets it; the
-        functions of `specjax.processing` read it.
+      top_k: >= 1, or None; only the k largest logits stay, with all ties of the k-th.
+      top_p: in (0, 1], or None; a token stays if the tokens strictly more probable than it (after
+        temperature and top-k) have less than this mass, so all ties at the edge stay.
+      processing: the processor of the logits, which comes first. A method with a processor sets it;
+        the functions of `specjax.processing` read it.
 
     Raises:
       ValueError: if a concrete value is outside its range.

@@ -1,4 +1,4 @@
-"""What decoding asks of a language model.
+"""The interface of language models.
 
 Axes: B rows, P prompt length, F prefix length, T tokens in one extend, S cache length, D width,
 V vocabulary.
@@ -15,17 +15,17 @@ from specjax.checks import checked_scores
 Array = jax.Array
 Params = Any  # a pytree of arrays
 Cache = Any  # a pytree of arrays whose leading axis is the batch
-CacheUpdates = Any  # a pytree of arrays: what one block adds to a cache
-Axes = Any  # a pytree like another one, a tuple of logical axis names in the place of each array
+CacheUpdates = Any  # a pytree of arrays: the entries that a block adds to a cache
+Axes = Any  # a pytree with a tuple of logical axis names in place of each array
 
 
 class Prefilled(NamedTuple):
-    """A prompt taken in: a cache, and the first token to extend with.
+    """A prompt that was read: a cache, and the first token to extend with.
 
     Attributes:
-      cache: the model's cache, with all of the prompt but `tokens` in it.
+      cache: the model's cache, with the whole prompt except `tokens`.
       tokens: `[B]` int32, the last token of each prompt (or the start token); not in the cache.
-      positions: `[B]` int32, the cache position at which `tokens` belongs.
+      positions: `[B]` int32, the cache position of `tokens`.
     """
 
     cache: Cache
@@ -34,7 +34,7 @@ class Prefilled(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """What a model says of a block of tokens.
+    """A model's output for a block of tokens.
 
     Attributes:
       logits: `[B, T, V]` float32; `logits[b, t]` predicts the token after `tokens[b, t]`.
@@ -48,12 +48,12 @@ class Extended(NamedTuple):
 
 
 class TreeShape(NamedTuple):
-    """Where the tokens of a block stand that is a tree; see `DraftBlock`.
+    """The places of a block's tokens in a tree; see `DraftBlock`.
 
     Attributes:
-      depths: `[B, T]` int32, how many tokens after the first one each of them stands: its position
-        in the text, where its slot in the cache is its place in the block.
-      seen: `[B, T, T]` bool, whether token i follows token j or is it: what i may see of the block.
+      depths: `[B, T]` int32, the distance of each token from the first: its position in the text,
+        while its slot in the cache is its place in the block.
+      seen: `[B, T, T]` bool, whether token i equals or follows token j, and so sees it.
     """
 
     depths: Array  # [B, T]
@@ -75,12 +75,12 @@ def row_axes(tree: Any) -> Axes:
 class LanguageModel(Protocol):
     """A causal next-token model whose rows advance, and roll back, independently.
 
-    A model of your own derives from this class and defines `vocab_size`, `prompt_positions`,
-    `prefill`, `score` and `write`; the rest has a default.
+    Derive your own model from this class and define `vocab_size`, `prompt_positions`, `prefill`,
+    `score` and `write`; the rest has a default.
 
     Rolling back is a smaller `positions[b]` in the next call: entries are overwritten, never added
     to, and position k is seen only by queries at positions >= k. Writes past the cache's end are
-    dropped. Instances are static and hashable; all arrays travel in `params` and `cache`.
+    dropped. Instances are static and hashable; all arrays are in `params` and `cache`.
 
     Attributes:
       vocab_size: V, the size of the last axis of the logits.
@@ -89,7 +89,7 @@ class LanguageModel(Protocol):
 
     reads_trees: ClassVar[bool] = False
 
-    # For the type checker alone: a field of a dataclass may take its place.
+    # Only for the type checker: a field of a dataclass may replace it.
     if TYPE_CHECKING:
 
         @property
@@ -98,11 +98,11 @@ class LanguageModel(Protocol):
 
     @abc.abstractmethod
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """Counts the cache positions of each prompt, its last token included.
+        """Counts the cache positions of each prompt, with its last token.
 
         Args:
-          input_lengths: `[B]`, or one number.
-          prefix_lengths: `[B]`, or one number.
+          input_lengths: `[B]`, or a number.
+          prefix_lengths: `[B]`, or a number.
 
         Returns:
           The same shape; the first generated token has this position.
@@ -118,12 +118,12 @@ class LanguageModel(Protocol):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Prefilled:
-        """Takes prompts in.
+        """Reads prompts.
 
         Args:
           params: the model's parameters.
           inputs: `[B, P]` int32 prompts, padded on the right.
-          input_lengths: `[B]` int32, how many of each row's inputs are real (>= 1).
+          input_lengths: `[B]` int32, the number of real inputs of each row (>= 1).
           max_length: S, the number of positions the cache must hold (static).
           prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models).
           prefix_lengths: `[B]` int32.
@@ -136,38 +136,38 @@ class LanguageModel(Protocol):
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
-        """Reads `tokens [B, T]` at `positions[b] ..` and leaves the cache alone.
+        """Reads `tokens [B, T]` at `positions[b] ..` without changing the cache.
 
         Returns:
           logits `[B, T, V]` float32, hidden `[B, T, D]`, and the updates for `write`. The updates
-          have T in one axis of each array that depends on it. Being free of the cache they may
-          cross a `lax.switch` between several T without copying it.
+          have T in one axis of each array that depends on it. Since they do not contain the cache,
+          they may cross a `lax.switch` between several T without copying it.
         """
 
     @abc.abstractmethod
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
-        """Writes what `score` returned at `positions[b] ..`; what falls past the end is dropped."""
+        """Writes the updates of `score` at `positions[b] ..`; entries past the end are dropped."""
 
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        """`score` of a block that is a tree, where `reads_trees`.
+        """`score` for a block that is a tree, if `reads_trees`.
 
-        Token i is written at `positions[b] + i`, stands at `positions[b] + tree.depths[b, i]`, and
-        sees of the block what `tree.seen` says.
+        Token i is written at `positions[b] + i`, has position `positions[b] + tree.depths[b, i]`,
+        and sees the tokens of the block in `tree.seen`.
         """
-        raise TypeError(f"{type(self).__name__} reads chains alone")
+        raise TypeError(f"{type(self).__name__} cannot read trees")
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
-        """Moves the entries of a path through a tree together, where `reads_trees`.
+        """Moves the entries of a path through a tree together, if `reads_trees`.
 
         Args:
           cache: with a tree's entries at `positions[b] ..`.
           positions: `[B]` int32.
-          nodes: `[B, G]` int32; the entry at `positions[b] + nodes[b, i]` goes to
+          nodes: `[B, G]` int32; the entry at `positions[b] + nodes[b, i]` moves to
             `positions[b] + 1 + i`.
         """
-        raise TypeError(f"{type(self).__name__} reads chains alone")
+        raise TypeError(f"{type(self).__name__} cannot read trees")
 
     def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
         """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache."""
@@ -176,11 +176,11 @@ class LanguageModel(Protocol):
         return Extended(logits, hidden, self.write(cache, updates, positions))
 
     def prepare(self, params: Params) -> Params:
-        """Lays the parameters out for fast decoding; by default they stay as they are."""
+        """Arranges the parameters for fast decoding; by default unchanged."""
         return params
 
     def describe(self) -> str:
-        """What the model is, for fingerprints: two equal ones compute the same from `params`."""
+        """A description for fingerprints: equal texts mean equal computations from `params`."""
         return repr(self)
 
     def param_axes(self, params: Params) -> Axes:
@@ -192,5 +192,5 @@ class LanguageModel(Protocol):
         return row_axes(cache)
 
     def axis_units(self) -> Mapping[str, int]:
-        """Logical axis -> the size of what a mesh must not cut through; 1 where it is not named."""
+        """Logical axis -> the size of a unit that a mesh must not split; 1 by default."""
         return {}

@@ -1,4 +1,4 @@
-"""What goes into a decoding method and what comes out, for rows that advance independently.
+"""The inputs, state and statistics of a decoding method, for rows that advance independently.
 
 Axes: B rows, P prompt length, F prefix length, N longest output, G longest draft block.
 """
@@ -16,14 +16,14 @@ ENDED_BY = ("running", "eos", "length", "nan", "aborted", "stop")
 
 
 class PromptBatch(NamedTuple):
-    """What a method is started with; the leading axis of every array is the batch.
+    """The inputs of a method; the leading axis of every array is the batch.
 
     Attributes:
       inputs: `[B, P]` int32 prompts, padded on the right.
       input_lengths: `[B]` int32, at least 1.
-      ids: `[B]` int32; a row's random stream depends on the seed and its id alone.
-      limits: `[B]` int32, how many tokens each row may emit.
-      seeds: one, or `[B]` of an integer dtype, in 0 .. 2**32 - 1.
+      ids: `[B]` int32; a row's random stream depends only on the seed and its id.
+      limits: `[B]` int32, the most tokens of each row.
+      seeds: a number, or `[B]` of an integer dtype, in 0 .. 2**32 - 1.
       sampling: fields scalar or `[B]`.
       draft_limits: `[B]` int32 in 0 .. G, the longest block of each row, or None for G. A row with
         limit 0 emits one token per round.
@@ -43,31 +43,31 @@ class PromptBatch(NamedTuple):
 
 
 class DecodeInfo(NamedTuple):
-    """What decoding took, per row since its start: written by the loop, never read by it.
+    """Statistics of decoding, per row since its start: written by the loop, never read by it.
 
     Attributes:
       calls: model's name -> `[B]` int32, its passes while the row was unfinished. A pass serves the
-        whole batch, so rows beside this one that draft more can add passes of the drafter; the pass
-        after a whole block counts where a row's own block stood.
-      drafted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G tokens were drafted. What a
-        drafter writes and nothing can reject is no draft.
-      accepted_lengths: `[B, G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted;
-        those past an EOS or the limit count too.
+        whole batch, so other rows that draft more can add passes of the drafter; the pass after a
+        whole block counts only if this row's block was accepted whole.
+      drafted_lengths: `[B, G + 1]` int32, the number of rounds with 0 .. G drafted tokens. Tokens
+        that nothing can reject do not count as drafted.
+      accepted_lengths: `[B, G + 1]` int32, the number of rounds with 0 .. G accepted tokens; tokens
+        past an EOS or the limit count too.
       token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
-      block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never less.
+      block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never smaller.
       log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats; -inf
         if a rule emitted a token that the verifier could not; NaN if it has not read them all, as
-        in cascades that keep a drafter's ending unread.
+        in cascades that keep the end of a draft unread.
       log_target: `[B]` float32, the same under the target distributions.
-      nan_in: `[B]` int32, for a row that ended by NaN the index into `Method.nan_sources` of what
-        gave it; else -1.
-      deferrals: `[B]` int32, how often it was left to the verifier what comes next: its passes,
-        but where both models run for every token, or where it writes whole responses: then the
-        emitted tokens that are the verifier's.
-      rollbacks: `[B]` int32, in how many rounds drafted tokens were rejected.
-      token_log_p: `[B, N]` float32, `log_p` token by token, or None unless it was asked for; NaN
-        where nothing was written, or a method says none (see `specjax.decoding.Step`).
-      token_log_target: `[B, N]` float32, `log_target` token by token, or None likewise.
+      nan_in: `[B]` int32, for a row that ended by NaN the index of its source in
+        `Method.nan_sources`; else -1.
+      deferrals: `[B]` int32, how often the drafter deferred to the verifier: the verifier's passes.
+        If both models read every token, or the verifier writes whole responses: the emitted tokens
+        that are the verifier's.
+      rollbacks: `[B]` int32, the number of rounds with rejected tokens.
+      token_log_p: `[B, N]` float32, `log_p` per token, or None unless requested; NaN past the
+        output, or if a method reports none (see `specjax.decoding.Step`).
+      token_log_target: `[B, N]` float32, `log_target` per token, or None.
     """
 
     calls: dict[str, Array]
@@ -85,13 +85,13 @@ class DecodeInfo(NamedTuple):
 
 
 class StopState(NamedTuple):
-    """How far the rows' texts have come into a stop string.
+    """The rows' progress towards a stop string.
 
     Attributes:
       states: `[B]` int32, states of an automaton that reads tokens; 0 before the first one.
-      table: `[S, V]` int16 or int32, the state after each token in each state; S - 1 is reached
-        where a stop string is complete. It is there while a method steps, and None between two
-        calls of `run`, which get it beside the state: it belongs to no row.
+      table: `[S, V]` int16 or int32, the state after each token in each state; S - 1 means that a
+        stop string is complete. It is here while a method steps, and None between two calls of
+        `run`, which get it as an argument: rows share it.
     """
 
     states: Array  # [B]
@@ -103,18 +103,18 @@ class DecodeState(NamedTuple):
 
     Attributes:
       tokens: `[B, N]` int32, the output; zero past `lengths`.
-      lengths: `[B]` int32, how many tokens were emitted.
-      limits: `[B]` int32, how many tokens each row may emit; at most N.
-      draft_limits: `[B]` int32 in 0 .. G, the longest block of each row. It may be replaced between
-        two calls by whatever looks at committed tokens only. A verification with a carry
-        (GreedyBlock) drafts G tokens whatever it says.
+      lengths: `[B]` int32, the number of emitted tokens.
+      limits: `[B]` int32, the most tokens of each row; at most N.
+      draft_limits: `[B]` int32 in 0 .. G, the longest block of each row. Between two calls it may
+        be replaced, by numbers that depend only on committed tokens. A verification with a carry
+        (GreedyBlock) ignores it and drafts G tokens.
       ended_by: `[B]` int32, a code of `ENDED_BY`. A row that is not running stays frozen.
       keys: `[B]` keys, one stream per row.
       steps: `[B]` int32, the row's steps so far: its counter of random numbers.
       sampling: fields `[B]`.
-      inner: what the method's step carries.
-      info: what it took.
-      stop: where texts end by stop strings, how far they have come; else None.
+      inner: the method's own state.
+      info: statistics.
+      stop: the progress towards stop strings, if there are any; else None.
     """
 
     tokens: Array  # [B, N]
@@ -131,7 +131,7 @@ class DecodeState(NamedTuple):
 
     @property
     def finished(self) -> Array:
-        """`[B]` bool, the rows that emit nothing more."""
+        """`[B]` bool, the rows that emit no more tokens."""
         return self.ended_by != RUNNING
 
 

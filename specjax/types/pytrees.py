@@ -14,8 +14,8 @@ _T = TypeVar("_T")
 def traced_dataclass(cls: type[_T]) -> type[_T]:
     """Makes a frozen dataclass whose fields are the leaves of a pytree.
 
-    Unflattening bypasses `__init__` and `__post_init__`: ranges are checked once, where a user's
-    concrete value enters, and jit, vmap, eval_shape and tree maps may put anything in the fields.
+    Unflattening bypasses `__init__` and `__post_init__`: ranges are checked once, for a user's
+    concrete value; jit, vmap, eval_shape and tree maps may put anything into the fields.
     """
     data: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     names = tuple(field.name for field in dataclasses.fields(data))
@@ -47,7 +47,7 @@ def _show(leaf: Any) -> str:
 
 
 def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
-    """The arrays of `new` in the rows `[B]` that are true, those of `old` in the others."""
+    """The arrays of `new` in the rows where `rows [B]` is true, else those of `old`."""
 
     def choose(x: Any, y: Any) -> Any:
         return jnp.where(rows.reshape((-1,) + (1,) * (x.ndim - 1)), x, y)

@@ -1,4 +1,4 @@
-"""What a rule is: it gives the distribution that the output must follow."""
+"""The interface of rules: a rule gives the distribution that the output must follow."""
 
 from typing import ClassVar, Protocol
 
@@ -11,9 +11,9 @@ class Rule(Protocol):
     `specjax.types.traced_dataclass` makes such a pytree of a class with fields.
 
     Attributes:
-      reads_draft: whether pi depends on the drafter at all. If it does, the drafter must also say
-        what it would draw at the bonus position (only `Lossless` does without).
-      reads_draft_confidence: whether pi depends on q_conf (drafters without one are refused).
+      reads_draft: whether pi depends on the drafter. If it does, the drafter also gives its
+        distribution at the bonus position (only `Lossless` does without). reads_draft_confidence:
+        whether pi depends on q_conf (drafters must then have it).
       reads_verifier_confidence: whether pi depends on p_conf.
     """
 
@@ -29,13 +29,13 @@ class Rule(Protocol):
         Args:
           q: `[V]` float32, the drafter's distribution.
           p: `[V]` float32, the verifier's distribution.
-          q_conf: `[V]` float32, the drafter's confidence; may be None where it is not read.
-          p_conf: `[V]` float32, the verifier's confidence; may be None where it is not read.
+          q_conf: `[V]` float32, the drafter's confidence; may be None if it is not read.
+          p_conf: `[V]` float32, the verifier's confidence; may be None if it is not read.
 
         Returns:
-          pi: `[V]` float32, not negative; its sum is one.
+          pi: `[V]` float32, not negative; its sum is 1.
 
         Raises:
           ValueError: (at trace time) on other shapes or dtypes, a missing confidence, or a strength
-            that is not one number.
+            that is not a scalar.
         """

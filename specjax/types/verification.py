@@ -1,4 +1,4 @@
-"""What a verification algorithm is, and what it says of a block.
+"""The interface of verification algorithms, and their results for a block.
 
 Axes: G longest block, V vocabulary.
 """
@@ -11,15 +11,15 @@ from specjax.types.language_model import Array
 
 
 class Acceptance(NamedTuple):
-    """How a verification algorithm judges one drafted block.
+    """An algorithm's thresholds and scales for a drafted block.
 
     Attributes:
-      thresholds: `[G]` float32; uniform i (independent ones) passes iff it is below thresholds[i].
+      thresholds: `[G]` float32; uniform i (all independent) passes iff it is below thresholds[i].
         Zero past the block's length.
       scales: `[G + 1]` float32; the token after i accepted ones is drawn from
         norm((scales[i] * targets[i] - draft_probs[i])_+), or from targets[i] if i is the length.
       targets: `[G + 1, V]` float32; the target distributions after carry-over.
-      detail: what the algorithm itself needs for its next carry.
+      detail: values that the algorithm needs for its next carry.
     """
 
     thresholds: Array  # [G]
@@ -29,14 +29,14 @@ class Acceptance(NamedTuple):
 
 
 class Path(NamedTuple):
-    """What is accepted of a tree, and what may follow.
+    """The accepted path of a tree, and the weights of the next token.
 
     Attributes:
-      nodes: `[G]` int32, the accepted nodes in their order, each a child of the one before it and
-        the first one of node 0 (see `DraftBlock`); past `length` anything.
-      length: int32 scalar, how many.
-      weights: `[V]` float32, non-negative: what the next token is drawn by if the path ends at an
-        inner node. After a leaf it is the target distribution there.
+      nodes: `[G]` int32, the accepted nodes in order, each a child of the node before, the first a
+        child of node 0 (see `DraftBlock`); arbitrary past `length`.
+      length: int32 scalar, the number of accepted nodes.
+      weights: `[V]` float32, non-negative: the weights of the next token if the path ends at an
+        inner node. After a leaf, the target distribution there.
     """
 
     nodes: Array  # [G]
@@ -48,9 +48,9 @@ class Verified(NamedTuple):
     """The outcome of verifying one row's block.
 
     Attributes:
-      num_accepted: int32 scalar in 0 .. num_drafted: how many drafted tokens stand.
+      num_accepted: int32 scalar in 0 .. num_drafted: the number of accepted tokens.
       next_token: int32 scalar: the token that follows them.
-      carry: what the algorithm takes into the row's next round (an empty pytree for most).
+      carry: state for the row's next round (for most algorithms an empty pytree).
     """
 
     num_accepted: Array
@@ -61,13 +61,13 @@ class Verified(NamedTuple):
 class Verification(Protocol):
     """A verification algorithm: static, hashable and without arrays of its own.
 
-    An algorithm of your own derives from this class and defines `acceptance`.
+    Derive your own algorithm from this class and define `acceptance`.
 
     Attributes:
       keeps_last_pass: the number accepted is the last index whose uniform passes its threshold
         (block verification), not the index before the first failure (token verification).
-      has_carry: whether a round leaves something that alters later rounds' targets. Then the
-        drafter's distribution is needed at the bonus position whatever the rule.
+      has_carry: whether a round's carry changes the targets of later rounds. Then the drafter's
+        distribution is needed at the bonus position whatever the rule.
       walks_trees: whether it has a `walk`.
     """
 
@@ -96,18 +96,18 @@ class Verification(Protocol):
         target_probs: Array,
         num_drafted: Array,
     ) -> Path:
-        """Judges one row's tree; called where the drafter's traits say `drafts_trees`.
+        """Verifies a row's tree; called if the drafter's traits set `drafts_trees`.
 
         Args:
           uniforms: `[G]` float32 in [0, 1), independent.
           tokens: `[G]` int32.
           parents: `[G]` int32; see `DraftBlock`.
           draft_probs: `[G + 1, V]` float32, the drafter's distribution after each node.
-          target_probs: `[G + 1, V]` float32, the rule's target distribution after each node; of
-            leaves it is unknown where the rule reads the drafter.
-          num_drafted: int32 scalar, how many tokens there are.
+          target_probs: `[G + 1, V]` float32, the rule's target distribution after each node;
+            unknown at leaves if the rule reads the drafter.
+          num_drafted: int32 scalar, the number of tokens.
         """
-        raise TypeError(f"{type(self).__name__} verifies chains alone")
+        raise TypeError(f"{type(self).__name__} cannot verify trees")
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
         """Raises ValueError if the algorithm is not exact for drafts of this kind."""

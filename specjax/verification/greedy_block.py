@@ -39,7 +39,7 @@ class GreedyBlockCarry(NamedTuple):
 class GreedyBlock(Verification):
     """Accepts the whole block with probability min(1, R_L), else tries shorter prefixes in turn.
 
-    It is refused for drafters for which it is not exact: see `check` and `Verification`.
+    `check` raises an error for drafters with which it is not exact; see `Verification`.
     """
 
     keeps_last_pass: ClassVar[bool] = True

@@ -83,7 +83,7 @@ def accept(
 ) -> tuple[Acceptance, Array]:
     """The first half of `verify`: how many drafted tokens are accepted.
 
-    Without a carry nothing at the bonus position is read. So its draft and target distributions
+    Without a carry, nothing at the bonus position is read. So its draft and target distributions
     can be computed afterwards, and only if the whole block is accepted. The arguments are those of
     `verify`, except `uniforms`: `[G]` float32, independent (else block verification is biased).
 
@@ -145,13 +145,13 @@ def draw_next(
 def next_token_probs(
     acceptance: Acceptance, draft_probs: Array, num_drafted: Array, num_accepted: Array
 ) -> Array:
-    """The law of the token that follows `num_accepted` accepted ones; `[V]` float32."""
+    """The distribution of the token after `num_accepted` accepted tokens; `[V]` float32."""
     target, draft, scale = _at(acceptance, draft_probs, num_accepted)
     return jnp.where(num_accepted < num_drafted, residual(target, draft, scale), target)
 
 
 def num_accepted_probs(verification: Verification, thresholds: Array) -> Array:
-    """The law of the number of accepted tokens, given the block.
+    """The distribution of the number of accepted tokens, given the block.
 
     Args:
       verification: the algorithm.
@@ -176,8 +176,8 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
 
 
 def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
-    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if one is; `[G]` float32."""
-    # A slice [G, V] of the arrays would be a copy, so what is found is cut.
+    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if any is; `[G]` float32."""
+    # A slice [G, V] of the arrays would be a copy, so the result is cut instead.
     padded = jnp.pad(tokens, (0, 1))
     target, draft = (jax.vmap(entry)(x, padded)[:-1] for x in (target_probs, draft_probs))
     ratio = target / jnp.where(draft == 0.0, 1.0, draft)
@@ -185,7 +185,7 @@ def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
 
 
 def drafted(tokens: Array, num_drafted: Array) -> Array:
-    """`[G]` bool: which entries of a padded block were drafted."""
+    """`[G]` bool: whether an entry of a padded block was drafted."""
     return jnp.arange(tokens.size) < num_drafted
 
 
@@ -204,7 +204,7 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
         if jnp.shape(probs) != (length + 1, vocab):
             raise ValueError(
                 f"{name} must be [G + 1, V] = {(length + 1, vocab)} for a block of G = {length} "
-                f"tokens and one vocabulary, got {jnp.shape(probs)}"
+                f"tokens and the same vocabulary, got {jnp.shape(probs)}"
             )
         if probs.dtype != jnp.float32:
             raise ValueError(f"{name} must be float32, got {probs.dtype}")
@@ -216,7 +216,7 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
 
 
 def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array) -> Array:
-    # Nothing that follows a NaN is accepted.
+    # Nothing after a NaN is accepted.
     finite = jnp.cumprod(1 - jnp.isnan(thresholds).astype(jnp.int32)) > 0
     passes = (uniforms < thresholds) & finite
     if verification.keeps_last_pass:

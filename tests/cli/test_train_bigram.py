@@ -214,7 +214,7 @@ def test_damage_is_told(tmp_path, damage, message):
         ),
         (
             _rewritten(lambda x: x.update(contexts=x["contexts"][::-1].copy())),
-            "contexts must be in lexicographic order, none twice",
+            "contexts must be in lexicographic order, without duplicates",
         ),
         (
             _rewritten(lambda x: x["followers"].fill(9)),

@@ -507,7 +507,7 @@ def test_bad_parts_are_named():
     with pytest.raises(TypeError, match=r"drafter must be like models\..*, got 3"):
         decoding.SequenceCascade(verifier=MODEL, drafter=3)
     token, bild, oracle, sequence = (CASES[n][0] for n in ("token", "bild", "oracle", "sequence"))
-    with pytest.raises(ValueError, match="rule must read the drafter alone, got Diff, which reads"):
+    with pytest.raises(ValueError, match="rule must read only the drafter, got Diff, which reads"):
         token.check_rule(rules.Diff(0.1))
     with pytest.raises(TypeError, match=r"rule must be like .*it has no defers"):
         token.check_rule(rules.TokenV3(0.1))

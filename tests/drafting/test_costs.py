@@ -41,7 +41,7 @@ def test_costs_may_be_static():
         ("rows", (0, 1), "increases from at least 1, got"),
         ("widths", (1, 2, 2), "widths must be a tuple of whole numbers that increases"),
         ("widths", (1.0, 2.0, 4.0), "widths must be a tuple of whole numbers"),
-        ("draft", (1.0,), "draft must be a tuple of 2 numbers, one for each of rows"),
+        ("draft", (1.0,), "draft must be a tuple of 2 numbers, for each of rows"),
         ("draft", (1.0, "2"), "draft must be a tuple of 2 numbers"),
         ("draft", (1.0, -1.0), "draft must be seconds, finite and at least 0, got -1.0"),
         ("draft", (1.0, float("nan")), "finite and at least 0, got nan"),
@@ -68,8 +68,8 @@ def test_a_file_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "costs.json is no JSON file"),
-        (b"\xff\xfe\x00", "costs.json is no JSON file"),
+        ("{", "costs.json is not a JSON file"),
+        (b"\xff\xfe\x00", "costs.json is not a JSON file"),
         ("[]", "costs.json is no file of costs"),
         ('{"rows": [1]}', "costs.json is no file of costs"),
         ('{"format": 2}', "has the format 2, but this version reads 1"),

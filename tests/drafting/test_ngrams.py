@@ -203,7 +203,7 @@ def test_a_table_of_another_shape_is_told():
 @pytest.mark.parametrize(
     ("order", "min_count", "message"),
     [
-        (2, 2, "order must lie in 3 .. 5, got 2: of order 2 are the successors alone"),
+        (2, 2, "order must lie in 3 .. 5, got 2: order 2 is the default"),
         (6, 2, "order must lie in 3 .. 5, got 6"),
         (3, 0, "min_count must be a whole number of at least 1, got 0"),
     ],
@@ -225,9 +225,9 @@ PAIR = np.array([[1, 2], [2, 0]], np.int32)
         (PAIR, [1, -1], "followers must lie in 0 .. 2, got -1 .. 1"),
         (PAIR - 1, [1, 1], "contexts must have two tokens or more"),
         (PAIR[:, :1], [1, 1], "contexts must have two tokens or more"),
-        (PAIR[::-1], [1, 1], "contexts must be in lexicographic order, none twice"),
-        (PAIR[[0, 0]], [1, 1], "contexts must be in lexicographic order, none twice"),
-        (np.array([[1, 2, -1, 2]], np.int32), [1], "must have their tokens first, then -1"),
+        (PAIR[::-1], [1, 1], "contexts must be in lexicographic order, without duplicates"),
+        (PAIR[[0, 0]], [1, 1], "contexts must be in lexicographic order, without duplicates"),
+        (np.array([[1, 2, -1, 2]], np.int32), [1], "must have all tokens before the first -1"),
         (np.ones((1, 5), np.int32), [1], "contexts must have 1 .. 4 columns, got 5"),
     ],
 )

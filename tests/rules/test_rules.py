@@ -295,7 +295,7 @@ def test_strengths_out_of_range_are_named(make, name):
 
 def test_bad_shapes_are_named_at_trace_time():
     q, p = jnp.ones((4,)) / 4, jnp.ones((5,)) / 5
-    with pytest.raises(ValueError, match=r"OPT: p must be one distribution .* q \(4,\), p \(5,\)"):
+    with pytest.raises(ValueError, match=r"OPT: p must be a distribution .* q \(4,\), p \(5,\)"):
         jax.eval_shape(rules.OPT(0.1), q, p, q, q)
     with pytest.raises(ValueError, match="Chow reads q_conf, which is None"):
         rules.Chow(0.1)(q, q)

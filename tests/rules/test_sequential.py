@@ -86,7 +86,7 @@ BAD = [
     (
         lambda: rules.FallbackRollback(rules.Diff(0.1), rules.BiLD(1.0)),
         ValueError,
-        "fallback must read the drafter alone, got Diff",
+        "fallback must read only the drafter, got Diff",
     ),
     (
         lambda: rules.FallbackRollback(rules.Chow(0.1), 2.0),

@@ -267,7 +267,7 @@ def test_bad_settings_are_named(kwargs, name):
 
 
 def test_a_batch_of_logits_is_refused_at_trace_time():
-    with pytest.raises(ValueError, match=r"logits must be one vector \[V\], got shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"logits must be a vector \[V\], got shape \(2, 3\)"):
         jax.eval_shape(lambda x: sampling.distribution(x, Sampling()), jnp.zeros((2, 3)))
 
 

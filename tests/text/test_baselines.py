@@ -116,7 +116,7 @@ def test_wrong_parts_are_told_in_one_line(pair):
     chow = rules.Chow(0.3)
     token = {"method": specjax.TokenCascade()}
     told(ValueError, r"rule= must be given: TokenCascade decides by it", **token)
-    told(ValueError, "rule must read the drafter alone, got OPT", **token, rule=rules.OPT(0.1))
+    told(ValueError, "rule must read only the drafter, got OPT", **token, rule=rules.OPT(0.1))
     told(TypeError, "it has no defers", **token, rule=rules.Lossless())
     told(ValueError, r"max_draft= must be left out: the method has its own", **token, max_draft=3)
     told(ValueError, "stopping= must be left out", **token, rule=chow,
@@ -126,6 +126,6 @@ def test_wrong_parts_are_told_in_one_line(pair):
     with pytest.raises(ValueError, match="limit must be a whole number of at least 1, got 0"):
         specjax.TokenCascade(limit=0)
     decoder = specjax.Decoder(pair, **token, rule=chow, **SHAPE)
-    with pytest.raises(ValueError, match="rule must read the drafter alone, got Diff"):
+    with pytest.raises(ValueError, match="rule must read only the drafter, got Diff"):
         decoder(PROMPTS, rule=rules.Diff(0.1))
     assert specjax.TokenCascade is specjax.decoding.TokenCascade
