@@ -103,7 +103,7 @@ def test_numbers_out_of_range_are_named():
         theory.expected_tokens(0.5, -1)
     with pytest.raises(ValueError, match="cost must be"):
         theory.speculative_ewif(0.5, 3, -0.1)
-    with pytest.raises(ValueError, match="acceptances and costs must have one number for each"):
+    with pytest.raises(ValueError, match="acceptances and costs must have a number for each"):
         theory.horizontal_ewif([0.5], [0.1, 0.2])
 
 

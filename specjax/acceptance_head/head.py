@@ -20,14 +20,14 @@ class Head:
     Attributes:
       config: its sizes.
       params: its parameters, float32.
-      drafter_fingerprint: of the weights of the drafter whose hidden states it reads, as
-        `TextModel.weights_fingerprint` has it.
-      rejection_weight: w_rej / w_acc of its loss, above 0; 1 for a head that tells chances.
-      notes: JSON values that say how it was trained.
+      drafter_fingerprint: `TextModel.weights_fingerprint` of the drafter whose hidden states it
+        reads.
+      rejection_weight: w_rej / w_acc of its loss, above 0; 1 for a head whose output is a chance.
+      notes: JSON values about its training.
 
     Raises:
       TypeError: for a value of the wrong type.
-      ValueError: if the parameters are not those of such a head.
+      ValueError: if the parameters do not fit the configuration.
     """
 
     config: HeadConfig
@@ -58,18 +58,18 @@ class Head:
             )
 
     def check_drafter(self, name: str, width: int, fingerprint: str) -> None:
-        """Makes sure that a drafter is the one that the head was trained for.
+        """Checks that a drafter is the drafter that the head was trained for.
 
         Args:
           name: the drafter's name in messages.
-          width: of its hidden states.
-          fingerprint: of its weights.
+          width: the width of its hidden states.
+          fingerprint: the fingerprint of its weights.
 
         Raises:
-          ValueError: if it is another one.
+          ValueError: if it is another drafter.
         """
         remedy = (
-            "train one for this drafter (specjax train head), or load the drafter without it "
+            "train a head for this drafter (specjax train head), or load the drafter without it "
             "(head=False)"
         )
         if self.config.width != width:
@@ -79,8 +79,8 @@ class Head:
             )
         if self.drafter_fingerprint != fingerprint:
             raise ValueError(
-                f"{name}: its acceptance head was trained for other weights "
-                f"({self.drafter_fingerprint}) than the model has ({fingerprint}): {remedy}"
+                f"{name}: its acceptance head was trained for weights {self.drafter_fingerprint}, "
+                f"but the model has {fingerprint}: {remedy}"
             )
 
 

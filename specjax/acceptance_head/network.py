@@ -1,4 +1,4 @@
-"""The network of an acceptance head: residual blocks on a drafter's hidden state, and one logit.
+"""The network of an acceptance head: residual blocks on a drafter's hidden state, and a logit.
 
 Source: SpecDec++ (arXiv 2405.19715), section 3.2 and 4.1; the features are ours. Axes: D width,
 V vocabulary, F features.
@@ -16,7 +16,7 @@ from specjax.types import Array, Params
 
 _MOST_BLOCKS = 4
 NUM_FEATURES = 3
-# float32 rounds to 1 what is nearer than that.
+# The smallest distance from 1 that float32 keeps.
 _LEAST = 1e-7
 
 
@@ -27,10 +27,10 @@ class HeadConfig:
     Attributes:
       width: D, the width of the drafter's hidden states.
       blocks: residual blocks, 0 .. 4; with 0 the head is linear.
-      shared: whether one matrix W serves all blocks, as in the published code.
+      shared: whether all blocks share a matrix W, as in the published code.
       confidences: whether the head also reads the `confidence_features` of the drafter's
         distribution that the token was drawn from. A small drafter's hidden state after the token
-        knows little of them.
+        contains little of them.
 
     Raises:
       TypeError: for a value of the wrong type.
@@ -79,15 +79,15 @@ class AcceptanceHead(nn.Module):
         layers = [nn.Dense(x.shape[-1], name=name) for name in names[: config.blocks]]
         for i in range(config.blocks):
             x = x + jax.nn.silu(layers[0 if config.shared else i](x))
-        # From zero: an untrained head says one half everywhere.
+        # From zero: an untrained head returns one half everywhere.
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(x)[..., 0]
 
 
 def confidence_features(top: Array, entropy: Array, drawn: Array) -> Array:
-    """What a head with `confidences` reads beside a hidden state.
+    """The inputs of a head with `confidences` besides the hidden state.
 
-    All three are of the drafter's softmax at temperature 1 that the token was drawn from: the one
-    before the token, not the one after it.
+    All three come from the drafter's softmax at temperature 1 that the token was drawn from: the
+    distribution before the token, not after it.
 
     Args:
       top: `[...]` float32, the largest probability.
@@ -119,14 +119,14 @@ def drawn_features(confidences: Array, token: Array) -> Array:
 
 
 def drawn_confidences(confidences: Array, token: Array) -> tuple[Array, Array, Array]:
-    """The arguments of `confidence_features`; arguments as of `drawn_features`."""
+    """The arguments of `confidence_features`; arguments as for `drawn_features`."""
     # entr(0) = 0.
     entropy = jnp.sum(jax.scipy.special.entr(confidences))
     return jnp.max(confidences), entropy, confidences[token]
 
 
 def init_head(config: HeadConfig, key: Array) -> Params:
-    """Parameters to start from.
+    """Initial parameters.
 
     Args:
       config: the sizes.
@@ -143,7 +143,7 @@ def init_head(config: HeadConfig, key: Array) -> Params:
 def apply_head(
     config: HeadConfig, params: Params, hidden: Array, features: Array | None = None
 ) -> Array:
-    """How likely tokens will be accepted, as log-odds.
+    """The chance that tokens are accepted, as log-odds.
 
     Args:
       config: the sizes.

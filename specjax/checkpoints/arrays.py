@@ -16,7 +16,7 @@ from specjax.memory import check_fits
 
 FLOATS = ("float32", "bfloat16", "float16")
 _READABLE = (*FLOATS, "float64")
-# Numbers that are looked at, or compared, together.
+# The number of entries that are checked, or compared, together.
 _BLOCK = 2**22
 
 # A nested dict as `{"decoder/layers_0/mlp/wo/kernel": leaf}`, and back.
@@ -29,8 +29,8 @@ class ArraySpec(NamedTuple):
 
     Attributes:
       shape: its shape.
-      dtype: its dtype; uint8 for those that NumPy lacks.
-      label: the file's own word for the dtype, where that is another.
+      dtype: its dtype; uint8 if NumPy lacks it.
+      label: the file's name of the dtype, if it differs.
     """
 
     shape: tuple[int, ...]
@@ -51,23 +51,23 @@ class ArrayReader(Protocol):
     """An open checkpoint.
 
     Attributes:
-      specs: what it holds, by the names it uses itself.
-      directory: where it lies.
+      specs: its arrays, by their names in the checkpoint.
+      directory: its directory.
     """
 
     directory: Path
     specs: dict[str, ArraySpec]
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields `(name, array)` in the order asked for; an array may be a memory map."""
+        """Yields `(name, array)` in the requested order; an array may be a memory map."""
 
 
 class Piece(NamedTuple):
-    """A parameter, and where in a checkpoint it comes from.
+    """A parameter's source in a checkpoint.
 
     Attributes:
       source: the checkpoint's name of an array.
-      view: from that array to the parameter, without copying.
+      view: a function from that array to the parameter, without copying.
     """
 
     source: str
@@ -81,21 +81,21 @@ def check_same(
     remedy: str,
     unknown: Iterable[str] | None = None,
 ) -> None:
-    """Refuses a checkpoint that is not what a configuration asks for.
+    """Checks that a checkpoint has the arrays that a configuration needs.
 
     Args:
       path: the checkpoint.
-      found: what it holds.
-      asked: the shapes by name.
-      remedy: what the user can do.
-      unknown: what of it is not asked for; by default by its names.
+      found: its arrays.
+      asked: the expected shapes by name.
+      remedy: advice to the user.
+      unknown: arrays that are not expected; by default found by name.
 
     Raises:
       ValueError: naming every difference in one line.
     """
     unknown = set(found) - set(asked) if unknown is None else unknown
     wrong = [
-        f"{name} is {found[name].shape} and should be {shape}"
+        f"{name} is {found[name].shape} but should be {shape}"
         for name, shape in sorted(asked.items())
         if name in found and found[name].shape != shape
     ]
@@ -114,7 +114,7 @@ def check_same(
 
 
 def condense(names: Iterable[str]) -> str:
-    """Lists names, those that differ in the layer's number only as one: `block.{0-11}.wo`."""
+    """Lists names; names that differ only in the layer's number are merged: `block.{0-11}.wo`."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:
         match = re.search(r"(?:layers_|layers\.|block\.)(\d+)", name)
@@ -127,7 +127,7 @@ def condense(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`[0, 1, 2, 5]` as `{0-2,5}`; one number as itself."""
+    """`[0, 1, 2, 5]` as `{0-2,5}`; a single number as itself."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -143,7 +143,7 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
 
     Args:
       value: a dtype, or its name.
-      name: of the argument, for messages.
+      name: the argument's name in messages.
 
     Returns:
       The NumPy dtype.
@@ -153,7 +153,7 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
     """
     try:
         dtype = jnp.dtype(value)
-    except Exception:  # NumPy takes a text for a format, and Python's parser for a tuple
+    except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
         dtype = None
     if dtype is None or dtype.name not in FLOATS:
         raise ValueError(f"`{name}` must be one of {', '.join(FLOATS)}, got {value!r}")
@@ -161,18 +161,18 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
 
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
-    """The dtype that holds arrays without loss: their own, or float32 where they differ."""
+    """The dtype that holds arrays without loss: their own, or float32 if they differ."""
     found = {np.dtype(dtype) for dtype in dtypes}
     only = found.pop() if len(found) == 1 else np.dtype(np.float32)
     return only if only.name in FLOATS else np.dtype(np.float32)  # float64 is rounded
 
 
 def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
-    """Refuses quantised checkpoints.
+    """Raises an error for quantised checkpoints.
 
     Args:
       path: the checkpoint, for messages.
-      specs: those of its arrays that are parameters.
+      specs: the arrays that are parameters.
 
     Raises:
       ValueError: for arrays that are not floating.
@@ -182,22 +182,22 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
         spec = specs[quantised[0]]
         raise ValueError(
             f"{path}: {condense(quantised)} has dtype {spec.label or spec.dtype}, but quantised "
-            "checkpoints are not read; use the float32 or bfloat16 one"
+            "checkpoints are not supported; use the float32 or bfloat16 checkpoint"
         )
 
 
 def check_sizes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
-    """Refuses arrays that the host cannot hold one at a time, as a damaged shape makes them.
+    """Raises an error for arrays that do not fit into memory, such as those with a damaged shape.
 
     Args:
       path: the checkpoint, for messages.
       specs: its arrays.
 
     Raises:
-      ValueError: naming the largest one.
+      ValueError: naming the largest array.
     """
     name = max(specs, key=lambda name: specs[name].nbytes)
-    what = f"{path}: the numbers of {name} of shape {specs[name].shape}"
+    what = f"{path}: the array {name} of shape {specs[name].shape}"
     check_fits(what, specs[name].nbytes, "copy the whole checkpoint again")
 
 
@@ -211,9 +211,9 @@ def materialise(
 ) -> dict[str, Any]:
     """Reads parameters straight into their dtype and sharding.
 
-    At any moment the host holds, besides the parameters that are done, one source array (nothing,
-    where it is a memory map) and the copies of one parameter in the target dtype. The largest
-    arrays come first, while there is most room.
+    Besides the finished parameters, the host holds at most one source array (none if it is a memory
+    map) and the copies of one parameter in the target dtype. The largest arrays come first, while
+    there is most memory.
 
     Args:
       reader: the open checkpoint.
@@ -239,7 +239,7 @@ def materialise(
             flat[path] = _place(view, dtype, shardings[path])
             if check_finite:
                 check_shards(path, flat[path])
-        del array  # before the reader brings the next one
+        del array  # before the reader reads the next array
     return unflatten({path: flat[path] for path in pieces})
 
 
@@ -247,12 +247,12 @@ def _place(view: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -
     placed = jax.make_array_from_callback(
         view.shape, sharding, lambda index: copy_as(view[index], dtype)
     )
-    # Else the host copies of several arrays could be alive at once.
+    # Otherwise the host copies of several arrays could exist at once.
     return placed.block_until_ready()
 
 
 def check_shards(name: str, array: jax.Array) -> None:
-    """Raises NotFiniteError if what this process has of an array is not finite."""
+    """Raises NotFiniteError if this process's part of an array is not finite."""
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
             values = np.asarray(shard.data)
@@ -268,7 +268,7 @@ def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK]
         if block.dtype == jnp.bfloat16:
-            # ml_dtypes is 20 times slower.
+            # The functions of ml_dtypes are 20 times slower.
             finite = (block.view(np.uint16) & 0x7F80) != 0x7F80
         else:
             finite = np.isfinite(block)
@@ -279,7 +279,7 @@ def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
 
 
 def copy_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A fresh, C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
+    """A new C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
     if view.ndim != 2 or view.flags.c_contiguous:
         return np.array(view, dtype=dtype, order="C")
     out = np.empty(view.shape, dtype)
@@ -289,7 +289,7 @@ def copy_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def same_values(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are equal bit for bit, compared a few rows at a time."""
+    """Whether two arrays have equal bits, compared a few rows at a time."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = (x.reshape(x.shape[0] if x.ndim else 1, -1) for x in (a, b))

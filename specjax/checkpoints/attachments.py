@@ -1,7 +1,7 @@
-"""What belongs to a model and is trained apart: acceptance heads and bigram tables on disk.
+"""Parts of a model that are trained separately: acceptance heads and bigram tables on disk.
 
-Each is a directory with a JSON file, a safetensors file of the same name and their checksums, which
-is written whole or not at all.
+Each is a directory with a JSON file, a safetensors file of the same name and their checksums. It is
+written completely or not at all.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ AGAIN = {
 
 
 def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
-    """Writes a head into a drafter's directory, in the place of an earlier one.
+    """Writes a head into a drafter's directory; replaces an earlier head.
 
     Args:
-      directory: the drafter's; takes `acceptance_head/` with `head.json` and `head.safetensors`.
+      directory: the drafter's; gets `acceptance_head/` with `head.json` and `head.safetensors`.
       head: the head.
 
     Returns:
       The path of `acceptance_head`.
 
     Raises:
-      FileExistsError: `acceptance_head` there is no head's directory.
+      FileExistsError: `acceptance_head` exists but is not a head's directory.
       OSError: it cannot be written.
     """
     place = Path(directory) / HEAD_NAME
@@ -58,19 +58,19 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
 
 
 def check_head_place(directory: str | os.PathLike[str]) -> None:
-    """Makes sure, before long work, that `save_head` would replace nothing but a head.
+    """Checks, before long work, that `save_head` would not replace anything except a head.
 
     Args:
-      directory: the drafter's.
+      directory: the drafter's directory.
 
     Raises:
-      FileExistsError: `acceptance_head` there is something else.
+      FileExistsError: `acceptance_head` exists but is not a head's directory.
     """
     place = Path(directory) / HEAD_NAME
     if place.is_dir() and ((place / f"{HEAD}.json").is_file() or not any(place.iterdir())):
         return
     if os.path.lexists(place):
-        raise FileExistsError(f"{place} holds no acceptance head: move it, or choose another place")
+        raise FileExistsError(f"{place} is not an acceptance head: move it, or use another place")
 
 
 def has_head(directory: str | os.PathLike[str]) -> bool:
@@ -87,12 +87,12 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
         for NaN and infinity.
 
     Returns:
-      The head. Whose it is, `Head.check_drafter` tells.
+      The head. `Head.check_drafter` checks that it belongs to a drafter.
 
     Raises:
-      FileNotFoundError: there is none, or a file of it is missing.
+      FileNotFoundError: there is no head, or a file is missing.
       OSError: a file cannot be read.
-      ValueError: a file is damaged, or its arrays are not those of its configuration.
+      ValueError: a file is damaged, or its arrays do not fit its configuration.
     """
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():
@@ -137,8 +137,8 @@ def read_attachment(
     again = AGAIN[name]
     if check and (why := find_damage(place)):
         raise ValueError(
-            f"{place}: {why}: {again}; if you have changed it yourself, load it with "
-            f"check_weights=False, not without {CHECKSUMS_NAME}"
+            f"{place}: {why}: {again}; if you changed it on purpose, load it with "
+            f"check_weights=False, but do not delete {CHECKSUMS_NAME}"
         )
     values = read_json(place / f"{name}.json")
     if (version := values.get("version")) not in versions:
@@ -153,6 +153,6 @@ def read_attachment(
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file: {again}") from None
     except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror}): correct that") from None
+        raise OSError(f"{path} cannot be read ({error.strerror}): check it") from None
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype NumPy lacks
         raise ValueError(f"{path} is cut short or damaged ({error}): {again}") from None

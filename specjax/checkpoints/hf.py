@@ -1,6 +1,6 @@
-"""Hugging Face directories: `config.json`, and safetensors in one file or several with an index.
+"""Hugging Face directories: `config.json`, and safetensors in one file or in several with an index.
 
-What they say of a network is in its family (`specjax.models.family`).
+A family (`specjax.models.family`) interprets its fields and names.
 """
 
 import json
@@ -41,7 +41,7 @@ class SafetensorsReader:
 
     Raises:
       FileNotFoundError: for a missing file, or a shard that the index names.
-      ValueError: for a file that is cut short or damaged, or an index at odds with the files.
+      ValueError: for a file that is cut short or damaged, or an index that contradicts the files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,15 +59,15 @@ class SafetensorsReader:
 
     def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
         try:
-            path.open("rb").close()  # the library calls each failure "No such file"
+            path.open("rb").close()  # the library reports every failure as "No such file"
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path}: no such file; download the whole checkpoint"
             ) from None
         except OSError as error:
-            raise OSError(f"{path} cannot be read ({error.strerror}); correct that") from None
+            raise OSError(f"{path} cannot be read ({error.strerror}); check it") from None
         try:
-            # The library checks the whole header, and that the file is as long as it says.
+            # The library checks the whole header, and the length of the file.
             file = safetensors.safe_open(path, framework="numpy")
         except safetensors.SafetensorError as error:
             raise ValueError(
@@ -86,7 +86,7 @@ class SafetensorsReader:
             self._files[name] = file
 
     def read(self, name: str) -> np.ndarray:
-        """One array."""
+        """Reads an array."""
         return self._files[name].get_tensor(name)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -124,19 +124,19 @@ def _weight_map(directory: Path) -> dict[str, str]:
 def open_hf(
     directory: Path, config: ModelConfig | None
 ) -> tuple[SafetensorsReader, ModelConfig, SpecialIds]:
-    """Opens a directory and settles its configuration.
+    """Opens a directory and determines its configuration.
 
     Args:
       directory: holds config.json (unless `config` is given) and safetensors.
       config: instead of config.json's.
 
     Returns:
-      The reader, the configuration, the ids that transformers assumes where files are silent.
+      The reader, the configuration, and the ids that transformers assumes if files have none.
 
     Raises:
       FileNotFoundError: for a missing file.
       ValueError: for an unreadable file, another architecture, a value that the family does not
-        compute, or fields and arrays at odds.
+        support, or fields that contradict arrays.
     """
     path = directory / "config.json"
     if config is not None:
@@ -166,7 +166,7 @@ def open_hf(
 
 
 def default_ids(family: Family) -> SpecialIds:
-    """What transformers assumes where files are silent."""
+    """The ids that transformers assumes if files have none."""
     return special_ids_from_json(dict(family.special_ids), Path(family.name))
 
 
@@ -181,19 +181,19 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
         raise ValueError(f"{path}: architectures={named!r} must be a list of names")
     if named and not set(named) & set(family.architectures):
         raise ValueError(
-            f"{path}: architectures={named} must name {family.architectures[0]}, which is what "
-            f"specjax runs for model_type {name!r}"
+            f"{path}: architectures={named} must name {family.architectures[0]}, the network of "
+            f"model_type {name!r}"
         )
     if values.get("quantization_config"):
         raise ValueError(
-            f"{path}: quantization_config is set, but quantised checkpoints are not read; use the "
-            "float32 or bfloat16 one, or delete the field if the arrays are not quantised"
+            f"{path}: quantization_config is set, but quantised checkpoints are not supported; "
+            "use the float32 or bfloat16 one, or delete the field if the arrays are not quantised"
         )
     return family
 
 
 def _embedding(reader: SafetensorsReader, family: Family) -> str | None:
-    """The name under which the embedding is stored; a checkpoint may keep only a copy."""
+    """The name of the stored embedding; a checkpoint may have only a copy."""
     names = (family.hf_name(_EMBEDDING).hf, *family.copies)
     return next((name for name in names if name in reader.specs), None)
 
@@ -209,7 +209,7 @@ def hf_pieces(
       shapes: of the parameters, by path.
 
     Returns:
-      Where each parameter comes from.
+      The source of each parameter.
 
     Raises:
       ValueError: if arrays are missing, unknown, of a wrong shape, or copies that differ.
@@ -224,7 +224,7 @@ def hf_pieces(
         line.hf: shapes[path][::-1] if line.transposed else shapes[path]
         for path, line in lines.items()
     }
-    # What stands in the place of a missing array may be its quantised form.
+    # The replacement of a missing array may be its quantised form.
     taken = asked if set(asked) <= set(reader.specs) else reader.specs
     check_floating(reader.directory, {name: reader.specs[name] for name in taken})
     unknown = []
@@ -245,7 +245,7 @@ def hf_pieces(
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
-    """Makes a `config.json` that transformers 4.x and 5.x read alike.
+    """Makes a `config.json` that transformers 4.x and 5.x read the same way.
 
     Args:
       config: the model's configuration.
@@ -256,7 +256,7 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
       The JSON object.
 
     Raises:
-      ValueError: for a configuration that transformers cannot hold.
+      ValueError: for a configuration that transformers does not support.
     """
     family = family_of(config)
     return {
@@ -284,24 +284,24 @@ def write_hf(
     """Writes config.json and safetensors into an existing directory.
 
     Args:
-      directory: where to.
+      directory: the directory.
       config: the model's configuration.
       params: its parameters by path.
       ids: its special ids.
       dtype: of the arrays on disk.
-      shard_bytes: the size above which the arrays go to several files with an index.
-      max_position_embeddings: what config.json names, where a family has the field; its usual one
-        by default.
+      shard_bytes: the size above which the arrays are split into several files with an index.
+      max_position_embeddings: for config.json, if a family has the field; its usual value by
+        default.
 
     Raises:
-      ValueError: for a configuration that transformers cannot hold.
+      ValueError: for a configuration that transformers does not support.
     """
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None and "max_position_embeddings" in values:
         values["max_position_embeddings"] = max_position_embeddings
     lines = [family_of(config).hf_name(path) for path in params]
     if config.tie_embeddings and not values["tie_word_embeddings"]:
-        lines.append(Renaming(_HEAD, _EMBEDDING))  # called untied, so an equal head is written
+        lines.append(Renaming(_HEAD, _EMBEDDING))  # untied in the file, so an equal head is written
     shards: list[list[Renaming]] = [[]]
     filled = 0
     for line in lines:
@@ -320,9 +320,9 @@ def write_hf(
             value = np.asarray(params[line.path])
             arrays[line.hf] = copy_as(value.T if line.transposed else value, dtype)
             weight_map[line.hf] = name
-        # transformers 4.x refuses a file without this mark.
+        # transformers 4.x rejects a file without this metadata.
         safetensors.numpy.save_file(arrays, directory / name, metadata={"format": "pt"})
-        # The library makes its files readable by their owner alone.
+        # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", directory / name)
     if len(shards) > 1:
         total = sum(params[line.path].size for line in lines) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""One call that loads what users own: Hugging Face, T5X or our own checkpoints."""
+"""Loads checkpoints: Hugging Face, T5X or our own."""
 
 import dataclasses
 import functools
@@ -45,14 +45,14 @@ from specjax.types import Params
 PathLike = str | os.PathLike[str]
 
 VERSION = 1  # of specjax.json
-# Files by which a user may name a checkpoint.
+# Files that a user may give instead of the checkpoint's directory.
 _FILES = ("config.json", "checkpoint", SPECJAX_FILE)
 _SUFFIXES = (".safetensors", ".index.json", ".bin")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with its parameters, and what its files say about tokens.
+    """A model with its parameters, and its special tokens.
 
     Attributes:
       model: static; see `specjax.types.LanguageModel`.
@@ -60,12 +60,12 @@ class LoadedModel:
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
       path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).
       format: "hf", "t5x" or "orbax".
-      eos_ids: ids that end a generation, one or several.
-      pad_id: fills finished rows; None where the files name none.
-      bos_id: begins a prompt (Llama, Gemma); None where there is none.
+      eos_ids: ids that end a generation.
+      pad_id: fills finished rows; None if the files have none.
+      bos_id: begins a prompt (Llama, Gemma); None if there is none.
       step: the training step, of T5X checkpoints.
-      stored_dtype: the one dtype of the arrays on disk, float32 where they differ; `load_model`
-        itself makes float32 of float16, in which no model computes.
+      stored_dtype: the dtype of the arrays on disk, float32 if they differ; `load_model` converts
+        float16, in which no model computes, to float32.
     """
 
     model: Model
@@ -81,7 +81,7 @@ class LoadedModel:
 
     @property
     def special_ids(self) -> SpecialIds:
-        """The ids, as the files spell them."""
+        """The ids, with the names of the files."""
         start = getattr(self.config, "decoder_start_token", None)
         return SpecialIds(self.eos_ids, self.pad_id, self.bos_id, start)
 
@@ -98,7 +98,7 @@ class _Opened:
     path: Path
     format: str
     ids: SpecialIds
-    # Where each parameter comes from; raises where an array is missing or unknown.
+    # Finds the source of each parameter; raises if an array is missing or unknown.
     pieces: Callable[[Shapes], Mapping[str, Piece]]
     step: int | None = None
 
@@ -116,17 +116,17 @@ def load_model(
 ) -> LoadedModel:
     """Loads a checkpoint, array by array, straight into its dtype and sharding.
 
-    Recognised are: a Hugging Face directory (`config.json` and safetensors, one file or several
-    with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (the latest is
-    taken), unscanned, scanned or Orbax; and a directory that `save_model` wrote.
+    Supported are: a Hugging Face directory (`config.json` and safetensors, in one file or in
+    several with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (then
+    the latest), unscanned, scanned or Orbax; and a directory that `save_model` wrote.
 
-    A T5X checkpoint holds no configuration. Its arrays tell all but the MLP's activations and the
-    largest relative distance. T5X's `config.gin` in the model directory names the activations;
-    without it they are T5 v1.1's gated gelu (relu where the MLP has a single input projection).
-    T5X's T5 has 32 buckets of relative positions up to a distance of 128; a checkpoint with other
-    buckets is refused unless the gin file or `config` names its distance.
+    A T5X checkpoint has no configuration. Its arrays determine everything except the MLP's
+    activations and the largest relative distance. T5X's `config.gin` in the model directory names
+    the activations; without it they are T5 v1.1's gated gelu (relu if the MLP has a single input
+    projection). T5X's T5 has 32 buckets of relative positions up to a distance of 128; for a
+    checkpoint with other buckets, the gin file or `config` must name the distance.
 
-    The host's peak of anonymous memory is the parameters in their dtype, plus about one array.
+    The host's peak memory is the parameters in their dtype, plus about one array.
 
     Args:
       path: the directory.
@@ -136,11 +136,11 @@ def load_model(
         (float16 becomes float32, which holds it exactly).
       mesh: spreads the parameters over a mesh, which `specjax.partitioning.make_mesh` makes.
       rules: logical axis rules for `mesh`.
-      shardings: instead of `mesh`: one sharding for all, or a tree of them like the parameters.
-      config: a configuration, the path of a JSON file of one (see
-        `specjax.models.config_to_dict`), or of a T5X gin file; instead of what the directory says.
-      check_weights: whether to search the arrays for NaN and infinity and, where specjax wrote the
-        checkpoint, to compare the files of the arrays with their checksums.
+      shardings: instead of `mesh`: a sharding for all, or a tree of shardings like the parameters.
+      config: instead of the directory's: a configuration, the path of a JSON file (see
+        `specjax.models.config_to_dict`), or of a T5X gin file.
+      check_weights: whether to search the arrays for NaN and infinity and, if specjax wrote the
+        checkpoint, to compare the array files with their checksums.
 
     Returns:
       The loaded model.
@@ -148,11 +148,11 @@ def load_model(
     Raises:
       FileNotFoundError: for a missing directory or file.
       TypeError: for a `path` or `config` that is neither.
-      ValueError: for anything unreadable, unknown or unfitting; the message names the path, the
-        arrays and the remedy in one line.
+      ValueError: for files that are unreadable, unknown or inconsistent; the message names the
+        path, the arrays and the remedy in one line.
     """
     if mesh is not None and shardings is not None:
-        raise ValueError("`mesh` and `shardings` were both given; give one of them")
+        raise ValueError("`mesh` and `shardings` exclude each other; give only one of them")
     given = {"dtype": dtype, "param_dtype": param_dtype}
     asked = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
     opened = _open(path, config, check_weights)
@@ -205,7 +205,7 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
       config: see `load_model`.
 
     Returns:
-      The configuration, its dtypes float32 unless the directory is our own.
+      The configuration, with dtypes float32 unless the directory is our own.
 
     Raises:
       FileNotFoundError: see `load_model`.
@@ -215,7 +215,7 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
 
 
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> _Opened:
-    """Opens a checkpoint and decides its configuration and special ids."""
+    """Opens a checkpoint and determines its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"`path` must be a directory's path, got {path!r}")
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
@@ -224,7 +224,7 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
         )
     if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
         config = _own_config(read_json(Path(config)), Path(config))
-    if check_files:  # first: what reads a damaged file may say less
+    if check_files:  # first: its messages are clearer
         _check_files(Path(path))
     opened = _recognise(Path(path), config)
     if check_files and opened.path != Path(path):
@@ -236,7 +236,7 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
     starts = getattr(found, "decoder_start_token", None)
     stated = ids.decoder_start
     if None not in (starts, stated) and stated != starts and not isinstance(config, ModelConfig):
-        # As transformers does, what generation_config.json says goes before config.json.
+        # As in transformers, generation_config.json has priority over config.json.
         try:
             found = found.replace(decoder_start_token=stated)
         except ValueError as error:
@@ -247,13 +247,13 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
 def _check_files(path: Path) -> None:
     if has_checksums(path) and (why := find_damage(path)):
         raise ValueError(
-            f"{path}: {why}: copy the checkpoint again; if you have changed "
-            f"it yourself, delete {CHECKSUMS_NAME}"
+            f"{path}: {why}: copy the checkpoint again; if you changed it on purpose, "
+            f"delete {CHECKSUMS_NAME}"
         )
 
 
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
-    """Tells which kind of checkpoint a directory holds, and opens it."""
+    """Finds the kind of a checkpoint in a directory, and opens it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
@@ -267,8 +267,8 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     if own or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         if config is not explicit:
             raise ValueError(
-                f"`config` is the gin file {config}, which only a T5X checkpoint takes, "
-                f"and {path} is not one; leave it out, or give a JSON file"
+                f"`config` is the gin file {config}, which is only for T5X checkpoints, but "
+                f"{path} is not a T5X checkpoint; leave it out, or give a JSON file"
             )
         if own:
             return _open_own(path, explicit)
@@ -335,7 +335,7 @@ def _checked_pieces(
     path: Path, specs: Mapping[str, ArraySpec], pieces: Mapping[str, Piece], shapes: Shapes
 ) -> Mapping[str, Piece]:
     """The pieces of arrays under our own names, in the order of the parameters."""
-    remedy = "Give the checkpoint and the configuration that belong together"
+    remedy = "Give a checkpoint and a configuration that match"
     check_same(path, specs, shapes, remedy)
     check_floating(path, specs)
     return {name: pieces[name] for name in shapes}
@@ -348,7 +348,7 @@ def _shardings(
     rules: partitioning.AxisRules,
     shardings: Params | jax.sharding.Sharding | None,
 ) -> Mapping[str, jax.sharding.Sharding]:
-    """A sharding per parameter path; the default device's without a mesh."""
+    """A sharding per parameter path; the default device's sharding without a mesh."""
     if mesh is not None:
         partitioner = partitioning.Partitioner(mesh, rules)
         return flatten(partitioner.param_shardings(model, model.abstract_params()))
@@ -370,7 +370,7 @@ def _check_room(
     dtype: np.dtype,
     shardings: Mapping[str, jax.sharding.Sharding],
 ) -> None:
-    """Refuses parameters that cannot fit, before they are read."""
+    """Raises an error for parameters that do not fit, before they are read."""
     leaves = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
     check_fits(
         f"{path}: the parameters in {dtype}",

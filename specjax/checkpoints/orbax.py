@@ -28,14 +28,14 @@ def is_orbax(directory: Path) -> bool:
 
 
 class OrbaxReader:
-    """The arrays under one key of an Orbax tree (or all of them).
+    """The arrays of an Orbax tree, or those under one of its keys.
 
     Args:
       directory: holds `_METADATA`.
       prefix: the key, `target` in T5X's checkpoints.
 
     Raises:
-      FileNotFoundError: where Orbax wrote no tree.
+      FileNotFoundError: if Orbax wrote no tree.
       ValueError: for a damaged directory, or one without arrays under `prefix`.
     """
 
@@ -63,7 +63,7 @@ class OrbaxReader:
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """See `ArrayReader`."""
-        # One call of Orbax per array: one call for all would hold all their buffers at once.
+        # A call of Orbax per array: a single call would hold all their buffers at once.
         for name in names:
             yield name, self._read(name)
 
@@ -72,12 +72,12 @@ class OrbaxReader:
     ) -> dict[str, Any]:
         """Restores all arrays straight into their shards.
 
-        Each process reads what its devices get, and no more.
+        Each process reads only the parts of its devices.
 
         Args:
           dtype: of all arrays.
           shardings: by name.
-          check_finite: whether to search what this process has for NaN and infinity.
+          check_finite: whether to search this process's parts for NaN and infinity.
 
         Returns:
           The nested dict of arrays.
@@ -104,14 +104,14 @@ class OrbaxReader:
             with quiet():
                 (value,) = flatten(self._checkpointer.restore(self.directory, args)).values()
         except jax.errors.JaxRuntimeError:
-            raise  # another process is lost, not the checkpoint
+            raise  # another process has failed, not the checkpoint
         except Exception as error:
             raise ValueError(_damaged(self.directory, error)) from None
         return value
 
 
 def _check_ocdbt(directory: Path) -> None:
-    """Asserts that the key-value store can be listed and every array's description be read.
+    """Checks that the key-value store can be listed and every array's description be read.
 
     Orbax reads all descriptions concurrently. If one fails, the others print a traceback each.
     """
@@ -139,7 +139,7 @@ def quiet() -> Iterator[None]:
     """Silences Orbax, which warns that T5X's directories lack files that newer ones have."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what is damaged and matters is also raised
+    logger.setLevel(logging.CRITICAL)  # important damage also raises
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -150,7 +150,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_writes() -> Iterator[None]:
-    """As `quiet`; a failure is raised, and not told in 200 lines besides."""
+    """Like `quiet`; a failure is raised without 200 additional lines."""
     before = sys.unraisablehook
     if getattr(before, "__name__", "") != _tell_others.__name__:
         sys.unraisablehook = functools.partial(_tell_others, before)
@@ -158,13 +158,13 @@ def quiet_writes() -> Iterator[None]:
     logging.getLogger("asyncio").addFilter(_is_of_worth)
     with quiet():
         yield
-    # Not after a failure: writes that have begun fail later.
+    # Not after a failure: writes that have started fail later.
     sys.unraisablehook = before
     logging.getLogger("asyncio").removeFilter(_is_of_worth)
 
 
 def _tell_others(before: Callable[[Any], None], told: Any) -> None:
-    # TensorStore writes on, and calls the event loop that Orbax has closed.
+    # TensorStore continues to write, and calls the event loop that Orbax has closed.
     if str(told.exc_value) != "Event loop is closed":
         before(told)
 
@@ -177,7 +177,7 @@ def write_orbax(directory: Path, params: Params) -> None:
     """Writes `params/`; in a program of several processes, each must call it.
 
     Args:
-      directory: where to; exists, with an absolute path.
+      directory: an existing directory, as an absolute path.
       params: a nested dict of arrays.
     """
     with quiet_writes(), ocp.StandardCheckpointer() as checkpointer:

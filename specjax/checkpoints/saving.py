@@ -1,4 +1,4 @@
-"""Writing checkpoints in any of the formats that `load_model` reads, all or nothing."""
+"""Writes checkpoints in all formats that `load_model` reads; completely, or not at all."""
 
 import dataclasses
 import os
@@ -52,32 +52,32 @@ def save_model(
 ) -> Path:
     """Writes a checkpoint that `load_model` reads back.
 
-    It is written beside `path` and renamed at the end, so a killed program leaves `path` as it
-    was. In a program of several processes, each must call it, and only "orbax" can be written.
+    It is written beside `path` and renamed at the end, so an interrupted program leaves `path`
+    unchanged. In a program of several processes, each must call it, and only "orbax" is possible.
 
     Args:
       path: a directory that does not exist, or is empty (but see `replace`).
       model: the model, or its configuration.
       params: its parameters.
       format: "orbax" (ours: keeps shardings, any dtype, any family), "hf" (safetensors and a
-        config.json for transformers 4.x and 5.x), or "t5x" (T5 alone, as T5X itself reads it).
+        config.json for transformers 4.x and 5.x), or "t5x" (only T5, for T5X itself).
       dtype: of the arrays on disk; the parameters' own by default.
-      special_ids: eos, pad, bos; where silent, those of `tokenizer_from`'s generation_config.json,
-        else the family's usual ones. What the decoder reads first, the model's configuration says.
+      special_ids: eos, pad, bos; by default those of `tokenizer_from`'s generation_config.json,
+        else the family's usual ids. The model's configuration has the decoder's start token.
       tokenizer_from: a directory whose tokenizer files are copied.
-      step: the training step; T5X's directory is named after it.
-      max_position_embeddings: the longest context, which no network here depends on but
-        transformers' config.json names ("t5x" has no place for it).
-      replace: whether a directory there, with all that it holds, is removed once the new one is
-        complete.
+      step: the training step; used in the name of T5X's directory.
+      max_position_embeddings: the longest context for transformers' config.json; no network here
+        depends on it (not for "t5x").
+      replace: whether to remove an existing directory, with all its contents, once the new
+        directory is complete.
 
     Returns:
       The path.
 
     Raises:
-      ValueError: for an unknown format, parameters that are not the model's, or a model that the
-        format cannot hold.
-      FileExistsError: where `path` is a file, or a directory with something in it.
+      ValueError: for an unknown format, parameters that do not fit the model, or a model that the
+        format does not support.
+      FileExistsError: if `path` is a file, or a directory that is not empty.
     """
     config = model if isinstance(model, ModelConfig) else model.config
     if format not in FORMATS:
@@ -115,7 +115,7 @@ def save_model(
             if format != "orbax" and isinstance(config, T5Config):
                 keep_sentinels(directory, config.vocab_size)
             _write_generation(directory, ids, always=format != "orbax")
-            # Of the arrays alone: people correct the other files by hand.
+            # Checksums of the arrays only: people edit the other files.
             place = next(directory.glob("checkpoint_*"), directory)
             write_checksums(place, lambda n: "/" in n or n == "checkpoint" or n.endswith(_ARRAYS))
     return Path(path)
@@ -124,7 +124,7 @@ def save_model(
 def _all_ids(
     config: ModelConfig, given: SpecialIds | None, source: str | os.PathLike[str] | None
 ) -> SpecialIds:
-    """The ids to write: those given, then those of the files copied, then the family's."""
+    """The ids to write: the given ids, then those of the copied files, then the family's."""
     ids = given or SpecialIds()
     if source is not None:
         file = Path(source) / GENERATION_FILE
@@ -134,7 +134,7 @@ def _all_ids(
 
 
 def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
-    """Puts the ids into generation_config.json, which readers ask first, beside what it says."""
+    """Adds the ids to generation_config.json, which readers prefer to config.json."""
     file = directory / GENERATION_FILE
     values = read_json_if_there(file)
     merged = {**values, **ids.to_json()}
@@ -143,14 +143,14 @@ def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
 
 
 def check_format(config: ModelConfig, format: str) -> None:
-    """Asserts that a format can hold a model.
+    """Checks that a format supports a model.
 
     Args:
       config: the model's configuration.
       format: one of `FORMATS`.
 
     Raises:
-      ValueError: if not, naming what the format lacks.
+      ValueError: if not, naming the missing feature.
     """
     if format == "t5x":
         check_writable(config)

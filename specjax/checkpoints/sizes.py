@@ -1,11 +1,11 @@
-"""Whether a checkpoint is of a published size."""
+"""Checks that a checkpoint has a published size."""
 
 import os
 
 from specjax.checkpoints.loading import read_config
 from specjax.models import preset
 
-# A fine-tuned model may have another vocabulary or dropout; these make its size.
+# The fields of a size; a fine-tuned model may have another vocabulary or dropout.
 _SIZES = (
     "embed_dim",
     "num_heads",
@@ -19,9 +19,9 @@ _SIZES = (
 
 
 def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str]:
-    """A checkpoint's directory, once it is known to hold a network of this size.
+    """A checkpoint's directory, after a check that its network has this size.
 
-    No array is read. So a run that is said to be of one pair of models is of no other.
+    It reads no array. It prevents a run with other models than the run's name claims.
 
     Args:
       directory: see `read_config`.
@@ -32,8 +32,8 @@ def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str
 
     Raises:
       FileNotFoundError: there is no such checkpoint.
-      TypeError: `directory` is no path.
-      ValueError: the size is unknown, the checkpoint unreadable, or its network another.
+      TypeError: `directory` is not a path.
+      ValueError: the size is unknown, the checkpoint unreadable, or the network of another size.
     """
     wanted, found = preset(size), read_config(directory)
     differences = [

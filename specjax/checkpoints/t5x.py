@@ -1,10 +1,10 @@
-"""T5X checkpoints on disk: a msgpack file that points to zarr arrays. No T5X, no TensorFlow.
+"""T5X checkpoints on disk: a msgpack file that refers to zarr arrays. No T5X, no TensorFlow.
 
     checkpoint_<step>/checkpoint      flax msgpack {"version": 3, "optimizer": {"target", "state"}}
     checkpoint_<step>/target.<name>/  one zarr array
 
 A leaf of the msgpack is an array, or a TensorStore spec whose `kvstore` has a path inside the
-directory. The spec's driver (`file`, `gfile`, `gcs`) says where T5X wrote it, not where it is now.
+directory. The spec's driver (`file`, `gfile`, `gcs`) names where T5X wrote it, not where it is now.
 T5X's Orbax form (`checkpoint_<step>/state/_METADATA`) is read by `OrbaxReader`.
 
 Source: `t5x/checkpoints.py`.
@@ -38,7 +38,7 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 
 
 def steps(directory: Path) -> dict[int, Path]:
-    """The checkpoints in a T5X model directory by step, but for unfinished ones (`.tmp-...`)."""
+    """The checkpoints in a T5X model directory by step, without unfinished ones (`.tmp-...`)."""
     found = {}
     for path in directory.iterdir():
         if (match := _STEP.fullmatch(path.name)) and path.is_dir():
@@ -53,7 +53,7 @@ def step_of(directory: Path) -> int | None:
 
 
 def t5x_directory(path: Path) -> Path | None:
-    """`checkpoint_<step>` itself, or the latest one in a model directory."""
+    """`checkpoint_<step>` itself, or the latest checkpoint in a model directory."""
     found = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
     if found is not None and not _is_checkpoint(found):
         raise ValueError(
@@ -81,8 +81,8 @@ class T5XReader:
       directory: holds the file `checkpoint`.
 
     Raises:
-      ValueError: for a damaged file, or one that is no T5X checkpoint.
-      FileNotFoundError: for an array that the file names and the directory lacks, or a chunk of it.
+      ValueError: for a damaged file, or a file that is not a T5X checkpoint.
+      FileNotFoundError: if an array that the file names, or a chunk of it, is missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -101,7 +101,7 @@ class T5XReader:
         absent = [folder.name for folder in folders.values() if not (folder / ".zarray").is_file()]
         if absent:
             raise FileNotFoundError(
-                f"{directory}: {len(absent)} of {len(leaves)} arrays are not there "
+                f"{directory}: {len(absent)} of {len(leaves)} arrays are missing "
                 f"({condense(absent)}); copy the whole checkpoint"
             )
         opened = {name: _open(folder) for name, folder in folders.items()}
@@ -115,7 +115,7 @@ class T5XReader:
         check_sizes(directory, self.specs)
 
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
-        """Where the zarr array of one spec lies."""
+        """The directory of the zarr array of a spec."""
         if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
             raise ValueError(
                 f"{path}: {name} is neither an array nor a TensorStore spec; copy the file again"
@@ -126,10 +126,10 @@ class T5XReader:
                 f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}; only "
                 "zarr on file, gfile or gcs can be read"
             )
-        # TensorStore before 0.1.14 kept the path outside of the kvstore.
+        # TensorStore before 0.1.14 kept the path outside the kvstore.
         inside = PurePosixPath(kvstore.get("path") or leaf.get("path") or f"target.{name}")
         if inside.is_absolute() or ".." in inside.parts:
-            raise ValueError(f"{path}: {name} points to {inside}, outside of the checkpoint")
+            raise ValueError(f"{path}: {name} points to {inside}, outside the checkpoint")
         return self.directory / inside
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -160,9 +160,9 @@ def _open(folder: Path) -> ts.TensorStore:
 
 
 def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
-    """Asserts that every chunk's file is there: zarr takes an absent one for zeros.
+    """Checks that the file of every chunk exists: zarr reads a missing chunk as zeros.
 
-    T5X writes all of them, and with no fill value there is nothing an absent one could mean.
+    T5X writes all chunks, and without a fill value a missing chunk has no meaning.
     """
     metadata = array.spec().to_json()["metadata"]
     if metadata.get("fill_value") is not None:
@@ -170,13 +170,13 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
     grid = [-(-n // chunk) for n, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)]
     separator = metadata.get("dimension_separator", ".")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    # One by one: a damaged shape may claim more chunks than memory could list.
+    # A loop, not a list: a damaged shape may claim too many chunks.
     first = next((key for key in _keys(grid, separator) if key not in files), None)
     if first is not None:
         total = math.prod(grid)
         absent = total - sum(not key.startswith(".") for key in files)
         raise FileNotFoundError(
-            f"{folder.parent}: {absent} of {total} chunks of {name} are not there "
+            f"{folder.parent}: {absent} of {total} chunks of {name} are missing "
             f"({folder.name}/{first}{', ...' if absent > 1 else ''}); copy the whole checkpoint"
         )
 
@@ -212,7 +212,7 @@ def _read_target(path: Path) -> dict[str, Any]:
     target = optimizer.get("target") if isinstance(optimizer, dict) else None
     if not isinstance(target, dict):
         raise ValueError(
-            f"{path} is no T5X checkpoint: it has no optimizer/target; give another one"
+            f"{path} is not a T5X checkpoint: it has no optimizer/target; give another file"
         )
     return target
 
@@ -227,7 +227,7 @@ def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
 
 
 def _meant_dtype(stored: np.dtype) -> np.dtype:
-    """T5X before version 3 wrote bfloat16 as the uint16 of the same bits."""
+    """T5X before version 3 wrote bfloat16 as uint16 of the same bits."""
     return jnp.dtype("bfloat16") if stored == np.uint16 else stored
 
 
@@ -259,7 +259,7 @@ def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: n
         absolute = {"driver": "file", "path": f"{(checkpoint / folder).absolute()}/"}
         ts.open({**spec, "kvstore": absolute}, create=True).result().write(array).result()
         target[path] = spec
-    # An int array: T5X reads the step as one.
+    # An integer array, as T5X expects the step.
     state = {"step": np.asarray(step, np.int32)}
     contents = {
         "version": VERSION,

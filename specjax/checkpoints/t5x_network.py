@@ -1,14 +1,14 @@
 """The network in a T5X checkpoint: its parameter tree, and its configuration.
 
 Trees. Unscanned, as ours: `encoder/layers_3/attention/query/kernel (E, H·D)`. With `scan_layers`
-(T5X's scalable_t5) the layers lie on axis 1 of one array and the heads are kept apart,
-`encoder/encoder/attention/query/kernel (E, L, H, D)`, and each layer has a `relpos_bias` of its
-own; `scan_layers=False` there gives the unscanned names with heads apart.
+(T5X's scalable_t5) the layers are on axis 1 of a single array with separate heads,
+`encoder/encoder/attention/query/kernel (E, L, H, D)`, and each layer has its own `relpos_bias`;
+with `scan_layers=False` the names are unscanned and heads are separate.
 
-Configuration. The arrays tell every size, whether the head is tied and how many activations an MLP
-has, but not which: without a gin file these are T5 v1.1's `("gelu", "linear")`, or v1.0's
-`("relu",)` where there is one. T5X fixes the rest: epsilon 1e-6, relative distances up to 128, tied
-logits scaled.
+Configuration. The arrays determine all sizes, whether the head is tied, and the number of an MLP's
+activations, but not which: without a gin file these are T5 v1.1's `("gelu", "linear")`, or v1.0's
+`("relu",)` if there is only one. T5X fixes the rest: epsilon 1e-6, relative distances up to 128,
+tied logits scaled.
 """
 
 import ast
@@ -27,7 +27,7 @@ from specjax.models import ModelConfig, T5Config
 
 GIN_FILES = ("config.gin", "operative_config.gin")
 
-# T5X's field: ours. The arrays decide these, and a gin file must agree.
+# T5X's field: our field. The arrays determine these, and a gin file must agree.
 _SIZES = {
     "vocab_size": "vocab_size",
     "emb_dim": "embed_dim",
@@ -39,10 +39,10 @@ _SIZES = {
     "logits_via_embedding": "tie_embeddings",
 }
 
-# Fields that T5X's own T5Config lacks; networks made from it may have them.
+# Fields that T5X's own T5Config lacks; networks derived from it may have them.
 _RELATIVE = {"num_buckets": "relpos_buckets", "max_distance": "relpos_max_distance"}
 
-# What T5X's T5 computes, whatever its configuration.
+# Fixed in T5X's T5, whatever its configuration.
 BUCKETS = 32
 MAX_DISTANCE = 128
 _FIXED = {
@@ -65,8 +65,8 @@ class Tree:
       reader: the open checkpoint.
 
     Attributes:
-      pieces: where each parameter comes from.
-      specs: shape and dtype of each.
+      pieces: the source of each parameter.
+      specs: the shape and dtype of each parameter.
     """
 
     def __init__(self, reader: ArrayReader) -> None:
@@ -77,13 +77,13 @@ class Tree:
             match = _SCANNED.fullmatch(source)
             axis = _scan_axis(reader, match[1]) if match else 0
             if match is None or len(spec.shape) <= axis:
-                # The array itself, which may be a traced one.
+                # The array itself, which may be traced.
                 self._add(source, source, spec.shape, lambda array: array)
                 continue
             if spec.shape[axis] > _MOST_LAYERS:
                 raise ValueError(
-                    f"{reader.directory}: {source}, whose shape is said to be {spec.shape}, would "
-                    f"have {spec.shape[axis]:,} layers, more than any network; copy it again"
+                    f"{reader.directory}: {source} has shape {spec.shape}, which means "
+                    f"{spec.shape[axis]:,} layers, more than any network; copy it again"
                 )
             shape = spec.shape[:axis] + spec.shape[axis + 1 :]
             for i in range(spec.shape[axis]):
@@ -96,7 +96,7 @@ class Tree:
     def _add(
         self, name: str, source: str, shape: tuple[int, ...], take: Callable[[Any], Any]
     ) -> None:
-        """Adds a parameter, its heads merged: `out` kernels hold them first, the others last."""
+        """Adds a parameter with merged heads: `out` kernels have them first, the others last."""
         if len(shape) == 3 and name.endswith("/kernel"):
             a, b, c = shape
             shape = (a * b, c) if name.endswith("/out/kernel") else (a, b * c)
@@ -104,10 +104,7 @@ class Tree:
         self.pieces[name] = Piece(source, lambda array: take(array).reshape(shape))
 
     def share_biases(self) -> None:
-        """Puts one relative position bias per stack in the place of equal ones per layer.
-
-        Only if those of both stacks are: a model has either form.
-        """
+        """Replaces equal position biases of layers by one per stack, if both stacks allow it."""
         layers = [name for name in self.specs if _LAYER_BIAS.fullmatch(name)]
         wanted = list(dict.fromkeys(self.pieces[name].source for name in layers))
         arrays = dict(self._reader.arrays(wanted))
@@ -133,7 +130,7 @@ def _scan_axis(reader: ArrayReader, stack: str) -> int:
 
 
 def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = None) -> T5Config:
-    """Reads a configuration off the shapes of the arrays, and from a gin file what they lack.
+    """Determines a configuration from the shapes of the arrays and an optional gin file.
 
     Args:
       specs: the arrays by unscanned name.
@@ -144,9 +141,9 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
       The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
 
     Raises:
-      FileNotFoundError: where there is no such gin file.
-      ValueError: if these are no T5's arrays, if they do not tell enough, or if the gin file says
-        something else than they do.
+      FileNotFoundError: if there is no such gin file.
+      ValueError: if these are not a T5's arrays, if they do not determine the configuration, or if
+        the gin file contradicts them.
     """
     fields = {} if gin is None else read_t5_fields(gin)
     sizes = _sizes(specs, path)
@@ -164,7 +161,7 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
         raise ValueError(f"{gin or path}: {error}") from None
 
 
-# The arrays that show sizes, and those of their two axes.
+# Arrays that show sizes, and the sizes of their two axes.
 _SHOWN = {
     "token_embedder/embedding": ("vocab_size", "embed_dim"),
     "decoder/layers_0/self_attention/query/kernel": ("embed_dim", "joined"),
@@ -174,7 +171,7 @@ _SHOWN = {
 
 
 def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
-    """What the shapes tell, by field of `T5Config`."""
+    """The sizes from the shapes, by field of `T5Config`."""
     layers = {"encoder": 0, "decoder": 0}
     for name in specs:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
@@ -218,7 +215,7 @@ def find_gin(directory: Path) -> Path | None:
 
 
 def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
-    """Takes what only a gin file says, and holds the rest against the arrays."""
+    """Adds the fields of a gin file, and compares the others with the arrays."""
     remedy = "give the gin file this checkpoint was trained with"
     for theirs, ours in {**_SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
@@ -249,20 +246,21 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
 def read_t5_fields(gin: Path) -> dict[str, Any]:
     """The literal bindings of `T5Config` in a gin file.
 
-    Reads `T5Config.field = value` under any module and scope, the block form, and `%MACRO`s bound
-    to literals in the same file. `include`d files are not followed: the file that T5X leaves
+    It reads `T5Config.field = value` under any module and scope, the block form, and `%MACRO`s
+    bound to literals in the same file. It does not follow `include`: the file that T5X leaves
     beside a checkpoint has none.
 
     Args:
       gin: the file.
 
     Returns:
-      The values by T5X's field name; later ones win, and what is no literal is left out.
+      The values by T5X's field name; later values win, and values that are not literals are left
+      out.
 
     Raises:
-      FileNotFoundError: where there is no such file.
-      ValueError: where it is no gin, or binds the activations or relative positions to what cannot
-        be read here.
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not gin, or binds the activations or relative positions to a value that
+        cannot be read here.
     """
     bound = dict(_bindings(gin))
     values: dict[str, Any] = {}
@@ -271,9 +269,9 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         module, _, field = name.rpartition(".")
         if module.endswith("RelativePositionBiases") and value != stock.get(field, value):
             raise ValueError(
-                f"{gin}: {name} = {value} has no effect where the network passes its own, as "
-                "T5X's T5 does; bind T5Config.num_buckets and T5Config.max_distance to what the "
-                "checkpoint was trained with, or give a JSON file"
+                f"{gin}: {name} = {value} has no effect, because T5X's T5 passes its own value; "
+                "bind T5Config.num_buckets and T5Config.max_distance to the values of training, "
+                "or give a JSON file"
             )
         if not re.fullmatch(r"(.*[./])?T5Config", module):
             continue
@@ -285,7 +283,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         try:
             values[field] = ast.literal_eval(_expanded(value, bound))
         except (KeyError, ValueError, SyntaxError, RecursionError):
-            # A @function, another file's %macro.
+            # A @function, or a %macro of another file.
             if field in ("mlp_activations", *_RELATIVE):
                 example = "('gelu', 'linear')" if field == "mlp_activations" else "128"
                 raise ValueError(
@@ -298,12 +296,12 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
 
 def _expanded(value: str, macros: Mapping[str, str]) -> str:
-    """Puts the values of `%MACRO`s in their places; KeyError for those of other files."""
+    """Replaces `%MACRO`s by their values; KeyError for those of other files."""
     return re.sub(r"%([\w./]+)", lambda match: _expanded(macros[match[1]], macros), value)
 
 
 def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
-    """The names that a gin file binds, with their values, blocks spelt out, without spaces."""
+    """The names that a gin file binds, with their values; blocks expanded, without spaces."""
     left_out = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
     block, line = "", []
     try:
@@ -331,10 +329,10 @@ def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
 
 
 def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[str, Any]]:
-    """The same network as T5X can hold it: a tied head that does not scale becomes an equal one.
+    """The same network for T5X: a tied head that does not scale becomes an untied, equal head.
 
     Args:
-      config: one that `check_writable` lets pass.
+      config: a configuration that passes `check_writable`.
       params: its parameters by path.
 
     Returns:
@@ -352,7 +350,7 @@ def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> st
 
     Args:
       configs: by gin's scope; "" for none.
-      included: a gin file that comes before.
+      included: a gin file to include first.
     """
     lines = [
         "from __gin__ import dynamic_registration\n",
@@ -368,21 +366,21 @@ def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> st
 
 
 def check_writable(config: ModelConfig) -> None:
-    """Asserts that T5X's T5, which has no field for some values, computes this configuration.
+    """Checks that T5X's T5, which has no field for some values, supports this configuration.
 
     Args:
       config: the configuration.
 
     Raises:
-      ValueError: naming the first field that T5X has otherwise.
+      ValueError: naming the first field that differs in T5X.
     """
     if not isinstance(config, T5Config):
         family = type(config).__name__.removesuffix("Config")
-        raise ValueError(f"T5X's format holds T5 alone, not {family}; convert it to hf or orbax")
+        raise ValueError(f"T5X's format supports only T5, not {family}; convert it to hf or orbax")
     for name, value in _FIXED.items():
         if (own := getattr(config, name)) != value:
             other = "orbax" if name == "relpos_per_layer" else "hf or orbax"
             raise ValueError(
-                f"{name}={own} must be {value} for a T5X checkpoint, as it is in T5X's minimal "
+                f"{name}={own} must be {value} for a T5X checkpoint, as in T5X's minimal "
                 f"T5; convert it to {other}"
             )

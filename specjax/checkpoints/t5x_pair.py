@@ -1,4 +1,4 @@
-"""One T5X checkpoint of two networks, for `specjax.integrations.t5x`.
+"""A T5X checkpoint of two networks, for `specjax.integrations.t5x`.
 
 checkpoint_<step>/checkpoint              "target" is {"drafter": ..., "verifier": ...}
 checkpoint_<step>/target.verifier.<name>/ one zarr array
@@ -39,17 +39,17 @@ def save_t5x_pair(
     dtype: Any = None,
     check_weights: bool = True,
 ) -> Path:
-    """Writes the parameters of two checkpoints into one, as T5X restores it.
+    """Writes the parameters of two checkpoints into a single T5X checkpoint.
 
-    The arrays of a T5X checkpoint are copied under their own names, whatever network they belong
-    to (scanned layers stay scanned); a T5 of another format gets the names of T5X's minimal T5.
-    `pair.gin`, where both are of the minimal T5, has the sizes for T5X.
+    The arrays of a T5X checkpoint are copied under their own names, whatever their network (scanned
+    layers stay scanned); a T5 of another format gets the names of T5X's minimal T5. If both are
+    T5X's minimal T5, `pair.gin` has their sizes for T5X.
 
     Args:
       path: a directory that does not exist, or is empty.
       verifier: the large network's checkpoint.
       drafter: the small network's.
-      dtype: of the arrays on disk; by default their own, float32 where they differ.
+      dtype: of the arrays on disk; by default their own, float32 if they differ.
       check_weights: see `load_model`.
 
     Returns:
@@ -57,7 +57,7 @@ def save_t5x_pair(
 
     Raises:
       FileNotFoundError: see `load_model`.
-      ValueError: see `load_model`; or for a network that T5X does not have.
+      ValueError: see `load_model`; or for a network that T5X lacks.
     """
     sources = dict(zip(ROLES, (Path(verifier), Path(drafter)), strict=True))
     steps = {}
@@ -72,7 +72,7 @@ def save_t5x_pair(
         copy_tokenizer_files(sources["verifier"], directory)
         t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)
         if all(configs.values()):
-            # To be read after gin_configs/t5x/models/encoder_decoder.gin.
+            # For use after gin_configs/t5x/models/encoder_decoder.gin.
             included = "t5x/models/encoder_decoder.gin"
             (directory / PAIR_FILE).write_text(gin_text(configs, included))
         checkpoint = next(directory.glob("checkpoint_*"))
@@ -81,7 +81,7 @@ def save_t5x_pair(
 
 
 def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
-    """A checkpoint's arrays as T5X names them, its step, and a minimal T5's configuration."""
+    """A checkpoint's arrays under T5X's names, its step, and a minimal T5's configuration."""
     host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     checkpoint = None
     if source.is_dir() and not any((source / n).exists() for n in (SPECJAX_FILE, "config.json")):

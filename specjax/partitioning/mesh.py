@@ -33,7 +33,7 @@ STANDARD_RULES: AxisRules = (
     ("length", None),
 )
 
-# Rows are spread; each device that computes a row has all of the rest.
+# Only the rows are spread; each device that computes a row has everything else.
 WHOLE_RULES: AxisRules = tuple(
     (name, axis if name == "batch" else None) for name, axis in STANDARD_RULES
 )

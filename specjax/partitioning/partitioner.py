@@ -41,7 +41,7 @@ class Partitioner:
         return self.ways("batch")
 
     def ways(self, name: str) -> int:
-        """Over how many devices an axis of this logical name is split, where its size allows it."""
+        """The number of devices that split an axis of this logical name, if its size allows it."""
         axis = next((axis for logical, axis in self.rules if logical == name), None)
         return 1 if axis is None else self.mesh.shape[axis]
 
@@ -99,7 +99,7 @@ class Partitioner:
 
 
 def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of an array that are this process's own: each row is that of one process.
+    """The rows of an array that belong to this process; each row belongs to a single process.
 
     Args:
       array: `[B, ...]`, split over its leading axis or not split.
@@ -110,7 +110,7 @@ def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         whole = np.asarray(array)
         return np.arange(len(whole)), whole
-    # Of the devices that have the same rows, one has replica 0.
+    # Of the devices with the same rows, exactly one has replica 0.
     owned = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     parts = {shard.index[0].start or 0: np.asarray(shard.data) for shard in owned}
     if not parts:

@@ -121,7 +121,7 @@ def emitted_law(
       bonus: `[P, V]`, the distributions of the bonus token, if not `target` (a negative control).
       accepted_probs: the law of the number of accepted tokens (other laws are negative controls).
       keep_carry: False forgets the carry between rounds (a negative control).
-      kept: (context, drafted tokens) -> how many of them verification gets; all of them by default
+      kept: (context, drafted tokens) -> the number of tokens that verification gets; all by default
         (fewer, depending on the drafted tokens, is a negative control).
 
     Returns:
@@ -224,7 +224,7 @@ def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):
                 ends = (
                     1.0 if length == max_draft else stop(context, (*head, int(tokens[length - 1])))
                 )
-                # Drafts that are equal up to their end are one case: the one padded with zeros.
+                # Drafts that are equal up to their end are one case: the case padded with zeros.
                 if path * going * ends > 0.0 and not tokens[length:].any():
                     block = tuple(int(x) for x in tokens[:length])
                     cases.append((state, row, length if kept is None else kept(context, block)))
@@ -254,7 +254,7 @@ def _stack(cases, states, draft, target, bonus, drafts, max_draft, stop):
 
 
 def _still_drafting(state, tokens, max_draft, stop) -> np.ndarray:
-    """For each slot and position: whether the drafter of the slot's block would go on."""
+    """For each slot and position: whether the drafter of the slot's block would continue."""
     emitted, starts = state
     slots = max(max_draft - 1, 0)
     starts = starts[len(starts) - min(slots, len(starts)) :]

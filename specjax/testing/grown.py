@@ -1,7 +1,7 @@
-"""Makes a T5 or a Llama larger without changing its outputs: it costs more time, and that is all.
+"""Makes a T5 or a Llama larger without changing its outputs: only the time grows.
 
 The added widths, heads and layers are zeros. RMSNorm divides by the mean square over the width, so
-its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else has to change.
+its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else changes.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ T5_BASE = {
 }
 
 
-# 203 M parameters with 2,048 words. A query's head has the keys of one group, and positions turn
-# the halves of a head: so neither the size of a group nor that of a head may change.
+# 203 M parameters with 2,048 words. A query's head has the keys of its group, and positions rotate
+# the halves of a head: so the sizes of groups and heads must not change.
 LLAMA_200M = {
     "embed_dim": 1024,
     "num_heads": 16,
@@ -42,7 +42,7 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
       model: the small model, a `T5` or a `Llama`.
       params: its parameters.
       **sizes: any of the names in `T5_BASE` or `LLAMA_200M`, each at least the small model's; all
-        of these by default.
+        by default.
 
     Returns:
       A larger model and its parameters. Their logits equal the small model's up to float rounding.
@@ -72,7 +72,7 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
         if before != after:
             raise ValueError(
                 f"num_heads and num_kv_heads give groups of {after} queries, but the model has "
-                f"groups of {before}: grow both alike"
+                f"groups of {before}: multiply both by the same factor"
             )
 
     def place(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:

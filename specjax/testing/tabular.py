@@ -31,7 +31,7 @@ class TabularModel(LanguageModel):
 
     Attributes:
       vocab_size: V.
-      order: K, how many tokens of context the distributions depend on.
+      order: K, the number of context tokens that the distributions depend on.
     """
 
     vocab_size: int
@@ -85,13 +85,13 @@ class TabularModel(LanguageModel):
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        """See `LanguageModel`; the context is that along the path to a token."""
+        """See `LanguageModel`; the context of a token is the path to it."""
 
         def row(cache, tokens, position, depths, seen):
             index = jnp.zeros(tokens.shape, jnp.int32)
             for lag in reversed(range(self.order)):
                 depth = depths - lag
-                # Of the tokens that one sees, one stands at each depth.
+                # A token sees exactly one token at each depth.
                 inside = tokens[jnp.argmax(seen & (depths[None] == depth[:, None]), axis=1)]
                 place = position + depth
                 before = jnp.where(place < 0, self.vocab_size, cache[jnp.maximum(place, 0)])
@@ -124,7 +124,7 @@ def random_table(
       vocab_size: V.
       order: K.
       scale: the standard deviation of the logits.
-      zeros: the share of impossible tokens (-inf); one token per context is always possible.
+      zeros: the share of impossible tokens (-inf); at least one token per context is possible.
 
     Returns:
       `[(V + 1) ** order, V]` float32 logits.

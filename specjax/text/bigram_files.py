@@ -16,9 +16,9 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
     """Writes a table into a new or empty directory.
 
     Args:
-      directory: takes `bigram.json` and `bigram.safetensors`.
-      bigram: the table; ids below 2**16 - 1 take two bytes each. One without longer contexts is
-        written as specjax has always read it.
+      directory: gets `bigram.json` and `bigram.safetensors`.
+      bigram: the table; ids below 2**16 - 1 take two bytes each. A table without longer contexts is
+        written in version 1 of the format.
 
     Raises:
       FileExistsError: the directory is not empty, or a file.
@@ -28,7 +28,7 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
     kind = np.uint16 if size < 2**16 else np.uint32
     version = 1 if bigram.order == 2 else 2
     arrays = {name: getattr(bigram, name) for name in _TABLES[version]}
-    # The number of ids stands for none.
+    # The number of ids stands for "none".
     stored = {name: np.where(ids < 0, size, ids).astype(kind) for name, ids in arrays.items()}
     values = {
         "version": version,
@@ -43,21 +43,21 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
     """Reads a table.
 
     Args:
-      directory: what `save_bigram` has written.
+      directory: written by `save_bigram`.
       check_weights: whether to compare the files with their checksums.
 
     Returns:
-      The table. Whether it is a model's, `Bigram.table` tells.
+      The table. `Bigram.table` checks that it belongs to a model.
 
     Raises:
-      FileNotFoundError: there is none, or a file of it is missing.
+      FileNotFoundError: there is no table, or a file is missing.
       OSError: a file cannot be read.
       ValueError: a file is damaged.
     """
     place = Path(directory)
     if not (place / f"{BIGRAM}.json").is_file():
         raise FileNotFoundError(
-            f"{place}: no bigram table is there: make one with `specjax train bigram`"
+            f"{place}: no bigram table found: make a table with `specjax train bigram`"
         )
     values, arrays = read_attachment(place, BIGRAM, tuple(_TABLES), check_weights)
     try:

@@ -15,27 +15,27 @@ from jinja2 import nodes
 
 from specjax.tokenizers.model_files import read_json_if_there
 
-# Rounds of a template's loops and calls of its macros; a message takes a few.
+# The most rounds of a template's loops and calls of its macros; a message needs a few.
 MOST_STEPS = 1_000_000
 MOST_TEXT = 10_000_000
-# Of a whole number; Python spells out no more either.
+# The largest whole number; Python prints no more either.
 MOST_BITS = 14_000
 
-# The steps that the rendering of this thread has made.
+# The steps of the current rendering, per thread.
 _steps: contextvars.ContextVar[int] = contextvars.ContextVar("steps")
 
 
 def read_chat_template(directory: Path) -> str | None:
     """A directory's chat template.
 
-    `chat_template.jinja` goes before the `chat_template` of `tokenizer_config.json`; of several
-    named ones the one called `default` is taken.
+    `chat_template.jinja` has priority over the `chat_template` of `tokenizer_config.json`; of
+    several named templates, `default` is used.
 
     Args:
       directory: a model's directory.
 
     Returns:
-      The Jinja source, or None where there is none.
+      The Jinja source, or None if there is none.
 
     Raises:
       ValueError: for an unreadable file, or named templates without a default.
@@ -57,8 +57,8 @@ def read_chat_template(directory: Path) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template}
         if "default" not in named:
             raise ValueError(
-                f"{config}: none of its chat templates ({', '.join(map(str, named))}) is called "
-                "'default'; rename the one to use"
+                f"{config}: none of its chat templates ({', '.join(map(str, named))}) is named "
+                "'default'; rename the template to use"
             )
         template = named["default"]
     if template is not None and not isinstance(template, str):
@@ -73,19 +73,19 @@ def render_chat(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    """Renders a conversation, in the sandbox and with the names that transformers gives templates.
+    """Renders a conversation in a sandbox, with the names that transformers gives templates.
 
     Args:
       template: Jinja source.
       messages: dicts with `role` and `content`.
-      add_generation_prompt: whether the text ends where the assistant's answer begins.
-      **variables: what else the template reads, such as `bos_token`.
+      add_generation_prompt: whether the text ends at the start of the assistant's answer.
+      **variables: other variables of the template, such as `bos_token`.
 
     Returns:
-      The prompt's text, its special tokens spelt out.
+      The prompt's text, with special tokens as text.
 
     Raises:
-      ValueError: for a faulty template, or messages that it refuses.
+      ValueError: for a faulty template, or messages that it rejects.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise ValueError(f"chat messages must be a list of objects, got {messages!r}")
@@ -105,7 +105,7 @@ def render_chat(
         return contextvars.copy_context().run(_joined, pieces)
     except Exception as error:  # a template may do anything to the messages
         told = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"the chat template refuses the messages, or is faulty: {told}") from None
+        raise ValueError(f"the chat template rejects the messages, or is faulty: {told}") from None
 
 
 @functools.lru_cache(maxsize=16)
@@ -134,7 +134,7 @@ def _joined(pieces: Iterator[str]) -> str:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Transformers' environment, where no template runs for ever or fills the memory."""
+    """Transformers' environment, with limits on a template's time and memory."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -145,14 +145,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def count_step(self) -> bool:
-        """Ends a template that makes more steps than any conversation needs; else True."""
+        """Ends a template that takes more steps than any conversation needs; else True."""
         _steps.set(_steps.get() + 1)
         if _steps.get() > MOST_STEPS:
             raise jinja2.TemplateError(f"it has not ended after {MOST_STEPS:,} steps")
         return True
 
     def _parse(self, *args: Any) -> nodes.Template:
-        """Parses; whatever a template can repeat begins with `count_step`."""
+        """Parses; every part that a template can repeat begins with `count_step`."""
         tree = super()._parse(*args)
         repeated = nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block
         node: Any
@@ -160,14 +160,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             count = nodes.Call(nodes.EnvironmentAttribute("count_step"), [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(count))
             if isinstance(node, nodes.For) and node.test is not None:
-                # What it leaves out takes time as well.
+                # Rounds that the test skips take time as well.
                 node.test = nodes.And(count, node.test)
             node.set_lineno(node.lineno).set_environment(self)
         return tree
 
 
 def _size(operator: str, left: Any, right: Any) -> float:
-    """How large a product is, as a part of what is allowed."""
+    """The size of a product, relative to the limit."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length(), right.bit_length()
         return (bits[0] * right if operator == "**" else sum(bits)) / MOST_BITS
@@ -178,7 +178,7 @@ def _size(operator: str, left: Any, right: Any) -> float:
 
 
 class _GenerationMarks(jinja2.ext.Extension):
-    """`{% generation %}` ... `{% endgeneration %}`, which only training needs: the body stays."""
+    """`{% generation %}` ... `{% endgeneration %}`, only for training: keeps the body."""
 
     tags = {"generation"}  # noqa: RUF012
 

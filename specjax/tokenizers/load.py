@@ -1,8 +1,8 @@
-"""Tokenizers behind one small interface: SentencePiece, bytes, and `tokenizer.json`.
+"""Loads tokenizers behind a small interface: SentencePiece, bytes, and `tokenizer.json`.
 
-No TensorFlow and no transformers. The ids are those of transformers' tokenizers, with these
-exceptions, in which SentencePiece itself decides: transformers 5 drops the first of the spaces that
-begin a text of a Llama model, and splits a text at user-defined pieces that no file names.
+No TensorFlow and no transformers. The ids are those of transformers' tokenizers, except in two
+cases in which SentencePiece decides: transformers 5 drops the first of several leading spaces for a
+Llama model, and splits a text at user-defined pieces that no file names.
 """
 
 import json
@@ -23,7 +23,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
     Args:
       path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
-        `sentencepiece.model`) goes before a `tokenizer.json`; one of these files; or "bytes".
+        `sentencepiece.model`) has priority over a `tokenizer.json`; one of these files; or "bytes".
 
     Returns:
       The tokenizer, with the ids that the directory's `generation_config.json`, `config.json` and
@@ -43,11 +43,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if not path.is_dir():
         raise FileNotFoundError(
             f"{path}: no such file or directory; give a model's directory, a .model file, "
-            "a tokenizer.json, or the word bytes"
+            "a tokenizer.json, or 'bytes'"
         )
     config = read_json_if_there(path / "tokenizer_config.json")
     if str(config.get("tokenizer_class")).startswith("ByT5Tokenizer"):
-        settings = TokenizerSettings(path)  # which checks their types
+        settings = TokenizerSettings(path)  # checks the types of fields
         extra = settings.config.get("extra_ids")
         return ByteTokenizer(125 if extra is None else extra)
     for name in SENTENCEPIECE_FILES:
@@ -56,20 +56,20 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if (path / HF_FILE).is_file():
         return HuggingFaceTokenizer(path / HF_FILE, path)
     raise FileNotFoundError(
-        f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy one "
-        "beside the model, or give its path"
+        f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy a "
+        "tokenizer file into the directory, or give its path"
     )
 
 
 def keep_sentinels(directory: Path, rows: int) -> None:
-    """Writes into `tokenizer_config.json` what transformers would else assume.
+    """Writes the defaults that transformers must not assume into `tokenizer_config.json`.
 
-    Of a T5's SentencePiece model, how many sentinels (`<extra_id_0>`, ...) follow its pieces:
-    transformers adds 100 unasked, for which the embedding may have no rows. Of a lone
-    `tokenizer.json`, that it holds all tokens. What the file says already stays.
+    For a T5's SentencePiece model: the number of sentinels (`<extra_id_0>`, ...) after its pieces,
+    because transformers adds 100 by default, for which the embedding may have no rows. For a single
+    `tokenizer.json`: that it has all tokens. Fields in the file stay.
 
     Args:
-      directory: holds the copied tokenizer files, if there are any.
+      directory: has the copied tokenizer files, if there are any.
       rows: of the embedding; 0 for a SentencePiece model without sentinels.
     """
     file = directory / "tokenizer_config.json"
@@ -85,11 +85,11 @@ def keep_sentinels(directory: Path, rows: int) -> None:
                 config.setdefault("tokenizer_class", "T5Tokenizer")
                 config["extra_ids"] = implied_sentinels(rows, tokenizer.vocab_size)
         elif (directory / HF_FILE).is_file() and "tokenizer_class" not in config:
-            # The class that takes tokenizer.json as it is.
+            # The class that uses tokenizer.json unchanged.
             tokenizer = HuggingFaceTokenizer(directory / HF_FILE, directory)
             config |= {**tokenizer.special_tokens, "tokenizer_class": "PreTrainedTokenizerFast"}
     except ValueError:
-        return  # Damaged before: whoever loads it is told.
+        return  # Damaged before: loading it raises.
     if config != read_json_if_there(file):
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

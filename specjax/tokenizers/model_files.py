@@ -9,7 +9,7 @@ from typing import Any
 SPECJAX_FILE = "specjax.json"
 GENERATION_FILE = "generation_config.json"
 
-# What a tokenizer needs, and what says where a generation ends.
+# The files of a tokenizer, and of the end of a generation.
 TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer.model",
@@ -33,9 +33,9 @@ def read_json(path: Path) -> dict[str, Any]:
       The object.
 
     Raises:
-      FileNotFoundError: where there is no such file.
-      OSError: where it cannot be read.
-      ValueError: where it is not a JSON object.
+      FileNotFoundError: if there is no such file.
+      OSError: if it cannot be read.
+      ValueError: if it is not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -43,29 +43,29 @@ def read_json(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such file") from None
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror}); restore the file") from None
-    except (ValueError, RecursionError) as error:  # no JSON, thousands of digits or of brackets
+    except (ValueError, RecursionError) as error:  # not JSON, or thousands of digits or brackets
         raise ValueError(f"{path} is not readable as JSON ({error}); restore the file") from None
     if not isinstance(value, dict):
         raise ValueError(
-            f"{path} must hold a JSON object, got a {type(value).__name__}; restore the file"
+            f"{path} must contain a JSON object, got a {type(value).__name__}; restore the file"
         )
     return value
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Like `read_json`, but an absent file is an empty object."""
+    """Like `read_json`, but a missing file counts as an empty object."""
     return read_json(path) if path.is_file() else {}
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The token ids a decoder must know.
+    """The token ids that a decoder must know.
 
     Attributes:
-      eos: ids that end a generation; none where the files are silent.
+      eos: ids that end a generation; empty if no file names them.
       pad: fills finished rows.
       bos: begins a prompt.
-      decoder_start: what an encoder-decoder's decoder reads first.
+      decoder_start: the first token of an encoder-decoder's decoder.
     """
 
     eos: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ class SpecialIds:
     decoder_start: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `generation_config.json` spells it; ids that are None are left out."""
+        """The ids with the names of `generation_config.json`; ids that are None are left out."""
         values = {
             "bos_token_id": self.bos,
             "decoder_start_token_id": self.decoder_start,
@@ -84,7 +84,7 @@ class SpecialIds:
         return {name: value for name, value in values.items() if value is not None}
 
     def or_else(self, other: "SpecialIds") -> "SpecialIds":
-        """These ids, and the other's where these are silent."""
+        """These ids, with missing ids from `other`."""
         return SpecialIds(
             eos=self.eos or other.eos,
             pad=other.pad if self.pad is None else self.pad,
@@ -96,7 +96,7 @@ class SpecialIds:
 
 
 def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
-    """Reads `eos_token_id` (one or a list), `pad_token_id`, ... of a JSON object.
+    """Reads `eos_token_id` (an id or a list), `pad_token_id`, ... of a JSON object.
 
     Args:
       values: of `generation_config.json`, `config.json` or `specjax.json`.
@@ -132,17 +132,17 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
 def special_ids(directory: Path) -> SpecialIds:
     """The ids that a directory's files name.
 
-    `generation_config.json` goes before `specjax.json`, and that before `config.json`: only the
+    `generation_config.json` has priority over `specjax.json`, and that over `config.json`: only the
     first lists every id that ends a chat turn.
 
     Args:
       directory: a model's directory.
 
     Returns:
-      The ids; empty where no file speaks.
+      The ids; empty if no file names them.
 
     Raises:
-      ValueError: for an unreadable file or an impossible id.
+      ValueError: for an unreadable file or an invalid id.
     """
     found = SpecialIds()
     for name in (GENERATION_FILE, SPECJAX_FILE, "config.json"):

@@ -1,4 +1,4 @@
-"""What the tokens of a `tokenizer.json` add to a text, told by its decoder."""
+"""The text of each token of a `tokenizer.json`, from its decoder."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> Pieces:
-    """What each token adds to a text.
+    """The text that each token adds.
 
     Args:
-      decoder: the part of this name of a `tokenizer.json`.
-      tokens: the vocabulary by id; None for what is left out of texts.
+      decoder: the field "decoder" of a `tokenizer.json`.
+      tokens: the vocabulary by id; None for tokens that are left out of texts.
 
     Returns:
       Their bytes.
 
     Raises:
-      ValueError: where a token's text depends on the tokens beside it.
+      ValueError: if a token's text depends on its neighbours.
     """
     whole: Any = {"type": "none"} if decoder is None else decoder
     steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
@@ -35,7 +35,7 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
         elif kind == "Metaspace":
             mark = step["replacement"]
             later = _each(later, _replacing(mark, " "))
-            # Of the first token all marks are left out.
+            # The first token loses all marks.
             rest = " " if step.get("prepend_scheme") == "never" else ""
             first = _each(first, _replacing(mark, rest))
         elif kind == "ByteFallback":
@@ -46,8 +46,8 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
             drops_space |= step["start"] == 1
         elif kind != "Fuse":
             raise ValueError(
-                f"the tokenizer's decoder ({kind}) does not put the texts of tokens one after the "
-                "other, so it cannot be told token by token what a text is: cut the texts yourself"
+                f"the tokenizer's decoder ({kind}) does not join the texts of single tokens, so "
+                "texts cannot be read token by token: cut the texts yourself"
             )
     begins, goes_on = [_bytes(text) for text in first], [_bytes(text) for text in later]
     if drops_space:
@@ -56,7 +56,7 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
 
 
 def _each(texts: list[Any], change: Any) -> list[Any]:
-    """Changes the texts that are no bytes yet."""
+    """Changes the texts that are not bytes yet."""
     return [change(text) if isinstance(text, str) else text for text in texts]
 
 
@@ -70,7 +70,7 @@ def _byte(text: str) -> str | bytes:
 
 
 def _byte_level(text: str) -> bytes:
-    """Of added tokens, which may have other characters, the text is as it is."""
+    """The bytes of a token; added tokens may have other characters, which stay."""
     if all(character in _BYTES for character in text):
         return bytes(_BYTES[character] for character in text)
     return text.encode()
@@ -85,7 +85,7 @@ def _is_first_space(step: Mapping[str, Any]) -> bool:
 
 
 def _fused(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a later step gets the whole text, not token by token."""
+    """Whether a later step reads the whole text instead of tokens."""
     return any(step["type"] == "Fuse" for step in steps)
 
 

@@ -41,7 +41,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._dummy_prefix = self._sp.Normalize("a") != "a"
         self._later = self._exact = self._sp
         if not is_t5 and not settings.config.get("legacy") and self._dummy_prefix:
-            # After a special token no space is put before the text.
+            # After a special token the text gets no leading space.
             self._later = _with_normalizer(self._sp, _NO_DUMMY_PREFIX)
         if self._dummy_prefix or self._sp.Normalize(" a") not in (" a", "▁a"):
             self._exact = _with_normalizer(self._sp, _NO_DUMMY_PREFIX + _KEEP_SPACES)
@@ -58,10 +58,10 @@ class SentencePieceTokenizer(Tokenizer):
     def _tokens_by_name(
         self, settings: TokenizerSettings, is_t5: bool
     ) -> tuple[dict[str, int], set[int]]:
-        """The tokens that a text may spell out, by their text, and the ids of special ones."""
+        """The tokens that a text may contain, by their text, and the ids of special ones."""
         size = self._sp.GetPieceSize()
         added = added_tokens(settings, size, is_t5)
-        # A control piece is no text to SentencePiece, but spelt out it means its id.
+        # SentencePiece does not treat a control piece as text, but as text it means its id.
         ids = {
             self._sp.IdToPiece(i): i
             for i in range(size)
@@ -73,7 +73,7 @@ class SentencePieceTokenizer(Tokenizer):
             piece = self._sp.PieceToId(text)
             if text not in ids and not self._sp.IsUnknown(piece):
                 ids[text] = piece
-            # Where a file says outright that a token is not special, transformers believes it.
+            # If a file declares a token not special, transformers follows it.
             if text in ids and added.get(text, (0, None))[1] is not False:
                 special.add(ids[text])
         return ids, special
@@ -130,7 +130,7 @@ class SentencePieceTokenizer(Tokenizer):
                 text += "".join(self._texts.get(i, "") for i in run)
             else:
                 text += self._exact.DecodeIds(run)
-        # Only the space that encoding put before the text goes, as in transformers.
+        # Only the space that encoding put before the text is removed, as in transformers.
         begins = self._dummy_prefix and ids and ids[0] not in self._texts
         return text.removeprefix(" ") if begins else text
 
@@ -140,11 +140,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Args:
       file: the `tokenizer.json`.
-      directory: where its settings lie.
+      directory: the directory of its settings.
 
     Raises:
-      FileNotFoundError: where there is no such file.
-      ValueError: where it cannot be read.
+      FileNotFoundError: if there is no such file.
+      ValueError: if it cannot be read.
     """
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:
@@ -155,12 +155,12 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
-            raise ValueError(f"{file} is no readable tokenizer ({error}); copy it again") from None
+            raise ValueError(f"{file} is not a tokenizer ({error}); copy it again") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = TokenizerSettings(directory)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        # What tokenizer.json itself lists as added is special or not as it says there.
+        # For tokens that tokenizer.json itself lists as added, its flag decides.
         listed = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         self._tokenizer.add_special_tokens(
             [
@@ -175,7 +175,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.unk_id = settings.id_of("unk_token", vocabulary, -1)
         pad = settings.id_of("pad_token", vocabulary, -1)
         self.eos_ids, self.pad_id = settings.eos_and_pad(self._own_eos, pad, file)
-        # Without explicit flags the file's own post-processor decides.
+        # Without explicit flags, the file's own post-processor decides.
         around = self._tokenizer.encode("", add_special_tokens=True).ids
         self.add_bos = settings.flag("add_bos_token", self.bos_id in around)
         self.add_eos = settings.flag("add_eos_token", self._own_eos in around)
@@ -220,10 +220,10 @@ _KEEP_SPACES = b"\x20\x00"  # remove_extra_whitespaces (4) = false
 
 
 def _with_normalizer(processor: Any, fields: bytes) -> Any:
-    """A SentencePiece processor with some fields of its normalizer_spec set otherwise."""
+    """A SentencePiece processor with changed fields of its normalizer_spec."""
     import sentencepiece
 
-    # Of a field that a protobuf message holds twice, the later one wins; normalizer_spec is (3).
+    # If a protobuf message has a field twice, the later wins; normalizer_spec is (3).
     proto = processor.serialized_model_proto() + b"\x1a" + bytes([len(fields)]) + fields
     return sentencepiece.SentencePieceProcessor(model_proto=proto)
 

@@ -1,4 +1,4 @@
-"""What every tokenizer offers, and the one that needs no file: bytes."""
+"""The interface of all tokenizers, and the tokenizer that needs no file: bytes."""
 
 import abc
 import functools
@@ -15,14 +15,14 @@ class Tokenizer(abc.ABC):
     """Text to token ids and back.
 
     Attributes:
-      eos_ids: ids that end a generation, one or several; the first is what `encode` appends.
-      pad_id: fills finished rows; the first eos where the vocabulary has no pad.
+      eos_ids: ids that end a generation; `encode` appends the first.
+      pad_id: fills finished rows; the first eos if the vocabulary has no pad.
       bos_id: begins a prompt, or None.
-      unk_id: stands for what the vocabulary cannot write, or None.
-      add_bos: whether `encode` puts `bos_id` first (Llama, Gemma).
-      add_eos: whether `encode` puts the vocabulary's own eos last (T5's inputs).
+      unk_id: for text that the vocabulary cannot write, or None.
+      add_bos: whether `encode` adds `bos_id` at the start (Llama, Gemma).
+      add_eos: whether `encode` adds the vocabulary's own eos at the end (T5's inputs).
       chat_template: Jinja source, or None.
-      special_tokens: the texts that a chat template reads: `bos_token`, `eos_token`, ....
+      special_tokens: the texts for a chat template: `bos_token`, `eos_token`, ....
     """
 
     eos_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def token(self, token_id: int) -> str | None:
-        """The text of one entry of the vocabulary, `None` where an id is unused."""
+        """The text of an entry of the vocabulary, `None` for an unused id."""
 
     @abc.abstractmethod
     def _encode(self, text: str) -> list[int]:
@@ -56,12 +56,12 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
-        Special tokens spelt out in the text (`<extra_id_0>`, `<start_of_turn>`) become their ids,
-        as with transformers.
+        Special tokens in the text (`<extra_id_0>`, `<start_of_turn>`) become their ids, as in
+        transformers.
 
         Args:
           text: any text.
-          add_special_tokens: whether to add bos and eos as the tokenizer's files say.
+          add_special_tokens: whether to add bos and eos as configured in the tokenizer's files.
 
         Returns:
           The ids.
@@ -80,10 +80,10 @@ class Tokenizer(abc.ABC):
 
         Args:
           ids: token ids, as Python or NumPy integers.
-          skip_special_tokens: whether pad, bos, eos and their like are left out.
+          skip_special_tokens: whether to leave out pad, bos, eos and similar tokens.
 
         Returns:
-          The text; bytes that are no UTF-8 are left out or replaced, as the tokenizer does.
+          The text; bytes that are not UTF-8 are left out or replaced, depending on the tokenizer.
 
         Raises:
           ValueError: for a negative id.
@@ -94,24 +94,24 @@ class Tokenizer(abc.ABC):
         return self._decode([i for i in whole if i < self.vocab_size], skip_special_tokens)
 
     def pieces(self) -> "Pieces":
-        """What each token adds to a text, where that does not depend on the others.
+        """The bytes that each token adds to a text, if they do not depend on the others.
 
         Returns:
           The bytes of every id.
 
         Raises:
-          ValueError: where a text is more than the pieces of its tokens, one after the other.
+          ValueError: if a text is not the sequence of its tokens' pieces.
         """
         raise ValueError(
-            f"{type(self).__name__} does not say what each token adds to a text: give it a method "
-            "pieces()"
+            f"{type(self).__name__} does not define what each token adds to a text: give it a "
+            "method pieces()"
         )
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary: equal where every id means the same text.
+        """A hash of the vocabulary: equal if every id means the same text.
 
-        A drafter and a verifier may differ in all else, but not in this.
+        A drafter and a verifier may differ in everything else.
         """
         vocabulary = [self.token(i) for i in range(self.vocab_size)]
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
@@ -119,17 +119,17 @@ class Tokenizer(abc.ABC):
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as a prompt, by the directory's chat template.
+        """Turns a conversation into a prompt, by the directory's chat template.
 
         Args:
           messages: dicts with `role` and `content`.
-          add_generation_prompt: whether to end where the assistant's answer begins.
+          add_generation_prompt: whether to end at the start of the assistant's answer.
 
         Returns:
-          The text, its special tokens spelt out.
+          The text, with special tokens as text.
 
         Raises:
-          ValueError: where there is no template, or it refuses the messages.
+          ValueError: if there is no template, or it rejects the messages.
         """
         if self.chat_template is None:
             raise ValueError(
@@ -146,18 +146,18 @@ class Tokenizer(abc.ABC):
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """The ids of `render_chat`'s text; the template itself says where bos goes."""
+        """The ids of `render_chat`'s text; the template itself places bos."""
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
 
 
 class Pieces(NamedTuple):
-    """What tokens add to a text, special ones left out.
+    """The bytes that tokens add to a text, without special tokens.
 
     Attributes:
-      first: for each id, its bytes where it begins a text: without the space that encoding has put
+      first: for each id, its bytes at the start of a text: without the space that encoding put
         there.
-      later: for each id, its bytes elsewhere; b"" for what adds nothing.
+      later: for each id, its bytes elsewhere; b"" for tokens that add nothing.
     """
 
     first: list[bytes]
@@ -167,10 +167,10 @@ class Pieces(NamedTuple):
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes by T5's convention: pad 0, eos 1, unknown 2, byte b at b + 3.
 
-    Ids of the special tokens and bytes that are no UTF-8 decode to nothing.
+    Ids of special tokens, and bytes that are not UTF-8, decode to nothing.
 
     Args:
-      extra_ids: unused ids after the bytes (ByT5 has 125), for `vocab_size` alone.
+      extra_ids: unused ids after the bytes (ByT5 has 125), only for `vocab_size`.
 
     Raises:
       ValueError: if `extra_ids` is negative.
@@ -197,7 +197,7 @@ class ByteTokenizer(Tokenizer):
         return f"<0x{byte:02X}>" if byte < 256 else f"<extra_id_{byte - 256}>"
 
     def pieces(self) -> Pieces:
-        """See `Tokenizer`; bytes that are no UTF-8 are among them, and not in a text."""
+        """See `Tokenizer`; includes bytes that are not UTF-8, which texts never contain."""
         known = [bytes([i]) for i in range(256)]
         rest = self.vocab_size - self.OFFSET - len(known)
         texts = [b""] * self.OFFSET + known + [b""] * rest
@@ -217,18 +217,18 @@ class ByteTokenizer(Tokenizer):
 
 
 def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """What ids add to the text of the prompt that they go on with.
+    """The text that ids add after a prompt.
 
-    It is not always what they decode to by themselves: SentencePiece leaves the space before the
-    first word of a text out, also one that indents a line of a program.
+    It may differ from their own decoded text: SentencePiece leaves out the space before the first
+    word of a text, even if it indents a line of a program.
 
     Args:
-      tokenizer: a `Tokenizer`, or whatever has its `decode`.
+      tokenizer: a `Tokenizer`, or an object with its `decode`.
       prompt: the ids of the prompt.
-      ids: those that follow.
+      ids: the ids after the prompt.
 
     Returns:
-      The text without that of the prompt.
+      The text without the prompt's text.
     """
     before, after = list(prompt), list(ids)
     whole = tokenizer.decode(before + after)
@@ -239,7 +239,7 @@ def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str
 
 
 def runs(ids: Sequence[int], kind: Callable[[int], bool]) -> Iterator[tuple[bool, list[int]]]:
-    """Maximal stretches of ids of one kind."""
+    """Maximal runs of ids of one kind."""
     run: list[int] = []
     for i in ids:
         if run and kind(i) != kind(run[0]):

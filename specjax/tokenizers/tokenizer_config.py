@@ -1,4 +1,4 @@
-"""What the files around a vocabulary say about it."""
+"""Settings in the files beside a vocabulary."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ def _is_entry(value: Any) -> bool:
 
 
 def _is_decoder(value: Any) -> bool:
-    # A key of more digits is no id, and more than 5000 cannot be read.
+    # Longer keys are not ids, and more than 5000 digits cannot be read.
     return isinstance(value, dict) and all(
         key.isdecimal() and len(key) <= 10 and _is_id(int(key)) and _is_entry(entry)
         for key, entry in value.items()
@@ -43,7 +43,7 @@ def _is_listed(value: Any) -> bool:
 
 _SENTINELS = (lambda v: _is_id(v) and v <= _MOST_SENTINELS, f"in 0 .. {_MOST_SENTINELS}")
 _MORE = (lambda v: isinstance(v, list | dict), "a list or an object")
-# By file and field: the values that can be read here, and what they are called.
+# By file and field: a test of values, and its description.
 _TYPES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
     "tokenizer_config.json": {
         "extra_ids": _SENTINELS,
@@ -61,7 +61,7 @@ _TYPES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
-    """Asserts that the values that are read here have the types that they must have."""
+    """Raises ValueError unless the fields that are used have the right types."""
     wanted = _TYPES.get(name, {})
     if name == "added_tokens.json":
         wanted = dict.fromkeys(values, (_is_id, "an id"))
@@ -73,7 +73,7 @@ def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
 
 
 class TokenizerSettings:
-    """What the files around a vocabulary say."""
+    """The settings in the files beside a vocabulary."""
 
     def __init__(self, directory: Path | None) -> None:
         self.files = {
@@ -90,7 +90,7 @@ class TokenizerSettings:
 
     @property
     def rows(self) -> int:
-        """Of the model's embedding; 0 where no file says."""
+        """The rows of the model's embedding; 0 if no file names them."""
         ours = self.files.get(SPECJAX_FILE, {}).get("config")
         for values in (self.files.get("config.json", {}), ours):
             rows = values.get("vocab_size") if isinstance(values, dict) else None
@@ -100,7 +100,7 @@ class TokenizerSettings:
 
     @property
     def is_t5(self) -> bool | None:
-        """Whether the model, else the tokenizer's class, is T5's; None where no file says."""
+        """Whether the model, else the tokenizer's class, is T5's; None if no file tells."""
         kind = self.files.get("config.json", {}).get("model_type")
         kind = kind or (self.files.get(SPECJAX_FILE, {}).get("config") or {}).get("family")
         kind = kind or self.config.get("tokenizer_class")
@@ -116,7 +116,7 @@ class TokenizerSettings:
         return None
 
     def named_special(self) -> dict[str, dict[str, bool]]:
-        """The texts named as special tokens, each with its flags (`lstrip` and the like)."""
+        """The texts declared as special tokens, each with its flags (`lstrip` and others)."""
         named: dict[str, dict[str, bool]] = {}
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             values = self.files.get(file, {})
@@ -131,7 +131,7 @@ class TokenizerSettings:
         return named
 
     def id_of(self, name: str, vocabulary: Mapping[str, int], default: int) -> int | None:
-        """A special token's id: the named text's, else the default (negative for none)."""
+        """A special token's id: that of the declared text, else the default (negative for none)."""
         found = vocabulary.get(self.text(name) or "")
         if found is None and default >= 0:
             found = default
@@ -143,11 +143,11 @@ class TokenizerSettings:
     def eos_and_pad(
         self, eos: int | None, pad: int | None, file: Path
     ) -> tuple[tuple[int, ...], int]:
-        """The generation's eos ids and the pad id, of the model's files before the tokenizer's."""
+        """The eos ids and the pad id; the model's files have priority over the tokenizer's."""
         ends = self.ids.eos or (() if eos is None else (eos,))
         if not ends:
             raise ValueError(
-                f"{file} names no end-of-sequence token; put eos_token_id into "
+                f"{file} has no end-of-sequence token; put eos_token_id into "
                 "generation_config.json beside it"
             )
         pad = self.ids.pad if self.ids.pad is not None else pad
@@ -177,16 +177,16 @@ def added_tokens(
     """Texts that a directory adds to a SentencePiece model.
 
     Args:
-      settings: of the directory.
-      size: pieces of the model.
-      is_t5: whether sentinels follow the pieces where no file lists them.
+      settings: the directory's settings.
+      size: the number of the model's pieces.
+      is_t5: whether sentinels follow the pieces if no file lists them.
 
     Returns:
-      By text, the id and whether the token is special; None where the file does not say.
+      By text, the id and whether the token is special; None if the file does not tell.
     """
     added: dict[str, tuple[int, bool | None]] = {}
     if settings.directory is not None:
-        # transformers 5 names them there alone.
+        # transformers 5 lists them only there.
         listed = read_json_if_there(file := settings.directory / "tokenizer.json")
         _check_types(str(file), file.name, listed)
         for entry in listed.get("added_tokens") or []:
@@ -204,8 +204,8 @@ def added_tokens(
 
 
 def implied_sentinels(rows: int, size: int) -> int:
-    """How many sentinels T5 has after `size` pieces, in reverse, where no file lists them.
+    """The number of T5's sentinels after `size` pieces, in reverse order, if no file lists them.
 
-    transformers adds them unasked, here only where the model's embedding has rows for them.
+    transformers always adds them; here only if the model's embedding has rows for them.
     """
     return 100 if rows >= size + 100 else 0

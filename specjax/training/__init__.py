@@ -1,8 +1,7 @@
-"""Training: one trainer of any loss over a model, and the recipes that stand on it.
+"""Training: a trainer of any loss over a model, and the recipes that use it.
 
-What a recipe is made of has its own modules: `tasks` (a loss, `TextTask`), `teacher`
-(distillation), `scorer`, `head_data` (`Labelling`), `head_recipe`
-(`HeadGrid`), `vocabulary`.
+Other parts of a recipe have their own modules: `tasks` (a loss, `TextTask`), `teacher`
+(distillation), `scorer`, `head_data` (`Labelling`), `head_recipe` (`HeadGrid`), `vocabulary`.
 """
 
 from specjax.training.head_recipe import HeadRecipe, train_head

@@ -17,19 +17,19 @@ from specjax.writing import naming_failures
 
 CHECKPOINTS_NAME = "checkpoints"
 DAMAGED_NAME = "damaged_checkpoints"
-# Takes checkpoints that are no longer kept: a deletion that is killed leaves nothing that looks
-# like a damaged checkpoint.
+# Receives old checkpoints, so that an interrupted deletion leaves nothing that looks like a
+# damaged checkpoint.
 _DELETED = "deleted"
 
 
 class CheckpointStore:
-    """The checkpoints (the two latest and the best) of one training run.
+    """The checkpoints (the two latest and the best) of a training run.
 
-    Each checkpoint has checksums of its files, which are verified when the store opens. It moves a
-    damaged one to `damaged_checkpoints`, so that the run goes on from the one before; the repeated
-    updates end with the same bits.
+    Each checkpoint has checksums of its files, which are verified when the store opens. A damaged
+    checkpoint is moved to `damaged_checkpoints`, and the run continues from the one before; the
+    repeated updates give the same bits.
 
-    What a killed save left is removed at once.
+    Incomplete checkpoints of an interrupted save are removed at once.
 
     Args:
       run: the run's directory; claimed.
@@ -50,7 +50,7 @@ class CheckpointStore:
         self._set_damaged_aside()
         policy = preservation_policy.AnyPreservationPolicy(
             [
-                preservation_policy.LatestN(n=2),  # one to fall back to
+                preservation_policy.LatestN(n=2),  # the second as a fallback
                 preservation_policy.BestN(get_metric_fn=score, n=1),
             ]
         )
@@ -84,11 +84,11 @@ class CheckpointStore:
         """Writes a checkpoint, atomically; returns when it is on disk.
 
         Args:
-          state: where the run is.
-          figures: of its validation, among them the one that chooses.
+          state: the state of the run.
+          figures: validation figures, including that of `choose_by`.
 
         Raises:
-          OSError: it cannot be written; the earlier ones stay.
+          OSError: it cannot be written; earlier checkpoints stay.
         """
         step = int(state.step)
         place = self.path / CHECKPOINTS_NAME / str(step)
@@ -102,29 +102,29 @@ class CheckpointStore:
         self._empty_deleted()
 
     def restore(self, like: TrainState, step: int) -> TrainState:
-        """Reads the checkpoint of `step`, placed as the arrays of `like` are."""
+        """Reads the checkpoint of `step`, placed like the arrays of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         with quiet():
             restored = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
-        # Orbax's arrays may share memory with its buffers; donation needs them for itself.
+        # Orbax's arrays may share memory with its buffers, but donated arrays must not.
         return jax.tree.map(lambda x: x.copy(), restored)
 
     def figures(self, step: int) -> dict[str, float]:
-        """What was measured of a checkpoint."""
+        """The figures of a checkpoint."""
         return dict(self._manager.metrics(step))
 
     def _empty_deleted(self) -> None:
         shutil.rmtree(self.path / CHECKPOINTS_NAME / _DELETED, ignore_errors=True)
 
     def _set_damaged_aside(self) -> None:
-        # Before Orbax opens them: it trusts what it reads, and tells of damage in 500 lines.
+        # Before Orbax opens them: it trusts all files, and reports damage in 500 lines.
         self._empty_deleted()
         place = self.path / CHECKPOINTS_NAME
         steps = sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
-        if steps and not has_checksums(place / str(steps[-1])):  # its save was killed
+        if steps and not has_checksums(place / str(steps[-1])):  # its save was interrupted
             step = steps.pop()
             shutil.rmtree(place / str(step))
-            say(f"warning: the checkpoint of step {step:,} in {place} is incomplete: removed")
+            say(f"warning: the checkpoint of step {step:,} in {place} was incomplete: removed")
         damaged = {step: why for step in steps if (why := find_damage(place / str(step)))}
         if not damaged:
             return
@@ -142,30 +142,30 @@ class CheckpointStore:
                 shutil.rmtree(target, ignore_errors=True)
                 shutil.move(place / str(step), target)
         say(
-            f"warning: damaged checkpoints of {place} ({told}) are now in {DAMAGED_NAME}; the run "
-            f"goes on from step {sound[-1]:,}; if the best checkpoint is among them, the result "
+            f"warning: moved damaged checkpoints of {place} ({told}) to {DAMAGED_NAME}; the run "
+            f"continues from step {sound[-1]:,}; if the best checkpoint is among them, the result "
             "is the best of the others"
         )
 
 
 def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
-    """The figure that chooses among checkpoints.
+    """The figure that chooses the best checkpoint.
 
     Args:
       figures: by the names in the log.
       choose_by: see `TrainerConfig`.
 
     Returns:
-      Its name in words, and its value.
+      Its name as text, and its value.
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: there is no figure of that name.
     """
     prefix = "validation_"
     name = prefix + choose_by
     if name not in figures:
         known = [key.removeprefix(prefix) for key in figures if key.startswith(prefix)]
         raise ValueError(
-            f"choose_by={choose_by!r} is no figure of this run: choose one of {', '.join(known)}"
+            f"choose_by={choose_by!r} is not measured in this run: choose one of {', '.join(known)}"
         )
     return name.replace("_", " "), figures[name]

@@ -30,23 +30,23 @@ from specjax.types import Array, Params, Sampling
 DATA_NAME = "head_data"
 _COLUMNS = tuple(name for name in DraftedTokens._fields if name != "offsets")
 _features = jit(confidence_features)
-# Positions of a batch are rounded up to one of a few sizes.
+# The number of positions in a batch is rounded up to a few sizes.
 _LEAST = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelling:
-    """How prompts become drafted tokens with labels.
+    """How prompts are turned into labelled drafted tokens.
 
     Attributes:
-      temperature: at which the verifier writes its texts, and of p and q.
+      temperature: of the verifier's texts, and of p and q.
       max_new_tokens: the longest text.
-      mixing: r, the share of the verifier's tokens among those that the drafter has read, in
-        [0, 1); None: it reads the verifier's own text alone. See `head_labels.label`.
-      max_input_tokens: longer prompts are left out.
+      mixing: r, the share of the verifier's tokens among the tokens that the drafter has read, in
+        [0, 1); None: it reads only the verifier's own text. See `head_labels.label`.
+      max_input_tokens: longer prompts are skipped.
       chat: whether each prompt is a user's message for the model's chat template.
       batch_size: rows decoded and read together.
-      shard_rows: prompts of one shard: what a killed run has to do again.
+      shard_rows: prompts of a shard, which an interrupted run repeats at most.
 
     Raises:
       TypeError: for a value of the wrong type.
@@ -76,24 +76,24 @@ class Labelling:
 
 
 class HeadData:
-    """The drafted tokens of one data set, written shard by shard and continued after a kill.
+    """The drafted tokens of a data set, written shard by shard; resumable.
 
-    Prompts that are empty or too long are left out, which is said on stderr.
+    Prompts that are empty or too long are skipped, with a message on stderr.
 
     Args:
-      run: the run's directory, with `DATA_NAME` among what it makes.
+      run: the run's directory, which must make `DATA_NAME`.
       pair: the models.
       labelling: how prompts become labels.
       examples: the prompts; their references are not used.
-      name: of the data set: "training" or "validation".
-      seed: of the draws.
+      name: the data set's: "training" or "validation".
+      seed: the seed of the draws.
       progress: whether to show progress on stderr.
 
     Attributes:
       prompts: the tokens of each prompt.
 
     Raises:
-      ValueError: there are no prompts, or none can be decoded.
+      ValueError: there are no prompts, or no prompt can be decoded.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class HeadData:
         self._ids: list[int] = []
         self._shards: list[DraftedTokens] = []
         if not examples:
-            raise ValueError(f"{name} data: the source has no examples: give another source")
-        # A long last bucket refuses what is too long, and costs nothing here.
+            raise ValueError(f"{name} data: the source has no examples; give another source")
+        # The last bucket is long and costs nothing here; prompts beyond it are too long.
         decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
         failed = []
         for example in examples:
@@ -127,13 +127,13 @@ class HeadData:
             else:
                 self._ids.append(example.id)
         if not self.prompts:
-            raise ValueError(f"{name} data: no prompt can be decoded: {failed[0]}")
+            raise ValueError(f"{name} data: no prompt can be decoded; the first error: {failed[0]}")
         if failed and progress:
             more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-            say(f"{len(failed)} of {len(examples)} {name} prompts are left out: {failed[0]}{more}")
+            say(f"{len(failed)} of {len(examples)} {name} prompts were skipped: {failed[0]}{more}")
 
     def describe(self) -> dict[str, Any]:
-        """What determines the data, as JSON values."""
+        """The settings that determine the data, as JSON values."""
         sha = hashlib.sha256()
         for place, tokens in zip(self._ids, self.prompts, strict=True):
             sha.update(f"{place} {len(tokens)} ".encode() + tokens.astype(np.int32).tobytes())
@@ -147,11 +147,11 @@ class HeadData:
         }
 
     def make(self) -> None:
-        """Writes the shards that are missing and opens all; the directory must be claimed.
+        """Writes the missing shards and opens all; the directory must be claimed.
 
         Raises:
           OSError: a shard cannot be written.
-          ValueError: one is damaged, or a model gives NaN.
+          ValueError: a shard is damaged, or a model gives NaN.
         """
         store, size = Store(self._run, DATA_NAME), self._labelling.shard_rows
         self._shards = []
@@ -167,7 +167,7 @@ class HeadData:
             self._shards.append(DraftedTokens(**record.arrays))
 
     def _label(self, start: int, end: int) -> DraftedTokens:
-        """Of some prompts: the verifier's texts, and drafted tokens along them."""
+        """The verifier's texts for some prompts, and drafted tokens along them."""
         settings, ids = self._labelling, self._ids[start:end]
         decoder = Decoder(
             self._pair.verifier,
@@ -188,16 +188,16 @@ class HeadData:
 
     @property
     def shards(self) -> list[DraftedTokens]:
-        """The data, once `make` was called."""
-        assert self._shards, "make() comes first"
+        """The data, after `make`."""
+        assert self._shards, "call make() first"
         return self._shards
 
     def column(self, name: str) -> np.ndarray:
-        """One field of `DraftedTokens` for all positions, in order; not the offsets."""
+        """A field of `DraftedTokens` for all positions, in order; not the offsets."""
         return np.concatenate([getattr(shard, name) for shard in self.shards])
 
     def row(self, index: int) -> DraftedTokens:
-        """The positions of one prompt; without offsets."""
+        """The positions of a prompt, without offsets."""
         number, place = divmod(index, self._labelling.shard_rows)
         shard = self.shards[number]
         part = slice(*shard.offsets[place : place + 2])
@@ -206,13 +206,13 @@ class HeadData:
 
 
 class HeadBatch(NamedTuple):
-    """Positions of a batch: NumPy arrays, or JAX arrays inside a step.
+    """The positions of a batch: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
       hidden: `[n, D]` float32.
       features: `[n, F]` float32; see `acceptance_head.network.confidence_features`.
       labels: `[n]` float32.
-      real: `[n]` bool, false where a position only fills the shape.
+      real: `[n]` bool, false if a position is padding.
     """
 
     hidden: Any  # [n, D]
@@ -222,14 +222,14 @@ class HeadBatch(NamedTuple):
 
 
 class HeadBatches:
-    """Batches of the positions of so many prompts, in a new order each epoch; see `Batches`.
+    """Batches of the positions of some prompts, in a new order each epoch; see `Batches`.
 
     Args:
       data: the data; read when the first batch is made.
-      rows_per_batch: prompts of a batch.
+      rows_per_batch: the number of prompts in a batch.
       width: D.
-      seed: of the order; None keeps the data's.
-      row_multiple: of devices that share the positions.
+      seed: the seed of the order; None keeps the data's order.
+      row_multiple: the number of devices that share the positions.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class HeadBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many until all data have been seen once."""
+        """The number of batches in an epoch."""
         return -(-len(self._data.prompts) // self._rows)
 
     def batch(self, step: int) -> HeadBatch:
@@ -276,7 +276,7 @@ class HeadBatches:
         return (self.batch(step) for step in range(self.batches_per_epoch))
 
     def describe(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values."""
+        """The settings that determine the batches, as JSON values."""
         return {
             **self._data.describe(),
             "rows_per_batch": self._rows,
@@ -286,7 +286,7 @@ class HeadBatches:
 
 
 def _rounded(count: int, multiple: int) -> int:
-    """At least `count`: powers of two and one size in between, so that few shapes are compiled."""
+    """At least `count`: powers of two and a size in between, so that few shapes are compiled."""
     size = _LEAST
     while size < count:
         size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
@@ -295,11 +295,11 @@ def _rounded(count: int, multiple: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadTask:
-    """An acceptance head learns the labels of `HeadBatch`es; a `Task` without constants.
+    """Trains an acceptance head on the labels of `HeadBatch`es; a `Task` without constants.
 
     Attributes:
       head: its sizes.
-      rejection_weight: w, how much a rejected token counts; an accepted one counts 1.
+      rejection_weight: w, the weight of a rejected token; accepted tokens have weight 1.
 
     Source: SpecDec++ (arXiv 2405.19715), section 3.3.
     """

@@ -1,4 +1,4 @@
-"""What an acceptance head learns from: drafted tokens along verifier's texts, and their labels.
+"""The training data of an acceptance head: drafted tokens along verifier's texts, and labels.
 
 Source: SpecDec++ (arXiv 2405.19715), section 3.3. Axes: B rows, N longest text, T positions of a
 chunk, V vocabulary, D the drafter's width.
@@ -20,18 +20,18 @@ from specjax.text.known_texts import Begun, KnownRows, KnownTexts, batches, begi
 from specjax.training.step import root_key
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
-# Apart from the streams of decoding, which fold the row's id into the seed's key itself.
+# Separate from the streams of decoding, which fold the row's id into the seed's key directly.
 _STREAM = 0x41434345
-# Entries of one chunk's distributions, and the most positions of a chunk.
+# Entries of a chunk's distributions, and the most positions of a chunk.
 _CHUNK_ENTRIES, _LONGEST_CHUNK = 2**25, 16
 
 
 class DraftedTokens(NamedTuple):
-    """What is known of drafted tokens, all rows one after the other.
+    """Drafted tokens with their labels and features, all rows in sequence.
 
     Attributes:
-      labels: `[n]` float32, P = min(1, p(Y) / q(Y)): how likely Y is accepted.
-      drawn: `[n]` float32, the drafter's confidence of Y, its softmax at temperature 1.
+      labels: `[n]` float32, P = min(1, p(Y) / q(Y)): the chance that Y is accepted.
+      drawn: `[n]` float32, the drafter's confidence of Y: its softmax at temperature 1.
       top: `[n]` float32, the largest confidence there.
       entropy: `[n]` float32, of the confidences there, in nats.
       hidden: `[n, D]` float32, the drafter's last hidden state of Y.
@@ -47,14 +47,14 @@ class DraftedTokens(NamedTuple):
 
 
 class _Models(NamedTuple):
-    """Static: what computes; or arrays: its parameters, or how far it has read."""
+    """Static: the models; or arrays: their parameters, or their caches."""
 
     drafter: Any
     verifier: Any
 
 
 class _Chunk(NamedTuple):
-    """Of T positions, on the device or the host; see `DraftedTokens`."""
+    """T positions, on the device or the host; see `DraftedTokens`."""
 
     labels: Any  # [B, T]
     drawn: Any  # [B, T]
@@ -74,30 +74,30 @@ def label(
     seed: int,
     batch_size: int = 32,
 ) -> DraftedTokens:
-    """Drafts a token at each position of the verifier's texts, and says how likely it is accepted.
+    """Drafts a token at each position of the verifier's texts, with its chance of acceptance.
 
     At position i, after the text's tokens X_1 .. X_{i-1}, Y_i is drawn from the drafter's q, and
     its label is P_i = min(1, p(Y_i) / q(Y_i)). The hidden state of Y_i is read
 
-    - with `mixing` r: after Z_1 .. Z_{i-1}, where each Z_j is X_j with probability r and else Y_j,
-      in one pass over Z. Only positions with Z_i = Y_i by that draw are returned: a Y_i that
-      happens to be X_i does not count, for such tokens are accepted more often.
-    - with None: after X_1 .. X_{i-1}, as its label is. That is what decoding reads if the tokens
-      before Y_i were accepted. It takes one pass of the drafter per position.
+    - with `mixing` r: after Z_1 .. Z_{i-1}, where each Z_j is X_j with probability r, else Y_j, in
+    a single pass over Z. Only positions where this draw gave Z_i = Y_i are returned: a Y_i that
+    equals X_i by chance does not count, because such tokens are accepted more often. - with None:
+    after X_1 .. X_{i-1}, like its label. Decoding reads this if the tokens before Y_i were
+    accepted. It takes a pass of the drafter per position.
 
-    A row's draws depend on the seed and its id, not on its company.
+    A row's draws depend only on the seed and its id, not on other rows.
 
     Args:
       pair: the models.
       texts: prompts, and the verifier's texts X.
-      ids: of each row, a whole number in 0 .. 2**31 - 1.
-      temperature: of p and q.
+      ids: the id of each row, in 0 .. 2**31 - 1.
+      temperature: the temperature of p and q.
       mixing: r in [0, 1), or None.
-      seed: of the draws.
+      seed: the seed of the draws.
       batch_size: rows read together.
 
     Returns:
-      The drafted tokens, rows in the order given.
+      The drafted tokens, with rows in the given order.
 
     Raises:
       ValueError: if a model gives NaN.
@@ -149,8 +149,8 @@ def _read_batch(
 def _begin(
     models: _Models, along_text: bool, params: _Models, rows: KnownRows
 ) -> tuple[_Models, Cache]:
-    """Both models that have read the prompts, and the drafter's cache of Z, or ()."""
-    # One more than the text: Y is read behind it.
+    """Both models after the prompts, and the drafter's cache of Z, or ()."""
+    # A position more than the text, for reading Y after it.
     begun = _Models(*(begin(m, p, rows, more=1) for m, p in zip(models, params, strict=True)))
     if along_text:
         return begun, ()
@@ -201,7 +201,7 @@ def _read_chunk(
 def _read_alone(
     model: LanguageModel, params: Params, cache: Cache, tokens: Array, positions: Array
 ) -> Array:
-    """Hidden states `[B, T, D]` of tokens `[B, T]`, each after what the cache holds before it."""
+    """Hidden states `[B, T, D]` of tokens `[B, T]`, each after the cache's entries before it."""
 
     def read(place: Array) -> Array:
         token = jax.lax.dynamic_slice_in_dim(tokens, place, 1, axis=1)
@@ -223,7 +223,7 @@ def _row_keys(seed: Any, ids: Array) -> Array:
 
 
 def _uniforms(keys: Array, at: Array, width: int, count: int) -> Array:
-    """`[B, T, count]` in [0, 1): of each position its own, whatever the chunks."""
+    """`[B, T, count]` in [0, 1): per position, independent of the chunks."""
     places = at + jnp.arange(width, dtype=jnp.int32)
 
     def of_row(key: Array) -> Array:

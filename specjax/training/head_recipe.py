@@ -1,4 +1,4 @@
-"""From a pair of models and prompts to an acceptance head: what `specjax train head` runs."""
+"""Trains an acceptance head from a pair of models and prompts: for `specjax train head`."""
 
 import dataclasses
 import itertools
@@ -35,21 +35,20 @@ PathLike = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
-    """How an acceptance head is trained; the values of SpecDec++ (section 4.1), but for the rate.
+    """Training of an acceptance head; the values of SpecDec++ (section 4.1), except the rate.
 
     Attributes:
-      labelling: how prompts become drafted tokens with labels.
+      labelling: how prompts are turned into labelled drafted tokens.
       blocks: residual blocks of the head, 0 .. 4.
-      shared: whether they share one matrix.
+      shared: whether the blocks share a matrix.
       confidences: whether the head also reads the drafter's confidences; see `HeadConfig`.
-      rejection_weight: w, how much a rejected token counts, where an accepted one counts 1; 6 is
-        the paper's best.
-      epochs: how often the data are seen.
-      rows_per_batch: prompts of a batch.
-      learning_rate: at first; it falls to 0 along a cosine.
+      rejection_weight: w, the weight of a rejected token (accepted: 1); 6 is the paper's best.
+      epochs: the number of passes over the data.
+      rows_per_batch: the number of prompts in a batch.
+      learning_rate: the initial rate; it falls to 0 along a cosine.
       ema_decay: see `TrainerConfig`.
-      checkpoints: how often the head is saved and evaluated; the best one is the result.
-      seed: of the verifier's texts, the drafted tokens, the head and the order.
+      checkpoints: the number of times the head is saved and evaluated; the best is the result.
+      seed: the seed of the verifier's texts, the drafted tokens, the head and the order.
       num_devices: see `TrainerConfig`.
       allow_other_environment: see `TrainerConfig`.
       progress: whether to show progress on stderr.
@@ -80,21 +79,21 @@ class HeadRecipe:
             object.__setattr__(self, name, value)
         weight: dict[str, Any] = {"low": 0.0, "open_low": True, "open_high": True}
         one_number("HeadRecipe: rejection_weight", self.rejection_weight, **weight)
-        # The validation data's is one more.
+        # The validation data use the next seed.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
         if not isinstance(self.labelling, Labelling):
             raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
-        # What they are made of checks the rest, before any model is loaded.
+        # The other fields are checked by these, before any model is loaded.
         _ = self.task(1), self.trainer(self.rows_per_batch)
 
     def task(self, width: int) -> HeadTask:
-        """What is learnt of hidden states of a width."""
+        """The task, for hidden states of a width."""
         head = HeadConfig(width, self.blocks, self.shared, self.confidences)
         return HeadTask(head=head, rejection_weight=float(self.rejection_weight))
 
     def trainer(self, rows: int) -> TrainerConfig:
-        """The trainer's settings for so many prompts."""
+        """The trainer's settings for this number of prompts."""
         steps = self.epochs * -(-rows // self.rows_per_batch)
         optimizer = AdamW(
             learning_rate=self.learning_rate,
@@ -119,16 +118,16 @@ class HeadRecipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadGrid:
-    """Which heads are trained, and how each is measured; the paper's grid by default.
+    """The heads to train, and how to measure each; the paper's grid by default.
 
     Attributes:
       rejection_weights: the values of w.
       blocks: the values of D.
       thresholds: the values of h; see `drafting.Survival`.
       max_draft: the longest draft.
-      limit: how many of the validation prompts are decoded.
+      limit: the number of validation prompts to decode.
       batch_size: prompts decoded together.
-      repeats: how often they are decoded; the heads take turns.
+      repeats: the number of times they are decoded; the heads take turns.
 
     Raises:
       TypeError: for a value of the wrong type.
@@ -152,16 +151,16 @@ class HeadGrid:
         for name in ("rejection_weights", "blocks", "thresholds"):
             values = getattr(self, name)
             if not isinstance(values, tuple | list) or not values:
-                raise TypeError(f"HeadGrid: {name} must be a list with a value, got {values!r}")
+                raise TypeError(f"HeadGrid: {name} must be a list of values, got {values!r}")
             if len(set(values)) != len(values):
-                raise ValueError(f"HeadGrid: {name} has a value twice: {values}")
+                raise ValueError(f"HeadGrid: {name} must not repeat a value, got {values}")
             object.__setattr__(self, name, tuple(values))
-        # Its checks.
+        # Checks the thresholds.
         for threshold in self.thresholds:
             Survival(threshold=threshold)
 
     def recipes(self, recipe: HeadRecipe) -> dict[str, HeadRecipe]:
-        """A name -> one recipe of the grid."""
+        """A name -> a recipe of the grid."""
         return {
             f"w{weight:g}_D{blocks}": dataclasses.replace(
                 recipe, rejection_weight=weight, blocks=blocks
@@ -183,33 +182,33 @@ def train_head(
 ) -> dict[str, Any]:
     """Trains an acceptance head for a pair, and compares it with simpler predictors.
 
-    Killed at any moment and started again, it continues where it stopped: labelling at the shard,
-    training at the checkpoint (see `train`), with the same bits.
+    After an interruption at any moment, the same call continues: labelling at the shard, training
+    at the checkpoint (see `train`), with the same bits.
 
-    Training data are mixed as `recipe.labelling` says. Validation data are always read along the
-    verifier's own text, as in decoding, so that heads of several mixings can be compared.
+    Training data are mixed by `recipe.labelling`. Validation data always follow the verifier's own
+    text, as in decoding, so that heads of several mixings can be compared.
 
-    With a grid all its heads are trained on the same labels, and the validation prompts are decoded
-    with each head at each threshold; measuring starts anew in a run that was killed.
+    With a grid, all heads are trained on the same labels, and the validation prompts are decoded
+    with each head at each threshold; an interrupted measurement starts again.
 
     Args:
-      recipe: how the head is trained; with a grid, but for its weight and its depth.
-      make_pair: is called after the arguments have been checked.
-      output_dir: takes the run: `acceptance_head/` (the result), `results.json`, `curves.json` (ROC
-        and reliability diagrams), `head_data/`, `metrics.jsonl`, `checkpoints/` and the records;
-        with a grid `heads/w6_D3/` and so on in the place of one head.
+      recipe: how the head is trained; with a grid, except its weight and its depth.
+      make_pair: called after the arguments are checked.
+      output_dir: the run's directory: `acceptance_head/` (the result), `results.json`,
+        `curves.json` (ROC and reliability diagrams), `head_data/`, `metrics.jsonl`, `checkpoints/`
+        and the records; with a grid `heads/w6_D3/` and so on instead of a single head.
       training_data: prompts; their references are not used.
       validation_data: prompts; the best checkpoint on them is the result.
-      install: whether the head is written into the drafter's directory, too, in the place of an
-        earlier one. A head whose loss on the validation data is not below that of a constant is
-        not, but with "anyway".
-      grid: the heads of a grid in the place of one.
-      on_start: called with the `RunDirectory` once all checks are passed, before the long work.
+      install: whether to write the head into the drafter's directory too, replacing an earlier
+        head. A head whose loss on the validation data is not below that of a constant is only
+        installed with "anyway".
+      grid: train the heads of a grid instead of a single head.
+      on_start: called with the `RunDirectory` after all checks, before the long work.
 
     Returns:
-      What `results.json` holds. Of one head: step, number of parameters, bytes, one row per
-      predictor with its figures on the validation data (see `compare_predictors`), and whether it
-      is `installed`. Of a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
+      The contents of `results.json`. For a single head: step, number of parameters, bytes, a row
+      per predictor with its figures on the validation data (see `compare_predictors`), and whether
+      it is `installed`. For a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
       `train_kl` and `kl` (binary KL divergence in nats, without weights, of the training and the
       validation data), and the fastest `threshold` with its figures. `thresholds` has a row per
       head and threshold: `tokens_per_second`, `verification_rate` and `discard_rate` (verifier's
@@ -218,8 +217,9 @@ def train_head(
     Raises:
       OSError: `output_dir` or the drafter's directory cannot be written, or another process trains
         there.
-      TypeError: a value of the wrong type.
-      ValueError: no usable prompt, a pair that is none, or an `output_dir` that holds another run.
+      TypeError: for a value of the wrong type.
+      ValueError: for unusable prompts, a pair without a drafter, or the `output_dir` of another
+        run.
     """
     check_part("recipe", recipe, ("labelling", "trainer"), "training.HeadRecipe()")
     if not isinstance(install, bool) and install != "anyway":
@@ -228,7 +228,7 @@ def train_head(
         check_part("grid", grid, ("recipes", "thresholds"), "training.HeadGrid()")
         if install:
             raise ValueError("install must be False with a grid: copy the head that you choose")
-        grid.recipes(recipe)  # their checks
+        grid.recipes(recipe)  # checks them
     examples = {"training": list(training_data), "validation": list(validation_data)}
     one = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
     several = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
@@ -244,7 +244,7 @@ def train_head(
             results, head = _train_one(run, recipe, pair, data, on_start)
             place = save_head(run.own(HEAD_NAME).parent, head)
             if recipe.progress:
-                say(f"the head is in {place}, its figures in {run.path / RESULTS_NAME}")
+                say(f"wrote the head to {place} and its figures to {run.path / RESULTS_NAME}")
             if install:
                 results["installed"] = _install(pair, head, results, anyway=install == "anyway")
         else:
@@ -254,25 +254,25 @@ def train_head(
 
 
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
-    """Raises TypeError or ValueError for a pair that no head can be trained for."""
+    """Raises TypeError or ValueError for a pair that cannot train a head."""
     if not isinstance(pair, Pair):
         raise TypeError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
     for name, model in pair.named.items():
         if model.mesh is not None:
             raise ValueError(
-                f"the {name} is spread over a mesh: load the pair without one to train a head"
+                f"the {name} is on a mesh: load the pair without a mesh to train a head"
             )
         if run.makes(model.name):
             raise ValueError(
-                f"{name}={model.name} is what the run in output_dir={run.path} writes itself: "
+                f"{name}={model.name} is an output of the run in output_dir={run.path}: "
                 "choose another output_dir"
             )
     if install:
         directory = Path(pair.drafter.name)
         if not directory.is_dir() or not os.access(directory, os.W_OK):
             raise ValueError(
-                f"install=True: {directory} is no directory that can be written: copy "
-                "acceptance_head from the output_dir into the drafter's directory yourself"
+                f"install=True: {directory} is not a writable directory: copy acceptance_head "
+                "from the output_dir into the drafter's directory yourself"
             )
         check_head_place(directory)
 
@@ -280,10 +280,10 @@ def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
 def _head_data(
     run: RunDirectory, recipe: HeadRecipe, pair: Pair, examples: dict[str, list[Example]]
 ) -> dict[str, HeadData]:
-    """Training and validation data, not yet made."""
+    """Training and validation data, not made yet."""
     along_text = dataclasses.replace(recipe.labelling, mixing=None)
     labelling = {"training": recipe.labelling, "validation": along_text}
-    # Of each its own draws: a prompt may be in both.
+    # Different draws: a prompt may be in both.
     seeds = {"training": recipe.seed, "validation": recipe.seed + 1}
     return {
         name: HeadData(
@@ -306,10 +306,10 @@ def _train_one(
     data: dict[str, HeadData],
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> tuple[dict[str, Any], Head]:
-    """Trains one head in a directory of its own, and writes its curves.
+    """Trains a head in its own directory, and writes its curves.
 
     Returns:
-      What `results.json` holds, and the head.
+      The contents of `results.json`, and the head.
     """
     trainer = recipe.trainer(len(data["training"].prompts))
     task = recipe.task(pair.drafter.width)
@@ -375,12 +375,12 @@ def _install(pair: Pair, head: Head, results: dict[str, Any], *, anyway: bool) -
     constant = losses["constant"]
     if not anyway and constant is not None and losses["head"] >= constant:
         say(
-            f"the head is not installed: its loss on the validation data, {losses['head']:.4g}, is "
+            f"the head was not installed: its validation loss, {losses['head']:.4g}, is "
             f"not below that of a constant, {constant:.4g}: give more prompts or epochs, or "
-            "another learning rate; INSTALL='anyway' installs it all the same"
+            "another learning rate; INSTALL='anyway' installs it regardless"
         )
         return False
-    say(f"the head is installed in {save_head(pair.drafter.name, head)}")
+    say(f"installed the head in {save_head(pair.drafter.name, head)}")
     return True
 
 
@@ -398,7 +398,7 @@ def _train_grid(
     data: dict[str, HeadData],
     on_start: Callable[[RunDirectory], None] | None,
 ) -> dict[str, Any]:
-    """Trains all heads of a grid, and decodes with each at each threshold."""
+    """Trains all heads of a grid, and decodes with each of them at each threshold."""
     described = {name: of_one.describe() for name, of_one in data.items()}
     run.claim({"grid": dataclasses.asdict(grid), "data": described})
     if on_start is not None:
@@ -408,7 +408,7 @@ def _train_grid(
     recipes, trained = grid.recipes(recipe), []
     for name, of_head in recipes.items():
         if recipe.progress:
-            say(f"the head {name} of {', '.join(recipes)}")
+            say(f"training head {name} of {', '.join(recipes)}")
         with run_directory(heads / name, (CURVES_NAME,)) as place:
             figures, head = _train_one(place, of_head, pair, data)
         run.keep()
@@ -425,7 +425,7 @@ def _train_grid(
 def _measured(
     grid: HeadGrid, pair: Pair, trained: list[_Trained], prompts: Any, recipe: HeadRecipe
 ) -> list[dict[str, Any]]:
-    """One row per head and threshold; they take turns at all prompts."""
+    """A row per head and threshold; they take turns at all prompts."""
     labelling = recipe.labelling
     decoders = [
         Decoder(
@@ -440,7 +440,7 @@ def _measured(
         for of_head, threshold in itertools.product(trained, grid.thresholds)
     ]
     if recipe.progress:
-        say(f"decoding {len(prompts)} prompts with {len(decoders)} heads and thresholds")
+        say(f"decoding {len(prompts)} prompts with {len(decoders)} pairs of head and threshold")
     infos = [decoder(prompts, progress=False).info for decoder in decoders]  # compiles
     seconds = np.zeros(len(decoders))
     for _ in range(grid.repeats):

@@ -1,8 +1,8 @@
 """Losses per target token: cross entropy, and divergences from a teacher.
 
 p is the teacher's next-token distribution, q the student's, both the softmax of logits. No gradient
-flows into the teacher. A divergence is 0 where the distributions are equal, and above 0 elsewhere;
-Zhou et al. 2024 (DistillSpec) compare them for drafters.
+flows into the teacher. A divergence is 0 if the distributions are equal, else above 0; Zhou et al.
+2024 (DistillSpec) compare them for drafters.
 
 Axes: B rows, T target tokens, V vocabulary.
 """
@@ -27,7 +27,7 @@ class Total(NamedTuple):
 
     Attributes:
       sum: scalar float32.
-      items: scalar int32, how many there are; at least 0.
+      items: scalar int32, the number of items.
     """
 
     sum: Array
@@ -125,12 +125,12 @@ def _kl(a: Array, b: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is minimised per target token.
+    """The loss per target token.
 
     Attributes:
       label_smoothing: the uniform share of the target distribution, in [0, 1).
       distillation_weight: the weight of the divergence from the teacher, in [0, 1]; the cross
-        entropy of the targets has the rest. Above 0 a teacher is needed.
+        entropy of the targets has the rest. A weight above 0 needs a teacher.
       divergence: from the teacher's next-token distribution to the student's: "forward_kl",
         "reverse_kl", "jsd" or "total_variation" (see the functions of these names).
       jsd_beta: β of "jsd", in (0, 1).
@@ -164,7 +164,7 @@ class Objective:
         Args:
           logits: `[B, T, V]` float32.
           targets: `[B, T]` int32.
-          teacher_logits: `[B, T, V]` float32; None where the weight is 0.
+          teacher_logits: `[B, T, V]` float32; None if the weight is 0.
 
         Returns:
           `[B, T]` float32, in nats (a total variation has no unit).
@@ -203,7 +203,7 @@ def cross_entropy(logits: Array, targets: Array, label_smoothing: float = 0.0) -
 
 
 def masked_total(values: Array, mask: Array) -> Total:
-    """The sum of `values [B, T]` where `mask [B, T]` is true, and in how many places it is."""
+    """The sum of `values [B, T]` where `mask [B, T]` is true, and the number of these places."""
     return Total(jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask.astype(jnp.int32)))
 
 
@@ -213,7 +213,7 @@ def token_totals(logits: Array, targets: Array, mask: Array) -> dict[str, Total]
     Args:
       logits: `[B, T, V]` float32.
       targets: `[B, T]` int32.
-      mask: `[B, T]` bool, which targets count.
+      mask: `[B, T]` bool, true for targets that count.
 
     Returns:
       "loss", in nats, and "accuracy", the tokens whose logit is the largest.

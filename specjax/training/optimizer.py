@@ -17,15 +17,15 @@ DECAYS = ("inverse_sqrt", "cosine")
 class AdamW:
     """Adam with decoupled weight decay on matrices, after clipping the gradient's global norm.
 
-    The learning rate grows linearly, then falls. A learning rate of one's own is a frozen dataclass
-    that inherits from this one and has another `rate`.
+    The learning rate grows linearly, then falls. For your own learning rate, derive a frozen
+    dataclass from this class and define another `rate`.
 
     Attributes:
       learning_rate: the highest rate, at `warmup_steps`.
       warmup_steps: updates of linear growth.
-      decay: "inverse_sqrt": with the inverse square root of the step; it needs no end, so that a
-        run can be prolonged. "cosine": half a cosine down to `floor` at `total_steps`.
-      total_steps: of "cosine", the update at which the rate has come down; it stays there.
+      decay: "inverse_sqrt": with the inverse square root of the step; it has no end, so that a run
+        can be prolonged. "cosine": half a cosine down to `floor` at `total_steps`.
+      total_steps: of "cosine", the update at which the rate reaches `floor`; it stays there.
       floor: of "cosine", the last rate, at most `learning_rate`.
       b1: decay of the first moment.
       b2: decay of the second moment.
@@ -34,10 +34,10 @@ class AdamW:
       clip_norm: the largest global norm of a gradient.
       relative: multiply each array's rate by the root mean square of its entries (at least 1e-3),
         as Adafactor does for T5. T5's embedding begins at unit scale and its kernels far below;
-        with one absolute rate for all of them the embedding hardly moves.
+        with the same absolute rate for all, the embedding hardly moves.
 
     Raises:
-      TypeError: for a value that is no number.
+      TypeError: for a value that is not a number.
       ValueError: for a value outside its range, or a warm-up beyond the end.
 
     Source: Loshchilov and Hutter 2019; for `relative` Shazeer and Stern 2018, section 8; for
@@ -72,7 +72,7 @@ class AdamW:
         if (self.decay == "cosine") != (self.total_steps is not None):
             raise ValueError(
                 f"AdamW: decay={self.decay!r} and total_steps={self.total_steps}: give total_steps "
-                "with 'cosine', and only there"
+                "if and only if decay='cosine'"
             )
         if self.total_steps is not None and self.warmup_steps >= self.total_steps:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""How well an acceptance head predicts, beside predictors that need none."""
+"""Compares an acceptance head with simpler predictors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,20 +23,20 @@ from specjax.types import Params
 def compare_predictors(
     task: HeadTask, params: Params, data: dict[str, HeadData]
 ) -> tuple[list[dict[str, Any]], dict[str, Any], float]:
-    """Compares a head with predictors that need none, each fitted to the training data.
+    """Compares a head with simpler predictors, each fitted to the training data.
 
     They are the best constant, and logistic fits of the drafter's largest confidence, of the
     entropy of its confidences, and of its confidence of the drafted token itself.
 
     Args:
-      task: the head's; its weight is the fits' too.
+      task: the head's task; its weight is also the weight of the fits.
       params: its parameters.
       data: "training" and "validation".
 
     Returns:
       For each predictor, the head first, its `loss` (weighted), `kl` (binary, in nats), `auc`,
-      `ece`, and `kl_even` and `ece_even`, which are those after `undo_weight`; for each its
-      curves; and the head's `kl` on the training data.
+      `ece`, and `kl_even` and `ece_even`, the same after `undo_weight`; for each its curves; and
+      the head's `kl` on the training data.
     """
     weight = task.rejection_weight
     labels = data["validation"].column("labels")
@@ -68,7 +68,7 @@ def compare_predictors(
 
 
 def _logit(probability: np.ndarray) -> np.ndarray:
-    # float32 rounds to 1 what is nearer than that.
+    # Values closer to 1 round to 1 in float32.
     p = np.clip(np.asarray(probability, np.float64), 1e-7, 1 - 1e-7)
     return np.log(p) - np.log1p(-p)
 
@@ -81,7 +81,7 @@ _FEATURES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 
 def _predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) -> np.ndarray:
-    """The head's log-odds `[n]` float32 of all positions, taken `size` at a time."""
+    """The head's log-odds `[n]` float32 of all positions, `size` at a time."""
 
     @jit
     def of_block(hidden: Any, *seen: Any) -> Any:
@@ -99,5 +99,5 @@ def _predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) 
 
 
 def _finite(value: Any) -> float | None:
-    """A number that JSON can hold."""
+    """A number that JSON supports, or None."""
     return float(value) if np.isfinite(value) else None

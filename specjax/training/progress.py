@@ -1,4 +1,4 @@
-"""What a run says while it trains: the log, and on stderr a bar on a terminal, else lines."""
+"""Reports of a training run: the log, and on stderr a bar on a terminal, else lines."""
 
 import contextlib
 import json
@@ -22,17 +22,17 @@ ELSEWHERE = 30.0
 
 
 def say(text: str) -> None:
-    """Writes one line to stderr, above a bar if there is one."""
+    """Writes a line to stderr, above a bar if there is one."""
     tqdm.tqdm.write(f"specjax: {text}", file=sys.stderr)
     sys.stderr.flush()
 
 
 class Log:
-    """Appends one JSON line per report to `metrics.jsonl`.
+    """Appends a JSON line per report to `metrics.jsonl`.
 
     Args:
       run: the run's directory; claimed.
-      step: lines of later steps are dropped, and so is a torn last line.
+      step: lines of later steps are dropped, and an incomplete last line.
     """
 
     def __init__(self, run: RunDirectory, step: int):
@@ -46,7 +46,7 @@ class Log:
         run.write(METRICS_NAME, "".join(kept).encode())
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Appends one line.
+        """Appends a line.
 
         Raises:
           OSError: it cannot be written.
@@ -59,13 +59,13 @@ class Log:
 class Progress:
     """Steps done, loss, items per second and the time left; and the means for the log.
 
-    What is done within `apart` (compilation, drawing of samples, evaluation) counts neither for the
-    rates nor for the time left.
+    Work within `apart` (compilation, drawing samples, evaluation) counts neither for the rates nor
+    for the time left.
 
     Args:
       total: steps of the run.
-      start: steps done by earlier starts.
-      items: what the loss is a mean over.
+      start: steps done before this start.
+      items: the name of the items that the loss is a mean over.
       enabled: whether to write to stderr.
       every: seconds between two readings; by default 2 on a terminal and 30 elsewhere.
     """
@@ -78,7 +78,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
         self._every = every if every is not None else ON_TERMINAL if self._terminal else ELSEWHERE
         self._shown = self._mark = time.monotonic()
-        # Seconds and steps of the run, and since the last line of the log: apart from `apart`.
+        # Seconds and steps of the run, and since the last line of the log; without `apart`.
         self._seconds = self._window_seconds = 0.0
         self._steps = 0
         self._metrics: list[StepMetrics] = []
@@ -91,7 +91,7 @@ class Progress:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Leaves what the body does out of the rates and of the time left."""
+        """Excludes the body from the rates and the time left."""
         jax.block_until_ready(self._metrics[-1:])
         self._count_time()
         try:
@@ -100,10 +100,10 @@ class Progress:
             self._mark = time.monotonic()
 
     def add(self, metrics: StepMetrics, *, timed: bool = True) -> None:
-        """Counts one step, and shows the latest figures where it is time to.
+        """Counts a step, and shows the latest figures when it is time.
 
         Args:
-          metrics: of the step; read from the device only where they are shown.
+          metrics: the step's metrics; read from the device only when they are shown.
           timed: whether the step was outside of `apart`.
         """
         self._done += 1
@@ -131,7 +131,7 @@ class Progress:
             say(f"step {self._done:,} of {self._total:,}: {', '.join(figures)}")
 
     def means(self) -> dict[str, float | None]:
-        """The means of the steps since the last call; nothing where there was no step."""
+        """The means of the steps since the last call; empty without a step."""
         values = jax.device_get(self._metrics)
         self._count_time()
         row: dict[str, float | None] = {}
@@ -145,7 +145,7 @@ class Progress:
         return row
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         self._bar.close()
 
     def _count_time(self) -> None:

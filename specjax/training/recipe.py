@@ -1,4 +1,4 @@
-"""From pairs of texts to a trained Hugging Face directory: what `specjax train` runs."""
+"""Trains a Hugging Face directory from pairs of texts: for `specjax train`."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How pairs of texts become a model.
+    """How a model is trained from pairs of texts.
 
     Attributes:
       model: the network's configuration: a T5, a Llama or a Gemma 2; by default that of
@@ -53,16 +53,16 @@ class Recipe:
       vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
         default that of `init_from` or the teacher; without these a SentencePiece vocabulary of
         `model.vocab_size` pieces is trained on the training data.
-      vocabulary_type: of a trained one, "unigram" or "bpe"; see `train_vocabulary`.
+      vocabulary_type: of a trained vocabulary, "unigram" or "bpe"; see `train_vocabulary`.
       teacher: the model to distil from.
       objective: the loss per target token.
       batching: the shapes of the batches.
-      evaluation: what is decoded and scored.
+      evaluation: the decoding and scoring of outputs.
       export_dtype: of the exported arrays: float32, bfloat16 or float16.
 
     Raises:
       TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, or a teacher without a use.
+      ValueError: for a value outside its range, or a teacher that is not used.
     """
 
     model: ModelConfig | None = None
@@ -81,8 +81,8 @@ class Recipe:
                 check_path(getattr(self, name), f"{name}=")
         if self.model is None and self.init_from is None:
             raise ValueError(
-                "neither `model` nor `init_from` is given; give a configuration (MODEL, as the "
-                "files of gin_configs/models do), or a model's directory to fine-tune (INIT_FROM)"
+                "`model` or `init_from` must be given; give a configuration (MODEL, as in "
+                "gin_configs/models), or a model's directory to fine-tune (INIT_FROM)"
             )
         if not isinstance(self.model, ModelConfig | None):
             raise TypeError(f"`model` must be a configuration of a network, got {self.model!r}")
@@ -106,13 +106,13 @@ class Recipe:
         if (self.teacher.path is not None) != any(uses.values()):
             given = [f"{name}={value}" for name, value in uses.items() if value]
             raise ValueError(
-                f"teacher={self.teacher.path} and {', '.join(given) or 'no use for it'}: give a "
-                f"teacher exactly if one of {', '.join(uses)} is given"
+                f"teacher={self.teacher.path} and {', '.join(given) or 'no use of it'}: give a "
+                f"teacher if and only if one of {', '.join(uses)} is given"
             )
         if share and weight < 1.0:
             raise ValueError(
-                f"on_policy_share={share} and distillation_weight={weight}: the rest of the weight "
-                "would teach the student its own texts; set distillation_weight to 1"
+                f"on_policy_share={share} and distillation_weight={weight}: with a weight below 1 "
+                "the student would also learn its own texts; set distillation_weight to 1"
             )
 
     @property
@@ -122,7 +122,7 @@ class Recipe:
         return {name: path for name, path in named.items() if path is not None}
 
     def check_trainer(self, trainer: TrainerConfig) -> None:
-        """Makes sure that it gives what the trainer's settings need.
+        """Checks that the recipe measures the figures that the trainer's settings need.
 
         Raises:
           ValueError: the figure that chooses the checkpoint is not measured.
@@ -155,28 +155,27 @@ def train_model(
 ) -> dict[str, Any]:
     """Trains a language model on pairs of texts and writes it as a Hugging Face directory.
 
-    Killed at any moment and started again, it continues where it stopped (see `train`).
+    After an interruption at any moment, the same call continues the run (see `train`).
 
     Args:
-      recipe: how texts become a model.
+      recipe: how the model is trained.
       trainer: the trainer's settings.
-      output_dir: takes the run: `model/` (the result, with its tokenizer), `results.json`,
+      output_dir: the run's directory: `model/` (the result, with its tokenizer), `results.json`,
         `metrics.jsonl`, `checkpoints/`, `train_config.json`, `tokenizer/`, `samples/`.
       training_data: pairs of texts.
       validation_data: pairs of texts; the best checkpoint on them is exported.
-      test_data: pairs of texts on which the result is scored too.
-      on_start: called with the `RunDirectory` once all checks are passed, before the long work.
+      test_data: pairs of texts for a second score of the result.
+      on_start: called with the `RunDirectory` after all checks, before the long work.
 
     Returns:
-      What `results.json` holds: step, validation loss (nats per token), number of parameters, the
-      accepted tokens if these chose the checkpoint, and of the validation (and test) data each
+      The contents of `results.json`: step, validation loss (nats per token), number of parameters,
+      the accepted tokens if these chose the checkpoint, and for the validation (and test) data each
       metric and the number of outputs cut at their limit.
 
     Raises:
       OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
       TypeError: a value of the wrong type.
-      ValueError: unusable data, a model that does not fit, or an `output_dir` that holds another
-        run.
+      ValueError: unusable data, a model that does not fit, or the `output_dir` of another run.
     """
     recipe.check_trainer(trainer)
     sources = {"training": training_data, "validation": validation_data, "test": test_data}
@@ -222,18 +221,18 @@ def train_model(
 
 
 class _Parts:
-    """What a run is made of: models, texts, tokenizer, task, batches; nothing is written yet.
+    """The parts of a run: models, texts, tokenizer, task, batches; nothing is written yet.
 
     Attributes:
       config: the network.
       starting: the model to start from, or None.
-      files: the directory with the run's tokenizer files: those that the run began with, or new
-        ones in a scratch directory, for a run may write only when it has claimed its directory, and
+      files: the directory with the run's tokenizer files: those of an earlier start, or new files
+        in a scratch directory, because a run may write only after it has claimed its directory, and
         the claim depends on the vocabulary.
       tokenizer: the run's.
       pairs: the tokenised texts by the name of their data set.
-      task: what is learnt.
-      teaching: what comes from the teacher.
+      task: the loss.
+      teaching: the teacher's part.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class _Parts:
         for name, path in {**recipe.sources, "vocabulary": recipe.vocabulary}.items():
             if path is not None and run.makes(path):
                 raise ValueError(
-                    f"{name}={path} is what the run in output_dir={run.path} writes itself: choose "
+                    f"{name}={path} is an output of the run in output_dir={run.path}: choose "
                     "another output_dir, or copy it to another place"
                 )
         models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
@@ -275,10 +274,10 @@ class _Parts:
         )
 
     def _check_room(self) -> None:
-        """Refuses a network that cannot be trained here, before anything is allocated."""
+        """Raises an error for a network that is too large, before anything is allocated."""
         config: Any = self.config
         count = model_from_config(config).num_params()
-        # Parameters, gradients, two moments and the average, float32 all of them.
+        # Parameters, gradients, two moments and the average, all float32.
         check_fits(
             f"{count:,} parameters ({len(config.style.windows)} layers, embed_dim="
             f"{config.embed_dim}, vocab_size={config.vocab_size}) with gradients and optimizer "
@@ -289,7 +288,7 @@ class _Parts:
         )
 
     def _tokenizer(self, run: RunDirectory, scratch: Path) -> tuple[Path, Tokenizer]:
-        """The tokenizer's files and the tokenizer, which must be that of the models."""
+        """The tokenizer's files and the tokenizer, which must be the models' tokenizer."""
         recipe, config = self._recipe, self.config
         kept = run.path / TOKENIZER_NAME
         source = recipe.vocabulary or recipe.init_from or recipe.teacher.path
@@ -306,24 +305,24 @@ class _Parts:
         tokenizer = load_tokenizer(files)
         if source and load_tokenizer(source).fingerprint != tokenizer.fingerprint:
             raise ValueError(
-                f"vocabulary={source} is not the one that the run in {run.path} began with; choose "
+                f"vocabulary={source} differs from the vocabulary of the run in {run.path}; choose "
                 "another output_dir"
             )
         for name, path in recipe.sources.items():
             if load_tokenizer(path).fingerprint != tokenizer.fingerprint:
                 raise ValueError(
-                    f"{name}={path} has another vocabulary than this run; use that directory as "
+                    f"{name}={path} has another vocabulary than this run; give that directory as "
                     "vocabulary"
                 )
         if tokenizer.vocab_size > config.vocab_size:
             raise ValueError(
                 f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
-                f"{config.vocab_size}; make it at least as large"
+                f"{config.vocab_size}; raise vocab_size to at least that"
             )
         return files, tokenizer
 
     def _tokenized(self, examples: Sequence[Example]) -> TokenPairs:
-        """Inputs as the Decoder reads prompts; targets as it would have to write them."""
+        """Inputs as the Decoder reads prompts; targets as it would write them."""
         words = self.tokenizer
 
         def encode_target(text: str) -> list[int]:
@@ -332,7 +331,7 @@ class _Parts:
         return tokenize_pairs(examples, words.encode, encode_target)
 
     def scorers(self) -> dict[str, OutputScorer]:
-        """Of all data but the training's."""
+        """For all data sets except the training data."""
         evaluation = self._recipe.evaluation
         longest = max(evaluation.max_input_tokens, self._recipe.batching.bucket_lengths[-1])
         evaluation = dataclasses.replace(evaluation, max_input_tokens=longest)
@@ -346,25 +345,25 @@ class _Parts:
         }
 
     def batches(self, name: str, pairs: TokenPairs) -> BucketedBatches:
-        """Batches of a data set; says how many pairs are too long for them."""
+        """Batches of a data set; reports the number of pairs that are too long."""
         batching, trainer = self._recipe.batching, self._trainer
         seed = trainer.seed if name == "training" else None
         made = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
         if trainer.progress and made.num_left_out:
             say(
-                f"{made.num_left_out} of {len(pairs)} {name} pairs are longer than the last bucket "
-                f"({batching.bucket_lengths[-1]} tokens) and left out"
+                f"skipped {made.num_left_out} of {len(pairs)} {name} pairs, which are longer than "
+                f"the last bucket ({batching.bucket_lengths[-1]} tokens)"
             )
         return made
 
 
 def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:
-    """Writes the Hugging Face directory, in the place of an earlier export."""
+    """Writes the Hugging Face directory; replaces an earlier export."""
     words = parts.tokenizer
     bos = words.bos_id if parts.config.encoder_style is None else None
     save_model(
         run.own(MODEL_NAME),
-        # Computing in bfloat16 while training does not bind those who load the weights.
+        # The dtype of training does not matter to users of the weights.
         parts.config.replace(dtype="float32"),
         result.params,
         format="hf",
@@ -378,7 +377,7 @@ def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -
 def _results(
     run: RunDirectory, result: TrainResult, scorers: dict[str, OutputScorer], trainer: TrainerConfig
 ) -> dict[str, Any]:
-    """Scores the model as it was written, rounding included, and writes `results.json`."""
+    """Scores the model as written, with rounding, and writes `results.json`."""
     exported = load_model(run.path / MODEL_NAME, dtype="float32")
     results = {
         "step": result.step,
@@ -392,5 +391,5 @@ def _results(
         results |= scorer(exported.params)
     written = run.write(RESULTS_NAME, json.dumps(results, indent=1).encode())
     if trainer.progress:
-        say(f"the model is in {run.path / MODEL_NAME}, its figures in {written}")
+        say(f"wrote the model to {run.path / MODEL_NAME} and its figures to {written}")
     return results

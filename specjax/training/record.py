@@ -1,4 +1,4 @@
-"""What determines a training run, as JSON values that two starts of it can compare."""
+"""The settings that determine a training run, as comparable JSON values."""
 
 import dataclasses
 import importlib.metadata
@@ -17,7 +17,7 @@ from specjax.training.step import GENERATOR, root_key
 
 
 def describe(value: Any) -> Any:
-    """A frozen configuration as JSON values, each with its class's name.
+    """A frozen configuration as JSON values, each with the name of its class.
 
     Args:
       value: a plain value, a network's configuration, or a dataclass of such.
@@ -26,7 +26,7 @@ def describe(value: Any) -> Any:
       JSON values.
 
     Raises:
-      TypeError: for what JSON cannot hold, such as a function.
+      TypeError: for values that JSON cannot represent, such as a function.
     """
     if isinstance(value, ModelConfig):
         return config_to_dict(value)
@@ -43,7 +43,7 @@ def describe(value: Any) -> Any:
 
 
 def training_environment() -> dict[str, Any]:
-    """What a run's random numbers and rounding depend on besides its settings, as JSON values."""
+    """The environment that a run's random numbers and rounding depend on, as JSON values."""
     versions = {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")}
     common = environment()
     return {
@@ -55,7 +55,7 @@ def training_environment() -> dict[str, Any]:
 
 
 class _Dropout(nn.Module):
-    """Dropout inside a named layer, as a network has it: flax derives its key from the path."""
+    """Dropout inside a named layer, as in a network: flax derives its key from the path."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -63,10 +63,10 @@ class _Dropout(nn.Module):
 
 
 def streams() -> str:
-    """A hash of what the generators of a run draw from fixed seeds.
+    """A hash of the numbers that a run's generators draw from fixed seeds.
 
-    Versions tell that streams may have changed; this tells whether they have: the keys of steps,
-    the initialisers' normals, the masks of dropout, and the order of the data.
+    Versions only show that streams may have changed; this shows whether they have: the keys of
+    steps, the initialisers' normals, the masks of dropout, and the order of the data.
 
     Returns:
       16 hexadecimal digits.
@@ -74,7 +74,7 @@ def streams() -> str:
     key = jax.random.fold_in(root_key(0), 1)
     drawn = [
         jax.random.bits(key, (64,)),
-        # Rounded: it must not tell one device's floats from another's.
+        # Rounded, so that the floats of all devices agree.
         jnp.round(jax.random.normal(key, (64,)) * 100.0).astype(jnp.int32),
         _Dropout().apply({}, jnp.ones(64), rngs={"dropout": key}),
         np.random.default_rng([0, 1]).permutation(64),

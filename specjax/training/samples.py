@@ -1,4 +1,4 @@
-"""Targets that models draw for a run: they are drawn once, and kept in its directory.
+"""Targets that models draw for a run, once; they are kept in its directory.
 
 Source: Kim and Rush 2016; Agarwal et al. 2024 (GKD); Zhou et al. 2024 (DistillSpec).
 """
@@ -21,7 +21,7 @@ from specjax.training.tasks import TextTask
 from specjax.types import Params, Sampling
 
 SAMPLES_NAME = "samples"
-# Apart from the streams of the data's order, which begin with the same seed.
+# Separate from the streams of the data's order, which begin with the same seed.
 _CHOICE, _DRAWS = 1, 2
 
 
@@ -51,12 +51,12 @@ def draw_pairs(
     Args:
       model: the model.
       inputs: int32 tokens each, at least one.
-      limits: the most tokens of each target. One that reaches it is kept without an
-        end-of-sequence token, which the model has not drawn.
-      ids: a draw depends on its input, the seed and this number alone.
+      limits: the most tokens of each target. A target that reaches it has no end-of-sequence token,
+        because the model has not drawn it.
+      ids: a draw depends only on its input, the seed and this number.
       temperature: 1 draws from the model's distribution, 0 takes the most probable token.
-      seed: of the draws.
-      longest: of the inputs and of the targets, where several calls are to share their programs.
+      seed: the seed of the draws.
+      longest: the longest input and target; set it if several calls should share their programs.
       batch_size: rows decoded together.
       progress: whether to show a bar.
 
@@ -96,23 +96,23 @@ def add_teacher_samples(
     batch_size: int = 64,
     progress: bool = True,
 ) -> TokenPairs:
-    """Adds to each pair further targets, drawn from the teacher at temperature 1.
+    """Adds further targets to each pair, drawn from the teacher at temperature 1.
 
-    A drafter is judged on what its verifier writes, not on the references; so it learns most from
-    there.
+    A drafter is judged by the texts of its verifier, not by the references; so it learns most from
+    these texts.
 
     Args:
       pairs: the references.
       teacher: the model to draw from.
-      samples: targets to add for each input that leaves room for one.
+      samples: targets to add for each input that leaves room for a target.
       room: length of an input -> the most tokens of a drawn target; see `draw_pairs`.
-      seed: of the draws.
+      seed: the seed of the draws.
       batch_size: rows decoded together.
       progress: whether to show progress on stderr.
 
     Returns:
       The pairs, followed by `samples` rounds of pairs with drawn targets. The same arguments give
-      the same pairs; the draw of an input depends on the seed, its place and the round alone.
+      the same pairs; the draw of an input depends only on the seed, its place and the round.
 
     Source: Kim and Rush 2016; drawn at T = 1 as in Zhou et al. 2024 (DistillSpec).
     """
@@ -140,9 +140,9 @@ def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) ->
     """Pairs with drawn targets, drawn once and then read from the run's directory.
 
     Args:
-      run: the run's directory; claimed, with `SAMPLES_NAME` among what it makes.
-      key: what they are.
-      draw: draws them.
+      run: the run's directory; claimed, which must make `SAMPLES_NAME`.
+      key: the identity of the pairs.
+      draw: a function that draws the pairs.
 
     Returns:
       The pairs.
@@ -161,23 +161,22 @@ def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) ->
 
 
 class StudentSamples:
-    """The `Phases` in which a share of the rows has targets of the student.
+    """The `Phases` in which the student draws the targets of a share of the rows.
 
     At a phase's start the student, with the parameters that would be evaluated then, draws at
-    temperature 1 for those inputs of the phase whose rows the seed has chosen, and no others. Each
-    target has at most the room that its batch leaves; one that reaches it has no
-    end-of-sequence token, which the student has not drawn. They are kept in the run's directory,
-    from which a resumed run reads them. The first phase has none: an untrained student writes
-    noise.
+    temperature 1 for the inputs of the phase whose rows the seed has chosen. Each target has at
+    most the room that its batch leaves; a target that reaches it has no end-of-sequence token,
+    because the student has not drawn it. The targets are kept in the run's directory for a resumed
+    run. The first phase has none: an untrained student writes noise.
 
     Args:
-      run: the run's directory, with `SAMPLES_NAME` among what it makes.
-      share: of the rows, in [0, 1].
+      run: the run's directory, which must make `SAMPLES_NAME`.
+      share: the share of the rows, in [0, 1].
       every: the updates of a phase.
       task: the student's task.
       tokenizer: the student's.
       longest: the last bucket, in tokens.
-      seed: of the choice of rows and of the draws.
+      seed: the seed of the choice of rows and of the draws.
       batch_size: rows decoded together.
       progress: whether to show progress on stderr.
 
@@ -234,8 +233,8 @@ class StudentSamples:
         if params is None:
             raise ValueError(
                 f"the student's samples of step {start} are missing in {self._run.path}/"
-                f"{SAMPLES_NAME}, and the run has gone on from that step, whose parameters drew "
-                "them: put a copy of them there, or choose another output_dir"
+                f"{SAMPLES_NAME}, and the parameters that drew them are no longer known: put a "
+                "copy of the samples there, or choose another output_dir"
             )
         inputs, limits = [], []
         for step, rows in chosen.items():

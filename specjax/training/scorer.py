@@ -1,4 +1,4 @@
-"""Decoding and scoring texts with a network in training, through the Decoder that users have."""
+"""Decodes and scores texts with a network in training, through the `Decoder` for users."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ class Evaluation:
     """How outputs are decoded, greedily, and scored.
 
     Attributes:
-      metrics: names in `specjax.evaluation.METRICS`; none for no decoding at all.
-      max_new_tokens: of an output; one that reaches it is cut and counted.
-      max_input_tokens: an input of more tokens is not decoded, and its output counts as empty: one
-        damaged line must not exhaust the memory.
-      limit: how many texts of each data set are scored, from its start; None for all.
+      metrics: names in `specjax.evaluation.METRICS`; empty for no decoding.
+      max_new_tokens: the longest output; outputs that reach it are cut and counted.
+      max_input_tokens: longer inputs are not decoded, and their outputs count as empty: a damaged
+        line must not exhaust the memory.
+      limit: the number of texts to score, from the start of each data set; None for all.
       batch_size: rows decoded together.
-      at_checkpoints: score the validation data at each checkpoint too, not only at the end.
+      at_checkpoints: whether to score the validation data at each checkpoint, not only at the end.
 
     Raises:
       TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, an unknown metric, or one that is not installed.
+      ValueError: for a value outside its range, an unknown metric, or a missing package.
     """
 
     metrics: tuple[str, ...] = ("bleu",)
@@ -63,19 +63,19 @@ class Evaluation:
 
 
 class OutputScorer:
-    """Scores parameters of one network on one data set.
+    """Scores parameters of a network on a data set.
 
-    The network is static to what is compiled, and parameters are not: scoring other parameters
-    compiles nothing.
+    The network is static for compilation, parameters are not: scoring other parameters compiles
+    nothing.
 
     Args:
       evaluation: the settings.
       config: the network.
       tokenizer: its tokenizer.
       examples: inputs with references.
-      pairs: the same, tokenised: inputs as the network reads them.
-      name: of the data, for figures and messages.
-      progress: whether to show progress, and how many inputs are left out, on stderr.
+      pairs: the same, tokenised for the network.
+      name: the data's name, for figures and messages.
+      progress: whether to show progress and the number of skipped inputs on stderr.
 
     Raises:
       ValueError: a reference that a metric cannot use.
@@ -105,8 +105,8 @@ class OutputScorer:
         self.num_skipped = count - len(self._inputs)
         if self.num_skipped and progress and evaluation.metrics:
             say(
-                f"{self.num_skipped} of {count} {name} inputs are empty or longer than {longest} "
-                "tokens; they are not decoded, and their outputs count as empty"
+                f"skipped {self.num_skipped} of {count} {name} inputs, which are empty or longer "
+                f"than {longest} tokens; their outputs count as empty"
             )
 
     def __call__(self, params: Params) -> dict[str, float]:
@@ -117,7 +117,7 @@ class OutputScorer:
 
         Returns:
           `<name>_<metric>` for each metric, 0 to 100, and `<name>_cut`, the number of outputs that
-          the length limit ended; nothing without metrics.
+          the length limit cut; empty without metrics.
         """
         metrics, longest = self._evaluation.metrics, self._evaluation.max_new_tokens
         if not metrics:
@@ -125,7 +125,7 @@ class OutputScorer:
         texts = [""] * len(self._references)
         cut = 0
         if self._inputs:
-            # One place, whatever devices the parameters come from: no second program for them.
+            # Always the same device, so that parameters of other devices compile no second program.
             params = jax.device_put(params, jax.devices()[0])
             decoder = Decoder(
                 TextModel(self._model, params, self._tokenizer),
@@ -142,7 +142,7 @@ class OutputScorer:
         if cut and self._progress:
             say(
                 f"{cut} of {len(texts)} {self._name} outputs were cut at max_new_tokens={longest}; "
-                "raise it if they are not endless"
+                "raise it unless the outputs are endless"
             )
         figures = {f"{self._name}_{m}": METRICS[m](texts, self._references) for m in metrics}
         return {**figures, f"{self._name}_cut": cut}

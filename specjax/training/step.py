@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, each one jitted program per batch shape."""
+"""The training step and the evaluation step, each a jitted program per batch shape."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,17 +14,17 @@ from specjax.training.optimizer import AdamW
 from specjax.training.tasks import Task
 from specjax.types import Array, Params
 
-# One generator whatever JAX's default is: a resumed run must go on with the stream it began with.
+# Independent of JAX's default: a resumed run must continue the stream that it began with.
 GENERATOR = "threefry2x32"
 
 
 def root_key(seed: int) -> Array:
-    """The key from which all of a run's randomness on the device follows."""
+    """The key of all randomness of a run on the device."""
     return jax.random.key(seed, impl=GENERATOR)
 
 
 class TrainState(NamedTuple):
-    """All that a run must keep to go on.
+    """Everything that a run must keep to continue.
 
     Attributes:
       step: scalar int32, updates done; the data's order and the steps' keys follow from it.
@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What is known of one step.
+    """The figures of a step.
 
     Attributes:
       loss: scalar float32, the mean over the items.
@@ -64,7 +64,7 @@ def init_state(params: Params, optimizer: AdamW, ema_decay: float) -> TrainState
     Args:
       params: the initial parameters; copied.
       optimizer: the optimiser.
-      ema_decay: above 0 an average is kept.
+      ema_decay: the decay of the average; 0 for none.
 
     Returns:
       A `TrainState` at step 0.
@@ -83,13 +83,13 @@ def make_train_step(
 
     The same arguments give the same function, so that a second run compiles nothing. The state is
     donated. The step's key is the seed's, folded with the number of the step, so that a resumed run
-    drops what the uninterrupted one would have dropped.
+    uses the dropout of an uninterrupted run.
 
     Args:
       task: the loss.
       optimizer: the optimiser.
-      seed: of the steps' keys.
-      ema_decay: of the running average; see `TrainerConfig`.
+      seed: the seed of the steps' keys.
+      ema_decay: the decay of the running average; see `TrainerConfig`.
 
     Returns:
       The step.
@@ -127,7 +127,7 @@ def make_eval_step(task: Task) -> Callable[..., Mapping[str, Total]]:
     """Builds `step(params, constants, batch) -> totals`, jitted.
 
     Args:
-      task: what is evaluated.
+      task: the loss.
 
     Returns:
       The step; the same task gives the same function.

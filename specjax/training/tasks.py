@@ -1,4 +1,4 @@
-"""What a trainer knows of what it trains, a loss over parameters; and the task that learns texts.
+"""The interface of tasks, losses over parameters; and the task that learns texts.
 
 Axes: B rows, L tokens of a row, T target tokens, V vocabulary.
 """
@@ -20,33 +20,33 @@ class Task(Protocol):
     """A loss over the parameters of a model.
 
     An instance is a frozen, hashable dataclass of plain values, model configurations and such
-    dataclasses: jitted steps are kept by it, and a run records it. Arrays travel in `params`,
-    which are trained, and in `constants`, which are not: a teacher's parameters, or those of the
-    model that a head stands on.
+    dataclasses: it is the key of jitted steps, and a run records it. Arrays are in `params`, which
+    are trained, and in `constants`, which are not: the parameters of a teacher, or of the model
+    below a head.
     """
 
     def __hash__(self) -> int:
-        """By value, as a frozen dataclass hashes."""
+        """By value, like a frozen dataclass."""
 
     @property
     def item_name(self) -> str:
-        """What the loss is a mean over, in the plural: "target tokens"."""
+        """The name of the items that the loss is a mean over, in the plural: "target tokens"."""
 
     def init(self, key: Array) -> Params:
-        """Parameters to start from: a nested dict of float32 arrays.
+        """Initial parameters: a nested dict of float32 arrays.
 
         Args:
           key: a PRNG key; consumed.
         """
 
     def loss(self, params: Params, constants: Any, batch: Any, key: Array) -> Total:
-        """What is minimised, summed over a batch.
+        """The loss, summed over a batch.
 
         Args:
           params: the parameters.
           constants: a pytree of arrays, or None.
           batch: a pytree of arrays with the rows first.
-          key: a PRNG key of this step, for dropout and the like; consumed.
+          key: a PRNG key of this step, for dropout, for example; consumed.
         """
 
     def evaluate(self, params: Params, constants: Any, batch: Any) -> Mapping[str, Total]:
@@ -58,25 +58,25 @@ class Task(Protocol):
           batch: a pytree of arrays with the rows first.
 
         Returns:
-          Totals by name. One is "loss"; `TrainerConfig.choose_by` names the one whose mean chooses
-          the best checkpoint.
+          Totals by name. "loss" is required; `TrainerConfig.choose_by` names the total whose mean
+          chooses the best checkpoint.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask:
-    """A language model learns the targets of pairs of texts; `constants` are the teacher's.
+    """Trains a language model on pairs of texts; `constants` are the teacher's parameters.
 
     An encoder-decoder reads `PairBatch`es, a decoder-only network `JoinedBatch`es. Rows are padded
-    on the right, where no target looks. The end-of-sequence token is part of a target, and learnt.
+    on the right, where no target sees it. A target includes its end-of-sequence token.
 
     Attributes:
       model: the network.
       objective: the loss per target token.
-      pad_id: fills up rows. An encoder-decoder neither learns nor reads it where the data hold it;
-        for a decoder-only network it may be the end-of-sequence token.
-      eos_id: the end-of-sequence token, the one input of an encoder-decoder's row without a pair.
-      teacher: the network to distil from, exactly if `objective.distillation_weight > 0`.
+      pad_id: fills up rows. An encoder-decoder neither learns nor reads it, even in the data; for a
+        decoder-only network it may be the end-of-sequence token.
+      eos_id: the end-of-sequence token, the only input of an encoder-decoder's row without a pair.
+      teacher: the network to distil from, if and only if `objective.distillation_weight > 0`.
 
     Raises:
       ValueError: an encoder-decoder's padding token ends sequences, or the teacher does not fit.
@@ -94,13 +94,13 @@ class TextTask:
         if self._has_encoder and self.pad_id == self.eos_id:
             raise ValueError(
                 f"pad_id={self.pad_id} is also the end-of-sequence token, which would never be "
-                "learnt; use a vocabulary with a padding token of its own"
+                "learnt; use a vocabulary with a separate padding token"
             )
         weight = self.objective.distillation_weight
         if (weight > 0.0) != (self.teacher is not None):
             raise ValueError(
                 f"distillation_weight={weight} and teacher={'given' if self.teacher else 'None'}: "
-                "a teacher is needed exactly if the weight is > 0"
+                "give a teacher if and only if the weight is > 0"
             )
         if self.teacher is not None:
             self._check_teacher(self.teacher)

@@ -37,22 +37,22 @@ CONFIG_NAME = "train_config.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """How long and by what updates a run trains, and what it says and keeps.
+    """Length, updates, reports and checkpoints of a run.
 
     Attributes:
-      num_steps: updates in all; may be raised to prolong a finished run.
+      num_steps: the number of updates; may be raised to prolong a finished run.
       optimizer: the optimiser and its learning rate.
-      ema_decay: of the running average of the parameters, which is what is evaluated and exported,
-        in [0, 1); 0 for none. It starts smaller: min(decay, (1 + step) / (10 + step)).
-      seed: of the initial parameters, the order of the data and dropout.
-      checkpoint_every: updates between checkpoints; each one is evaluated.
+      ema_decay: the decay of the running average of the parameters, which is evaluated and
+        exported, in [0, 1); 0 for none. It starts smaller: min(decay, (1 + step) / (10 + step)).
+      seed: the seed of the initial parameters, the order of the data and dropout.
+      checkpoint_every: updates between checkpoints; each is evaluated.
       log_every: updates between lines of the log.
       num_devices: devices that share each batch's rows; all of the process's by default.
-      allow_other_environment: continue a run on another device or with other versions of packages
-        than it began with: floats may round differently, and random numbers be others.
-      choose_by: the validation figure whose best checkpoint is the result: "loss", the lowest of
-        which is best, or another one that is logged as `validation_<choose_by>`, such as
-        "accuracy", the highest of which is.
+      allow_other_environment: continue a run on another device or with other versions of packages:
+        floats may round differently, and random numbers may differ.
+      choose_by: the validation figure that chooses the best checkpoint, the result: "loss" (lowest
+        is best), or another figure that is logged as `validation_<choose_by>`, such as "accuracy"
+        (highest is best).
       progress: whether to show progress on stderr.
 
     Raises:
@@ -93,23 +93,23 @@ class TrainerConfig:
         """The devices that share a batch.
 
         Raises:
-          ValueError: there are not so many.
+          ValueError: there are not enough devices.
         """
         devices = jax.devices()
         if self.num_devices is not None and self.num_devices > len(devices):
             raise ValueError(
-                f"`num_devices` must be at most {len(devices)}, the devices of this process, got "
+                f"`num_devices` must be at most {len(devices)} (devices of this process), got "
                 f"{self.num_devices}"
             )
         return devices[: self.num_devices]
 
 
 class Batches(Protocol):
-    """Batches in an order that their numbers alone determine."""
+    """Batches in an order that depends only on their numbers."""
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many until all data have been seen once."""
+        """The number of batches in an epoch."""
 
     def batch(self, step: int) -> Any:
         """The batch of step `step`: a pytree of arrays with the rows first."""
@@ -118,15 +118,15 @@ class Batches(Protocol):
         """The batches of the first epoch."""
 
     def describe(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values."""
+        """The settings that determine the batches, as JSON values."""
 
 
 class Phases(Protocol):
-    """Batches that depend on the parameters, which each phase of a run looks at once.
+    """Batches that depend on the parameters at the start of each phase of a run.
 
-    A phase must leave on disk what it has made of the parameters before it returns: a run that is
-    resumed in its middle has these parameters no more. What else determines the batches goes into
-    the run's notes.
+    A phase must write its results to disk before it returns: a run that is resumed in its middle no
+    longer has these parameters. Other settings that determine the batches belong into the run's
+    notes.
     """
 
     @property
@@ -134,33 +134,33 @@ class Phases(Protocol):
         """The updates of a phase; the first begins at step 0."""
 
     def begin(self, batches: Any, step: int, params: Params | None) -> Callable[[int], Any]:
-        """Begins a phase, or takes it up again.
+        """Begins a phase, or continues it.
 
         Args:
-          batches: those to train on.
+          batches: the training batches.
           step: the first step of the phase.
-          params: the parameters that would be evaluated at that step, on one device; None where
-            the run has gone on from there.
+          params: the parameters that would be evaluated at that step, on one device; None if the
+            run is past that step.
 
         Returns:
           Makes the batch of a step of the phase; like `Batches.batch`.
 
         Raises:
-          ValueError: what the phase has made is not on disk any more.
+          ValueError: the results of the phase are no longer on disk.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What a run trains on and is measured by.
+    """The data of training and validation.
 
     Attributes:
       training: batches; the devices share the rows of each.
       validation: batches; the checkpoint that is best on them is the result.
-      grow: makes the batches to train on, in the place of `training`. It is called once the run is
-        known to be the one that its directory holds, so it may take its time. What determines it
-        goes into the notes.
-      phases: changes the batches, with the parameters of each phase's start.
+      grow: makes the training batches, instead of `training`. It is called after the run is known
+        to belong to its directory, so it may take its time. The notes must contain the settings
+        that determine it.
+      phases: changes the batches, by the parameters of each phase's start.
     """
 
     training: Batches
@@ -170,13 +170,13 @@ class TrainingData:
 
 
 class TrainResult(NamedTuple):
-    """What a finished run gives.
+    """The result of a finished run.
 
     Attributes:
       step: the step of the best checkpoint.
       validation_loss: its mean loss per item, in nats for language models.
       params: its parameters (their running average, if one is kept).
-      figures: all that was measured of it, by the names in the log.
+      figures: all its figures, by the names in the log.
     """
 
     step: int
@@ -197,26 +197,26 @@ def train(
     notes: Mapping[str, Any] | None = None,
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> TrainResult:
-    """Trains a task's parameters, or continues the run that `output_dir` holds.
+    """Trains a task's parameters, or continues the run in `output_dir`.
 
-    A run that was killed at any moment and started again ends with the same parameters, to the
-    bit, as one that was not (in the same environment with the same number of devices): the order of
-    the data and the steps' keys follow from the seed and the step. A start that is refused for its
+    A run that is interrupted at any moment and started again ends with the same parameters, to the
+    bit, as an uninterrupted run (in the same environment with the same number of devices): the
+    order of the data and the steps' keys follow from the seed and the step. A start with invalid
     arguments leaves nothing behind.
 
     Args:
       config: the trainer's settings.
       task: the loss and the parameters.
       data: batches to train on and to validate with.
-      output_dir: holds the checkpoints (the two latest and the best), the configuration and
+      output_dir: gets the checkpoints (the two latest and the best), the configuration and
         `metrics.jsonl`; a path, or an open `RunDirectory` (see `run_directory`).
-      constants: a pytree of arrays that the task reads and nothing changes, such as a teacher's
+      constants: a pytree of arrays that the task reads and does not change, such as a teacher's
         parameters.
-      init_params: parameters to start from; by default the task's initialisers draw them.
+      init_params: initial parameters; by default drawn by the task's initialisers.
       evaluate: called at each checkpoint with the parameters on one device; its figures are
         logged. `config.choose_by` may name one of them without its `validation_`.
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
-      on_start: called with the `RunDirectory` once all checks are passed, before the long work.
+      on_start: called with the `RunDirectory` after all checks, before the long work.
 
     Returns:
       A `TrainResult`.
@@ -224,12 +224,12 @@ def train(
     Raises:
       OSError: `output_dir` cannot be written, has files that no run made, or another process
         trains in it.
-      TypeError: a value of the wrong type.
-      ValueError: a value outside its range, an `output_dir` that holds another run or one of
-        another environment or whose checkpoints are all damaged, a loss that is no longer finite,
-        or no figure that `choose_by` names.
+      TypeError: for a value of the wrong type.
+      ValueError: for a value outside its range, the `output_dir` of another run or another
+        environment, or with only damaged checkpoints, a loss that is not finite, or an unknown
+        `choose_by`.
     """
-    # Whatever refuses a first start comes before the claim.
+    # Invalid arguments must raise before the claim.
     config.devices()
     expected = _float32_params(task)
     init_params = None if init_params is None else _fitting(init_params, expected)
@@ -250,7 +250,7 @@ def train(
         place = contextlib.nullcontext(place)
     else:
         place = run_directory(place)
-    # The partitionable threefry is pinned like the generator: it decides what a generator draws.
+    # The partitionable threefry is fixed like the generator: it changes the generator's numbers.
     with (
         place as run,
         jax.threefry_partitionable(True),
@@ -261,8 +261,8 @@ def train(
         try:
             if (done := store.latest_step or 0) > config.num_steps:
                 raise ValueError(
-                    f"num_steps={config.num_steps}: the run in {run.path} has done {done} updates; "
-                    "give at least as many, or another output_dir"
+                    f"num_steps={config.num_steps}: the run in {run.path} has already done {done} "
+                    "updates; give at least as many, or another output_dir"
                 )
             if on_start is not None:
                 on_start(run)
@@ -278,7 +278,7 @@ def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> Ru
 
     Args:
       path: the directory.
-      makes: further names that the run may write.
+      makes: other names that the run may write.
 
     Returns:
       A `RunDirectory`, to be opened with `with`.
@@ -300,17 +300,17 @@ def _float32_params(task: Task) -> Params:
 
 
 def _fitting(params: Params, expected: Params) -> Params:
-    """Parameters to start from, in the task's dtypes."""
+    """Initial parameters, in the task's dtypes."""
     if jax.tree.map(np.shape, params) != jax.tree.map(lambda like: like.shape, expected):
         raise ValueError(
-            "the parameters to start from do not have the network's names and shapes; use the "
+            "the initial parameters do not have the network's names and shapes; use the "
             "configuration they were trained with"
         )
     return jax.tree.map(lambda x, like: jax.numpy.asarray(x, like.dtype), params, expected)
 
 
 class _Run:
-    """The jitted steps, the batches and the devices of one run."""
+    """The jitted steps, the batches and the devices of a run."""
 
     def __init__(
         self,
@@ -366,12 +366,12 @@ class _Run:
                     with progress.apart():
                         self._checkpoint(step, state)
         best = store.best_step
-        assert best is not None  # a checkpoint was written at num_steps, or there was one
+        assert best is not None  # a checkpoint exists, at num_steps at the latest
         params, figures = store.restore(state, best).best_params, store.figures(best)
         return TrainResult(best, figures["validation_loss"], params, figures)
 
     def _begin_phase(self, phases: Phases, step: int, state: TrainState) -> Callable[[int], Any]:
-        """The batches of the phase that `step` is in."""
+        """The batches of the phase of `step`."""
         start = step - step % phases.every
         params = None
         if step == start:
@@ -379,7 +379,7 @@ class _Run:
         return phases.begin(self._data.training, start, params)
 
     def _start(self, init_params: Params | None) -> tuple[TrainState, int]:
-        """The state of the latest checkpoint or a fresh one, and its step."""
+        """The state of the latest checkpoint or an initial state, and its step."""
         config, store = self._config, self._store
         if init_params is None:
             init_params = self._task.init(root_key(config.seed))
@@ -417,7 +417,7 @@ class _Run:
     def _checkpoint(self, step: int, state: TrainState) -> None:
         """Evaluates, logs and saves."""
         figures = self._validate(state)
-        # The last update has been seen by no training loss yet.
+        # No training loss has seen the last update yet.
         self._check_finite("validation loss", figures["loss"], step)
         row = {f"validation_{name}": value for name, value in figures.items()}
         if self._evaluate is not None:

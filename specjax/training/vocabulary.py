@@ -39,8 +39,8 @@ def train_vocabulary(
     keep each text as it is, newlines included, and split numbers into digits.
 
     Args:
-      texts: the training text, inputs and targets.
-      vocab_size: pieces, special tokens included; fewer if the texts do not yield as many.
+      texts: the training texts, inputs and targets.
+      vocab_size: the number of pieces, with special tokens; fewer if the texts do not suffice.
       model_type: "unigram" or "bpe"; by default unigram for T5 and BPE for the others, which
         transformers always reads as BPE.
       family: a name in `specjax.models.FAMILIES`, such as "t5", "llama" or "gemma2".
@@ -49,7 +49,7 @@ def train_vocabulary(
       The serialised model, as in a `spiece.model` file. The same texts give the same bytes.
 
     Raises:
-      ValueError: SentencePiece cannot make that many pieces of the texts, or for an unknown type.
+      ValueError: SentencePiece cannot make that many pieces of the texts, or the type is unknown.
 
     Source: Kudo and Richardson 2018.
     """
@@ -91,21 +91,21 @@ def write_vocabulary(
 ) -> None:
     """Writes the tokenizer files of a run.
 
-    A model that is written with these files has the very vocabulary of `source`: what a model's
-    directory says of it outside of these files, and a tokenizer would miss, goes with them.
+    A model that is written with these files has exactly the vocabulary of `source`: settings
+    outside these files that a tokenizer would miss are copied too.
 
     Args:
-      directory: takes the files; it does not exist, or is empty.
+      directory: gets the files; it must not exist, or be empty.
       source: a model's directory, a SentencePiece model, a `tokenizer.json`, "bytes", or None to
         train a SentencePiece vocabulary.
-      texts: to train on.
-      vocab_size: rows of the network's embedding: pieces of a trained vocabulary.
+      texts: the training texts.
+      vocab_size: rows of the network's embedding; the pieces of a trained vocabulary.
       model_type: see `train_vocabulary`.
       family: see `train_vocabulary`.
 
     Raises:
-      FileNotFoundError: there is no `source`, or no tokenizer in it.
-      ValueError: it cannot be read or cannot be copied alone; or see `train_vocabulary`.
+      FileNotFoundError: `source` does not exist, or has no tokenizer.
+      ValueError: it cannot be read, or depends on other files; or see `train_vocabulary`.
     """
     with new_directory(directory) as partial:
         if source is None:
@@ -132,12 +132,12 @@ def _copy(source: Path, directory: Path) -> None:
     if source.is_dir():
         copy_tokenizer_files(source, directory)
         settings = TokenizerSettings(source)
-        if settings.is_t5 is not False:  # a Llama's or Gemma's has none
+        if settings.is_t5 is not False:  # Llama's and Gemma's have none
             keep_sentinels(directory, settings.rows)
     else:
         name = "tokenizer.json" if source.suffix == ".json" else "spiece.model"
         shutil.copyfile(source, directory / name)
-        keep_sentinels(directory, tokenizer.vocab_size)  # a lone file has no others
+        keep_sentinels(directory, tokenizer.vocab_size)  # a single file has no others
     if not (directory / GENERATION_FILE).exists():
         ids = SpecialIds(tokenizer.eos_ids, tokenizer.pad_id, tokenizer.bos_id)
         (directory / GENERATION_FILE).write_text(json.dumps(ids.to_json()))

@@ -216,8 +216,7 @@ class Drafter(Protocol):
           tokens: `[B, T]` int32; the first `counts[b]` of row b are committed. They may be fewer
             than were accepted, and may differ from the drafter's tokens.
           counts: `[B]` int32; 0 leaves a row unchanged since before the round.
-          hidden: `[B, T, D]`, the verifier's hidden states that predicted `tokens`; only if the
-            traits set `reads_verifier_hidden`.
+          hidden: `[B, T, D]`, the verifier's states that predicted `tokens`; or None, see `traits`.
 
         Returns:
           The state for the next round.

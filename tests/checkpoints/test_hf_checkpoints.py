@@ -494,7 +494,7 @@ def test_every_difference_is_named_in_one_line(copy):
         lambda: load_model(directory),
         directory,
         "2 arrays missing: model.layers.{0-1}.mlp.up_proj.weight",
-        "1 array of a wrong shape: model.norm.weight is (17,) and should be (16,)",
+        "1 array of a wrong shape: model.norm.weight is (17,) but should be (16,)",
         "1 array unknown: model.layers.0.self_attn.q_proj.bias",
         "config.json",
     )
@@ -568,7 +568,7 @@ def test_another_architecture(copy, saved):
     edit_json(gemma / "config.json", num_hidden_layers=2, hidden_size=2 * 10**9, head_dim=10**9)
     one_line(lambda: load_model(gemma), gemma, "embed_dim=2000000000 must be at most 1048576")
     edit_json(gemma / "config.json", hidden_size=10**6, head_dim=8)
-    one_line(lambda: load_model(gemma), gemma, "is (48, 16) and should be (48, 1000000)")
+    one_line(lambda: load_model(gemma), gemma, "is (48, 16) but should be (48, 1000000)")
     edit_json(gemma / "config.json", hidden_size=16, sliding_window=None)
     one_line(lambda: load_model(gemma), "sliding_window=None must be a number")
 

@@ -75,7 +75,7 @@ def test_loads_straight_into_a_sharding(name, format, tmp_path):
     one_line(lambda: load_model(tmp_path / "out", shardings={"x": everywhere}), "shardings")
     one_line(
         lambda: load_model(tmp_path / "out", mesh=mesh, shardings=everywhere),
-        "`mesh` and `shardings` were both given",
+        "`mesh` and `shardings` exclude each other",
     )
 
 
@@ -219,7 +219,7 @@ def test_damaged_directories_of_ours(tmp_path):
     edit_json(settings, config={**json.loads(whole)["config"], "num_layers": 3})
     told(out, "9 arrays missing: decoder/layers_2/mlp/wi_0/kernel")
     edit_json(settings, config={**json.loads(whole)["config"], "mlp_dim": 24})
-    told("decoder/layers_{0-1}/mlp/wi_0/kernel is (16, 20) and should be (16, 24)")
+    told("decoder/layers_{0-1}/mlp/wi_0/kernel is (16, 20) but should be (16, 24)")
     edit_json(settings, config={**json.loads(whole)["config"], "colour": "red"})
     told(settings, "unknown fields colour")
     for field, value, part in (

@@ -351,10 +351,10 @@ def test_an_absent_chunk_is_no_zeros(separator, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": [10**12, 10**12]}, "chunks of token_embedder/embedding are not there"),
+        ({"shape": [10**12, 10**12]}, "chunks of token_embedder/embedding are missing"),
         (
             {"shape": [10**12, 10**12], "fill_value": 0.0},
-            "the numbers of token_embedder/embedding of shape (1000000000000, 1000000000000): this "
+            "the array token_embedder/embedding of shape (1000000000000, 1000000000000): this "
             "needs at least 4e+06 EB",
         ),
     ],
@@ -437,7 +437,7 @@ def test_every_difference_is_named_in_one_line(tmp_path):
         lambda: load_model(tmp_path),
         path,
         "1 array missing: encoder/layers_0/attention/key/kernel",
-        "encoder/layers_1/mlp/wo/kernel is (20, 5) and should be (20, 16)",
+        "encoder/layers_1/mlp/wo/kernel is (20, 5) but should be (20, 16)",
         "1 array unknown: encoder/layers_0/adapter/kernel",
     )
 
@@ -460,7 +460,7 @@ def test_damaged_checkpoints(tmp_path):
     told("holds no parameters")
     stored = {"driver": "zarr", "kvstore": {"driver": "file", "path": "../../etc/"}}
     for leaf, part in (
-        (stored, "outside of the checkpoint"),
+        (stored, "outside the checkpoint"),
         (
             {"driver": "n5", "kvstore": {"driver": "file"}},
             "only zarr on file, gfile or gcs can be read",
@@ -484,7 +484,7 @@ def test_damaged_checkpoints(tmp_path):
     told("target.decoder.logits_dense.kernel", "not a readable zarr array")
     for path in directory.glob("target.*"):
         shutil.rmtree(path)
-    told("arrays are not there", "target.encoder.layers_{0-1}.mlp.wi_0.kernel")
+    told("arrays are missing", "target.encoder.layers_{0-1}.mlp.wi_0.kernel")
 
 
 def test_damaged_orbax_of_t5x(tmp_path):
@@ -507,7 +507,7 @@ def test_what_t5x_cannot_hold(tmp_path):
         one_line(call, *parts, "orbax")
         assert not (tmp_path / "x").exists()
 
-    told(CONFIGS["llama"], "T5 alone, not Llama")
+    told(CONFIGS["llama"], "only T5, not Llama")
     told(V1_1.replace(decoder_start_token=3), "decoder_start_token=3")
     told(V1_1.replace(norm_eps=1e-5), "norm_eps=1e-05")
     told(V1_1.replace(relpos_max_distance=64), "relpos_max_distance=64")

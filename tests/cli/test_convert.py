@@ -102,7 +102,7 @@ def test_a_format_is_refused_before_the_arrays_are_read(tmp_path, capsys, monkey
     save_model(tmp_path / "llama", LLAMA, _params(LLAMA))
     monkeypatch.setattr("specjax.checkpoints.load_model", None)
     assert _convert(tmp_path / "llama", tmp_path / "x", "--to", "t5x") == 2
-    assert "T5 alone, not Llama" in capsys.readouterr().err
+    assert "only T5, not Llama" in capsys.readouterr().err
     assert read_config(tmp_path / "llama") == LLAMA
 
 
@@ -136,7 +136,7 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
         source, source / "spiece.model" / "a" / "b", "--to", "hf"
     )
     save_model(tmp_path / "llama", LLAMA, _params(LLAMA), format="hf")
-    assert "T5 alone, not Llama" in told(tmp_path / "llama", tmp_path / "x", "--to", "t5x")
+    assert "only T5, not Llama" in told(tmp_path / "llama", tmp_path / "x", "--to", "t5x")
     (tmp_path / "llama" / "model.safetensors").write_bytes(b"cut")
     assert "cut short" in told(tmp_path / "llama", tmp_path / "x", "--to", "orbax")
     with pytest.raises(SystemExit) as caught:

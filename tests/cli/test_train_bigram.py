@@ -183,7 +183,7 @@ def _gone(place):
         (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
         (_other_dtype, "successors must be uint16 or uint32, got int32"),
         (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
-        (_gone, "no bigram table is there: make one with `specjax train bigram`"),
+        (_gone, "no bigram table found: make a table with `specjax train bigram`"),
     ],
 )
 def test_damage_is_told(tmp_path, damage, message):

@@ -69,7 +69,7 @@ def test_a_source_that_the_run_would_replace_is_refused_and_kept(
     place = shutil.copytree(trained, tmp_path / "run")
     assert run(data, place, binding.format(place)) == 2
     error = capsys.readouterr().err
-    assert f" is what the run in OUTPUT_DIR={place} writes itself" in error
+    assert f" is an output of the run in OUTPUT_DIR={place}" in error
     assert content(place) == content(trained)
     # Another name there is nobody's business.
     mine = shutil.copytree(trained / "model", tmp_path / "other" / "mine")

@@ -48,7 +48,7 @@ def test_costs_may_be_static():
         ("verifier", ((1.0, 2.0, 3.0),), "verifier must be a tuple of 2 tuples"),
         ("verifier", ((1.0, 2.0, 3.0), (1.0, 2.0)), r"verifier\[1\] must be a tuple of 3 numbers"),
         ("verifier", ((1.0, 2.0, 3.0), (0.0, 2.0, 3.0)), r"verifier\[1\] must be above 0"),
-        ("machine", None, "machine must be a text, got None"),
+        ("machine", None, "machine must be a string, got None"),
     ],
 )
 def test_what_is_no_cost_is_refused_in_code_and_in_a_file(tmp_path, field, value, message):
@@ -70,10 +70,10 @@ def test_a_file_is_read_back(tmp_path):
     [
         ("{", "costs.json is not a JSON file"),
         (b"\xff\xfe\x00", "costs.json is not a JSON file"),
-        ("[]", "costs.json is no file of costs"),
-        ('{"rows": [1]}', "costs.json is no file of costs"),
+        ("[]", "costs.json is not a file of costs"),
+        ('{"rows": [1]}', "costs.json is not a file of costs"),
         ('{"format": 2}', "has the format 2, but this version reads 1"),
-        ('{"format": 1, "rows": [1]}', "costs.json has no 'widths'"),
+        ('{"format": 1, "rows": [1]}', "costs.json lacks 'widths'"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

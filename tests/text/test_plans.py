@@ -163,5 +163,5 @@ def test_the_built_in_pair_has_a_table_of_its_own_vocabulary(pair):
 
 
 def test_a_missing_table_is_told(pair, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no bigram table is there"):
+    with pytest.raises(FileNotFoundError, match="no bigram table found"):
         specjax.Decoder(pair, drafting=specjax.Lookup(bigram=tmp_path))

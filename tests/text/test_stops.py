@@ -288,9 +288,9 @@ def test_a_decoder_that_looks_at_neighbours_is_refused(tmp_path):
     from tokenizers import decoders
 
     words = llama_like(tmp_path, decoders.WordPiece(), {"</s>": 0, "<unk>": 1, "a": 2})
-    with pytest.raises(ValueError, match="decoder \\(WordPiece\\) does not put the texts"):
+    with pytest.raises(ValueError, match="decoder \\(WordPiece\\) does not join the texts"):
         words.pieces()
-    with pytest.raises(ValueError, match="Tokenizer does not say what each token adds"):
+    with pytest.raises(ValueError, match="Tokenizer does not define what each token adds"):
         Tokenizer.pieces(ByteTokenizer())
 
 

@@ -452,7 +452,7 @@ def test_bad_input_is_told_in_one_line(t5_dir, tmp_path):
     assert "no such file or directory" in message(tmp_path / "absent")
     assert "has no tokenizer" in message(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    assert "no readable tokenizer" in message(tmp_path)
+    assert "is not a tokenizer" in message(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
     assert "no SentencePiece model" in message(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes((t5_dir / "spiece.model").read_bytes()[:200])

@@ -54,7 +54,7 @@ def test_the_run_goes_on_from_the_checkpoint_before(whole, tmp_path, capsys, dam
     again = train_copies(run)
     error = capsys.readouterr().err
     assert "damaged checkpoints" in error and "step 20: " in error and error.count("\n") == 1
-    assert "goes on from step 10" in error
+    assert "continues from step 10" in error
     assert again[:2] == result[:2]
     assert_equal_trees(again.params, result.params)
     assert (run / DAMAGED_NAME / "20").is_dir()

@@ -76,7 +76,9 @@ def test_samples_that_cannot_be_drawn_again_are_named(finished, tmp_path):
     with pytest.raises(ValueError, match=r"student-8-.* is not the record that its name"):
         train_on_policy(tmp_path / "run", num_steps=11)
     sample.unlink()
-    with pytest.raises(ValueError, match=r"of step 8 are missing in .*, and the run has gone on"):
+    with pytest.raises(
+        ValueError, match=r"of step 8 are missing in .*, and the parameters that drew them"
+    ):
         train_on_policy(tmp_path / "run", num_steps=11)
 
 

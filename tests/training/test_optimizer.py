@@ -80,9 +80,12 @@ COSINE = {"decay": "cosine", "total_steps": 9}
         ({"floor": 1.5, **COSINE}, r"AdamW: floor must lie in \[0, 1\], got 1.5"),
         (
             {"decay": "cosine"},
-            "decay='cosine' and total_steps=None: give total_steps with",
+            "decay='cosine' and total_steps=None: give total_steps if and",
         ),
-        ({"total_steps": 9}, "decay='inverse_sqrt' and total_steps=9: give total_steps with 'cos"),
+        (
+            {"total_steps": 9},
+            "decay='inverse_sqrt' and total_steps=9: give total_steps if and only",
+        ),
         ({"decay": "linear"}, "decay must be one of inverse_sqrt, cosine, got 'linear'"),
         ({"b2": 1.0}, r"AdamW: b2 must lie in \[0, 1\), got 1.0"),
         ({"weight_decay": -1.0}, r"weight_decay must be finite and at least 0, got -1.0"),

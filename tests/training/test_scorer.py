@@ -113,7 +113,7 @@ def test_inputs_that_do_not_fit_are_told_and_count_as_empty(trained, capsys):
     short = scorer(evaluation, progress=True)
     long = [i for i in range(10) if len(PAIRS[i][0]) > 4]
     assert short.num_skipped == len(long) > 0
-    told = f"{len(long)} of 10 val inputs are empty or longer than 4 tokens; they are not decoded"
+    told = f"{len(long)} of 10 val inputs, which are empty or longer than 4 tokens"
     assert told in capsys.readouterr().err
     assert short(trained)["val_exact_match"] <= 100.0 - 10.0 * len(long)
 

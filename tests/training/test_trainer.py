@@ -153,7 +153,7 @@ def test_a_student_learns_its_teachers_distribution(finished, tmp_path):
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"ema_decay": 1.0}, r"ema_decay must lie in \[0, 1\), got 1.0"),
         ({"num_devices": 0}, "num_devices must be .* got 0"),
-        ({"num_devices": 9}, "`num_devices` must be at most 8, the devices of this process, got 9"),
+        ({"num_devices": 9}, "`num_devices` must be at most 8 (devices of this process), got 9"),
         ({"task": task(param_dtype="bfloat16")}, "param_dtype=bfloat16: small updates"),
         ({"task": task(vocab_size=8)}, "the data contain token 11, but the network's vocab_size=8"),
         ({"batching": Batching(bucket_lengths=(1,))}, "all 300 pairs are longer than 1 tokens"),
@@ -272,7 +272,7 @@ def test_the_figure_that_chooses_is_the_callers(tmp_path):
 
 
 def test_a_figure_that_is_not_measured_chooses_nothing(tmp_path):
-    with pytest.raises(ValueError, match="choose_by='score' is no figure of this run: choose one"):
+    with pytest.raises(ValueError, match="choose_by='score' is not measured in this run"):
         train_copies(tmp_path, num_steps=1, choose_by="score")
 
 
