@@ -43,8 +43,8 @@ class Wanted(NamedTuple):
       with_confidence: whether to return confidences (static).
       with_hidden: whether to return hidden states (static).
       parents: `[B, G]` int32, if blocks are trees; else None.
-      skipped: `[B]` int32, the number of tokens before the first distribution to return; None for
-        0. rows: with `skipped`, the number of distributions to return (static).
+      skipped: `[B]` int32, tokens before the first distribution to return; None for 0.
+      rows: with `skipped`, the number of distributions to return (static).
     """
 
     sampling: Sampling

@@ -30,8 +30,9 @@ class Costs:
       rows: the measured batch sizes, increasing.
       widths: the tokens per row of a verifier's pass, increasing.
       draft: for each of `rows`, the seconds of a pass of the drafter, with the loop's work for a
-        drafted token. verifier: for each of `rows` and each of `widths`, the seconds of a pass of
-        the verifier, with the loop's work of a round.
+        drafted token.
+      verifier: for each of `rows` and each of `widths`, the seconds of a pass of the verifier, with
+        the loop's work of a round.
       machine: the machine of the measurement.
       pair: `Pair.fingerprint`; "" for none.
 

@@ -111,8 +111,9 @@ class NeuralDrafter(Drafter):
         of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
 
     Raises:
-      TypeError: if `eos_ids` is not a tuple. ValueError: if `max_draft` is not a whole number of at
-        least 1, `min_draft` is not in 0 .. G, or an id in `eos_ids` is outside the vocabulary.
+      TypeError: if `eos_ids` is not a tuple.
+      ValueError: if `max_draft` is not a whole number of at least 1, `min_draft` is not in 0 .. G,
+        or an id in `eos_ids` is outside the vocabulary.
     """
 
     model: LanguageModel

@@ -1,1 +1,1 @@
-"""Where specjax decodes inside other systems. Each is imported only when asked for."""
+"""Decoding with specjax inside other systems. Import each module explicitly."""

@@ -80,10 +80,10 @@ def label(
     its label is P_i = min(1, p(Y_i) / q(Y_i)). The hidden state of Y_i is read
 
     - with `mixing` r: after Z_1 .. Z_{i-1}, where each Z_j is X_j with probability r, else Y_j, in
-    a single pass over Z. Only positions where this draw gave Z_i = Y_i are returned: a Y_i that
-    equals X_i by chance does not count, because such tokens are accepted more often. - with None:
-    after X_1 .. X_{i-1}, like its label. Decoding reads this if the tokens before Y_i were
-    accepted. It takes a pass of the drafter per position.
+      a single pass. Only positions where this draw gave Z_i = Y_i are returned: a Y_i that equals
+      X_i by chance does not count, because such tokens are accepted more often.
+    - with None: after X_1 .. X_{i-1}, like its label. Decoding reads this if the tokens before Y_i
+      were accepted. It takes a pass of the drafter per position.
 
     A row's draws depend only on the seed and its id, not on other rows.
 

@@ -115,7 +115,7 @@ class TextTask:
         if teacher.vocab_size != self.model.vocab_size:
             raise ValueError(
                 f"the teacher's vocab_size={teacher.vocab_size} and the network's vocab_size="
-                f"{self.model.vocab_size} differ; give the network the teacher's"
+                f"{self.model.vocab_size} differ; they must be equal"
             )
 
     @property
@@ -141,12 +141,12 @@ class TextTask:
         return token_totals(self.logits(self.model, params, batch), *self.targets(batch))
 
     def targets(self, batch: Any) -> tuple[Array, Array]:
-        """The tokens `[B, T]` int32 that `logits` predicts, and `[B, T]` bool which of them count.
+        """The tokens `[B, T]` int32 that `logits` predicts, and `[B, T]` bool: those that count.
 
-        Those that count stand side by side in each row.
+        Those that count are adjacent in each row.
 
         Args:
-          batch: of `batches`.
+          batch: from `batches`.
         """
         if self._has_encoder:
             return batch.targets, batch.targets != self.pad_id
@@ -160,11 +160,11 @@ class TextTask:
         Args:
           config: the network: the student's or the teacher's.
           params: its parameters.
-          batch: of `batches`.
-          key: a PRNG key for dropout; None drops nothing.
+          batch: from `batches`.
+          key: a PRNG key for dropout; None for no dropout.
 
         Returns:
-          `[B, T, V]` float32. Of a decoder-only network entry t predicts `tokens[:, t + 1]`.
+          `[B, T, V]` float32. In a decoder-only network, entry t predicts `tokens[:, t + 1]`.
         """
         network: Any = model_from_config(config)
         if config.encoder_style is None:
@@ -183,9 +183,9 @@ class TextTask:
 
         Args:
           pairs: the data.
-          batching: the shapes; a decoder-only network's bucket must hold a prompt with its target.
-          seed: of the order; None keeps the data's.
-          row_multiple: of devices that share the rows.
+          batching: the shapes; a decoder-only network's bucket contains a prompt with its target.
+          seed: the seed of the order; None keeps the data's order.
+          row_multiple: the number of devices that share the rows.
 
         Returns:
           The batches.
@@ -205,7 +205,7 @@ class TextTask:
         return BucketedBatches(pairs, batching, layout, seed=seed, row_multiple=row_multiple)
 
     def target_room(self, input_length: int, longest: int) -> int:
-        """How many target tokens fit beside so many input tokens into a bucket of `longest`."""
+        """The number of target tokens that fit with this many input tokens into a bucket."""
         if self._has_encoder:
             return longest if input_length <= longest else 0
         return max(longest - input_length, 0)

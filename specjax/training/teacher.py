@@ -1,4 +1,4 @@
-"""What a run takes from its teacher: samples, corrections of its own texts, and its measure.
+"""The teacher's part of a run: samples, corrections of the student's texts, and a measure.
 
 Axes: B rows, T target tokens, V vocabulary.
 """
@@ -33,7 +33,7 @@ from specjax.training.samples import (
 from specjax.training.tasks import TextTask
 from specjax.types import Array, Params
 
-# What the teacher writes, and the temperature at which it does so.
+# The teacher's texts, and the temperature of each.
 TEXTS = {"greedy": 0.0, "sampled": 1.0}
 # `accepted_greedy` and `accepted_sampled` are the names of the figures.
 PREFIX = "accepted_"
@@ -41,20 +41,19 @@ PREFIX = "accepted_"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """The model to distil from, with the student's vocabulary, and what it is used for.
+    """The model to distil from, with the student's vocabulary, and its uses.
 
     The weight of its distributions in the loss is `Objective.distillation_weight`.
 
     Attributes:
       path: its directory; None for no teacher.
       samples: targets drawn from it for each input, added to the references.
-      on_policy_share: of the rows, in [0, 1], how many have a target that the student itself has
-        drawn, for the teacher to correct; this needs `distillation_weight` 1.
-      refresh_every: updates after which the student draws anew; it draws nothing for the first so
-        many, so it is at most half of the run.
-      accepted: on which of its texts for the validation inputs accepted tokens are measured, with
-        it as the verifier: "greedy" (decoding at temperature 0), "sampled" (at temperature 1), both
-        or none.
+      on_policy_share: the share of the rows, in [0, 1], whose target the student itself draws, for
+        the teacher to correct; this needs `distillation_weight` 1.
+      refresh_every: the updates after which the student draws again; it draws nothing for the first
+        of them, so it is at most half of the run.
+      accepted: the teacher's texts for the validation inputs on which accepted tokens are measured,
+        with it as the verifier: "greedy" (temperature 0), "sampled" (temperature 1), both or none.
       accepted_draft: G, the tokens of a drafted block for that.
 
     Raises:
@@ -89,7 +88,7 @@ class Teacher:
                 )
 
     def measured(self, choose_by: str) -> tuple[str, ...]:
-        """The texts of `accepted`, and those of the figure that chooses the checkpoint."""
+        """The texts of `accepted`, and the text of the figure that chooses the checkpoint."""
         text = choose_by.removeprefix(PREFIX)
         asked = choose_by == PREFIX + text and text in TEXTS and text not in self.accepted
         return (*self.accepted, *(text,) * asked)
@@ -98,13 +97,13 @@ class Teacher:
 def accepted_total(acceptance: Array, mask: Array, draft: int) -> Total:
     """Expected accepted tokens of blocks that start at each position of known texts.
 
-    For a block before position t it is Σ_{i=1..G} Π_{j<i} a_{t+j}, where nothing is accepted past
-    the end of the text.
+    For a block before position t it is Σ_{i=1..G} Π_{j<i} a_{t+j}; nothing is accepted past the end
+    of the text.
 
     Args:
       acceptance: `[B, T]` float32, a: the probability that the token drafted at each position is
         accepted, given the text before it.
-      mask: `[B, T]` bool, which positions are part of the text; they stand side by side.
+      mask: `[B, T]` bool, true at positions of the text, which are adjacent.
       draft: G.
 
     Returns:
@@ -129,17 +128,17 @@ class AcceptedTokens:
       - of greedy texts, at temperature 0: whether the student's most probable token is the
         teacher's, which is the text's next token;
       - of sampled texts, at temperature 1: Σ_v min(p(v), q(v)), one minus the total variation.
-    Blocks start at every position, with equal weights. For greedy texts the number of tokens that a
-    block there gets accepted is exact: an accepted draft is the teacher's own text. For sampled
-    texts the product is an approximation: along a drafted block acceptances are those at the
-    drafted prefixes, here those at the prefixes of the teacher's text.
+    Blocks start at every position, with equal weights. For greedy texts the number of accepted
+    tokens is exact: an accepted draft is the teacher's own text. For sampled texts the product is
+    an approximation: it uses the acceptances at the prefixes of the teacher's text, not at the
+    drafted prefixes.
 
     Args:
       student: the student's network.
       text: "greedy" or "sampled".
       draft: G.
-      texts: makes the teacher's texts; called once, when needed.
-      teacher: the teacher, read for sampled texts alone; of the student's vocabulary.
+      texts: a function that makes the teacher's texts; called once, when needed.
+      teacher: the teacher, with the student's vocabulary; only used for sampled texts.
     """
 
     def __init__(
@@ -196,23 +195,23 @@ def _accepted_step(student: Any, teacher: Any, draft: int) -> Callable[..., Tota
 
 
 class Teaching:
-    """All that a run takes from its teacher.
+    """Everything that a run needs from its teacher.
 
     Args:
       settings: the teacher's settings.
-      loaded: the teacher as `load_model` gives it, or None: then nothing is made.
+      loaded: the teacher from `load_model`, or None: then there is nothing to do.
       run: the run's directory.
       task: the student's task.
-      tokenizer: both models'.
+      tokenizer: of both models.
       pairs: training and validation data.
       longest: the last bucket, in tokens.
       trainer: the trainer's settings.
 
     Attributes:
-      constants: the teacher's parameters where the loss reads them.
-      notes: what of it determines the run.
-      figures: measures of the student, for each checkpoint.
-      phases: of on-policy training, or None.
+      constants: the teacher's parameters if the loss reads them.
+      notes: the settings that determine the run.
+      figures: functions that measure the student at each checkpoint.
+      phases: the phases of on-policy training, or None.
     """
 
     def __init__(
@@ -244,8 +243,8 @@ class Teaching:
         if "sampled" in texts and loaded.config.vocab_size != task.model.vocab_size:
             raise ValueError(
                 f"the teacher's vocab_size={loaded.config.vocab_size} and the network's "
-                f"vocab_size={task.model.vocab_size} differ: measure greedy texts alone, or give "
-                "the network the teacher's"
+                f"vocab_size={task.model.vocab_size} differ: measure only greedy texts, or give "
+                "the network the teacher's vocab_size"
             )
         if texts:
             self.notes["accepted"] = {"texts": texts, "draft": settings.accepted_draft}
@@ -258,8 +257,8 @@ class Teaching:
             every = min(settings.refresh_every, most)
             if every < settings.refresh_every and trainer.progress:
                 say(
-                    f"refresh_every is {every}, half of num_steps={trainer.num_steps}, in the "
-                    f"place of {settings.refresh_every}"
+                    f"reduced refresh_every from {settings.refresh_every} to {every}, half of "
+                    f"num_steps={trainer.num_steps}"
                 )
             self.notes["on_policy"] = {"share": share, "refresh_every": every}
             options = {"seed": trainer.seed, "progress": trainer.progress}
@@ -268,7 +267,7 @@ class Teaching:
             )
 
     def grown(self) -> TokenPairs:
-        """The pairs to train on: references and samples."""
+        """The training pairs: references and samples."""
         draw = functools.partial(
             add_teacher_samples,
             self._pairs["training"],

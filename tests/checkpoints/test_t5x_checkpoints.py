@@ -373,7 +373,7 @@ def test_scanned_layers_beyond_all_networks_are_refused(tmp_path):
     path = written.write()
     folder = path / "target.encoder.encoder.pre_mlp_layer_norm.scale"
     edit_json(folder / ".zarray", shape=[16, 10**6], chunks=[16, 10**6])
-    one_line(lambda: load_model(tmp_path), path, "would have 1,000,000 layers, more than any net")
+    one_line(lambda: load_model(tmp_path), path, "which means 1,000,000 layers, more than any net")
 
 
 def test_other_relative_positions_must_be_told(tmp_path):

@@ -201,12 +201,9 @@ def test_a_damaged_line_costs_only_itself(data, tmp_path, capsys):
     ]  # fmt: skip
     assert run(data, tmp_path, *bindings) == 0
     told = capsys.readouterr().err
-    assert "1 of 13 training pairs are longer than the last bucket (24 tokens)" in told
-    assert "1 of 13 validation pairs are longer than the last bucket (24 tokens)" in told
-    assert (
-        "skipped 1 of 13 validation inputs, which are empty or longer than 512 tokens"
-        in told
-    )
+    assert "1 of 13 training pairs, which are longer than the last bucket (24 tokens)" in told
+    assert "1 of 13 validation pairs, which are longer than the last bucket (24 tokens)" in told
+    assert "skipped 1 of 13 validation inputs, which are empty or longer than 512 tokens" in told
 
 
 def test_a_failed_start_binds_nothing(data, tmp_path, capsys):

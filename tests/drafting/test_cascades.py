@@ -448,7 +448,7 @@ BAD = [
     ({"min_draft": 4}, "min_draft must be at most max_draft = 3, got 4"),
     ({"max_draft": 0}, "max_draft must be a whole number of at least 1, got 0: give the length"),
     ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0: leave it out"),
-    ({"name": "d0"}, "models of a round need different names, got d0, d0"),
+    ({"name": "d0"}, "models of a round must have different names, got d0, d0"),
     ({"reviewer": model(3)}, "levels of a cascade must share one vocabulary, got 3 tokens for"),
     (
         {"verification": verification.GreedyBlock()},

@@ -45,7 +45,11 @@ def test_costs_may_be_static():
         ("draft", (1.0, "2"), "draft must be a tuple of 2 numbers"),
         ("draft", (1.0, -1.0), "draft must be seconds, finite and at least 0, got -1.0"),
         ("draft", (1.0, float("nan")), "finite and at least 0, got nan"),
-        ("verifier", ((1.0, 2.0, 3.0),), "verifier must be a tuple of 2 tuples"),
+        (
+            "verifier",
+            ((1.0, 2.0, 3.0),),
+            "verifier must be a tuple with a tuple for each of 2 rows",
+        ),
         ("verifier", ((1.0, 2.0, 3.0), (1.0, 2.0)), r"verifier\[1\] must be a tuple of 3 numbers"),
         ("verifier", ((1.0, 2.0, 3.0), (0.0, 2.0, 3.0)), r"verifier\[1\] must be above 0"),
         ("machine", None, "machine must be a string, got None"),

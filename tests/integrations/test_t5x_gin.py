@@ -139,7 +139,7 @@ def test_what_would_not_be_called_or_does_not_fit_is_refused():
         "decode_fn must be left out: bind specjax_t5x.Decoding": [
             "specjax_t5x.EncoderDecoderModel.decode_fn = None"
         ],
-        "rule must be left out: the model decodes alone": ["DRAFTER_NETWORK = None"],
+        "rule must be left out, because there is no drafter": ["DRAFTER_NETWORK = None"],
         "the drafter's vocabulary has 9 tokens, the verifier's 260": [
             "drafter/network.T5Config.vocab_size = 9"
         ],

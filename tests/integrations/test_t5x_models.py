@@ -241,13 +241,15 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
 def test_what_has_no_meaning_is_refused_in_one_line():
     pair = _small_pair(None)
     call = functools.partial(pair.predict_batch_with_aux, {}, BATCH)
-    with pytest.raises(ValueError, match=r"decoder_params must be of .*, got alpha, brevity"):
+    with pytest.raises(ValueError, match=r"decoder_params supports only .*, got alpha, brevity"):
         call(decoder_params={"brevity": 1, "alpha": 0.6})
-    with pytest.raises(ValueError, match="were both given: give one of them"):
+    with pytest.raises(ValueError, match="exclude each other: give one"):
         call(KEY, {"decode_rng": KEY})
     with pytest.raises(TypeError, match="decoding must be a .*Decoding, got dict"):
         _small_pair({})
-    with pytest.raises(ValueError, match=r"drafter_module must be None: Decoding\.drafter drafts"):
+    with pytest.raises(
+        ValueError, match=r"drafter_module must be None, because Decoding\.drafter is"
+    ):
         _small_pair(specjax_t5x.Decoding(drafter=drafting.LookupDrafter(SMALL, 2)))
     with pytest.raises(ValueError, match="stopping and min_draft must be left out"):
         specjax_t5x.Decoding(drafter=drafting.LookupDrafter(V, 2), min_draft=1)
@@ -262,7 +264,7 @@ def test_an_unknown_network_is_named():
     with pytest.raises(ValueError, match="the drafter's Transformer: .* missing: decoder/layers_1"):
         pair.predict_batch_with_aux(params, BATCH)
     pair.drafter_module = object()
-    with pytest.raises(ValueError, match="the drafter's network, object, is not one that specjax"):
+    with pytest.raises(ValueError, match="the drafter's network, object, is not supported"):
         pair.predict_batch_with_aux(params, BATCH)
 
 

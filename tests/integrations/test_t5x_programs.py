@@ -139,14 +139,16 @@ def test_eval_has_the_task_s_metric_from_one_checkpoint_or_two(trained, alone, t
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
     from specjax.integrations.t5x import restoring
 
-    with pytest.raises(FileNotFoundError, match=r"the drafter's checkpoint /nowhere is not there"):
+    with pytest.raises(
+        FileNotFoundError, match=r"the drafter's checkpoint /nowhere does not exist"
+    ):
         restoring.checkpoint_at("drafter", "/nowhere")
     with pytest.raises(FileNotFoundError, match="holds no checkpoint_<step>: give a T5X checkp"):
         restoring.checkpoint_at("verifier", str(tmp_path))
     (tmp_path / "checkpoint_7" / "state").mkdir(parents=True)
     found = restoring.checkpoint_at("verifier", f"{tmp_path}/")
     assert found == str(tmp_path / "checkpoint_7")
-    with pytest.raises(ValueError, match="must be one path"):
+    with pytest.raises(ValueError, match="must be a path"):
         restoring.checkpoint_at("verifier", ["a", "b"])
 
 

@@ -1,7 +1,7 @@
-"""Whether T5X can be imported; all other modules of this package come after this one."""
+"""Checks that T5X can be imported; all other modules of this package import this first."""
 
 try:
-    import t5x.models  # all that T5X needs hangs on it
+    import t5x.models  # this imports everything that T5X needs
     import t5x.version
 except ImportError as error:
     raise ImportError(
@@ -11,5 +11,5 @@ except ImportError as error:
         "of specjax run pip install '.[t5x]'"
     ) from None
 
-# The version that was found.
+# The installed version.
 T5X_VERSION: str = t5x.version.__version__

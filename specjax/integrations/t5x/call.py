@@ -1,4 +1,4 @@
-"""What one call of `predict_batch_with_aux` asks for, in T5X's words and in ours.
+"""The settings of a call of `predict_batch_with_aux`, in T5X's names and in ours.
 
 Axes: B rows of the batch, n decodes of each, V vocabulary.
 """
@@ -13,7 +13,7 @@ from t5x.decoding import MIN_TEMPERATURE
 
 from specjax.types import Array, Rule, Sampling
 
-# Arguments of T5X's `temperature_sample` that mean the same here, and ours.
+# Arguments of T5X's `temperature_sample` that have the same meaning here, and our own.
 THEIRS = (
     "decode_rng",
     "eos_id",
@@ -28,18 +28,18 @@ OURS = ("rule", "draft_limit")
 
 
 class Call(NamedTuple):
-    """The settings of one call.
+    """The settings of a call.
 
     Attributes:
       num_decodes: n (static).
       return_all: whether all n are returned, or the most probable (static).
-      eos_id: what ends an output (static).
-      seed: uint32, of the rows' random streams.
+      eos_id: the token that ends an output (static).
+      seed: uint32, the seed of the rows' random streams.
       sampling: fields scalar or `[B * n]`.
-      max_steps: int32 scalar or `[B]`, the most tokens after a forced beginning; None: no limit.
-      rescaled: whether scores are of the distribution that is drawn from; else of the verifier's
-        plain softmax (static).
-      rule: instead of gin's, or None.
+      max_steps: int32 scalar or `[B]`, the most tokens after a forced prefix; None: no limit.
+      rescaled: whether scores use the distribution that is drawn from; else the verifier's plain
+        softmax (static).
+      rule: replaces gin's, or None.
       draft_limit: scalar or `[B]`, the longest draft of each row, or None.
     """
 
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     draft_limit: Any
 
     def by_row(self, rule: Rule) -> Rule:
-        """The rule; strengths of one number per prompt become `[B * n]`."""
+        """The rule; a strength per prompt becomes `[B * n]`."""
 
         def spread(strength: Any) -> Any:
             return (
@@ -83,15 +83,15 @@ def read_call(
     num_decodes: int,
     return_all: bool,
 ) -> Call:
-    """Reads what T5X passes.
+    """Reads the arguments that T5X passes.
 
     Args:
-      decoder_params: arguments of T5X's `temperature_sample` (see `THEIRS`), and of ours `rule` and
-        `draft_limit`; values by row have B entries.
+      decoder_params: arguments of T5X's `temperature_sample` (see `THEIRS`), and our `rule` and
+        `draft_limit`; values per row have B entries.
       rng: a PRNG key, or None.
-      defaults: what gin has bound.
+      defaults: the bindings of gin.
       vocab_size: V.
-      eos_id: of the output vocabulary.
+      eos_id: the end-of-sequence token of the output vocabulary.
       num_decodes: n.
       return_all: whether all n are returned.
 
@@ -99,17 +99,17 @@ def read_call(
       The call.
 
     Raises:
-      ValueError: for an argument that has no meaning here, or two keys.
+      ValueError: for an unsupported argument, or two random keys.
     """
     asked = dict(decoder_params or {})
     if unknown := sorted(set(asked) - {*THEIRS, *OURS}):
         raise ValueError(
-            f"decoder_params must be of {', '.join((*THEIRS, *OURS))}, got {', '.join(unknown)}: "
-            "specjax decodes in the place of decode_fn"
+            f"decoder_params supports only {', '.join((*THEIRS, *OURS))}, got "
+            f"{', '.join(unknown)}: specjax decodes instead of decode_fn"
         )
     own = asked.get("decode_rng")
     if rng is not None and own is not None:
-        raise ValueError("rng and decoder_params['decode_rng'] were both given: give one of them")
+        raise ValueError("rng and decoder_params['decode_rng'] exclude each other: give one")
     steps, hard = asked.get("max_decode_steps"), asked.get("max_decode_steps_hard_limit")
     if steps is not None and hard is not None and hard > 0:
         steps = jnp.minimum(steps, hard)
@@ -135,7 +135,7 @@ def _sampling(
     asked: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
 ) -> Sampling:
     temperature = jnp.asarray(asked.get("temperature", defaults.temperature), jnp.float32)
-    # T5X takes what is below for greedy.
+    # T5X treats smaller temperatures as greedy.
     temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
     top_k = _filter(asked.get("topk", defaults.top_k), vocab_size, jnp.int32)
     top_p = _filter(asked.get("topp", defaults.top_p), 1.0, jnp.float32)
@@ -147,7 +147,7 @@ def _sampling(
 
 
 def _filter(value: Any, off: Any, dtype: Any) -> Any:
-    """T5X's 0 means no filter: None where that is known, else what lets all pass."""
+    """T5X's 0 means no filter: None if this is known, else a value without effect."""
     if value is None or (not isinstance(value, jax.core.Tracer) and not np.any(value)):
         return None
     value = jnp.asarray(value, dtype)

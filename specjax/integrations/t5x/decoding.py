@@ -1,4 +1,4 @@
-"""How a pair decodes in T5X: what gin binds, and the loop with it on T5X's batches.
+"""Decoding of a pair in T5X: the bindings of gin, and the loop on T5X's batches.
 
 Axes: B rows of T5X's batch, n decodes of each, L longest output, P prompt length.
 """
@@ -35,25 +35,24 @@ from specjax.verification import Block
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """What decodes in the place of T5X's `decode_fn`; bound in gin.
+    """Decodes instead of T5X's `decode_fn`; bound in gin.
 
     Attributes:
       rule: the target distribution; `rules.Lossless()` by default.
       verification: the algorithm; `verification.Block()` by default.
       max_draft: G, tokens drafted per round.
-      min_draft: the fewest tokens drafted per round, whatever `stopping` says.
-      stopping: when a draft ends before `max_draft`; never by default.
-      drafter: a drafter that needs no network, such as
-        `drafting.LookupDrafter(vocab_size, max_draft)`, in the place of the drafting network; it
-        brings its own `max_draft`.
+      min_draft: the fewest tokens drafted per round, whatever `stopping` decides.
+      stopping: the policy that ends drafts before `max_draft`; none by default.
+      drafter: a drafter without a network, such as `drafting.LookupDrafter(vocab_size, max_draft)`,
+        instead of the drafting network; it has its own `max_draft`.
       drafter_params: its parameters.
-      temperature: of sampling; 0 is greedy. A call's `decoder_params` may say otherwise.
-      top_k: only the k most probable tokens are drawn, or None for all; likewise.
-      top_p: only the nucleus of this probability is drawn, or None for all; likewise.
+      temperature: of sampling; 0 is greedy. A call's `decoder_params` may override it.
+      top_k: draw only the k most probable tokens, or None for all; may be overridden too.
+      top_p: draw only the nucleus of this probability, or None for all; may be overridden too.
 
     Raises:
-      TypeError: if a part is not what it must be.
-      ValueError: if a number is out of range, or parts do not go together.
+      TypeError: if a part is of a wrong type.
+      ValueError: if a number is out of range, or parts do not fit together.
     """
 
     rule: Rule | None = None
@@ -70,11 +69,11 @@ class Decoding:
     def __post_init__(self) -> None:
         whole_number("max_draft", self.max_draft, low=1)
         whole_number("min_draft", self.min_draft, low=0)
-        Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # its checks
+        Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
         if self.stopping is not None:
             check_policy(self.stopping)
         if self.drafter is not None and (self.stopping is not None or self.min_draft):
-            raise ValueError("stopping and min_draft must be left out: the drafter has its own")
+            raise ValueError("stopping and min_draft must be left out: `drafter` ignores them")
 
 
 class PairPart(NamedTuple):
@@ -95,18 +94,18 @@ def run_loop(
     """Decodes a batch to the end; traced.
 
     Args:
-      decoding: what gin has bound.
+      decoding: the bindings of gin.
       verifier: the large network.
-      drafter: the small network; None where there is none.
-      batch: B prompts; what a call says of seeds, sampling and drafts is put into it here.
+      drafter: the small network; None if there is none.
+      batch: B prompts; this function adds the call's seeds, sampling and draft limits.
       max_new: L (static).
-      call: what this call asks for.
+      call: the settings of this call.
 
     Returns:
-      The state of B * n rows; those of one prompt lie beside each other.
+      The state of B * n rows; rows of the same prompt are adjacent.
 
     Raises:
-      ValueError: if the parts do not go together.
+      ValueError: if the parts do not fit together.
     """
     small = None if drafter is None else drafter.model
     method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
@@ -131,7 +130,7 @@ def run_loop(
             draft_limits=call.draft_limits(rows, method.max_draft),
         ),
         max_new=max_new,
-        # A forced beginning, or a decoder-only model's inputs, are part of the L tokens.
+        # A forced prefix, or a decoder-only model's inputs, are part of the L tokens.
         max_length=method.cache_length(1, 0, max_new),
         copies=call.num_decodes,
         place=constrain,
@@ -149,21 +148,21 @@ def method_of(
     """The method; its parts are checked.
 
     Args:
-      decoding: what gin has bound.
+      decoding: the bindings of gin.
       verifier: the large model.
-      drafter: the small model; None where there is no drafting network.
-      rule: instead of gin's, or None.
+      drafter: the small model; None if there is no drafting network.
+      rule: replaces gin's, or None.
       eos_ids: tokens that end a row.
 
     Raises:
-      TypeError: if the rule is none.
-      ValueError: if the parts do not go together.
+      TypeError: if `rule` is not a rule.
+      ValueError: if the parts do not fit together.
     """
     rule = rule or decoding.rule
     if drafter is None and decoding.drafter is None:
         if rule is not None:
             raise ValueError(
-                "rule must be left out: the model decodes alone; give drafter_module, or "
+                "rule must be left out, because there is no drafter; give drafter_module, or "
                 "Decoding.drafter"
             )
         return Autoregressive(verifier, eos_ids=eos_ids)
@@ -171,7 +170,7 @@ def method_of(
     if proposer is None:
         assert drafter is not None
         stopping, _ = _stopping(decoding)
-        # A draft of a fixed length goes on: rows then do not depend on each other's passes.
+        # A draft of a fixed length continues: so rows do not depend on each other's passes.
         ends = () if stopping.is_fixed else eos_ids
         proposer = NeuralDrafter(
             drafter,
@@ -193,7 +192,7 @@ def _stopping(decoding: Decoding) -> tuple[Any, Any]:
 
 
 def _check_draft_limit(method: Speculative, limit: Any) -> None:
-    """Raises ValueError for a limit, as `Speculative.init` does, where drafts have one length."""
+    """Raises ValueError for a limit, like `Speculative.init`, if drafts have a fixed length."""
     if limit is None or not method.verification.has_carry:
         return
     traced = isinstance(limit, jax.core.Tracer)

@@ -1,8 +1,8 @@
-"""T5X's model classes, decoding with specjax: a drafter and a verifier in the place of one network.
+"""T5X's model classes, decoding with specjax: a drafter and a verifier instead of one network.
 
-Their parameters are `{"verifier": ..., "drafter": ...}`, each as T5X has it. Losses, scores and all
-that is not decoding are the verifier's. Without a drafting network the parameters are the one
-network's own, so that its checkpoint restores as ever.
+Their parameters are `{"verifier": ..., "drafter": ...}`, each as in T5X. Losses, scores and
+everything except decoding use the verifier. Without a drafting network the parameters are those of
+the single network, so that its checkpoint restores as usual.
 
 Axes: B rows, n decodes of each, L longest output.
 """
@@ -25,14 +25,14 @@ VERIFIER, DRAFTER = "verifier", "drafter"
 
 
 class _PairModel(models.BaseTransformerModel):
-    """What both classes share; it stands before T5X's class in the order of bases."""
+    """The base of both classes; it precedes T5X's class in the order of bases."""
 
     drafter_module: Any
     decoding: Decoding
     _bidirectional = False
 
     def _pair(self, drafter_module: Any, decoding: Decoding | None) -> None:
-        """Keeps what T5X's classes do not know, and checks that networks and `decoding` fit."""
+        """Keeps the arguments that T5X's classes lack, and checks that they fit together."""
         self.drafter_module = drafter_module
         self.decoding = Decoding() if decoding is None else decoding
         if not isinstance(self.decoding, Decoding):
@@ -41,7 +41,7 @@ class _PairModel(models.BaseTransformerModel):
                 f"{type(decoding).__name__}: bind @specjax_t5x.Decoding()"
             )
         if drafter_module is not None and self.decoding.drafter is not None:
-            raise ValueError("drafter_module must be None: Decoding.drafter drafts")
+            raise ValueError("drafter_module must be None, because Decoding.drafter is set")
         small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
         method_of(self.decoding, read_config(VERIFIER, self.module), small)
 
@@ -63,7 +63,7 @@ class _PairModel(models.BaseTransformerModel):
         )
 
     def _compute_logits(self, params: Params, *args: Any, **kwargs: Any) -> Any:
-        """See T5X: the verifier's."""
+        """See T5X; uses the verifier."""
         return super()._compute_logits(self._verifier_params(params), *args, **kwargs)
 
     def _verifier_params(self, params: Params) -> Params:
@@ -93,28 +93,28 @@ class _PairModel(models.BaseTransformerModel):
     def _decode(
         self, params: Params, prompts: PromptBatch, longest: int, call: Call
     ) -> tuple[Array, dict[str, Array]]:
-        """Tokens `[B * n, L]` after any forced beginning, and the aux values `[B * n]`."""
+        """Tokens `[B * n, L]` with any forced prefix first, and the aux values `[B * n]`."""
         state = run_loop(self.decoding, *self._networks(params), prompts, longest, call)
         return state.tokens, _aux(state)
 
 
 class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
-    """T5X's `EncoderDecoderModel` whose predictions a drafter and a verifier decode together.
+    """T5X's `EncoderDecoderModel`, decoding with a drafter and a verifier.
 
     Args:
       module: the verifier's network.
       input_vocabulary: see T5X.
       output_vocabulary: see T5X.
-      optimizer_def: see T5X; None, for a pair is not trained.
-      drafter_module: the drafter's network; None: the verifier decodes alone, or with
+      optimizer_def: see T5X; None, because a pair is not trained.
+      drafter_module: the drafter's network; None: only the verifier decodes, or with
         `Decoding.drafter`.
-      decoding: how; `Decoding()` by default.
-      **options: T5X's other arguments but `decode_fn`; `default_decoder_params` among them.
+      decoding: the settings; `Decoding()` by default.
+      **options: T5X's other arguments except `decode_fn`, such as `default_decoder_params`.
 
     Raises:
-      TypeError: if `decoding` is no `Decoding`.
-      ValueError: if there are two drafters, or a `decode_fn`, or a network is unknown, or the
-        networks and `decoding` do not go together.
+      TypeError: if `decoding` is not a `Decoding`.
+      ValueError: if there are two drafters, a `decode_fn` or an unknown network, or if the networks
+        and `decoding` do not fit together.
     """
 
     def __init__(
@@ -145,19 +145,19 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
 
         Args:
           params: the parameters of both networks.
-          batch: as T5X's feature converter makes it.
+          batch: from T5X's feature converter.
           rng: a PRNG key, or None for key 0.
           decoder_params: see `specjax.integrations.t5x.call.read_call`.
-          return_all_decodes: whether all n outputs are returned, or the most probable; by default
-            what `default_decoder_params` says.
-          num_decodes: n, how many outputs are drawn for each input; likewise.
+          return_all_decodes: whether to return all n outputs, or the most probable; by default as
+            in `default_decoder_params`.
+          num_decodes: n, the number of outputs per input; the same default.
           prompt_with_targets: whether outputs begin with the batch's `decoder_input_tokens`
-            (without ends of sequence and padding; what follows one moves up).
+            (without ends of sequence and padding; later tokens move up).
 
         Returns:
-          The outputs `[B, L]`, or `[B, n, L]` by increasing score, a forced beginning included and
-          zero past their ends; and a dictionary of `[B]` or `[B, n]`: `scores` (log-probabilities
-          of what was drawn, see `_aux`) and what decoding took.
+          The outputs `[B, L]`, or `[B, n, L]` by increasing score, with a forced prefix and zeros
+          past their ends; and a dictionary of `[B]` or `[B, n]`: `scores` (log-probabilities of the
+          drawn tokens, see `_aux`) and statistics of decoding.
 
         Raises:
           ValueError: see `read_call` and `read_network`.
@@ -198,26 +198,26 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         shown = {
             **{k: v for k, v in batch.items() if k == "encoder_input_tokens"},
             "decoder_input_tokens": jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
-            "decoder_target_tokens": jnp.maximum(tokens, 1),  # as if nothing were padding
+            "decoder_target_tokens": jnp.maximum(tokens, 1),  # as if there were no padding
         }
         logits = self._compute_logits(params, shown)
         return drawn_log_probs(logits, tokens, begin, aux["length"])
 
 
 class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
-    """T5X's `DecoderOnlyModel` whose predictions a drafter and a verifier decode together.
+    """T5X's `DecoderOnlyModel`, decoding with a drafter and a verifier.
 
     Args:
       module: the verifier's network.
       vocabulary: see T5X.
-      optimizer_def: see T5X; None, for a pair is not trained.
-      drafter_module: the drafter's network; None: the verifier decodes alone, or with
+      optimizer_def: see T5X; None, because a pair is not trained.
+      drafter_module: the drafter's network; None: only the verifier decodes, or with
         `Decoding.drafter`.
-      decoding: how; `Decoding()` by default.
-      **options: T5X's other arguments but `decode_fn`.
+      decoding: the settings; `Decoding()` by default.
+      **options: T5X's other arguments except `decode_fn`.
 
     Raises:
-      TypeError: if `decoding` is no `Decoding`.
+      TypeError: if `decoding` is not a `Decoding`.
       ValueError: as `EncoderDecoderModel`.
     """
 
@@ -249,10 +249,10 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
 
         Args:
           params: the parameters of both networks.
-          batch: as T5X's feature converter makes it.
+          batch: from T5X's feature converter.
           rng: a PRNG key, or None for key 0.
-          return_all_decodes: whether all n outputs are returned, or the most probable.
-          num_decodes: n, how many outputs are drawn for each input.
+          return_all_decodes: whether to return all n outputs, or the most probable.
+          num_decodes: n, the number of outputs per input.
           decoder_params: see `specjax.integrations.t5x.call.read_call`.
 
         Returns:
@@ -269,7 +269,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         call = self._call(
             decoder_params, rng, num_decodes=num_decodes, return_all=return_all_decodes
         )
-        # `decoder_causal_attention` covers the start and the inputs; what follows is the targets.
+        # `decoder_causal_attention` covers the start and the inputs; the targets follow.
         inputs = batch["decoder_input_tokens"] * batch["decoder_causal_attention"]
         inputs = inputs.astype(jnp.int32)
         longest = inputs.shape[1]
@@ -289,7 +289,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         place = jnp.arange(text.shape[1])[None]
         shown = {
             "decoder_input_tokens": jnp.pad(text, ((0, 0), (1, 0)))[:, :-1],
-            "decoder_target_tokens": jnp.maximum(text, 1),  # likewise
+            "decoder_target_tokens": jnp.maximum(text, 1),  # as above
             "decoder_causal_attention": (place <= before[:, None]).astype(jnp.int32),
         }
         logits = self._compute_logits(params, shown)
@@ -302,16 +302,16 @@ def _batch(inputs: Array, lengths: Array, limits: Array) -> PromptBatch:
 
 
 def real_length(tokens: Array) -> Array:
-    """`[B]` int32, how many of `tokens [B, P]` come before the padding; at least 1."""
+    """`[B]` int32, the number of `tokens [B, P]` before the padding; at least 1."""
     place = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
     return jnp.maximum(jnp.max(jnp.where(tokens != 0, place[None], 0), axis=1), 1)
 
 
 def forced_tokens(shifted: Array, eos_id: int | None) -> tuple[Array, Array]:
-    """What `decoder_input_tokens` force: `[B, L - 1]` and how many of them, `[B]` int32.
+    """The tokens that `decoder_input_tokens` force, `[B, L - 1]`, and their number, `[B]` int32.
 
-    Token 0 starts and pads; an end of sequence would end the output. Both are left out, and the
-    tokens behind them move up.
+    Token 0 starts and pads; an end of sequence would end the output. Both are left out, and later
+    tokens move up.
     """
     tokens = shifted[:, 1:]
     real = (tokens != 0) & (tokens != eos_id)
@@ -321,7 +321,7 @@ def forced_tokens(shifted: Array, eos_id: int | None) -> tuple[Array, Array]:
 
 
 def after_prefix(tokens: Array, prefix: Array, lengths: Array) -> Array:
-    """Puts outputs `[B, L]` behind the first `lengths [B]` of `prefix [B, F]`; `[B, L]`."""
+    """Puts outputs `[B, L]` after the first `lengths [B]` of `prefix [B, F]`; `[B, L]`."""
     longest = tokens.shape[1]
     place = jnp.arange(longest, dtype=jnp.int32)[None] - lengths[:, None]
     prefix = jnp.pad(prefix, ((0, 0), (0, longest - prefix.shape[1])))
@@ -340,11 +340,11 @@ def drawn_log_probs(logits: Array, text: Array, begin: Any, count: Array) -> Arr
 
 
 def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dict[str, Array]]:
-    """Rows `[B * n, ...]` as T5X returns them: all by increasing score, or the best."""
+    """Rows `[B * n, ...]` in T5X's form: all by increasing score, or the best."""
     n = call.num_decodes
     rows = tokens.shape[0] // n
     tokens, aux = jax.tree.map(lambda x: x.reshape(rows, n, *x.shape[1:]), (tokens, aux))
-    # NaN would sort last, which is where the best one is.
+    # NaN would sort last, at the place of the best output.
     order = jnp.argsort(jnp.where(jnp.isnan(aux["scores"]), -jnp.inf, aux["scores"]), axis=1)
 
     def sort(x: Array) -> Array:
@@ -355,18 +355,18 @@ def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dic
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for what would be kept and never called."""
+    """Raises ValueError for options that would have no effect."""
     if "decode_fn" in options:
         raise ValueError("decode_fn must be left out: bind specjax_t5x.Decoding")
 
 
 def _aux(state: DecodeState) -> dict[str, Array]:
-    """What is told of each row `[B * n]`.
+    """The statistics of each row `[B * n]`.
 
     `scores` are log-probabilities of the drawn tokens under the distributions that they were drawn
-    from: the rule's targets, after temperature, top-k and top-p, as T5X's with
+    from: the rule's targets, after temperature, top-k and top-p, like T5X's with
     `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's, at least the
-    lowest float32: a rule may keep a token of probability 0, and JSON has no infinity.
+    smallest float32: a rule may keep a token of probability 0, and JSON has no infinity.
     `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3 for NaN.
     """
     info = state.info

@@ -1,7 +1,7 @@
-"""From T5X's networks to specjax's, whose caches are ragged; T5X's parameters stay T5X's.
+"""Converts T5X's networks to specjax's, whose caches are ragged; the parameters stay T5X's.
 
-T5X's attention reads one token at a time and has one position for the whole batch. So a round
-decodes with specjax's network of the same architecture, on the parameters that T5X has restored.
+T5X's attention reads one token at a time and has the same position for the whole batch. So decoding
+uses specjax's network of the same architecture, with the parameters that T5X restored.
 
 Source: `t5x/examples/{t5,scalable_t5,decoder_only}/network.py`.
 """
@@ -36,7 +36,7 @@ _SHARED = {
     "logits_via_embedding": "tie_embeddings",
     "dtype": "dtype",
 }
-# Fields of T5X's configurations that are read below, or do not change what a network computes.
+# Fields of T5X's configurations that are read below, or do not affect what a network computes.
 _FIELDS = {
     *_SHARED,
     "mlp_activations",
@@ -68,7 +68,7 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
+        """The style of the decoder."""
         return Style(
             activations=self.mlp_activations,
             windows=(None,) * self.num_layers,
@@ -80,7 +80,7 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
 
 
 class _InMemory:
-    """Parameters, arrays or traced ones, as the checkpoint reader that `Tree` takes."""
+    """Parameters, arrays or traced ones, in the form of a checkpoint reader for `Tree`."""
 
     def __init__(self, flat: dict[str, Any]) -> None:
         self._flat = flat
@@ -93,18 +93,18 @@ class _InMemory:
 
 
 def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -> Model:
-    """The language model of a network's configuration, before its parameters are known.
+    """The language model for a network's configuration, before its parameters are known.
 
     Args:
       role: "verifier" or "drafter", for messages.
-      module: the flax module that T5X's model class was given.
+      module: the flax module of T5X's model class.
       bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
 
     Returns:
       The model; its parameters are float32, and its layers share one relative position bias.
 
     Raises:
-      ValueError: if the network is none that specjax knows; the message says what differs.
+      ValueError: if specjax does not support the network; the message names the difference.
     """
     config: Any = getattr(module, "config", None)
     is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
@@ -112,15 +112,15 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
     is_t5 = "num_encoder_layers" in fields
     if not (is_t5 or "num_layers" in fields) or not set(_SHARED) <= set(fields):
         raise ValueError(
-            f"the {role}'s network, {type(module).__name__}, is not one that specjax knows: it "
-            f"knows those of {_KNOWN}"
+            f"the {role}'s network, {type(module).__name__}, is not supported: give a network of "
+            f"{_KNOWN}"
         )
     for name in sorted(set(fields) - _FIELDS):
         value, default = getattr(config, name), fields[name].default
         if value != default:
             raise ValueError(
                 f"the {role}'s {type(config).__name__} has {name} = {value!r}, which specjax does "
-                f"not compute: leave {name} out, or give a network of {_KNOWN}"
+                f"not support: leave {name} out, or give a network of {_KNOWN}"
             )
     sizes = {ours: getattr(config, theirs) for theirs, ours in _SHARED.items()}
     sizes["mlp_activations"] = tuple(config.mlp_activations)
@@ -147,21 +147,21 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
 def read_network(
     role: str, module: Any, params: Params, *, bidirectional_inputs: bool = False
 ) -> tuple[Model, Params]:
-    """The language model that computes what a network of T5X computes, and its parameters.
+    """The language model that is equivalent to a network of T5X, and its parameters.
 
-    Layers that T5X scans are taken apart, which copies their arrays once per call.
+    Scanned layers are separated, which copies their arrays once per call.
 
     Args:
       role: "verifier" or "drafter", for messages.
-      module: the flax module that T5X's model class was given.
-      params: its parameters, arrays or tracers; nested as T5X nests them.
+      module: the flax module of T5X's model class.
+      params: its parameters, arrays or tracers; nested as in T5X.
       bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
 
     Returns:
       The model and its parameters.
 
     Raises:
-      ValueError: if the network is none that specjax knows; the message says what differs.
+      ValueError: if specjax does not support the network; the message names the difference.
     """
     model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)
@@ -177,7 +177,7 @@ def read_network(
     model = type(model)(model.config.replace(**changes))
     shapes = {name: tuple(x.shape) for name, x in flatten(model.abstract_params()).items()}
     what = Path(f"the {role}'s {type(module).__name__}")
-    check_same(what, _specs(values), shapes, f"specjax knows the networks of {_KNOWN}")
+    check_same(what, _specs(values), shapes, f"give a network of {_KNOWN}")
     return model, unflatten(values)
 
 

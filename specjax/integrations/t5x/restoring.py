@@ -1,4 +1,4 @@
-"""Restores a pair from two checkpoints of T5X, each from its own path, by T5X's own code."""
+"""Restores a pair from two T5X checkpoints, each from its own path, with T5X's own code."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ ROLES = ("verifier", "drafter")
 class PairCheckpointManager:
     """Restores the verifier and the drafter, each from its own checkpoint.
 
-    To be bound as `utils.RestoreCheckpointConfig.checkpoint_manager_cls`, whose `path` is the
-    verifier's. T5X's own manager reads both, so what it can read can be paired, and parameters go
-    straight into their shards. `RestoreCheckpointConfig`'s assignment map and transformations are
-    for the verifier's checkpoint.
+    Bind it as `utils.RestoreCheckpointConfig.checkpoint_manager_cls`, whose `path` is the
+    verifier's. T5X's own manager reads both checkpoints, so it supports the same formats, and
+    parameters are read directly into their shards. `RestoreCheckpointConfig`'s assignment map and
+    transformations apply to the verifier's checkpoint.
 
     Args:
-      directory: what T5X passes.
+      directory: passed by T5X.
       train_state: the shapes of both networks' parameters.
       partitioner: T5X's.
-      drafter_path: the drafter's checkpoint, or the directory around it (the latest is taken);
-        None: the one path holds both, as `specjax convert --drafter` writes it.
-      drafter_transformations: of the drafter's state, as `state_transformation_fns` are.
-      **options: what T5X passes to its own manager.
+      drafter_path: the drafter's checkpoint, or the directory around it (then the latest); None:
+        the verifier's path has both, as written by `specjax convert --drafter`.
+      drafter_transformations: for the drafter's state, like `state_transformation_fns`.
+      **options: passed on to T5X's own manager.
 
     Raises:
       FileNotFoundError: if there is no such checkpoint.
-      ValueError: if there is a path for a drafter that the model does not have.
+      ValueError: if `drafter_path` is given, but the model has no drafter.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PairCheckpointManager:
         self._is_pair = set(train_state.params) == set(ROLES)
         if drafter_path is not None and not self._is_pair:
             raise ValueError(
-                f"drafter_path must be None, got {drafter_path!r}: there is no drafting network: "
-                "leave DRAFTER_CHECKPOINT_PATH out"
+                f"drafter_path must be None, got {drafter_path!r}: the model has no drafting "
+                "network: leave DRAFTER_CHECKPOINT_PATH out"
             )
         self._drafter_path = drafter_path
         self._drafter_transformations = drafter_transformations
@@ -61,24 +61,24 @@ class PairCheckpointManager:
         state_transformation_fns: Sequence[Any] = (),
         lazy_parameters: bool = False,
     ) -> Any:
-        """Restores both.
+        """Restores both checkpoints.
 
         Args:
           step: must be None; T5X passes paths.
           path: the verifier's checkpoint.
-          fallback_state: what parameters get that a checkpoint lacks.
-          state_transformation_fns: of the verifier's state.
+          fallback_state: values of parameters that a checkpoint lacks.
+          state_transformation_fns: for the verifier's state.
           lazy_parameters: see T5X.
 
         Returns:
           T5X's train state.
 
         Raises:
-          FileNotFoundError: if a checkpoint is not there.
-          ValueError: if it does not fit its network.
+          FileNotFoundError: if a checkpoint is missing.
+          ValueError: if a checkpoint does not fit its network.
         """
         if step is not None or path is None:
-            raise ValueError("path must be given, and step left out")
+            raise ValueError("path must be given, and step must be left out")
         role = "pair" if self._is_pair and self._drafter_path is None else "verifier"
         path = checkpoint_at(role, path)
         if self._drafter_path is None:
@@ -109,7 +109,7 @@ class PairCheckpointManager:
         return whole
 
     def restore_from_tf_checkpoint(self, path: str, strict: bool = True) -> Any:
-        """Raises ValueError: a checkpoint of Mesh TensorFlow holds one network."""
+        """Raises ValueError: a checkpoint of Mesh TensorFlow has only one network."""
         raise ValueError(
             f"{path} is a TensorFlow checkpoint: convert it with T5X's convert_tf_checkpoint first"
         )
@@ -134,20 +134,20 @@ class PairCheckpointManager:
 
 
 def checkpoint_at(role: str, path: str) -> str:
-    """A checkpoint's directory, or the latest one in a model's directory.
+    """A checkpoint's directory, or the latest checkpoint in a model's directory.
 
     Args:
-      role: whose it is, for the message.
-      path: what the user gave; local, or whatever T5X's file system knows (gs://).
+      role: "verifier", "drafter" or "pair", for messages.
+      path: a local path, or any path that T5X's file system supports (gs://).
 
     Raises:
-      FileNotFoundError: if there is none.
+      FileNotFoundError: if there is no checkpoint.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"the {role}'s checkpoint must be one path, got {path!r}")
+        raise ValueError(f"the {role}'s checkpoint must be a path, got {path!r}")
     path = os.fspath(path).rstrip("/")
     if not checkpoints.gfile.exists(path):
-        raise FileNotFoundError(f"the {role}'s checkpoint {path} is not there: check the path")
+        raise FileNotFoundError(f"the {role}'s checkpoint {path} does not exist: check the path")
     if checkpoints.gfile.exists(os.path.join(path, "checkpoint")) or checkpoints.gfile.exists(
         os.path.join(path, "state")
     ):
@@ -161,7 +161,7 @@ def checkpoint_at(role: str, path: str) -> str:
 
 
 def part_of(train_state: Any, role: str) -> Any:
-    """The part of T5X's train state that is one network's."""
+    """The part of T5X's train state that belongs to a network."""
     fields = {
         name: getattr(train_state, name)[role]
         for name in ("params", "params_axes", "flax_mutables", "flax_mutables_axes")
@@ -171,7 +171,7 @@ def part_of(train_state: Any, role: str) -> Any:
 
 
 def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
-    """The part of a state dict that is one network's; what belongs to both stays."""
+    """The part of a state dict that belongs to a network, with the parts of both."""
     if state is None:
         return None
     return {
@@ -181,6 +181,6 @@ def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
 
 
 def _like(tree: Any, value: dict[str, Any]) -> Any:
-    """`value` frozen or not, as T5X's own tree is."""
+    """`value`, frozen if T5X's own tree is."""
     value = {role: flax_core.unfreeze(part) for role, part in value.items()}
     return flax_core.freeze(value) if isinstance(tree, flax_core.FrozenDict) else value
