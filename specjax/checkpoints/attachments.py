@@ -133,7 +133,7 @@ def write_attachment(
 def read_attachment(
     place: Path, name: str, versions: tuple[int, ...], check: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The values and the arrays of a directory that `write_attachment` has made."""
+    """The values and the arrays of a directory that `write_attachment` wrote."""
     again = AGAIN[name]
     if check and (why := find_damage(place)):
         raise ValueError(
