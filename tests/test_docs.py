@@ -3,6 +3,7 @@ the commands of the pages."""
 
 import importlib.util
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -132,6 +133,8 @@ def test_a_shell_can_read_the_commands_of_the_pages():
     assert not what_bash_minds(commands)
     unquoted = [path for path in texts if re.search(r"--gin\.\S+=@\w+\(", texts[path])]
     assert not unquoted
+    lines = "\n".join(commands).replace("\\\n", "")
+    assert not [word for word in shlex.split(lines, comments=True) if "\n" in word]  # nor can gin
 
 
 @pytest.mark.parametrize("wrong", ["--gin.A=@B()", "--gin.A='b", '--gin.A="b', "--gin.A=('b',)"])
