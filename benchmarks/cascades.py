@@ -1,4 +1,4 @@
-"""Kinds of drafting side by side: one drafter, two, and copies from the text with each."""
+"""Compares kinds of drafting: one drafter, two, and copies from the text with each."""
 
 import argparse
 import dataclasses
@@ -35,7 +35,7 @@ _COLUMNS = (
     "pw", "pw_gain", "wall", "wall_low", "wall_high", "wall_gain", "gain_low", "gain_high", "same",
 )  # fmt: skip
 _ALONE, _SINGLE = "verifier alone", "one drafter"
-_BUCKETS_HELP = "lengths that prompts are padded to; each one used is compiled for each decoder"
+_BUCKETS_HELP = "lengths that prompts are padded to; each is compiled for each decoder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,39 +43,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pairs.add_pair(parser)
     parser.add_argument("--drafters", nargs="*", default=[], help="directories of further drafters")
     parser.add_argument(
-        "--choose", required=True, help="a text file of other prompts, on which settings are chosen"
+        "--choose", required=True, help="a text file of other prompts, to choose settings"
     )
-    parser.add_argument("--bigram", help="directory of a bigram table for copies; or built-in")
-    parser.add_argument("--prompts", type=int, default=64, help="prompts of --inputs")
-    parser.add_argument("--screened", type=int, default=24, help="prompts of --choose to rank by")
-    parser.add_argument("--chosen", type=int, default=24, help="others of --choose to choose by")
+    parser.add_argument("--bigram", help="directory of a bigram table for copies, or built-in")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts of --inputs")
+    parser.add_argument("--screened", type=int, default=24, help="prompts of --choose for ranking")
+    parser.add_argument("--chosen", type=int, default=24, help="prompts of --choose to choose by")
     parser.add_argument(
-        "--candidates", type=int, default=2, help="the best expected of each kind to choose from"
+        "--candidates", type=int, default=2, help="settings of each kind to measure for choosing"
     )
     pairs.add_temperatures(parser)
     parser.add_argument("--max-draft", type=int, default=10, help="most tokens of one drafter")
     parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
     parser.add_argument("--buckets", type=int, nargs="+", default=list(BUCKETS), help=_BUCKETS_HELP)
-    parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--leniences", type=float, nargs="+", default=[1.0, 2.0, 4.0])
-    parser.add_argument("--seed", type=int, default=0, help="of drawn outputs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of drawn outputs")
     parser.add_argument("--grown", action="store_true", help=pairs.GROWN_HELP)
     parser.add_argument(
         "--costs",
         type=float,
         nargs="+",
-        help="for pw: the time of a pass of each drafter, the largest first, in passes of the "
-        "verifier; measured here if left out",
+        help="for pw: the time of a pass of each drafter, the largest drafter first, in passes "
+        "of the verifier; measured by default",
     )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoded:
-    """What decoding took; arrays `[n]` of prompts.
+    """Times, passes and outputs of decoding; arrays `[n]` of prompts.
 
     Attributes:
-      seconds: the least of the repeats.
-      tokens: emitted.
+      seconds: the smallest of the repeats.
+      tokens: emitted tokens.
       calls: model's name in the decoder -> its passes.
       outputs: the tokens of each prompt.
     """
@@ -94,7 +94,7 @@ class Decoded:
         """The standardised walltime improvement.
 
         Args:
-          costs: of a pass of each model, in passes of the verifier.
+          costs: the cost of a pass of each model, in passes of the verifier.
         """
         return ratio(self.tokens, sum(costs[name] * calls for name, calls in self.calls.items()))
 
@@ -103,11 +103,11 @@ def run(args: argparse.Namespace) -> Report:
     """Measures the best of each kind, at batch 1, in turns with the verifier alone.
 
     For each kind of drafting the theory ranks all lengths, K and leniences, by measured times and
-    by parameters (see docs/compare.md); `--candidates` of each ranking are measured on
-    prompts of `--choose`, and the fastest of them, and the one with the highest ms, on those of
+    by parameters (see docs/compare.md); the first `--candidates` of each ranking are measured on
+    prompts of `--choose`; the fastest, and the setting with the highest ms, are measured on
     `--inputs`. ms and pw: standardised walltime improvement (Cascade Speculative Drafting, section
     4.1), the emitted tokens over all passes in passes of the verifier, by numbers of parameters and
-    by times of one pass. wall: seconds of the whole call. gain: over the best single drafter by the
+    by times of a pass. wall: seconds of the whole call. gain: over the best single drafter by the
     same measure, minus 1. Intervals: 95 %, bootstrap over prompts.
     """
     pairs.check_positive(
@@ -116,24 +116,24 @@ def run(args: argparse.Namespace) -> Report:
     asked = pairs.read_texts(args)
     others = [e.inputs for e in pairs.read_examples(args.choose)]
     if len(asked) < 2:
-        raise ValueError(f"{args.inputs} has {len(asked)} prompts, but intervals need 2: add some")
+        raise ValueError(f"{args.inputs} has {len(asked)} prompts, but intervals need 2: add more")
     if len(others) < args.screened + args.chosen:
         raise ValueError(
-            f"{args.choose} has {len(others)} prompts, but --screened and --chosen ask for "
-            f"{args.screened + args.chosen}: add lines or ask for fewer"
+            f"{args.choose} has {len(others)} prompts, but --screened and --chosen need "
+            f"{args.screened + args.chosen}: add lines or lower these numbers"
         )
-    plans(leniences=args.leniences, max_draft=1, levels=2)  # its checks
+    plans(leniences=args.leniences, max_draft=1, levels=2)  # checks the arguments
     models = _load(args)
     rows = []
     for temperature in args.temperatures:
         spare_maps()
         found = _Bench(args, models, temperature).rows(others, asked)
-        for row in found:  # each is an hour's work, of which a stop should lose none
+        for row in found:  # each takes an hour: an interruption must not lose rows
             print(json.dumps(row), flush=True)
         rows += found
     sizes = {name: _size(model) for name, model in models.items()}
     notes = [
-        "kind: of each, the fastest and, if another, the one with the highest ms, chosen on other "
+        "kind: of each, the fastest setting and, if it differs, the highest ms, chosen on other "
         "prompts.",
         "ms, pw: tokens over passes of all models, by parameters and by times of a pass; wall: "
         "calls, with prompts.",
@@ -151,11 +151,11 @@ def _load(args: argparse.Namespace) -> dict[str, TextModel]:
     verifier = pairs.grown(pair.verifier) if args.grown else pair.verifier
     names = ["drafter", *(f"drafter_{i + 2}" for i in range(len(more)))]
     drafters = dict(zip(names, ordered, strict=True))
-    specjax.Models(verifier=verifier, **drafters)  # one vocabulary
+    specjax.Models(verifier=verifier, **drafters)  # checks the vocabularies
     if args.costs is not None and len(args.costs) != len(drafters):
         raise ValueError(
             f"--costs has {len(args.costs)} numbers, but there are {len(drafters)} drafters: give "
-            "one for each, the largest drafter first"
+            "a number for each, the largest drafter first"
         )
     return {"verifier": verifier, **drafters}
 
@@ -165,7 +165,7 @@ def _size(model: TextModel) -> int:
 
 
 def kind_of(setting: Setting) -> str:
-    """Which kind of drafting it is."""
+    """The kind of drafting of a setting."""
     if setting.is_alone:
         return _ALONE
     plan = Plan.of(setting)
@@ -175,7 +175,7 @@ def kind_of(setting: Setting) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Bench:
-    """What is compared at one temperature."""
+    """The comparison at a temperature."""
 
     args: argparse.Namespace
     models: Mapping[str, TextModel]
@@ -187,7 +187,7 @@ class _Bench:
         return Setting(method=VERIFIER_ALONE, temperature=self.temperature)
 
     def decoder(self, setting: Setting) -> Decoder:
-        """For one prompt at a time."""
+        """A decoder for one prompt at a time."""
         sizes = {"max_new_tokens": self.args.max_new, "buckets": tuple(self.args.buckets)}
         return setting.decoder(self.models, batch_size=1, **sizes)
 
@@ -213,7 +213,7 @@ class _Bench:
     def _candidates(
         self, alone: Decoder, prompts: Sequence[np.ndarray]
     ) -> tuple[dict[str, list[Setting]], dict[str, dict[str, float]]]:
-        """Of each kind the best expected, by time and by ms; and what a pass of a model counts."""
+        """The best expected settings of each kind, by time and by ms; and the costs of passes."""
         args, drafters = self.args, list(self.models)[1:]
         weighed = plans(
             drafters,
@@ -225,7 +225,7 @@ class _Bench:
         weighed = [dataclasses.replace(one, temperature=self.temperature) for one in weighed]
         tables = {table for one in weighed for table in Plan.of(one).tables}
         texts = {sampling_key(self.alone): written(alone, prompts, seed=args.seed)}
-        print("what passes cost ...", flush=True)
+        print("measuring the cost of passes ...", flush=True)
         first: list[Any] = list(prompts[:1])
         times = measure_times(
             self.models,
@@ -280,8 +280,8 @@ class _Bench:
     def _improvement(
         self, one: Setting, found: Mapping[Setting, Decoded], costs: Mapping[str, float]
     ) -> Sums:
-        """By costs under the names that a decoder of this setting counts under."""
-        # A pair calls its drafter so.
+        """The improvement by costs under the names that a decoder of this setting uses."""
+        # A pair counts its drafter under this name.
         named = {**costs, "drafter": costs.get(one.drafter, 0.0)}
         own = {name: named[name] for name in found[one].calls}
         return found[one].improvement(own)
@@ -316,7 +316,7 @@ class _Bench:
 
 
 def counted(sizes: Mapping[str, float], tables: Sequence[tuple[str, str | None]]) -> PassTimes:
-    """Times by which a pass over any number of tokens counts once, and nothing else does."""
+    """Times for which a pass over any number of tokens counts once, and nothing else counts."""
     costs = {
         (one, other): Costs((1,), (1, 2), (sizes.get(other or "", 0.0),), ((sizes[one],) * 2,))
         for one, other in tables

@@ -1,6 +1,6 @@
-"""What crosses the mesh in a round and in a refill, read from the compiled programs.
+"""The collectives of a round and of a refill on a mesh, read from the compiled programs.
 
-Nothing is allocated: the programs are compiled for shapes, on virtual devices where there are no
+Nothing is allocated: the programs are compiled for shapes, on virtual devices if there are no
 others (XLA_FLAGS=--xla_force_host_platform_device_count=8 before the start).
 """
 
@@ -27,7 +27,7 @@ from specjax.partitioning import Partitioner, make_mesh
 
 HELP = "the collectives of a round and of a refill on a mesh, with their sizes"
 
-# Sizes that are told apart in a program.
+# Different sizes, to identify axes in a program.
 _SIZES: dict[str, Any] = {
     "vocab_size": 1024,
     "embed_dim": 24,
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _row(name: str, mesh: str, program: str, one: Collective, count: int) -> dict[str, Any]:
-    # The outermost loop is that of the rounds.
+    # The outermost loop is the loop of rounds.
     inner = one.loops[1:] if program == "round" else one.loops
     return {
         "model": name,
@@ -88,17 +88,17 @@ def _row(name: str, mesh: str, program: str, one: Collective, count: int) -> dic
 def of_pair(
     config: ModelConfig, data: int, ways: int, sizes: Sizes, *, whole: bool = False
 ) -> dict[str, list[Collective]]:
-    """The collectives of a round and of a refill, for a pair of two models of one shape.
+    """The collectives of a round and of a refill, for a pair of two models of the same shape.
 
     Args:
-      config: of verifier and drafter.
-      data: devices that rows are spread over.
-      ways: devices that each model is split over.
+      config: the configuration of verifier and drafter.
+      data: the number of devices that split the rows.
+      ways: the number of devices that split each model.
       sizes: the shapes.
       whole: whether each device has the whole drafter.
 
     Returns:
-      "round" and "refill" -> what their programs have.
+      "round" and "refill" -> the collectives of their programs.
     """
     programs = compiled_pair(config, data, ways, sizes, whole=whole)
     return {name: collectives(program.as_text()) for name, program in programs.items()}

@@ -19,14 +19,14 @@ def main(
     """Parses the arguments, measures, and prints a table and, as the last line, JSON.
 
     Args:
-      file: the benchmark's `__file__`, after which it is named.
+      file: the benchmark's `__file__`, for its name.
       about: one line for `--help`.
       add_arguments: adds the benchmark's arguments.
-      run: measures.
+      run: the measurement.
       argv: the arguments; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input (one line on stderr says what).
+      The exit status: 0 done, 2 bad input (a line on stderr names it).
     """
     name = Path(file).stem
     parser = argparse.ArgumentParser(

@@ -1,6 +1,6 @@
 """A compiled program, read from its text: `jitted.lower(...).compile().as_text()`.
 
-What stands in a computation that a fusion calls is no instruction of its own: the fusion is one.
+Instructions inside a fusion are not counted: the fusion is a single instruction.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ class ArrayLayout:
     """An array in a program.
 
     Attributes:
-      dtype: as the text names it, such as `bf16`.
+      dtype: its name in the text, such as `bf16`.
       shape: its sizes, on one device.
-      minor_to_major: its axes, that of neighbouring numbers first.
-      tiles: the tiles that it is cut into, each a tuple of sizes, the outermost first; the last
+      minor_to_major: its axes, the axis of adjacent numbers first.
+      tiles: the tiles that it is split into, each a tuple of sizes, the outermost first; the last
         axes are padded to whole tiles.
       space: 0 for the device's main memory, 1 for a TPU's on-chip memory, 5 for the host's.
     """
@@ -40,7 +40,7 @@ class ArrayLayout:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of its numbers."""
         return math.prod(self.shape)
 
     @property
@@ -50,7 +50,7 @@ class ArrayLayout:
 
     @property
     def padded_nbytes(self) -> int:
-        """The bytes that it takes: tiles are whole."""
+        """Its bytes in memory, in whole tiles."""
         sizes = [self.shape[axis] for axis in reversed(self.minor_to_major)] or list(self.shape)
         for tile in self.tiles:
             sizes = [1] * (len(tile) - len(sizes)) + sizes
@@ -76,9 +76,9 @@ class Instruction:
 
     Attributes:
       name: its name.
-      opcode: what it does, such as `fusion` or `copy-start`.
+      opcode: its operation, such as `fusion` or `copy-start`.
       result: the text of its result's type.
-      rest: what follows the opcode: operands and attributes.
+      rest: the text after the opcode: operands and attributes.
     """
 
     name: str
@@ -88,17 +88,17 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[ArrayLayout, ...]:
-        """Its results; those of a tuple one after the other."""
+        """Its results; those of a tuple in order."""
         return tuple(map(_array, _ARRAY.findall(self.result)))
 
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
-        """The names of what it reads."""
+        """The names of its operands."""
         return tuple(re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0]))
 
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
-        """The computations that it calls; of a loop the body first, then the condition."""
+        """The computations that it calls; for a loop the body first, then the condition."""
         if self.opcode == "while":
             return self._one("body"), self._one("condition")
         names = ",".join(",".join(found) for found in _CALLED.findall(self.rest)).split(",")
@@ -106,7 +106,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where it comes from: the scopes of the traced code, parted by slashes; "" if unknown."""
+        """Its origin: the scopes of the traced code, separated by slashes; "" if unknown."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found[1] if found else ""
 
@@ -118,7 +118,7 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """What a `custom-call` calls, else ""."""
+        """The target of a `custom-call`, else ""."""
         found = re.search(r'custom_call_target="([^"]*)"', self.rest)
         return found[1] if found else ""
 
@@ -151,33 +151,33 @@ class Program:
     """The computations of a program.
 
     Attributes:
-      computations: the instructions of each by its name, the root last where it is marked.
-      entry: the name of the first one that runs.
+      computations: the instructions of each by its name, the root last if it is marked.
+      entry: the name of the first computation that runs.
     """
 
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
 
     def instructions(self, name: str) -> tuple[Instruction, ...]:
-        """Those of a computation."""
+        """The instructions of a computation."""
         return self.computations.get(name, ())
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a loop runs; None where the program decides."""
+        """How often a loop runs; None if the program decides."""
         if found := _TRIPS.search(loop.rest):
             return int(found[1])
         bounds = list(self._bounds(loop))
         return bounds[0][0] if len(bounds) == 1 and bounds[0][1] else None
 
     def most_trips(self, loop: Instruction) -> int | None:
-        """How often a loop runs at most; None where that is not seen."""
+        """How often a loop runs at most; None if this is unknown."""
         known = self.trips(loop)
         return min((n for n, _ in self._bounds(loop)), default=None) if known is None else known
 
     def _bounds(self, loop: Instruction) -> Iterator[tuple[int, bool]]:
-        """(trips that a counter allows, whether nothing else ends the loop).
+        """(Trips that a counter allows, whether nothing else ends the loop).
 
-        A counter is compared with a constant, and grows by 1, as those of JAX's loops do.
+        A counter is compared with a constant, and grows by 1, like those of JAX's loops.
         """
         inside = {one.name: one for one in self.instructions(loop.called[1])}
         todo = list(inside.values())[-1:]
@@ -195,7 +195,7 @@ class Program:
                     yield int(bound.rest.partition(")")[0]) - start, alone
 
     def _start(self, loop: Instruction, place: int) -> int:
-        """The first value of a loop's counter; 0 where the program computes it."""
+        """The first value of a loop's counter; 0 if the program computes it."""
         block = next(x for x in self.computations.values() if any(one is loop for one in x))
         names = {one.name: one for one in block}
         one = names.get(loop.operands[0])

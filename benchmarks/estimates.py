@@ -1,4 +1,4 @@
-"""Compares what is expected of settings with what decoding measures."""
+"""Compares the estimates of settings with decoding."""
 
 import argparse
 import dataclasses
@@ -23,9 +23,9 @@ from specjax.text.known_texts import written
 from specjax.text.parts import Part
 from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
 
-HELP = "what is expected of settings against decoding: tokens per call and nats per token"
+HELP = "estimates of settings against decoding: tokens per call and nats per token"
 
-# Two strengths of each rule, one that keeps some of the drafter and one that keeps more.
+# Two strengths of each rule: the second keeps more of the drafter.
 RULES: dict[str, tuple[float, ...]] = {
     "Lossless": (),
     "Chow": (0.3, 0.6),
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts and the settings."""
     pairs.add_pair(parser)
     parser.add_argument(
-        "--screened", type=int, default=128, help="number of prompts by which is estimated"
+        "--screened", type=int, default=128, help="number of prompts for the estimates"
     )
     parser.add_argument(
-        "--prompts", type=int, default=128, help="number of other prompts that are decoded"
+        "--prompts", type=int, default=128, help="number of other prompts to decode"
     )
     parser.add_argument("--rows", type=int, default=16, help="batch size")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--confidence", type=float, nargs="*", default=[], help="thresholds of Confidence"
     )
-    parser.add_argument("--longest", type=int, default=12, help="longest draft under these")
+    parser.add_argument("--longest", type=int, default=12, help="longest draft for --confidence")
     parser.add_argument(
         "--verifications", nargs="+", choices=["Token", "Block"], default=["Token", "Block"],
         help="algorithms",
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> Report:
     """Estimates all settings on some prompts, then decodes others with each.
 
     `expected` and `decoded` are tokens per call of the verifier, `expected_error` the standard
-    error that the first texts leave. `rank_correlation_of_rules` is the least one among settings
-    that differ in rule and strength alone. Seconds of decoding are those of each setting, with
-    compiling; those of estimating are of all settings, with the decoding of the texts.
+    error from the first texts. `rank_correlation_of_rules` is the smallest among settings that
+    differ only in rule and strength. Seconds of decoding are per setting, with compilation; seconds
+    of estimating are for all settings, with the decoding of the texts.
     """
     positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
     pairs.check_positive(args, *positive)
@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> Report:
     texts = pairs.read_texts(args)
     if len(texts) < wanted:
         raise ValueError(
-            f"--inputs {args.inputs} has {len(texts)} prompts, but {args.screened} are screened "
-            f"and {count} decoded: give fewer of --screened and --prompts"
+            f"--inputs {args.inputs} has {len(texts)} prompts, but --screened and --prompts need "
+            f"{args.screened} + {count}: lower these numbers"
         )
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     check_settings(settings, pair.named)
@@ -131,7 +131,7 @@ def _decoded(
     shape: dict[str, Any],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One line of the table for each setting; shorter drafts by limits, which compile nothing."""
+    """A line of the table for each setting; limits shorten drafts without compilation."""
     rows: list[dict[str, Any]] = []
     longest: dict[Any, int] = {}
     for one in found:
@@ -153,7 +153,7 @@ def _decoded(
 
 
 def _kind(setting: Setting) -> tuple[str, str, str | None]:
-    """What one program decodes."""
+    """The part of a setting that determines its program."""
     return Part.parse(setting.rule).name, str(setting.verification), setting.stopping
 
 
@@ -197,7 +197,7 @@ def _summary(rows: list[dict[str, Any]], estimating: float) -> dict[str, Any]:
 
 
 def _within(rows: list[dict[str, Any]]) -> float | None:
-    """The least correlation among settings that differ in rule and strength alone."""
+    """The smallest correlation among settings that differ only in rule and strength."""
     groups: dict[Any, list[tuple[float, float]]] = {}
     for row in rows:
         kind = row["max_draft"], row["verification"], row["stopping"]
@@ -211,8 +211,8 @@ def _finite(value: float) -> float | None:
 
 
 def rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Spearman's; None where there are fewer than three, or one side has one value alone."""
-    # Not imported where nothing is compared: it takes a while.
+    """Spearman's correlation; None with fewer than three values, or if a side is constant."""
+    # Imported late: it takes a while.
     from scipy.stats import spearmanr
 
     if len(expected) < 3 or len(set(expected)) < 2 or len(set(measured)) < 2:

@@ -1,6 +1,6 @@
-"""Which of YNNPACK's fusions to compile with on a CPU: training steps, evaluations and prefills.
+"""Compares YNNPACK's fusions on a CPU: training steps, evaluations and prefills.
 
-`specjax.compilation` has what is chosen, and why.
+`specjax.compilation` has the choice, and the reason.
 """
 
 import argparse
@@ -67,15 +67,15 @@ _WAYS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the sizes to measure."""
     parser.add_argument("--tokens", type=int, default=2048, help="target tokens of a batch")
-    parser.add_argument("--length", type=int, default=24, help="of a text, in tokens")
-    parser.add_argument("--prompts", type=int, nargs="+", default=[1, 64], help="of a prefill")
+    parser.add_argument("--length", type=int, default=24, help="length of a text, in tokens")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1, 64], help="rows per prefill")
     parser.add_argument("--repeats", type=int, default=11)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures every program in every way; the ways take turns."""
+    """Measures every program with all options, in turns."""
     if jax.default_backend() != "cpu":
-        raise ValueError("YNNPACK compiles for CPUs alone: set JAX_PLATFORMS=cpu")
+        raise ValueError("YNNPACK only compiles for CPUs: set JAX_PLATFORMS=cpu")
     if min(args.tokens, args.length, args.repeats, *args.prompts) < 1:
         raise ValueError("--tokens, --length, --prompts and --repeats must be at least 1")
     rows = []
@@ -132,7 +132,7 @@ def _train(task: Any, batch: Any, options: Options) -> Callable[[], Any]:
     compiled = step.lower(states[0], constants, batch).compile(options)  # type: ignore[attr-defined]
 
     def call() -> Any:
-        state, metrics = compiled(states.pop(), constants, batch)  # it is donated
+        state, metrics = compiled(states.pop(), constants, batch)  # the state is donated
         states.append(state)
         return metrics
 

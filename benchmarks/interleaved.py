@@ -1,4 +1,4 @@
-"""The times of short calls, in turns."""
+"""Times short calls in turns."""
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +19,7 @@ def time_interleaved(
     Args:
       calls: name -> a function without arguments that returns arrays; the timing waits for them.
       repeats: the number of turns of each call.
-      min_seconds: a turn repeats a call so often that it takes about this long.
+      min_seconds: a turn repeats a call for about this long.
 
     Returns:
       name -> the median seconds per call. Compilation happens before and is not counted.

@@ -1,16 +1,16 @@
-"""What a TPU's compiler says of the kernels of `sampling.draw_kernels`, and of what they stand for.
+"""Estimates of a TPU's compiler for the kernels of `sampling.draw_kernels` and their plain code.
 
-Each operation is compiled twice as a program of its own: as plain code, vmapped over rows, and as a
-kernel. Nothing runs: an estimate is no measurement. Of each program there are two, in microseconds
-at the chip's clock, as if its operations ran one after the other:
+Each operation is compiled twice as its own program: as plain code, vmapped over rows, and as a
+kernel. Nothing runs: an estimate is not a measurement. For each program there are two estimates, in
+microseconds at the chip's clock, as if its operations ran in sequence:
 
-- `xla`: the estimates in the program's text, which charge most small operations some 1,800 cycles.
-  Gathers have none, and count as nothing. That of a kernel is the simulation's, at least the time
-  of its arrays in main memory.
-- `sim`: libtpu's simulation of the final instructions. It lets main memory be read and written at
-  once, each at full speed: an operation counts at least the time of its arrays there, and the
-  program that of all of them, with the copies that run beside it. At most gathers the simulator
-  ends the process: "-".
+- `xla`: the estimates in the program's text, with some 1,800 cycles for most small operations.
+Gathers have none, and count as 0. For a kernel, the simulation, or the time of its arrays in main
+memory if that is longer.
+- `sim`: libtpu's simulation of the final instructions. It allows reads and writes of main memory at
+the same time, each at full speed: an operation takes at least the time of its arrays, and the
+program at least the time of all of them, with parallel copies. The simulator fails at most gathers:
+"-".
 """
 
 import argparse
@@ -39,9 +39,9 @@ from specjax.cli.bench.report import Report
 from specjax.sampling import distributions, draw_kernels, draws
 from specjax.types import Sampling
 
-HELP = "estimated microseconds of the TPU kernels for softmax and draws, and of the plain code"
+HELP = "estimated microseconds of the TPU kernels for softmax and draws, and of plain code"
 
-# Plain code for one row, the kernel for many, and what both read: see `_compile`.
+# Plain code for a row, the kernel for many, and the inputs of both: see `_compile`.
 OPERATIONS: dict[str, tuple[Any, Any, str]] = {
     "drawn": (
         lambda x, t, u: distributions.drawn_plainly(x, Sampling(t), u),
@@ -59,7 +59,7 @@ _FORMS = PLAIN, KERNEL = ("plain", "kernel")
 
 
 class Case(NamedTuple):
-    """A name of `OPERATIONS`, one of `TPUS`, B rows and V numbers in each."""
+    """A name of `OPERATIONS`, a name of `TPUS`, B rows and V numbers per row."""
 
     operation: str
     chip: str
@@ -81,7 +81,7 @@ def cycles_of(
     Args:
       program: a compiled program.
       profile: operation -> simulated cycles.
-      rate: bytes that the chip's main memory moves in a cycle.
+      rate: bytes per cycle of the chip's main memory.
 
     Returns:
       Both; None for the simulation if it lacks an operation.
@@ -103,12 +103,12 @@ def cycles_of(
 
 
 def _compile(case: Case, form: str, simulate: bool, folder: Path) -> None:
-    """Writes the program and its profile; for a process of its own."""
+    """Writes the program and its profile; runs in its own process."""
     os.dup2(os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY), 2)
     if simulate:
         flags = os.environ.get("LIBTPU_INIT_ARGS", "")
         os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_jf_dump_static_llo_profile_to={folder}"
-    jax.config.update("jax_enable_compilation_cache", False)  # what it holds is not simulated
+    jax.config.update("jax_enable_compilation_cache", False)  # cached programs are not simulated
     where = NamedSharding(mesh_of(case.chip, 1, 1), PartitionSpec())
     plain, kernel, names = OPERATIONS[case.operation]
     uniforms = sampling.num_uniforms(case.vocabulary)
@@ -126,7 +126,7 @@ def _compile(case: Case, form: str, simulate: bool, folder: Path) -> None:
 def _measured(
     case: Case, form: str, simulate: bool, seconds: float
 ) -> tuple[tuple[float | None, float | None], str]:
-    """Both estimates in microseconds; why there is none, else ""."""
+    """Both estimates in microseconds; and the reason if there is none, else ""."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         process = multiprocessing.get_context("spawn").Process(
@@ -152,14 +152,14 @@ def _measured(
 
 
 def _row(case: Case, seconds: float) -> tuple[dict[str, Any], list[str]]:
-    """Both forms of an operation, and what failed."""
+    """Both forms of an operation, and the failures."""
     row: dict[str, Any] = case._asdict()
     notes, found = [], {}
     for form in _FORMS:
         what = f"{form} {case.operation}, {case.chip}, {case.rows} x {case.vocabulary}"
         print(f"benchmarks.kernels: {what}", file=sys.stderr, flush=True)
         found[form], why = _measured(case, form, True, seconds)
-        if why and form == PLAIN:  # a kernel has no estimate but the simulation
+        if why and form == PLAIN:  # a kernel has only the simulation
             notes.append(f"{what} is not simulated: {why}")
             found[form], why = _measured(case, form, False, seconds)
         if why:
@@ -172,7 +172,7 @@ def _row(case: Case, seconds: float) -> tuple[dict[str, Any], list[str]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what is compiled, and for what."""
+    """Adds the operations, sizes and chips."""
     names = list(OPERATIONS)
     parser.add_argument("--operations", nargs="+", default=names, choices=names)
     parser.add_argument("--chips", nargs="+", default=["v5e"], choices=list(TPUS))
@@ -184,11 +184,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Compiles everything that is asked for; a row for each operation."""
+    """Compiles all requested programs; a row for each operation."""
     check_positive(args, "rows", "vocabularies", "seconds")
     if unsuited := [size for size in args.vocabularies if not draw_kernels.suits(size)]:
-        raise ValueError(f"--vocabularies must be such that kernels take, got {unsuited}")
-    mesh_of(args.chips[0], 1, 1)  # says if libtpu is missing
+        raise ValueError(f"--vocabularies must be sizes that kernels support, got {unsuited}")
+    mesh_of(args.chips[0], 1, 1)  # raises if libtpu is missing
     cases = itertools.product(args.operations, args.chips, args.rows, args.vocabularies)
     made = [_row(Case(*case), args.seconds) for case in cases]
     notes = [note for _, failed in made for note in failed]

@@ -1,7 +1,7 @@
-"""Which layout of the weights decodes fastest: the matrix products of one step, nothing else.
+"""Compares layouts of the weights: the matrix products of a step, nothing else.
 
-The networks keep what measured best on a CPU: one `[in, out]` kernel per product, layers apart,
-and for a tied output projection a transposed copy (`Model.prepare`).
+The networks use the layout that was fastest on a CPU: an `[in, out]` kernel per product, separate
+layers, and for a tied output projection a transposed copy (`Model.prepare`).
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks import command
 from benchmarks.interleaved import time_interleaved
 from specjax.cli.bench.report import Report
 
-HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits either way round"
+HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits, both ways"
 
 Layer = dict[str, Any]
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures every layout at every T; all take turns."""
+    """Measures every layout at every T, in turns."""
     for name in ("embed_dim", "joined_kv", "mlp_dim", "layers", "vocab", "repeats"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _layer(x: jax.Array, qkv: Any, mlp: Any, out: Any, wo: Any) -> jax.Array:
-    """The products of a layer, with something cheap in the place of attention."""
+    """The products of a layer, with a cheap replacement of attention."""
     query, key, value = qkv(x)
     x = x + out(jnp.tanh(query) * key + value)
     gate, up = mlp(x)

@@ -1,4 +1,4 @@
-"""What a draft that is looked up costs, by the length of the text, beside a verifier's pass."""
+"""The cost of a looked-up draft, by the length of the text, beside a verifier's pass."""
 
 import argparse
 import functools
@@ -20,11 +20,11 @@ from specjax.drafting import LookupDrafter
 from specjax.models import model_from_config, preset
 from specjax.sampling import Sampling
 
-HELP = "microseconds of a draft that is looked up in the text so far, by the text's length"
+HELP = "microseconds of a draft copied from the text so far, by the text's length"
 
 _PRESET = "t5_v1_1_base"
 _COLUMNS = ("context", "rows", "match", "us_per_row", "round_us", "pass_ms", "share_of_pass")
-# Rounds of one call.
+# Rounds per call.
 _ROUNDS = 32
 
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=[0, 32],
-        help="how many tokens of the ending occur before",
+        help="number of last tokens that occur before",
     )
     parser.add_argument("--max-draft", type=int, default=10, help="draft length G")
     parser.add_argument("--vocab", type=int, default=32128, help="vocabulary V")
@@ -51,18 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pass-context",
         type=int,
         default=4096,
-        help="the context beside which a verifier's pass is measured, for one row",
+        help="the context for the verifier's pass of one row",
     )
-    parser.add_argument("--repeats", type=int, default=7, help="times that each is measured")
+    parser.add_argument("--repeats", type=int, default=7, help="measurements of each setting")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures whole rounds of the drafter alone: a block with its probabilities, and a commit.
+    """Measures whole rounds of only the drafter: a block with its probabilities, and a commit.
 
-    The text is of random tokens, its ending a copy of `match` earlier ones. Each round proposes G
-    tokens, writes their one-hot `[B, G + 1, V]`, and takes G tokens in. The state is as wide as for
-    a decoder-only model, twice the context. The pass is one of T5 v1.1 base (weights of zeros) over
-    G + 1 tokens of one row, with an encoder's input of `--pass-context` tokens.
+    The text consists of random tokens; its ending is a copy of `match` earlier tokens. Each round
+    proposes G tokens, writes their one-hot `[B, G + 1, V]`, and commits G tokens. The state is as
+    wide as for a decoder-only model, twice the context. The pass is T5 v1.1 base's (weights of
+    zeros) over G + 1 tokens of one row, with an encoder's input of `--pass-context` tokens.
     """
     check_positive(args, "contexts", "rows", "max_draft", "vocab", "pass_context", "repeats")
     for name in ("contexts", "pass_context"):
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> Report:
 def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Callable[[], Any]:
     """A function that drafts and commits `_ROUNDS` times."""
     rng = np.random.default_rng(0)
-    # The last id separates the copied tokens from what is before them.
+    # The last id separates the copied tokens from the tokens before.
     text = rng.integers(drafter.vocab_size - 1, size=(rows, context)).astype(np.int32)
     if match:
         text[:, -match:] = text[:, context // 4 : context // 4 + match]
@@ -114,10 +114,10 @@ def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Call
                 (), state, last, limits, jnp.zeros((rows, 0)), sampling, active,
                 with_confidence=False,
             )  # fmt: skip
-            # Written over the ending, so that the text stays as long and matches as far.
+            # Overwrites the ending, so that the text keeps its length and its match.
             before = state._replace(lengths=state.lengths - block.tokens.shape[1])
             ending = jnp.asarray(text[:, -drafter.max_draft :])
-            # They depend on the block, so that no round can be left out.
+            # The ending depends on the block, so that no round can be left out.
             ending = jnp.where(block.tokens < 0, block.tokens, ending)
             state = drafter.commit(before, ending, limits)
             return state, block.tokens[:, -1], block.probs
@@ -140,7 +140,7 @@ def _pass(args: argparse.Namespace) -> Callable[[], Any]:
     cache = zeros(shapes.cache)
     tokens = jnp.ones((1, args.max_draft + 1), jnp.int32)
 
-    # `score`, since a cache that is not donated would be copied.
+    # `score`: a cache that is not donated would be copied.
     read = jit(lambda *x: model.score(*x)[0], options=step_options)
     return lambda: read(params, cache, tokens, jnp.full((1,), 64, jnp.int32))
 

@@ -26,9 +26,9 @@ from specjax.types import Array, Params, Sampling, Stopping
 HELP = "the time of the speculative loop against the time of its models' passes"
 # No logit is this large, but XLA cannot know that.
 _NEVER = 1e30
-# The time that the passes of one turn take together.
+# The seconds of the passes of a turn.
 _PASSES_SECONDS = 0.02
-# Prefills in a row, so that the host's work for one is done during another.
+# Prefills in sequence, so that the host prepares one during another.
 _IN_A_ROW = 4
 
 
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Measures every batch size, draft length and temperature.
 
-    The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1);
-    all times are from this run. Milliseconds are those of one pass (draft_two: a pass of two
-    tokens), but loop_ms is the time of the whole loop. policy_overhead is that of the same loop
-    with a stopping policy that does its work and never stops: the acceptance head's, or the
-    drafter's confidence where there is none. start_ms is the time of a call of a `Decoder` beside
-    its prefills and its rounds, the median of all batches.
+    The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1); all
+    times are from this run. Milliseconds are per pass (draft_two: a pass of two tokens), but
+    loop_ms is the whole loop. policy_overhead is the overhead of the same loop with a stopping
+    policy that computes but never stops: the acceptance head's, or the drafter's confidence if
+    there is no head. start_ms is the time of a call of a `Decoder` without its prefills and rounds,
+    the median of all batches.
     """
     pairs.check_positive(args, "drafts")
     pair, tokens = pairs.load(args)
@@ -80,7 +80,7 @@ def measure(
     policy, own = never_stops(loops.pair)
     methods: dict[str, Any] = {
         "loop": (loops.speculative(max_draft), ()),
-        # Of one width, as without a policy.
+        # A single width, as without a policy.
         "policy": (loops.speculative(max_draft, (max_draft + 1,), policy), own),
     }
     small, large = loops.pair.drafter, loops.pair.verifier
@@ -114,12 +114,12 @@ def measure(
 def figures(
     seconds: dict[str, float], passes: dict[str, tuple[int, ...]], one: dict[str, float]
 ) -> dict[str, float]:
-    """One line of the table.
+    """A line of the table.
 
     Args:
-      seconds: of the loops "loop" and "policy".
-      passes: of each of them, of the drafter and of the verifier.
-      one: the seconds of one pass: "draft", "draft_two" and "verifier".
+      seconds: the seconds of the loops "loop" and "policy".
+      passes: the passes of each loop, of drafter and verifier.
+      one: the seconds of a pass: "draft", "draft_two" and "verifier".
     """
     of_passes = {
         name: drafter * one["draft"] + verifier * one["verifier"]
@@ -136,7 +136,7 @@ def figures(
 
 
 def never_stops(pair: Pair) -> tuple[Stopping, Params]:
-    """A policy that does its work and never stops: the head's, or the drafter's confidence."""
+    """A policy that computes but never stops: the head's, or the drafter's confidence."""
     policy: Stopping = drafting.Confidence(0.0)
     if pair.drafter.head is not None:
         policy = drafting.Survival(threshold=1.0)
@@ -171,7 +171,7 @@ def _passes(model: TextModel, loops: Loops, rows: int, width: int) -> Callable[[
         return (time.perf_counter() - begin) / steps
 
     call(1)  # compiles
-    # So many that the cost of the call and of its first, cold pass does not matter.
+    # So many steps that the cost of the call and of its first, cold pass does not matter.
     steps = max(8, int(_PASSES_SECONDS / min(call(8) for _ in range(3))))
     return functools.partial(call, steps)
 
@@ -179,17 +179,17 @@ def _passes(model: TextModel, loops: Loops, rows: int, width: int) -> Callable[[
 def call_start(
     loops: Loops, tokens: Sequence[np.ndarray], rows: int, max_draft: int, temperature: float
 ) -> Callable[[slice], float]:
-    """A function of a batch that decodes it and says what the call took besides, in seconds.
+    """A function that decodes a batch and returns the additional seconds of the call.
 
-    That is a call of a `Decoder` less two prefills, and less a loop that does the same rounds; the
-    loop less the time of one that finds all rows finished, which is its dispatch alone.
+    These are the seconds of a call of a `Decoder`, minus two prefills, minus a loop with the same
+    rounds; the loop's time excludes its dispatch: the time of a loop that finds all rows finished.
 
     Args:
       loops: the pair and its prompts.
       tokens: the prompts.
       rows: B.
       max_draft: G.
-      temperature: of all rows.
+      temperature: the temperature of all rows.
 
     Returns:
       The function; its programs are compiled.
@@ -208,7 +208,7 @@ def call_start(
     def measured(part: slice) -> float:
         given: list[Any] = list(tokens[part])
         begin = time.perf_counter()
-        # The loop's ids, so that it does the same rounds.
+        # The loop's ids, for the same rounds.
         decoder(given, ids=range(part.start, part.stop))
         call = time.perf_counter() - begin
         loop, state = loops.run(method, part, temperature)
@@ -222,13 +222,13 @@ def call_start(
 
 
 def _prefills(loops: Loops, rows: int, length: int) -> Callable[[], float]:
-    """A function that takes prompts in with both models, and returns the seconds of that."""
+    """A function that reads prompts with both models, and returns the seconds."""
 
     @jit
     def prefill(params: tuple[Params, Params], inputs: Array, lengths: Array) -> Any:
         models = (loops.pair.verifier.model, loops.pair.drafter.model)
         both = [m.prefill(p, inputs, lengths, length) for m, p in zip(models, params, strict=True)]
-        # The next ones depend on these, so that they do not overlap.
+        # The next prefills depend on these, so that they do not overlap.
         firsts = [jax.tree.leaves(one)[0].ravel()[0].astype(jnp.float32) for one in both]
         return lengths + jnp.isnan(jnp.stack(firsts)).any().astype(jnp.int32), both
 

@@ -27,17 +27,17 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 def lower_init(
     method: Method, params: Params, prompts: PromptBatch, *, max_new: int, max_length: int
 ) -> tuple[jax.stages.Lowered, DecodeState]:
-    """The program of `method.init`, and what it returns.
+    """The program of `method.init`, and the shapes of its result.
 
     Args:
       method: with a partitioner.
       params: the shapes of its parameters, with shardings.
-      prompts: the shapes of its prompts, likewise.
+      prompts: the shapes of its prompts, with shardings.
       max_new: N.
       max_length: S, cache positions.
 
     Returns:
-      What `compile()` compiles, and the state's shapes with shardings.
+      The lowered program, and the state's shapes with shardings.
     """
     static = (max_new, max_length, False)
     shapes, where = first_state(method, static, params, prompts)
@@ -47,18 +47,18 @@ def lower_init(
 
 
 def lower_run(method: Method, params: Params, state: DecodeState) -> jax.stages.Lowered:
-    """The program of `method.run`; `state` as `lower_init` returns it."""
+    """The program of `method.run`; `state` from `lower_init`."""
     stop = _whole((), state)
     return jitted_run(placement(state)).lower(method, params, state, stop, stop)
 
 
 def lower_insert(state: DecodeState, new: DecodeState) -> jax.stages.Lowered:
-    """The program of `insert_rows`; both states as `lower_init` returns them."""
+    """The program of `insert_rows`; both states from `lower_init`."""
     return jitted_insert(placement(state)).lower(state, _whole(new.lengths.shape, state), new)
 
 
 def _whole(shape: tuple[int, ...], state: DecodeState) -> jax.ShapeDtypeStruct:
-    """The shape of int32 numbers that every device has."""
+    """The shape of int32 numbers that every device has in whole."""
     where = state.lengths.sharding
     assert isinstance(where, NamedSharding)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(where.mesh, jax.P()))

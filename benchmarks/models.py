@@ -1,4 +1,4 @@
-"""How long the networks take per block, against a plain read and against transformers."""
+"""Times the networks per block, against a plain read and against transformers."""
 
 import argparse
 import functools
@@ -22,9 +22,9 @@ from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.types import Params
 
-HELP = "extend by T tokens inside one jitted loop, against reading the same bytes and transformers"
+HELP = "extend by T tokens in a jitted loop, against reading the same bytes and transformers"
 
-# T5 v1.1's shapes with its embedding tied: 60.5 M and 222.9 M parameters. "tiny" is for trying out.
+# T5 v1.1's shapes with its embedding tied: 60.5 M and 222.9 M parameters. "tiny" is for trials.
 _MODELS: dict[str, T5Config] = {
     "60m": preset("t5_v1_1_small", tie_embeddings=True),  # type: ignore[dict-item]
     "220m": preset("t5_v1_1_base", tie_embeddings=True),  # type: ignore[dict-item]
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Report:
     pairs.check_positive(argparse.Namespace(tokens=min(args.tokens)), "tokens")
     if args.steps + max(args.tokens) > args.max_length:
         raise ValueError(
-            f"--steps {args.steps} and --tokens {max(args.tokens)} go past --max-length "
+            f"--steps {args.steps} plus --tokens {max(args.tokens)} exceed --max-length "
             f"{args.max_length}: raise it"
         )
     table: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def _measure(
 
 
 def _random_params(model: Seq2SeqLM) -> Params:
-    """Random parameters of the initialisers' scale, quickly."""
+    """Random parameters of the initialisers' scale, but faster."""
     rng = np.random.default_rng(0)
     head_dim = model.config.head_dim
 
@@ -150,7 +150,7 @@ def _random_params(model: Seq2SeqLM) -> Params:
 
 
 def _bytes_read(config: T5Config, params: Params, cache: RaggedCache) -> int:
-    """What one decoding step reads: the decoder, the output projection, and the cache."""
+    """The bytes that a decoding step reads: decoder, output projection and cache."""
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     for path, leaf in flatten_dict(params["decoder"]).items():
         if not {"encoder_decoder_attention"} & set(path) or not {"key", "value"} & set(path):
@@ -186,9 +186,9 @@ def _our_loop(
 
 
 def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
-    """Sums an array of that many bytes, as often as the others take steps and as they do: jitted.
+    """Sums an array of that many bytes, as often as the others take steps, in a jitted loop.
 
-    The barrier makes each pass wait for the one before, or XLA would read the array only once.
+    The barrier makes each pass wait for the pass before; else XLA would read the array only once.
     """
 
     @jax.jit
@@ -205,7 +205,7 @@ def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
 def _peer_loops(
     model: Seq2SeqLM, params: Params, prefilled: Any, inputs: np.ndarray, steps: int
 ) -> tuple[dict[str, Callable[[], Any]], str]:
-    """The cached decoder of transformers on the same weights, once its logits proved to be ours."""
+    """The cached decoder of transformers on the same weights, if its logits equal ours."""
     try:
         import torch
         import transformers
@@ -219,7 +219,7 @@ def _peer_loops(
     arrays = {}
     for path, leaf in flatten_dict(params, sep="/").items():
         rule = family_of(config).hf_name(path)
-        # A copy that PyTorch lays out as it likes best, contiguous as [out, in].
+        # A copy in PyTorch's preferred layout, contiguous as [out, in].
         array = np.array(leaf.T if rule.transposed else leaf, order="C")
         arrays[rule.hf] = torch.from_numpy(array)
     for tied in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
@@ -257,7 +257,7 @@ def _peer_loops(
             past.self_attention_cache.crop(-steps)
             return tokens.numpy()
 
-    # XLA uses all cores. On a busy machine PyTorch may be faster with one: the better one counts.
+    # XLA uses all cores. On a busy machine PyTorch may be faster with one: the faster counts.
     counts = sorted({1, len(os.sched_getaffinity(0))})
     return {f"peer {n}": functools.partial(call, n) for n in counts}, (
         f"transformers {transformers.__version__}, torch {torch.__version__}, the best of "

@@ -1,6 +1,6 @@
-"""Tokens per second that bytes, operations and collectives allow, for large pairs on accelerators.
+"""Upper limits of tokens per second from bytes, operations and collectives, for large pairs.
 
-The model is written down in docs/scaling.md. Nothing is allocated, compiled or measured.
+docs/scaling.md describes the model. Nothing is allocated, compiled or measured.
 
 Axes: B rows, T tokens of a pass, S cache positions, P prompt tokens, E width, V vocabulary.
 """
@@ -31,7 +31,7 @@ HELP = "predicted tokens per second of large pairs, from bytes, operations and c
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What the maker says of an accelerator.
+    """The maker's figures of an accelerator.
 
     Attributes:
       flops: bfloat16 operations a second, dense.
@@ -62,29 +62,29 @@ PAIRS = {
     "gemma2_27b": "gemma2_2b",
     "llama2_70b": "llama2_7b",
 }
-# Of parameters, activations and caches (bfloat16), and of logits (float32).
+# Bytes of parameters, activations and caches (bfloat16), and of logits (float32).
 _BYTES, _LOGIT_BYTES = 2, 4
 # Logits are written once and read by the softmax, the verification and the draw.
 LOGIT_TRIPS = 4
-# Room for programs and for what they compute meanwhile.
+# Leaves room for programs and their temporary arrays.
 _FILLED = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What a decoding pass needs of a network, whole.
+    """The numbers of a whole network that determine a decoding pass.
 
     Attributes:
-      stored: the parameters that memory holds.
+      stored: the parameters in memory.
       read: the parameters that a pass reads.
-      layers: of the decoder.
+      layers: the decoder's layers.
       sums: the blocks of a layer whose results are summed over devices.
       heads: query heads, each of `head_dim`.
-      kv_heads: those of keys and values.
+      kv_heads: heads of keys and values.
       head_dim: D.
       width: E.
       vocab: V.
-      cross: whether there are also caches of the prompt (an encoder-decoder's).
+      cross: whether there are caches of the prompt too (in an encoder-decoder).
     """
 
     stored: int
@@ -118,7 +118,7 @@ class Network:
         )
 
     def cache_bytes(self, rows: int, cached: int, prompt: int, ways: int) -> float:
-        """On one of `ways` devices; heads that these do not divide are on all of them."""
+        """The bytes on one of `ways` devices; heads that these do not divide are on all of them."""
         split = ways if self.kv_heads % ways == 0 else 1
         places = cached + prompt * self.cross
         return 2 * rows * places * self.layers * self.kv_heads * self.head_dim * _BYTES / split
@@ -127,15 +127,15 @@ class Network:
 def _is_read(name: str, config: ModelConfig) -> bool:
     """Whether a decoding pass reads the whole of an array."""
     if name == "token_embedder/embedding":
-        return config.tie_embeddings  # else a few rows of it
-    # The encoder, and the keys and values of cross-attention, run once for each prompt.
+        return config.tie_embeddings  # else only a few rows
+    # The encoder, and the keys and values of cross-attention, are computed once per prompt.
     once = "encoder_decoder_attention/key" in name or "encoder_decoder_attention/value" in name
     return name.startswith("decoder/") and not once
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Where the time of a pass goes: memory, operations and collectives, in seconds."""
+    """The time of a pass by cause: memory, operations and collectives, in seconds."""
 
     memory: float
     compute: float
@@ -143,7 +143,7 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """Memory and operations overlap; what follows a collective waits for it."""
+        """Memory and operations overlap; collectives do not."""
         return max(self.memory, self.compute) + self.collectives
 
 
@@ -163,7 +163,7 @@ def pass_seconds(
     ways: int,
     latency: float,
 ) -> Seconds:
-    """The least time of one pass, each layer split over `ways` chips.
+    """The least time of a pass, with each layer split over `ways` chips.
 
     Args:
       network: the network.
@@ -171,9 +171,9 @@ def pass_seconds(
       rows: B.
       tokens: T.
       cached: S, the positions that attention reads.
-      prompt: P, those of the encoder's output, where there is one.
+      prompt: P, the positions of the encoder's output, if there is an encoder.
       ways: the number of chips.
-      latency: seconds of an all-reduce of nothing.
+      latency: seconds of an empty all-reduce.
     """
     logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
     memory = network.read * _BYTES / ways + logits
@@ -196,16 +196,16 @@ def tokens_per_round(acceptance: float, draft: int) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pairs, the chips and the workload."""
     parser.add_argument("--verifiers", nargs="+", default=list(PAIRS), choices=list(PRESETS))
-    parser.add_argument("--drafter", choices=list(PRESETS), help="for all of them; else their own")
+    parser.add_argument("--drafter", choices=list(PRESETS), help="for all pairs; else their own")
     parser.add_argument("--chips", nargs="+", default=["v5e", "h100"], choices=list(CHIPS))
-    parser.add_argument("--ways", type=int, help="chips; the fewest that hold all if left out")
+    parser.add_argument("--ways", type=int, help="chips; by default as few as possible")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="B")
     parser.add_argument("--draft", type=int, default=5, help="G")
-    parser.add_argument("--acceptance", type=float, default=0.7, help="of a drafted token")
-    parser.add_argument("--cached", type=int, default=1024, help="S, or of a T5 the output so far")
-    parser.add_argument("--prompt", type=int, default=512, help="P, of a T5")
+    parser.add_argument("--acceptance", type=float, default=0.7, help="rate of drafted tokens")
+    parser.add_argument("--cached", type=int, default=1024, help="S; for a T5 the output so far")
+    parser.add_argument("--prompt", type=int, default=512, help="P, for a T5")
     parser.add_argument(
-        "--latency-us", type=float, default=5.0, help="of an all-reduce, an assumption"
+        "--latency-us", type=float, default=5.0, help="assumed latency of an all-reduce"
     )
     parser.add_argument("--replicate-drafter", action="store_true", help="whole on each chip")
 
@@ -227,8 +227,8 @@ def run(args: argparse.Namespace) -> Report:
         for batch in args.rows
     ]
     notes = (
-        f"Upper limits, for {args.draft} drafted tokens of which {args.acceptance:g} are accepted, "
-        f"{args.latency_us:g} us an all-reduce. ways: chips; bound: what a round waits for most.",
+        f"Upper limits, for {args.draft} drafted tokens, acceptance {args.acceptance:g} and "
+        f"{args.latency_us:g} us per all-reduce. ways: chips; bound: the largest part of a round.",
     )
     return Report(rows, list(rows[0]), notes)
 
@@ -237,13 +237,13 @@ def _row(
     verifier: str, drafter: str | None, chip_name: str, batch: int, args: argparse.Namespace
 ) -> dict[str, Any]:
     if drafter is None:
-        raise ValueError(f"--drafter is needed: nothing is known to draft for {verifier}")
+        raise ValueError(f"--drafter is needed, because {verifier} has no default drafter")
     chip = CHIPS[chip_name]
     large, small = Network.of(preset(verifier)), Network.of(preset(drafter))
     sizes = {"rows": batch, "cached": args.cached, "prompt": args.prompt}
 
     def drafter_ways(ways: int) -> int:
-        # A network is not split where the chips do not divide its heads (REPLICATE_DRAFTER).
+        # A network is not split if the chips do not divide its heads (REPLICATE_DRAFTER).
         return 1 if args.replicate_drafter or small.heads % ways else ways
 
     def held(ways: int) -> float:
@@ -261,8 +261,8 @@ def _row(
     ways = args.ways or next((w for w in possible if _fits(held(w), chip)), 0)
     if not ways:
         raise ValueError(
-            f"{batch} rows of {verifier} have no place on {possible[-1]} {chip_name}, the most "
-            f"chips by which its {large.heads} heads divide: give fewer --rows or less --cached"
+            f"{batch} rows of {verifier} do not fit on {possible[-1]} {chip_name}, the most chips "
+            f"that divide its {large.heads} heads: give fewer --rows or less --cached"
         )
     own = drafter_ways(ways)
     common = {**sizes, "latency": args.latency_us * 1e-6}

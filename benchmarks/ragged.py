@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Candidate(NamedTuple):
-    """One policy with one setting.
+    """A policy with a setting.
 
     Attributes:
       policy: its name.
-      setting: the draft length, the threshold or the tokens; None if there is none.
+      setting: the draft length, the threshold or the tokens; None if it has none.
       method: the loop.
       own: the policy's parameters.
     """
@@ -59,25 +59,25 @@ class Candidate(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Decodes losslessly with every candidate, which take turns at every batch.
+    """Decodes losslessly with every candidate; they take turns at every batch.
 
-    `widths` is how many tokens a pass of the verifier may read: "2^n" for the least power of two
-    (or G + 1) that holds the longest draft of the round, else the one width. `predicted_ms` is what
-    the passes of a run cost by a measurement at the start (`Decoder(stopping=CostAware())` makes
-    the same), without what a call costs besides. `speedup` is over the verifier alone, with
-    the same batch size. Give prompts that differ: short and long, usual and unusual.
+    `widths` is the number of tokens per pass of the verifier: "2^n" for the smallest power of two
+    (or G + 1) that holds the longest draft of the round, else the single width. `predicted_ms` is
+    the cost of a run's passes by a measurement at the start (the same as of
+    `Decoder(stopping=CostAware())`), without other costs of a call. `speedup` is over the verifier
+    alone, with the same batch size. Give prompts that differ: short and long, usual and unusual.
     """
     pairs.check_positive(args, "max_draft", "fixed", "tokens")
-    drafting.Confidence(args.confidence)  # its checks
+    drafting.Confidence(args.confidence)  # checks the threshold
     if args.grown:
-        raise ValueError("--grown is not for ragged: costs are measured of the pair as it is")
+        raise ValueError("--grown is not supported here: costs are measured with the original pair")
     pair, tokens = pairs.load(args)
     loops = Loops.of(pair, tokens, args.max_new)
     loops.check_fits(max(args.rows), max([args.max_draft, *args.fixed]))
-    print("measuring what passes cost ...", flush=True)
+    print("measuring the cost of passes ...", flush=True)
     sizes, several = sorted(set(args.rows)), powers_of_two(args.max_draft + 1)
     costs = measure_costs(pair, sizes, several)
-    # A program of one width has rounds of another cost.
+    # Rounds of a program with one width have other costs.
     by_widths = {several: costs}
     for longest in {args.max_draft, *args.fixed}:
         by_widths[(longest + 1,)] = measure_costs(pair, sizes, (longest + 1,))
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> Report:
         table += _measure(
             args, loops, _candidates(args, loops, costs), by_widths, rows, temperature
         )
-    notes = ["speedup: over the verifier alone. predicted_ms: by the costs, without the call's."]
+    notes = ["speedup: over the verifier alone. predicted_ms: by the costs of passes."]
     return Report(table, _COLUMNS, notes, {"costs": costs.to_dict()})
 
 
@@ -162,11 +162,11 @@ def _passes(
     by_widths: dict[tuple[int, ...], Costs],
     rows: int,
 ) -> tuple[int, int, int, float]:
-    """Emitted tokens, rounds and drafted tokens of one batch, and the seconds of its passes."""
+    """Emitted tokens, rounds and drafted tokens of a batch, and the seconds of its passes."""
     method, params = one.method, loops.params_of(one.method, one.own)
     state = loops.start(method, part, temperature, stopping=one.own)
     if not isinstance(method, Speculative):
-        state = method.run(params, state, loops.max_new)  # whose passes are not measured
+        state = method.run(params, state, loops.max_new)  # its passes are not measured
         return int(state.lengths.sum()), int(state.steps.sum()), 0, 0.0
     widths = method.round.verifier_widths
     costs = by_widths[widths]

@@ -1,9 +1,9 @@
-"""Rows of the built-in pair for twelve settings, written by one version and compared by another.
+"""Outputs of the built-in pair for twelve settings: write with one version, compare with another.
 
     python -m benchmarks.rows write rows.json
     python -m benchmarks.rows compare rows.json
 
-Both on one machine: bits of floats follow the processor and the version of XLA.
+Run both on the same machine: floats depend on the processor and the version of XLA.
 """
 
 import json
@@ -53,7 +53,7 @@ PROMPTS = 24
 
 
 def rows(prompts: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """What every setting writes."""
+    """The outputs of every setting."""
     pair = specjax.load_pair()
     found = {}
     for name, decoder, options in settings(pair):
@@ -78,7 +78,7 @@ def rows(prompts: list[str]) -> dict[str, list[dict[str, Any]]]:
 
 
 def main(action: str, file: str) -> int:
-    """Writes, or compares and prints what differs."""
+    """Writes the outputs, or compares and prints the differences."""
     path = Path(file)
     if action == "write":
         samples = Path(specjax.__file__).parent / "pairs/multi30k_ende/samples.tsv"

@@ -1,7 +1,7 @@
-"""What grows with the batch, the draft, the context and the devices.
+"""Speed, memory and work by batch, draft, context and number of devices.
 
-Tokens per second and memory are those of a pair that decodes here. The work of each device on
-meshes of virtual devices is read from compiled programs, for which nothing is allocated
+Tokens per second and memory are measured with a pair that decodes here. The work of each device on
+meshes of virtual devices is read from compiled programs, without allocation
 (XLA_FLAGS=--xla_force_host_platform_device_count=8 before the start).
 """
 
@@ -27,7 +27,7 @@ from specjax.models import PRESETS, preset
 
 HELP = "tokens/s and memory against batch, draft and context; work of a device against devices"
 
-# More steps than any output takes.
+# More steps than any output needs.
 _FOREVER = np.int32(2**31 - 1)
 
 
@@ -38,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64], help="B")
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 5, 10, 20], help="G")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512, 4096], help="P")
-    parser.add_argument("--base", type=int, nargs=3, default=[1, 5, 64], help="B G P of the rest")
+    parser.add_argument("--base", type=int, nargs=3, default=[1, 5, 64], help="B G P otherwise")
     parser.add_argument("--max-new", type=int, default=16, help="N, the longest output, in tokens")
-    parser.add_argument("--repeats", type=int, default=2, help="the fastest of them counts")
-    parser.add_argument("--devices", type=int, nargs="+", help="read the work on meshes Nx1")
+    parser.add_argument("--repeats", type=int, default=2, help="measurements; the fastest counts")
+    parser.add_argument("--devices", type=int, nargs="+", help="read the work on N x 1 meshes")
     parser.add_argument(
         "--model", default="llama", help=f"for --devices: {', '.join(TINY)} (tiny), or a preset"
     )
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _decoded(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One axis after the other; the others stay at `--base`."""
+    """Measures along one axis after the other; the others stay at `--base`."""
     if args.inputs is None:
         raise ValueError("--inputs is needed: a text file, one prompt per line")
     base = dict(zip(("rows", "max_draft", "context"), args.base, strict=True))
@@ -68,7 +68,7 @@ def _decoded(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     loaded = Loops.of(*pairs.load(args), args.max_new)
     for point in sorted({tuple(point.items()) for point in points}, key=points_order(base)):
         row = _measured(loaded, **dict(point), repeats=args.repeats)
-        print(f"benchmarks.scaling: {row}", file=sys.stderr, flush=True)  # the others may take long
+        print(f"benchmarks.scaling: {row}", file=sys.stderr, flush=True)  # the next may take long
         yield row
 
 

@@ -1,1 +1,1 @@
-"""What a TPU's compiler says of decoding, on a machine without one: `python -m benchmarks.tpu`."""
+"""Estimates of a TPU's compiler for decoding, without a TPU: `python -m benchmarks.tpu`."""

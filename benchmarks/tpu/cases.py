@@ -1,4 +1,4 @@
-"""What is compiled for TPUs: pairs of networks, methods, and programs of few layers or of all."""
+"""The programs to compile for TPUs: pairs of networks, methods, and few or all layers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -30,12 +30,12 @@ ALONE = "alone"
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """How a pair decodes.
+    """The settings of a pair.
 
     Attributes:
       rule: the rule; its numbers are traced.
       verification: the algorithm.
-      stopping: when drafts end before G tokens.
+      stopping: the policy that ends drafts before G tokens.
       filtered: whether top-p filters both distributions.
     """
 
@@ -58,15 +58,15 @@ METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is compiled: a pair on a mesh.
+    """A pair on a mesh.
 
     Attributes:
-      pair: a name of `PAIRS`, or VERIFIER+DRAFTER, two presets.
+      pair: a name of `PAIRS`, or VERIFIER+DRAFTER with two presets.
       chip: the TPU.
       mesh: its chips, the axes `data` and `model`.
-      method: a name of `METHODS`; `ALONE` decodes with the verifier alone, token by token.
+      method: a name of `METHODS`; `ALONE` decodes with only the verifier, token by token.
       sizes: the shapes.
-      depth: the layers of each network; None for all that it has.
+      depth: the layers of each network; None for all.
     """
 
     pair: str
@@ -78,7 +78,7 @@ class Case:
 
     @property
     def configs(self) -> tuple[ModelConfig, ModelConfig]:
-        """Of verifier and drafter."""
+        """The configurations of verifier and drafter."""
         large, small = configs_of(self.pair)
         if self.depth is None:
             return large, small
@@ -86,7 +86,7 @@ class Case:
 
     @property
     def layers(self) -> tuple[int, int]:
-        """Of the decoders of verifier and drafter."""
+        """The layers of the decoders of verifier and drafter."""
         large, small = self.configs
         return _depth_of(large), _depth_of(small)
 
@@ -94,11 +94,11 @@ class Case:
         """The compiled programs by name.
 
         Args:
-          layers: of the verifier and the drafter, instead of `self.layers`.
+          layers: the layers of the verifier and the drafter, instead of `self.layers`.
           programs: see `benchmarks.shapes.lowered`.
 
         Raises:
-          ValueError: the compiler refuses, as where a program does not fit into memory.
+          ValueError: the compiler fails, for example if a program does not fit into memory.
         """
         part = Partitioner(self.mesh)
         large, small = (
@@ -126,7 +126,7 @@ def configs_of(pair: str) -> tuple[ModelConfig, ModelConfig]:
     names = PAIRS.get(pair) or tuple(pair.split("+"))
     if len(names) != 2 or not set(names) <= PRESETS.keys():
         raise ValueError(
-            f"--pairs must be of {', '.join(PAIRS)}, or VERIFIER+DRAFTER of "
+            f"--pairs must be one of {', '.join(PAIRS)}, or VERIFIER+DRAFTER of "
             f"{', '.join(PRESETS)}, got {pair!r}"
         )
     large, small = (preset(name, dtype="bfloat16", param_dtype="bfloat16") for name in names)
@@ -167,12 +167,12 @@ def at_depth(
     full: tuple[int, int],
     both: bool,
 ) -> dict[str, float]:
-    """What a program with all layers has, from programs with few.
+    """The numbers of a program with all layers, extrapolated from programs with few layers.
 
     Args:
       measure: (layers of the verifier, of the drafter) -> numbers.
-      few: two depths: what a layer adds is their difference, of each network by itself, and the
-        rest is this times the layers that are missing. None measures all layers.
+      few: two depths: the difference is the cost of a layer, for each network separately; it is
+        multiplied by the number of missing layers. None measures all layers.
       full: all layers of the verifier and of the drafter.
       both: whether the program has a drafter.
 
@@ -189,5 +189,5 @@ def at_depth(
         times = (full[i] - low) / (high - low)
         for name, value in deeper.items():
             numbers[name] += times * (value - base[name])
-    # Where a compiler has less to do for more layers, a line leads below nothing.
+    # If a compiler needs less for more layers, the line may fall below 0.
     return {name: max(0.0, value) for name, value in numbers.items()}

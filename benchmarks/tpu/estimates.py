@@ -1,20 +1,20 @@
-"""What a TPU's compiler estimates of a step: cycles by part, read from the compiled program.
+"""Estimates of a TPU's compiler for a step: cycles by part, read from the compiled program.
 
-Counted are the estimates that stand at the instructions of a round's loop (of other programs: of
-all), each as often as it runs in a usual round:
+The sum is over the estimates of the instructions of a round's loop (in other programs: of all),
+each multiplied by its runs in a usual round:
 
-- A loop whose counter is compared with a constant runs that often. The drafting loop, which may
-  end early, runs to its bound, G times. Any other loop that the program ends counts once.
-- Of the branches of the bonus pass the dearest counts, under `bonus`: a round without it costs
-  less by that. Of those that hold the verifier's passes the dearest counts (the widest). Of those
-  that hold the drafter's passes the cheapest counts (a usual round has nothing to catch up on). Of
-  others the dearest counts.
-- An instruction belongs to the outermost part that its `op_name` mentions, or to what calls it;
-  those that the compiler adds without a name are "unnamed", all others "bookkeeping". A fusion has
-  one name: what is fused into a pass counts as the pass.
-- Copies that run beside the rest (`copy-start`, `slice-start`) have no estimate: their bytes are
-  counted, and stand beside the cycles. Whatever else has no estimate and makes 1024 numbers or
-  more is listed by name, and so are kernels and collectives: they count as nothing.
+- A loop whose counter is compared with a constant runs that often. The drafting loop, which may end
+early, runs to its limit, G times. Any other loop that the program ends counts once.
+- Of the branches of the bonus pass the most expensive counts, under `bonus`: a round without it
+costs that much less. Of the branches with the verifier's passes the most expensive counts (the
+widest). Of the branches with the drafter's passes the cheapest counts (usually there is nothing to
+catch up on). Of other branches the most expensive counts.
+- An instruction belongs to the outermost part in its `op_name`, or to its caller's; instructions
+that the compiler adds without a name are "unnamed", all others "bookkeeping". A fusion has a single
+name: everything fused into a pass counts as the pass.
+- Parallel copies (`copy-start`, `slice-start`) have no estimate: their bytes are counted, and shown
+beside the cycles. Other instructions without an estimate that make 1024 numbers or more are listed
+by name, and so are kernels and collectives: they count as 0.
 """
 
 import collections
@@ -39,7 +39,7 @@ BOOKKEEPING, UNNAMED = "bookkeeping", "unnamed"
 REGIONS = OUTSIDE, DRAFTING, BONUS, SKIPPED = ("outside", "draft steps", "bonus", "skipped")
 
 _PART = re.compile(rf"(?<![\w.])({'|'.join(PARTS)})(?![\w.])")
-# They compute nothing: names for what is there, or places for what will be.
+# They compute nothing: they only name or reserve arrays.
 _FREE = ("bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "tuple")
 _FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast")
 _SMALL = 1024  # numbers: one register
@@ -51,10 +51,10 @@ class Executed:
     """An instruction of a step.
 
     Attributes:
-      instruction: itself.
+      instruction: the instruction.
       part: one of `PARTS`, `BOOKKEEPING` or `UNNAMED`.
-      region: one of `REGIONS`: outside of the inner loops, in the drafting loop, in the branch of
-        the bonus pass, or in a branch that a usual round does not take.
+      region: one of `REGIONS`: outside the inner loops, in the drafting loop, in the branch of the
+        bonus pass, or in a branch that a usual round does not take.
       times: how often it runs in a usual round.
     """
 
@@ -70,17 +70,17 @@ class Executed:
 
     @property
     def moved(self) -> int:
-        """The bytes that it copies beside the rest, in all its runs."""
+        """The bytes that it copies in parallel, in all its runs."""
         one = self.instruction
         if one.opcode not in _MOVES:
             return 0
-        # Its operand and what it copies are among the results: the smaller one is moved.
+        # The results include its operand and the copy: the smaller one is moved.
         arrays = [array for array in one.arrays if len(array.shape) > 0]
         return self.times * min((array.padded_nbytes for array in arrays), default=0)
 
     @property
     def lacks_estimate(self) -> bool:
-        """Whether it takes time of which the compiler says nothing."""
+        """Whether it takes time without an estimate."""
         one = self.instruction
         if one.cycles is not None or one.opcode in _MOVES or one.opcode.endswith("-done"):
             return False
@@ -94,14 +94,14 @@ def executed(program: Program, draft: int, *, loop: bool) -> list[Executed]:
 
     Args:
       program: a compiled program.
-      draft: G, how often a drafting loop without a visible bound runs.
-      loop: whether the program is a loop of steps: its outermost loop counts, once.
+      draft: G, the runs of a drafting loop without a known limit.
+      loop: whether the program is a loop of steps: only its outermost loop counts, once.
 
     Returns:
-      Each as often as it is called from a place of its own.
+      Each once per place from which it is called.
 
     Raises:
-      ValueError: there is no such loop.
+      ValueError: the program has no loop.
     """
     reader = _Reader(program, draft)
     if not loop:
@@ -119,7 +119,7 @@ class _Reader:
     draft: int
 
     def block(self, name: str, part: str, region: str, times: int) -> Iterator[Executed]:
-        """What a computation runs; `part` is that of its caller, "" where it has none."""
+        """The instructions of a computation; `part` is its caller's, "" without a caller."""
         for one in self.program.instructions(name):
             own = part if part == "bonus" else _part(one) or part
             if one.opcode == "while":
@@ -135,7 +135,7 @@ class _Reader:
                 yield Executed(one, own or _rest(one), region, times)
 
     def _loop(self, one: Instruction, part: str, region: str) -> tuple[str, int]:
-        """The region of a loop, and how often it runs."""
+        """The region of a loop, and the number of its runs."""
         drafts = not part and region == OUTSIDE and "drafter_pass" in self.parts(one.called[0])
         if drafts:
             bound = self.program.most_trips(one)
@@ -166,7 +166,7 @@ class _Reader:
         return self._known[name]
 
     def parts(self, name: str) -> set[str]:
-        """The parts that are mentioned in a computation, and in what it calls."""
+        """The parts named in a computation, and in those that it calls."""
         own = self.program.instructions(name)
         inner = [self.parts(called) for one in own for called in one.called]
         return {_part(one) for one in own}.union(*inner)
@@ -182,7 +182,7 @@ def _rest(one: Instruction) -> str:
 
 
 def cycles_by_part(run: Sequence[Executed]) -> dict[str, int]:
-    """The estimated cycles of each part of a step, and of what is no part."""
+    """The estimated cycles of each part of a step, and of instructions outside all parts."""
     sums = dict.fromkeys((*PARTS, BOOKKEEPING, UNNAMED), 0)
     for one in run:
         sums[one.part] += one.cycles
@@ -190,7 +190,7 @@ def cycles_by_part(run: Sequence[Executed]) -> dict[str, int]:
 
 
 def by_region(run: Sequence[Executed]) -> dict[str, tuple[int, int]]:
-    """For each of `REGIONS` the estimated cycles, and the bytes that are copied beside them."""
+    """For each of `REGIONS` the estimated cycles, and the bytes copied in parallel."""
     return {
         region: (
             sum(one.cycles for one in run if one.region == region),
@@ -201,7 +201,7 @@ def by_region(run: Sequence[Executed]) -> dict[str, tuple[int, int]]:
 
 
 def without_estimate(run: Sequence[Executed]) -> dict[str, int]:
-    """What runs without an estimate -> how often."""
+    """Instructions without an estimate -> the number of their runs."""
     found: collections.Counter[str] = collections.Counter()
     for one in run:
         if one.times and one.lacks_estimate:

@@ -1,4 +1,4 @@
-"""The numbers of one compiled program, and what they are compared with."""
+"""The numbers of a compiled program, and their lower limits."""
 
 import math
 from typing import Any
@@ -17,15 +17,15 @@ MB = 1e6
 
 
 def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], dict[str, Any]]:
-    """What a program says.
+    """The numbers of a program.
 
     Args:
       program: compiled.
-      name: of `benchmarks.shapes.PROGRAMS`.
-      case: what it belongs to.
+      name: a name of `benchmarks.shapes.PROGRAMS`.
+      case: its case.
 
     Returns:
-      Numbers that grow with the layers, line by line; and what does not.
+      Numbers that grow with the layers; and facts that do not.
     """
     text = program.as_text()
     parsed = parse(text)
@@ -58,7 +58,7 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
 
 
 def large_arrays(case: Case) -> waste.Large:
-    """What is large on one device."""
+    """The sizes that count as large on a device."""
     part = Partitioner(case.mesh)
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     rows = case.sizes.rows // data
@@ -80,10 +80,10 @@ def large_arrays(case: Case) -> waste.Large:
 def rooflines(case: Case) -> dict[str, float]:
     """The least seconds of each part of a step, by the model of docs/scaling.md.
 
-    Without its collectives, for which the compiler gives no estimate either. Of the trips that
-    logits make through memory, one (written) belongs to the pass, one to the distribution, one to
-    the draw and one to the verification. The draw after the verifier's pass is a part of the
-    verification; where there is none, its trip is the draw's.
+    Collectives are excluded, for which the compiler gives no estimate either. Of the trips of the
+    logits through memory, one (the write) belongs to the pass, one to the distribution, one to the
+    draw and one to the verification. The draw after the verifier's pass is part of the
+    verification; without verification, its trip is the draw's.
     """
     chip, sizes = CHIPS[case.chip], case.sizes
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
@@ -93,7 +93,7 @@ def rooflines(case: Case) -> dict[str, float]:
     common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
 
     def pass_of(network: Network, tokens: int, split: int) -> tuple[float, float]:
-        """Of all, and of one trip of the logits."""
+        """The seconds of a pass, and of one trip of the logits."""
         least = pass_seconds(network, chip, tokens=tokens, ways=split, **common)
         whole = max(least.memory, least.compute)
         return whole, logit_bytes(network, rows, tokens, split) / chip.bandwidth

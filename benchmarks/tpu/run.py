@@ -1,7 +1,7 @@
-"""What a TPU's compiler says of decoding: bytes, copies, padding and cycles of compiled programs.
+"""Estimates of a TPU's compiler for decoding: bytes, copies, padding and cycles of programs.
 
-Nothing is allocated and nothing runs: an estimate is no measurement. `benchmarks.tpu.estimates`
-says what is counted, docs/scaling.md what the roofline is.
+Nothing is allocated and nothing runs: an estimate is not a measurement. `benchmarks.tpu.estimates`
+defines the counts, docs/scaling.md the roofline.
 """
 
 import argparse
@@ -25,7 +25,7 @@ HELP = "bytes, copies, padding and estimated cycles of the programs that a TPU w
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what is compiled, and for what."""
+    """Adds the pairs, methods, sizes and chips."""
     parser.add_argument(
         "--pairs", nargs="+", default=["t5"], help=f"{', '.join(PAIRS)}, or VERIFIER+DRAFTER"
     )
@@ -41,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layers",
         nargs="+",
         default=["2", "4"],
-        help="two depths, from which the others are extrapolated; one, as it is; or all",
+        help="two depths, for extrapolation; one depth, unchanged; or all",
     )
     parser.add_argument("--tokens-per-round", type=float, default=3.3, help="for the speed-up")
-    parser.add_argument("--top", type=int, default=0, help="list the dearest instructions")
+    parser.add_argument("--top", type=int, default=0, help="list the costliest instructions")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Compiles everything that is asked for; a row for each program."""
+    """Compiles all requested programs; a row for each."""
     check_positive(args, "rows", "draft", "cache", "prompt")
     depths = _depths(args.layers)
     few = (depths[0], depths[1]) if len(depths) == 2 else None
@@ -101,7 +101,7 @@ def _sizes_of(mesh: str) -> tuple[int, int]:
 
 
 def _programs(case: Case, args: argparse.Namespace) -> list[str]:
-    """Methods differ in their steps: the others are compiled for the first of them."""
+    """The programs of a case; methods differ only in steps: only the first compiles the others."""
     first = case.method == args.methods[0]
     return [name for name in args.programs if first or name == "step"]
 
@@ -122,7 +122,7 @@ def _measured(
 def _numbers(
     case: Case, name: str, few: tuple[int, int] | None
 ) -> tuple[Mapping[str, float], dict[str, Any]]:
-    """The numbers of a program with all layers, and facts of its compiled ones."""
+    """The numbers of a program with all layers, and facts of the compiled programs."""
     facts: dict[str, Any] = {"padding": 0.0}
 
     def measure(layers: tuple[int, int]) -> dict[str, float]:

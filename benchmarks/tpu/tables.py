@@ -50,13 +50,13 @@ def row_of(
     """The row of a program.
 
     Args:
-      case: what it belongs to.
+      case: its case.
       name: the program.
       numbers: its numbers, with all layers.
-      facts: what else it says.
+      facts: other facts.
       least: the rooflines of a step, in seconds; empty for other programs.
       alone: the numbers of a step of the verifier alone, or None.
-      tokens: emitted in a round.
+      tokens: tokens emitted in a round.
     """
     scale = 1e6 / TPUS[case.chip].hertz
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
@@ -107,7 +107,7 @@ def _times(numbers: Mapping[str, float], scale: float) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Without digits that would make a table write it as a power of ten."""
+    """Rounded, so that a table does not write it as a power of ten."""
     return round(value) if value >= 1000.0 else value
 
 
@@ -116,7 +116,7 @@ def _all_parts() -> tuple[str, ...]:
 
 
 def _copied(numbers: Mapping[str, float], bandwidth: float) -> float:
-    """Microseconds of the copies beside the rest."""
+    """Microseconds of the parallel copies."""
     return 1e6 * sum(numbers[f"moved/{region}"] for region in estimates.REGIONS) / bandwidth
 
 
@@ -160,7 +160,7 @@ _SHOWN = (estimates.OUTSIDE, estimates.DRAFTING, estimates.BONUS)
 
 
 def notes_of(row: Mapping[str, Any], facts: Mapping[str, Any], top: int) -> list[str]:
-    """What is printed below the table of all programs: a table for each step."""
+    """The notes below the table of all programs: a table for each step."""
     title = " ".join(str(row[key]) for key in COLUMNS[:6])
     notes = [f"\n{title}: most padded {row['padded'] or '-'}"]
     if row["no_estimate"]:
@@ -175,11 +175,11 @@ def notes_of(row: Mapping[str, Any], facts: Mapping[str, Any], top: int) -> list
     if "speedup" in row:
         notes.append(
             f"The verifier alone: {row['alone_us']:.4g} us a token. Speed-up {row['speedup']:.3g}; "
-            f"{row['speedup_copies_waited_for']:.3g} if copies are waited for. Collectives, "
-            f"{row['collectives']} and alone {row['alone_collectives']}, count as nothing."
+            f"{row['speedup_copies_waited_for']:.3g} if copies are not parallel. Collectives "
+            f"({row['collectives']}; {row['alone_collectives']} for the verifier alone) count as 0."
         )
     if top:
-        notes.append("The dearest of the fewest layers:")
+        notes.append("The most expensive instructions, with the fewest layers:")
     for one in facts["dearest"][:top]:
         array = one.instruction.arrays[0] if one.instruction.arrays else ""
         notes.append(

@@ -1,4 +1,4 @@
-"""The TPUs that the compiler knows, described on a machine that has none."""
+"""Descriptions of TPUs, for compilation on a machine without a TPU."""
 
 import dataclasses
 import importlib.util
@@ -10,27 +10,27 @@ from jax.sharding import Mesh
 
 from specjax.partitioning import make_mesh
 
-# libtpu asks for these where it does not find a TPU; any type of TPU will do.
+# libtpu needs these without a TPU; any type of TPU will do.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
-    # No chip is opened, so other processes may use libtpu meanwhile.
+    # No chip is opened, so other processes may use libtpu at the same time.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Tpu:
-    """What is needed of a TPU besides `benchmarks.predicted.CHIPS`.
+    """Figures of a TPU besides `benchmarks.predicted.CHIPS`.
 
     Attributes:
-      topologies: chips -> the name of a slice with so many.
-      hertz: cycles a second. The maker says operations a second, and how many matrix units there
-        are: v5e 197e12 = 4 units * 128 * 128 * 2 * 1.5e9, v5p 459e12 = 8 units * 128 * 128 * 2 *
-        1.75e9. Of v6e the maker's numbers (2 units of 256 * 256) leave the clock open: it is taken
-        to be that of v5p.
+      topologies: number of chips -> the name of such a slice.
+      hertz: cycles a second. The maker publishes operations per second, and the number of matrix
+        units: v5e 197e12 = 4 units * 128 * 128 * 2 * 1.5e9, v5p 459e12 = 8 units * 128 * 128 * 2 *
+        1.75e9. For v6e the maker's numbers (2 units of 256 * 256) do not determine the clock: v5p's
+        is assumed.
     """
 
     topologies: dict[int, str]
@@ -46,20 +46,20 @@ TPUS = {
 
 
 def mesh_of(chip: str, data: int, ways: int) -> Mesh:
-    """A mesh of chips that are not there: programs can be compiled for it, and not run.
+    """A mesh of chips that are not there: programs can be compiled for it, but not run.
 
     Args:
       chip: one of `TPUS`.
-      data: chips that rows are spread over.
-      ways: chips that each model is split over.
+      data: the number of chips that split the rows.
+      ways: the number of chips that split each model.
 
     Raises:
-      ValueError: there is no libtpu, JAX has started on something else than the CPU, or there are
-        no slices with so many chips.
+      ValueError: there is no libtpu, JAX has already started on another platform than the CPU, or
+        there is no slice of this size.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
-            "libtpu is needed, the TPU's compiler: python -m pip install -c constraints.txt "
+            "libtpu, the TPU's compiler, is needed: python -m pip install -c constraints.txt "
             "-e '.[tpu-compile]'"
         )
     _prepare()
@@ -73,11 +73,11 @@ def mesh_of(chip: str, data: int, ways: int) -> Mesh:
 
 
 def _prepare() -> None:
-    """Keeps JAX off any accelerator of this machine, and tells libtpu what it would ask for."""
+    """Keeps JAX off accelerators of this machine, and sets the variables that libtpu needs."""
     jax.config.update("jax_platforms", "cpu")  # does nothing if JAX has started
     if jax.default_backend() != "cpu":
         raise ValueError(
-            f"JAX has started on {jax.default_backend()}: start a process with JAX_PLATFORMS=cpu"
+            f"JAX has started on {jax.default_backend()}: start the program with JAX_PLATFORMS=cpu"
         )
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -1,6 +1,6 @@
-"""What a compiled program should not have: padded arrays, copies, host transfers, float64.
+"""Waste in a compiled program: padded arrays, copies, host transfers, float64.
 
-Axes: B rows, V vocabulary, S cache positions; all sizes are those on one device.
+Axes: B rows, V vocabulary, S cache positions; all sizes are per device.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ _HOST = 5  # a memory space
 
 @dataclasses.dataclass(frozen=True)
 class Large:
-    """What counts as large, on one device.
+    """The sizes that count as large, on one device.
 
     Attributes:
       rows: B.
       vocab: V.
       cache: S.
-      layer: the numbers of one layer's keys, of the network where they are fewest.
+      layer: the number of numbers in a layer's keys, of the network with the smallest layers.
       weights: the sizes of the parameters, each sorted.
     """
 
@@ -31,10 +31,10 @@ class Large:
     weights: frozenset[tuple[int, ...]]
 
     def kind(self, array: ArrayLayout) -> str:
-        """Of what an array is: "weights", "cache", "vocabulary", or "" for what is not large.
+        """The kind of an array: "weights", "cache", "vocabulary", or "" if it is not large.
 
         A cache has an axis S and the numbers of a layer's keys; a vocabulary array has B V numbers
-        or a multiple of V above, whatever its axes are.
+        or a larger multiple of V, whatever its axes are.
         """
         if tuple(sorted(size for size in array.shape if size > 1)) in self.weights:
             return "weights"
@@ -48,10 +48,10 @@ class Large:
 def worst_padding(
     run: Iterable[Instruction], large: Large
 ) -> tuple[float, Instruction | None, ArrayLayout | None]:
-    """The large array that takes the most bytes for those of its numbers.
+    """The large array with the highest ratio of bytes to numbers.
 
     Returns:
-      The ratio, what makes the array, and the array; 1 and None where none is large.
+      The ratio, the instruction that makes the array, and the array; 1 and None if none is large.
     """
     worst: tuple[float, Instruction | None, ArrayLayout | None] = (1.0, None, None)
     for one in run:
@@ -63,14 +63,14 @@ def worst_padding(
 
 
 def copies(program: Program, run: Iterable[Instruction], large: Large) -> dict[str, int]:
-    """How many instructions copy large arrays.
+    """Counts the instructions that copy large arrays.
 
     Returns:
       "cache_copies", "vocabulary_copies", "weights_copies": to another layout, or within main
-        memory; what is fetched into on-chip memory as it lies (`copy-start`) is none of them.
-      "cache_stores" and so on: back from on-chip memory to main memory, as it lies. Where a cache
-        is large enough to stay in main memory there is none.
-      "cache_fused" and so on: to another layout, as a part of a fusion, in whose estimate they are.
+        memory; without copies to on-chip memory in the same layout (`copy-start`).
+      "cache_stores" and so on: from on-chip to main memory in the same layout. There are none if a
+        cache is large enough to stay in main memory.
+      "cache_fused" and so on: to another layout, in a fusion, whose estimate includes them.
     """
     found = {f"{kind}_{how}": 0 for how in _HOW for kind in ("cache", "vocabulary", "weights")}
     for one in run:
@@ -84,7 +84,7 @@ _HOW = COPIES, STORES, FUSED = ("copies", "stores", "fused")
 
 
 def _copied(program: Program, one: Instruction) -> Iterator[tuple[str, ArrayLayout]]:
-    """How an instruction copies, and what."""
+    """How an instruction copies, and the copied array."""
     if one.opcode == "copy-start":
         after, before = one.arrays[:2]
         if after.minor_to_major != before.minor_to_major or after.space == before.space:
@@ -109,12 +109,12 @@ def _fused(program: Program, one: Instruction) -> Iterator[Instruction]:
 
 
 def host_transfers(program: Program) -> int:
-    """How many instructions talk to the host."""
+    """Counts the instructions that transfer data to or from the host."""
     return _count(program, _to_host)
 
 
 def doubles(program: Program) -> int:
-    """How many instructions make float64 numbers."""
+    """Counts the instructions that make float64 numbers."""
     return _count(program, lambda one: any(array.dtype == "f64" for array in one.arrays))
 
 

@@ -58,7 +58,7 @@ def test_part_of_a_simulation_is_none():
     ("words", "message"),
     [
         (["--rows", "0"], "--rows must be at least 1"),
-        (["--vocabularies", "512"], "--vocabularies must be such that kernels take, got [512]"),
+        (["--vocabularies", "512"], "--vocabularies must be sizes that kernels support, got [512]"),
     ],
 )
 def test_sizes_are_refused(words, message, capsys):

@@ -70,7 +70,7 @@ def test_other_logits_than_the_peers_stop_it(capsys, monkeypatch):
     ("options", "message"),
     [
         (["--tokens", "0"], "--tokens must be at least 1, got 0"),
-        (["--max-length", "4"], "--steps 2 and --tokens 16 go past --max-length 4: raise it"),
+        (["--max-length", "4"], "--steps 2 plus --tokens 16 exceed --max-length 4: raise it"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )

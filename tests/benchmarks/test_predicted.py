@@ -75,7 +75,7 @@ def test_rounds_and_speedups(capsys):
         (["--acceptance", "1.5"], "--acceptance must lie in [0, 1], got 1.5"),
         (["--rows", "0"], "--rows must be at least 1"),
         (["--ways", "3"], "--ways must divide the 64 heads of"),
-        (["--rows", "1000000"], "the most chips by which its 64 heads divide: give fewer --rows"),
+        (["--rows", "1000000"], "the most chips that divide its 64 heads: give fewer --rows"),
         (["--verifiers", "llama2_13b"], "--drafter is needed"),
     ],
 )

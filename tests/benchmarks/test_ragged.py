@@ -52,7 +52,7 @@ def test_figures_fit_together(arguments, capsys):
         ("--max-draft=0", "--max-draft must be at least 1, got 0"),
         ("--tokens=0", "--tokens must be at least 1, got [0]"),
         ("--rows=9", "has 2 prompts, but a batch needs 9"),
-        ("--grown", "--grown is not for ragged"),
+        ("--grown", "--grown is not supported here"),
     ],
 )
 def test_bad_input_is_one_line(arguments, capsys, change, message):

@@ -112,7 +112,7 @@ def test_the_layers_that_are_missing_are_extrapolated():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pairs", "t5_huge"], "--pairs must be of t5, gemma2, llama3, or VERIFIER"),
+        (["--pairs", "t5_huge"], "--pairs must be one of t5, gemma2, llama3, or VERIFIER"),
         (["--layers", "2", "two"], "--layers must be all, one depth or two depths, got 2 two"),
         (["--meshes", "2"], "--meshes must be DATAxMODEL, such as 2x2, got '2'"),
         (["--rows", "0"], "--rows must be at least 1"),
