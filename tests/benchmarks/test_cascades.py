@@ -61,7 +61,7 @@ def test_figures_fit_together(arguments, capsys):
     ("change", "message"),
     [
         (["--choose=/missing.txt"], "/missing.txt"),
-        (["--screened=90"], "has 4 prompts, but --screened and --chosen ask for 92"),
+        (["--screened=90"], "has 4 prompts, but --screened and --chosen need 92"),
         (["--costs", "0.5"], "--costs has 1 numbers, but there are 2 drafters"),
         (["--leniences", "0.5"], "leniences must be finite and at least 1, got 0.5"),
         (["--candidates=0"], "--candidates must be at least 1, got 0"),

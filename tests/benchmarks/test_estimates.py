@@ -35,7 +35,7 @@ def test_expected_and_decoded_tokens_agree(options, capsys):
 
 def test_too_few_prompts_are_told(options, capsys):
     assert main([*options, "--prompts=99"]) == 2
-    assert "has 80 prompts, but 128 are screened and 99 decoded" in capsys.readouterr().err
+    assert "has 80 prompts, but --screened and --prompts need 128" in capsys.readouterr().err
 
 
 def test_ranks_are_compared():

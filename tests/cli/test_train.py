@@ -103,7 +103,7 @@ def test_a_drafter_learns_on_policy_and_is_chosen_by_what_is_accepted(
     assert run(data, tmp_path, *bindings) == 0
     # The default would never draw in so short a run.
     shown = capsys.readouterr().err
-    assert "refresh_every is 10, half of num_steps=20, in the place of 200" in shown
+    assert "reduced refresh_every from 200 to 10, half of num_steps=20" in shown
     names = sorted(p.name.rpartition("-")[0] for p in (tmp_path / "samples").iterdir())
     assert names == ["student-10", "validation-greedy", "validation-sampled"]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -355,7 +355,7 @@ def test_a_run_without_a_network_says_so(data, tmp_path, capsys):
     source = data / "train.tsv"
     names = {"TRAIN": source, "VALIDATION": source, "OUTPUT_DIR": tmp_path}
     assert main(["train", *files, *(f"--gin.{name}={value}" for name, value in names.items())]) == 2
-    assert "neither `MODEL` nor `INIT_FROM` is given" in capsys.readouterr().err
+    assert "`MODEL` or `INIT_FROM` must be given" in capsys.readouterr().err
     arguments = [f"--gin.{name}={value}" for name, value in names.items()]
     assert main(["train", *files, *arguments, "--gin.MODEL=@LlamaConfig()"]) == 2
     assert (

@@ -198,7 +198,10 @@ def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys
         ({"INSTALL": 1}, "install must be True, False or 'anyway', got 1"),
         ({"CHAT": 1}, "Labelling: chat must be True or False, got 1"),
         ({"TRAIN": "empty.txt"}, "empty.txt is empty: it must have at least one line"),
-        ({"TRAIN": "blank.txt"}, "training data: no prompt can be decoded: training example 0 is"),
+        (
+            {"TRAIN": "blank.txt"},
+            "training data: no prompt can be decoded; the first error: training example 0 is",
+        ),
         ({"DRAFTER": "/absent"}, "drafter='/absent': no such file or directory"),
         ({"DRAFTER": "other"}, "have different vocabulary sizes"),
     ],
