@@ -1,4 +1,4 @@
 """Measurements of specjax's parts, for its developers: `python -m benchmarks.NAME`, in a checkout.
 
-Measurements of one's own pair of models are `specjax bench`.
+To measure your own pair of models, use `specjax bench`.
 """

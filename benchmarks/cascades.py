@@ -100,7 +100,7 @@ class Decoded:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures the best of each kind, at batch 1, in turns with the verifier alone.
+    """Measures the best settings of each kind, at batch 1, in turns with the verifier alone.
 
     For each kind of drafting the theory ranks all lengths, K and leniences, by measured times and
     by parameters (see docs/compare.md); the first `--candidates` of each ranking are measured on

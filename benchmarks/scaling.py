@@ -84,7 +84,7 @@ def points_order(base: dict[str, int]) -> Any:
 def _measured(
     loaded: Loops, rows: int, max_draft: int, context: int, repeats: int
 ) -> dict[str, Any]:
-    # Prompts that are too short are told again.
+    # Prompts that are too short are repeated.
     told = [np.resize(x[:n], context) for x, n in zip(loaded.inputs, loaded.lengths, strict=True)]
     loops = dataclasses.replace(
         loaded,
@@ -121,7 +121,7 @@ def _measured(
 
 
 def _work(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What a device has to do in one round, of the largest of `--rows` rows in all."""
+    """The work of a device in a round, with the largest of `--rows` rows in total."""
     if args.model not in TINY and args.model not in PRESETS:
         raise ValueError(f"--model must be one of {', '.join((*TINY, *PRESETS))}, got {args.model}")
     config = TINY[args.model] if args.model in TINY else preset(args.model)

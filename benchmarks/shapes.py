@@ -1,4 +1,4 @@
-"""What is compiled for shapes alone: parameters, prompts and the programs of a method on a mesh."""
+"""Shapes for compilation: parameters, prompts and the programs of a method on a mesh."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
 
 
 def of_params(model: Model, part: Partitioner) -> Any:
-    """The shapes of a model's parameters, placed."""
+    """The shapes of a model's parameters, with shardings."""
     shapes = model.abstract_params()
     return with_shardings(shapes, part.param_shardings(model, shapes))
 
@@ -52,13 +52,13 @@ def lowered(
 
     Args:
       method: with a partitioner.
-      params: the shapes of its parameters, placed.
-      sizes: the shapes of the rest.
-      programs: which of `PROGRAMS`; "step" is the loop of steps.
-      filtered: whether tokens are drawn from the most probable ones (top-p).
+      params: the shapes of its parameters, with shardings.
+      sizes: the other shapes.
+      programs: names in `PROGRAMS`; "step" is the loop of steps.
+      filtered: whether top-p filters the tokens.
 
     Returns:
-      `programs` -> what `compile()` compiles.
+      `programs` -> the lowered programs.
     """
     part = method.partitioner
     assert part is not None
@@ -77,7 +77,7 @@ def lowered(
 
 
 def _prompts(rows: int, sizes: Sizes, part: Partitioner, filtered: bool) -> PromptBatch:
-    """The shapes of prompts, placed. Each row has its own sampling, as in an engine."""
+    """The shapes of prompts, with shardings. Each row has its own sampling, as in an engine."""
     each: Any = np.ones(rows, np.float32)
     batch = PromptBatch(
         np.ones((rows, sizes.prompt), np.int32),

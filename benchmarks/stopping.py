@@ -43,7 +43,7 @@ _COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts, the policies and their settings."""
     pairs.add_pair(parser)
-    parser.add_argument("--choose", help="a text file of prompts on which settings are chosen")
+    parser.add_argument("--choose", help="a text file of prompts, to choose settings")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts of each file")
     parser.add_argument("--rows", type=int, default=1, help="batch size B")
     pairs.add_temperatures(parser)
@@ -53,10 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--widths",
         type=int,
         nargs="+",
-        help="how many tokens the verifier's passes may read, up to --max-draft + 1 (default: "
-        "powers of two); the passes of fixed lengths always fit",
+        help="widths of the verifier's passes, up to --max-draft + 1 (default: powers of two); "
+        "the passes of fixed lengths always fit",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--costs", help="a file of `specjax bench cost`, to measure CostAware too")
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
@@ -73,11 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Candidate(NamedTuple):
-    """One policy with one setting.
+    """A policy with a setting.
 
     Attributes:
       policy: its name.
-      setting: the draft length or the threshold; None if there is none.
+      setting: the draft length or the threshold; None if it has none.
       method: the loop.
       stopping: the policy's parameters.
     """
@@ -90,14 +90,14 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """What one candidate did with every batch; arrays `[batches]`.
+    """The results of a candidate with every batch; arrays `[batches]`.
 
     Attributes:
-      emitted: tokens.
+      emitted: emitted tokens.
       calls: rounds, summed over rows.
-      drafted: tokens.
+      drafted: drafted tokens.
       discarded: drafted tokens.
-      seconds: of the loop, all repeats together.
+      seconds: the seconds of the loop, summed over repeats.
     """
 
     emitted: np.ndarray
@@ -115,12 +115,12 @@ class Runs:
 def run(args: argparse.Namespace) -> Report:
     """Decodes losslessly with every candidate; they take turns at every batch.
 
-    With `--choose` all candidates are measured on its prompts, and on those of `--inputs` the
-    fastest setting of each policy alone is compared with the fastest fixed length. `gain` is the
-    time per token of that fixed length over the candidate's, minus 1, with a 95 % interval of a
-    bootstrap over batches, paired. Verification rate: passes of the verifier per emitted token;
-    discard rate: discarded tokens per emitted token (SpecDec++, section 4.2). The oracle knows
-    where drafts go wrong, at temperature 0.
+    With `--choose` all candidates are measured on its prompts; then on `--inputs` only the fastest
+    setting of each policy is compared with the fastest fixed length. `gain` is the time per token
+    of that fixed length over the candidate's, minus 1, with a 95 % interval of a paired bootstrap
+    over batches. Verification rate: passes of the verifier per emitted token; discard rate:
+    discarded tokens per emitted token (SpecDec++, section 4.2). The oracle knows where drafts fail,
+    at temperature 0.
     """
     pairs.check_positive(args, "prompts", "rows", "max_new", "max_draft", "repeats")
     if args.plot:
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> Report:
         check_path(args.plot, "--plot")
         if not Path(args.plot).parent.is_dir():
             where = Path(args.plot).parent
-            raise FileNotFoundError(f"--plot {args.plot}: {where} is no directory: make it first")
+            raise FileNotFoundError(f"--plot {args.plot}: {where} is not a directory: make it")
     args.rows = [args.rows]
     args.widths = tuple(args.widths) if args.widths else None
     pair, tokens = pairs.load(args)
@@ -144,10 +144,10 @@ def run(args: argparse.Namespace) -> Report:
     for temperature in args.temperatures:
         chosen = candidates
         if other is not None:
-            print(f"T={temperature:g}: choosing among {len(candidates)} ...", flush=True)
+            print(f"T={temperature:g}: choosing among {len(candidates)} settings ...", flush=True)
             first = _measure(other, candidates, temperature, args)
             chosen = _fastest(candidates, first)
-        print(f"T={temperature:g}: measuring {len(chosen)} ...", flush=True)
+        print(f"T={temperature:g}: measuring {len(chosen)} settings ...", flush=True)
         found = _measure(loops, chosen, temperature, args)
         rows += _figures(chosen, found, temperature, args.seed)
         if temperature == 0.0:
@@ -156,12 +156,12 @@ def run(args: argparse.Namespace) -> Report:
     if args.plot:
         _draw(rows, Path(args.plot))
     notes = [
-        "Times are those of the loop, without taking prompts in.",
-        "gain: time per token of the fastest fixed length over this one's, minus 1; the interval "
-        "is a bootstrap over batches.",
+        "Times are those of the loop, without reading prompts.",
+        "gain: time per token of the fastest fixed length over this setting's, minus 1; the "
+        "interval is a bootstrap over batches.",
         "Settings were chosen on other prompts."
         if args.choose
-        else "The fastest fixed length was chosen on the same prompts (--choose takes others).",
+        else "The fastest fixed length was chosen on the same prompts (see --choose).",
     ]
     return Report(rows, _COLUMNS, notes, {"rows": args.rows[0], "grown": args.grown})
 
@@ -174,7 +174,7 @@ def _candidates(args: argparse.Namespace, loops: Loops) -> list[Candidate]:
     online = drafting.OnlineEstimate()
     policies += [("online", x, drafting.Survival(online, x)) for x in args.online]
     if pair.drafter.head is None:
-        print("The drafter has no acceptance head: --head is left out.", flush=True)
+        print("The drafter has no acceptance head: skipped --head.", flush=True)
     else:
         policies += [("head", x, drafting.Survival(threshold=x)) for x in args.head]
     if args.costs:
@@ -188,7 +188,7 @@ def _candidates(args: argparse.Namespace, loops: Loops) -> list[Candidate]:
             raise ValueError(f"--fixed must be at least 1, got {length}")
         made.append(Candidate(_FIXED, length, loops.speculative(length), ()))
     if not made:
-        raise ValueError("--fixed must have at least one draft length: others are compared with it")
+        raise ValueError("--fixed must have at least one draft length, for comparison")
     for name, setting, policy in policies:
         bound, own = policy.bind(pair.drafter.head)
         method = loops.speculative(args.max_draft, args.widths, bound)
@@ -234,7 +234,7 @@ def _runs(counts: np.ndarray, seconds: np.ndarray) -> Runs:
 
 
 def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
-    """Of each policy the setting with the least time per token."""
+    """The setting of each policy with the least time per token."""
     order = sorted(range(len(candidates)), key=lambda i: runs[i].per_token.value)
     best: dict[str, int] = {}
     for i in order:
@@ -243,13 +243,13 @@ def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
 
 
 def _oracle(args: argparse.Namespace, loops: Loops) -> tuple[Candidate, Runs]:
-    """The greedy oracle's passes, without its time: it knows what the others must compute."""
+    """The greedy oracle's passes, without its time: it knows what others must compute."""
     method = loops.speculative(args.max_draft, args.widths, drafting.GreedyOracle())
     counts = []
     for part in loops.batches(args.rows[0]):
         state = loops.run(loops.autoregressive(), part, 0.0)[1]
         agrees = _agrees(loops, part, np.asarray(state.tokens))
-        # Behind the end there is nothing to agree with.
+        # After the end of the output nothing agrees.
         agrees &= np.arange(agrees.shape[1]) < np.asarray(state.lengths)[:, None]
         runs = drafting.oracle.agreeing_runs(agrees)
         counts.append(_counts(loops.run(method, part, 0.0, stopping=jnp.asarray(runs))[1]))
@@ -292,7 +292,7 @@ def _figures(
 
 
 def _gain(base: Runs, other: Runs, seed: int) -> tuple[float, float | None, float | None]:
-    """How much more time the base takes per token, and the interval of it."""
+    """The additional time of the base per token, and its interval."""
     found = Bootstrap(seed=seed).difference(base.per_token, other.per_token, np.divide)
     if other is base or len(base.seconds) < 2:
         return found.value - 1.0, None, None
@@ -300,7 +300,7 @@ def _gain(base: Runs, other: Runs, seed: int) -> tuple[float, float | None, floa
 
 
 def _draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Verification rate against discard rate, one line per policy, one panel per temperature."""
+    """Verification rate against discard rate; a line per policy, a panel per temperature."""
     figures: Any = require("matplotlib.figure", "eval")
     temperatures = sorted({row["temperature"] for row in rows})
     figure = figures.Figure(figsize=(5.0 * len(temperatures), 4.0), layout="constrained")

@@ -1,6 +1,6 @@
-"""What a compiled program moves between devices, read from its text.
+"""The data that a compiled program moves between devices, read from its text.
 
-An array named here is what one device has of a collective's result.
+Arrays are the parts of a collective's result on one device.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class Collective:
 
     Attributes:
       kind: one of `KINDS`.
-      shapes: the sizes of the arrays that it makes, several where the compiler has joined them.
+      shapes: the sizes of the arrays that it makes, several if the compiler has joined collectives.
       nbytes: their bytes, on one device.
-      loops: for each loop around it, the outermost first, how often it runs; None where the
+      loops: for each loop around it, the outermost first, the number of its runs; None if the
         program decides.
     """
 
@@ -44,7 +44,7 @@ def collectives(program: str) -> list[Collective]:
       program: the text of a compiled program: `jitted.lower(...).compile().as_text()`.
 
     Returns:
-      Each collective as often as it stands in the program, for each loop that calls it.
+      Each collective once per place in the program, for each loop that calls it.
 
     Raises:
       ValueError: the text has no entry.
@@ -57,7 +57,7 @@ def _walk(program: Program, name: str, loops: tuple[int | None, ...]) -> Iterato
     for one in program.instructions(name):
         if one.opcode.removesuffix("-start") in KINDS:
             yield _collective(one, loops)
-            continue  # what it calls is the sum of two numbers
+            continue  # it calls the sum of two numbers
         inside = (*loops, program.trips(one)) if one.opcode == "while" else loops
         for called in one.called:
             yield from _walk(program, called, inside)
@@ -65,7 +65,7 @@ def _walk(program: Program, name: str, loops: tuple[int | None, ...]) -> Iterato
 
 def _collective(one: Instruction, loops: tuple[int | None, ...]) -> Collective:
     kind, arrays = one.opcode.removesuffix("-start"), one.arrays
-    # One that is waited for elsewhere also returns its operands, first.
+    # An asynchronous collective also returns its operands, first.
     if one.opcode == "all-gather-start":
         arrays = arrays[len(arrays) // 2 :]
     elif one.opcode == "collective-permute-start":

@@ -1,4 +1,4 @@
-"""How often what is chosen for a demand meets it on texts that the choice has not seen."""
+"""How often the choice for a demand meets it on texts that the choice has not seen."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,7 @@ from specjax.study.texts import read_texts
 from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
 
 HELP = "how often the choice for a demand meets it on held-out texts"
-# Each rule is a program to compile, its strengths are none.
+# Each rule is a program to compile; strengths are traced.
 STRENGTHS: dict[str, Sequence[float | None]] = {
     "Lossless": (None,),
     "OPT": (0.0, 0.2, 0.5),
@@ -42,7 +42,7 @@ DEMANDS = (
 _COLUMNS = ("demand", "met", "missed", "cannot_be_met", "speedup", "met_naive", "speedup_naive")
 _NOTES = (
     "Each seed splits the texts in two halves. met, missed, speedup (over the verifier alone): on",
-    "the half that the choice has not seen. naive: the fastest whose figures meet the demand on",
+    "the half that the choice has not seen. naive: the fastest setting that meets the demand on "
     "the other half, without rounds and without a margin.",
 )
 _ROUNDS = 3
@@ -50,21 +50,21 @@ _ROUNDS = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the texts, the demands and the store."""
-    parser.add_argument("--inputs", required=True, help="the texts: a file, a text a line")
-    parser.add_argument("--references", required=True, help="their references, likewise")
+    parser.add_argument("--inputs", required=True, help="a file of texts, a text per line")
+    parser.add_argument("--references", required=True, help="a file of their references")
     parser.add_argument(
-        "--store", required=True, help="a directory for what was measured: it is measured once"
+        "--store", required=True, help="a directory for measurements, which are made once"
     )
-    parser.add_argument("--texts", type=int, default=300, help="how many, the first ones")
+    parser.add_argument("--texts", type=int, default=300, help="number of first texts")
     parser.add_argument("--demands", nargs="+", default=list(DEMANDS))
-    parser.add_argument("--seeds", type=int, default=10, help="how many splits")
+    parser.add_argument("--seeds", type=int, default=10, help="number of splits")
     parser.add_argument("--draft", type=int, default=5, help="G")
     parser.add_argument("--confidence", type=float, default=0.9, help="see `study.choose.Search`")
     parser.add_argument("--resamples", type=int, default=400)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures all settings on all texts once, then splits the texts again and again."""
+    """Measures all settings on all texts once, then splits the texts repeatedly."""
     pairs.check_positive(args, "texts", "seeds", "draft")
     demands = [Demand.of(text) for text in args.demands]
     if args.texts < 16:
@@ -96,9 +96,9 @@ def run(args: argparse.Namespace) -> Report:
 def _measured(
     settings: Sequence[Setting], bench: Bench, directory: Path
 ) -> dict[Setting, Measured]:
-    """What was measured of settings, now or by an earlier call."""
+    """The measurements of settings, made now or by an earlier call."""
     inputs = [example.inputs for example in bench.texts.examples]
-    # The decoder tells of its models and the machine too.
+    # The decoder also describes its models and the machine.
     about = bench.decoder(settings[0], 1).describe(), bench.measuring.describe()
     told = json.dumps((inputs, *about), sort_keys=True, default=repr)
     found = {}
@@ -116,12 +116,12 @@ def _measured(
 
 
 class Split:
-    """Texts in two halves: those of the rounds, and the held-out ones.
+    """Texts in two halves: those of the rounds, and the held-out half.
 
     Args:
-      found: what was measured of each setting, the verifier alone first; all texts are timed.
+      found: the measurements of each setting, the verifier alone first; all texts are timed.
       bench: all texts.
-      seed: of the split.
+      seed: the seed of the split.
     """
 
     def __init__(self, found: Mapping[Setting, Measured], bench: Bench, seed: int):
@@ -134,7 +134,7 @@ class Split:
         self._scored: dict[tuple[Setting, bytes], Scores] = {}
 
     def outcome(self, demand: Demand, confidence: float) -> dict[str, Any]:
-        """What is chosen for a demand, and whether it meets it on the held-out texts."""
+        """The choice for a demand, and whether it meets it on the held-out texts."""
         alone, *others = self._settings
         rounds = [Counts(end, end) for end in self._ends]
         held_out = Counts(len(self._held_out), len(self._held_out))
@@ -178,14 +178,14 @@ def naive_choice(
     judge: Judge,
     texts: Counts,
 ) -> Setting | None:
-    """The best whose figures meet the demand, as if they had no noise; None if none does.
+    """The best setting whose figures meet the demand, as if without noise; None if none does.
 
     Args:
-      demand: what is asked.
+      demand: the demand.
       seen: the figures of all settings, with the verifier alone.
       alone: the verifier alone.
-      judge: tells what they bring.
-      texts: how many texts the figures are of.
+      judge: judges settings by their figures.
+      texts: the texts of the figures.
     """
     fit = [
         setting
@@ -197,7 +197,7 @@ def naive_choice(
 
 
 def _rows_of(whole: Measured, rows: np.ndarray) -> Measured:
-    """What was measured on some of the texts, one at a time."""
+    """The measurements of some of the texts, one at a time."""
 
     def of(times: Any) -> Any:
         return dataclasses.replace(

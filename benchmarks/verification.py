@@ -1,4 +1,4 @@
-"""How long rules and verification take, against one copy of the arrays that they read."""
+"""Times rules and verification, relative to a copy of the arrays that they read."""
 
 import argparse
 import functools
@@ -28,7 +28,7 @@ _STRENGTHS: dict[str, dict[str, float]] = {
 }
 _TUNED = (rules.LossyTuned, rules.Mentored)
 _MAX_TUNED_BYTES = 1e8
-# What the arrays of one case and their copies may take.
+# The limit for the arrays of a case and their copies.
 _MAX_BYTES = 8e9
 
 
@@ -63,17 +63,16 @@ def run(args: argparse.Namespace) -> Report:
                 size = f"B={rows} G={max_draft} V={vocab}"
                 # Two arrays, their two copies, and the target distributions.
                 if 5 * 4 * rows * (max_draft + 1) * vocab > _MAX_BYTES:
-                    skipped.append(f"{size}: left out, its arrays take more than 8 GB")
+                    skipped.append(f"{size}: skipped, its arrays take more than 8 GB")
                     continue
                 print(f"{size} ...", flush=True)
                 fitting = chosen_rules
                 if 4 * rows * (max_draft + 1) * vocab > _MAX_TUNED_BYTES:
-                    # They solve for a strength at every position: minutes a call, and no new fact.
+                    # They solve for a strength at every position: minutes a call, without new
+                    # information.
                     fitting = [r for r in chosen_rules if not isinstance(r, _TUNED)]
                     if len(fitting) < len(chosen_rules):
-                        skipped.append(
-                            f"{size}: LossyTuned and Mentored left out (arrays > 100 MB)"
-                        )
+                        skipped.append(f"{size}: skipped LossyTuned and Mentored (arrays > 100 MB)")
                 table += _measure(rows, max_draft, vocab, fitting, algorithms, args.repeats)
     deferral = [r["ratio"] for r in table if r["rule"] in _DEFERRAL]
     summary = {"worst_deferral_ratio": max(deferral)} if deferral else {}
@@ -92,7 +91,7 @@ def _measure(rows, max_draft, vocab, chosen_rules, algorithms, repeats) -> list[
     draft, target, tokens = _blocks(rows, max_draft, vocab)
     keys = jax.random.split(jax.random.key(1), rows)
     counts = jnp.full((rows,), max_draft, jnp.int32)
-    # Enough steps that starting the program, and its first touch of memory, do not count.
+    # Enough steps that the start of the program, and its first use of memory, do not matter.
     steps = max(3, min(200, int(2e8 / (draft.nbytes + target.nbytes))))
     calls = {("copy", ""): _copier(steps, draft, target)}
     for rule in chosen_rules:
@@ -120,11 +119,11 @@ def _measure(rows, max_draft, vocab, chosen_rules, algorithms, repeats) -> list[
 
 
 def _copier(steps: int, *arrays: Array) -> Callable[[], Any]:
-    """Copies the arrays `steps` times into memory that is there already."""
+    """Copies the arrays `steps` times into existing memory."""
 
     def copy(old, new):
         def body(_, carry):
-            # The barrier makes each copy one of its own.
+            # The barrier keeps each copy separate.
             old, new = lax.optimization_barrier(carry)
             pairs = zip(old, new, strict=True)
             return tuple(lax.dynamic_update_slice(o, n, (0,) * o.ndim) for o, n in pairs), new
@@ -142,7 +141,7 @@ def _copier(steps: int, *arrays: Array) -> Callable[[], Any]:
 
 
 def _step(algorithm: verification.Verification, steps: int) -> Callable:
-    """Rule and verification, `steps` times inside one program, as in the decoding loop."""
+    """Rule and verification, `steps` times inside a program, as in the decoding loop."""
 
     def row(rule, key, tokens, draft, target, count):
         # At temperature 1, unfiltered, the confidences are the distributions themselves.
@@ -153,7 +152,7 @@ def _step(algorithm: verification.Verification, steps: int) -> Callable:
 
     def run(rule, keys, tokens, draft, target, counts):
         def body(i, carry):
-            # The barrier keeps XLA from taking anything out of the loop.
+            # The barrier keeps XLA from moving anything out of the loop.
             draft, target, seen = lax.optimization_barrier(carry)
             now = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, i)
             out = jax.vmap(row, in_axes=(None, 0, 0, 0, 0, 0))(
@@ -168,7 +167,7 @@ def _step(algorithm: verification.Verification, steps: int) -> Callable:
 
 
 def _blocks(rows: int, max_draft: int, vocab: int) -> tuple[Array, Array, Array]:
-    """Peaked distributions that resemble each other, and tokens drawn from the first."""
+    """Similar peaked distributions, and tokens drawn from the first."""
 
     @jax.jit
     def make(key):
@@ -188,7 +187,7 @@ def _named(option: str, known, name: str):
         if item.__name__ == name:
             return item
     choices = ", ".join(item.__name__ for item in known)
-    raise ValueError(f"{option} {name} is unknown: choose among {choices}")
+    raise ValueError(f"{option} {name} is unknown: choose from {choices}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -176,7 +176,7 @@ def horizontal_ewif(acceptances: Sequence[float], costs: Sequence[float]) -> flo
 
     Args:
       acceptances: a_1 .. a_k, for each position of the block the rate of its drafter.
-      costs: c_1 .. c_k, likewise.
+      costs: c_1 .. c_k, for each position the cost of its drafter.
 
     Raises:
       ValueError: if they differ in length.

@@ -74,7 +74,7 @@ def check_head_place(directory: str | os.PathLike[str]) -> None:
 
 
 def has_head(directory: str | os.PathLike[str]) -> bool:
-    """Whether a drafter's directory holds an acceptance head."""
+    """Whether a drafter's directory has an acceptance head."""
     return os.path.lexists(Path(directory) / HEAD_NAME)
 
 
@@ -82,7 +82,7 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
     """Reads the head of a drafter's directory.
 
     Args:
-      directory: the drafter's, which holds `acceptance_head/`.
+      directory: the drafter's, which contains `acceptance_head/`.
       check_weights: whether to compare the files with their checksums, and to search the arrays
         for NaN and infinity.
 

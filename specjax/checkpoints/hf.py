@@ -96,7 +96,7 @@ class SafetensorsReader:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    """In which file of a directory each array is, by its index; empty where there is one file."""
+    """The file of each array, by a directory's index; empty if there is only one file."""
     index = directory / INDEX
     if (directory / SINGLE).is_file():
         return {}

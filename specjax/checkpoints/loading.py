@@ -130,10 +130,10 @@ def load_model(
 
     Args:
       path: the directory.
-      dtype: of activations and cache and, unless `param_dtype` says otherwise, of parameters;
+      dtype: of activations and cache and, unless `param_dtype` is given, of parameters;
         by default that of the parameters.
       param_dtype: of the parameters; by default the checkpoint's own, bfloat16 or float32
-        (float16 becomes float32, which holds it exactly).
+        (float16 becomes float32, which represents it exactly).
       mesh: spreads the parameters over a mesh, which `specjax.partitioning.make_mesh` makes.
       rules: logical axis rules for `mesh`.
       shardings: instead of `mesh`: a sharding for all, or a tree of shardings like the parameters.
@@ -258,9 +258,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
         if path.name in _FILES or path.name.endswith(_SUFFIXES):
-            raise ValueError(
-                f"{path} is a file; give the directory that holds it, {path.absolute().parent}"
-            )
+            raise ValueError(f"{path} is a file; give its directory, {path.absolute().parent}")
         raise ValueError(f"{path} is a file, not a checkpoint's directory; check the path")
     own = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None
@@ -277,7 +275,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     checkpoint = t5x_directory(path)
     if checkpoint is None:
         raise ValueError(
-            f"{path} holds no checkpoint: no config.json with safetensors (Hugging Face), no "
+            f"{path} has no checkpoint: no config.json with safetensors (Hugging Face), no "
             f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
             "the path"
         )

@@ -36,14 +36,14 @@ class OrbaxReader:
 
     Raises:
       FileNotFoundError: if Orbax wrote no tree.
-      ValueError: for a damaged directory, or one without arrays under `prefix`.
+      ValueError: for a damaged directory, or a directory without arrays under `prefix`.
     """
 
     def __init__(self, directory: Path, prefix: str = "") -> None:
         self.directory = directory.absolute()
         self._prefix = f"{prefix}/" if prefix else ""
         if not is_orbax(directory):
-            raise FileNotFoundError(f"{directory} holds no Orbax arrays; copy the whole directory")
+            raise FileNotFoundError(f"{directory} has no Orbax arrays; copy the whole directory")
         _check_ocdbt(self.directory)
         with quiet():
             self._checkpointer = ocp.PyTreeCheckpointer()
@@ -58,7 +58,7 @@ class OrbaxReader:
         }
         if not self.specs:
             where = f" under {prefix!r}" if prefix else ""
-            raise ValueError(f"{directory} holds no arrays{where}; give another checkpoint")
+            raise ValueError(f"{directory} has no arrays{where}; give another checkpoint")
         check_sizes(directory, self.specs)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -92,7 +92,7 @@ class T5XReader:
         # A TensorStore spec is a leaf.
         leaves = flatten(target, is_leaf=lambda _, value: "driver" in value and "kvstore" in value)
         if not leaves:
-            raise ValueError(f"{path} holds no parameters; give another checkpoint")
+            raise ValueError(f"{path} has no parameters; give another checkpoint")
         folders = {
             name: self._folder(path, name, leaf)
             for name, leaf in leaves.items()

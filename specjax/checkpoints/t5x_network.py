@@ -188,7 +188,7 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
             lacking.append(re.sub(r"\((.*?)\)\?", "", pattern))
     if lacking:
         raise ValueError(
-            f"{path} does not hold a T5's parameters: it lacks {', '.join(lacking)}; of T5X's "
+            f"{path} does not have a T5's parameters: it lacks {', '.join(lacking)}; of T5X's "
             "networks only the encoder-decoder T5 can be loaded"
         )
     joined = sizes.pop("joined")

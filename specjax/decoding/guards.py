@@ -149,7 +149,7 @@ def _misfit(
     if verification.has_carry and not traits.fixed_length:
         # Carry-overs would need the stopping state of each earlier block; see `still_drafting`.
         return (
-            f"{judge} needs drafts of a fixed length, but {drafts}'s traits say "
+            f"{judge} needs drafts of a fixed length, but {drafts} has "
             f"fixed_length=False: use Block or Token verification, or a drafter whose blocks all "
             "have the length of their limit"
         )

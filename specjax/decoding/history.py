@@ -49,7 +49,7 @@ def catch_up(
     active: Array,
     spare: int,
 ) -> tuple[Cache, History, Array]:
-    """Lets active rows read the tokens that they lack, up to their last one; G + 1 tokens a pass.
+    """Lets active rows read the tokens that they lack, up to the last; G + 1 tokens a pass.
 
     Args:
       model: the model.

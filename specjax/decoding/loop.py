@@ -160,7 +160,7 @@ class Method(abc.ABC):
           prompts: B prompts.
           max_new: N, the longest output (static).
           max_length: S, cache positions (static); by default `cache_length`.
-          token_log_probs: whether `DecodeInfo` holds log-probabilities token by token.
+          token_log_probs: whether `DecodeInfo` has log-probabilities per token.
 
         Returns:
           A state for `run`.

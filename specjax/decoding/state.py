@@ -313,8 +313,8 @@ def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeStat
       rows: `[n]` int32, the slots; each once.
       new: n rows with the same N, cache length and prompt length.
 
-    B rows, each in its old slot.
-      B rows; they lie where they lay.
+    Returns:
+      B rows; other rows keep their slots.
     """
     return jitted_insert(placement(state))(state, rows, new)
 

@@ -1,7 +1,7 @@
 """Estimates of whether a drafted token will be accepted, for stopping policies.
 
-An estimate judges a token that is drawn; of tokens that are not, a row's recent rate of acceptance
-says what may be expected.
+An estimate judges drawn tokens; tokens that are not drawn yet are judged by the row's recent rate
+of acceptance.
 
 Axes: B rows, G longest block, V vocabulary, D drafter's width.
 """
@@ -382,7 +382,7 @@ def acceptance(rates: Rates) -> Array:
 
 
 def add_round(rates: Rates, outcome: DraftOutcome) -> Rates:
-    """The sums after one more round."""
+    """The sums after another round."""
     stood = outcome.agreed.astype(jnp.float32)
     judged = stood + outcome.rejected.astype(jnp.float32)
     return Rates(KEPT * rates.accepted + stood, KEPT * rates.judged + judged)

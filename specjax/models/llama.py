@@ -113,7 +113,7 @@ def _scaling(fields: HFFields, kind: str, rope: HFFields) -> Llama3RopeScaling |
     if outer is not None and outer != inner:
         raise ValueError(
             f"{fields.path}: {longest}={outer!r} differs from {inner!r} in the rope parameters; "
-            "keep the one that the model was trained with"
+            "keep the value that the model was trained with"
         )
     return Llama3RopeScaling(
         factor=rope.positive("factor"),

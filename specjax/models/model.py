@@ -211,7 +211,7 @@ class Model(LanguageModel, abc.ABC):
           The cache that includes the block.
 
         Raises:
-          ValueError: if `positions` is not one integer per row.
+          ValueError: if `positions` is not an integer per row.
         """
         check_integers("positions", positions, updates.computed.shape[:1])
         return cache_lib.write(cache, updates, positions, self.layout)

@@ -1,4 +1,4 @@
-"""Rules map the two models' distributions at one position to the target distribution.
+"""Rules map the two models' distributions at a position to the target distribution.
 
 `FallbackRollback`, `SequenceChow` and `SequenceChowLog` give no target: sequential cascades use
 them to decide. `Budgeted` limits a rule's divergence while decoding.

@@ -111,7 +111,7 @@ def emitted_law(
     Args:
       verification: the algorithm.
       draft: `[P, V]`, q after every prefix of up to N + G tokens, as verification gets it.
-      target: `[P, V]`, pi likewise.
+      target: `[P, V]`, pi after the same prefixes.
       num_tokens: N.
       max_draft: G.
       stop: the draft's stopping policy. It may read the context of the round and the tokens

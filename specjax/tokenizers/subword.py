@@ -16,12 +16,12 @@ class SentencePieceTokenizer(Tokenizer):
 
     Args:
       file: the model, such as `spiece.model`.
-      directory: where its settings lie; None for a model file alone, which then appends eos if it
-        has no bos (T5) and else puts bos first (Llama, Gemma).
+      directory: the directory of its settings; None for only a model file, which then appends eos
+        if it has no bos (T5) and else adds bos at the start (Llama, Gemma).
 
     Raises:
-      FileNotFoundError: where there is no such file.
-      ValueError: where it is no SentencePiece model.
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not a SentencePiece model.
     """
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:

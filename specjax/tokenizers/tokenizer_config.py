@@ -100,7 +100,7 @@ class TokenizerSettings:
 
     @property
     def is_t5(self) -> bool | None:
-        """Whether the model, else the tokenizer's class, is T5's; None if no file tells."""
+        """Whether the model, else the tokenizer's class, is T5's; None if unknown."""
         kind = self.files.get("config.json", {}).get("model_type")
         kind = kind or (self.files.get(SPECJAX_FILE, {}).get("config") or {}).get("family")
         kind = kind or self.config.get("tokenizer_class")
@@ -182,7 +182,7 @@ def added_tokens(
       is_t5: whether sentinels follow the pieces if no file lists them.
 
     Returns:
-      By text, the id and whether the token is special; None if the file does not tell.
+      By text, the id and whether the token is special; None if the file has no flag.
     """
     added: dict[str, tuple[int, bool | None]] = {}
     if settings.directory is not None:

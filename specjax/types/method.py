@@ -139,7 +139,7 @@ def discarded(
     drafted: np.ndarray, accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray
 ) -> np.ndarray:
     """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
-    # Of what is past the end one token is the last pass's own, which was not drafted.
+    # One token past the end belongs to the last pass and was not drafted.
     lost = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
-    # Methods that draft no blocks take rounds of other kinds.
+    # In methods that draft no blocks, rounds have another meaning.
     return np.minimum(lost, drafted)

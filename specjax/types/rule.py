@@ -12,8 +12,8 @@ class Rule(Protocol):
 
     Attributes:
       reads_draft: whether pi depends on the drafter. If it does, the drafter also gives its
-        distribution at the bonus position (only `Lossless` does without). reads_draft_confidence:
-        whether pi depends on q_conf (drafters must then have it).
+        distribution at the bonus position (only `Lossless` does without).
+      reads_draft_confidence: whether pi depends on q_conf (drafters must then have it).
       reads_verifier_confidence: whether pi depends on p_conf.
     """
 

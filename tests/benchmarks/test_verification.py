@@ -21,8 +21,8 @@ def test_table_and_json(capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--rules", "Best"], "--rules Best is unknown: choose among Lossless"),
-        (["--verifications", "Tree"], "--verifications Tree is unknown: choose among Token"),
+        (["--rules", "Best"], "--rules Best is unknown: choose from Lossless"),
+        (["--verifications", "Tree"], "--verifications Tree is unknown: choose from Token"),
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],

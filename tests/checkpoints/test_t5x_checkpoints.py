@@ -457,7 +457,7 @@ def test_damaged_checkpoints(tmp_path):
     told("TensorFlow", "convert")
     pack = flax.serialization.msgpack_serialize
     (directory / "checkpoint").write_bytes(pack({"version": 3, "optimizer": {"target": {}}}))
-    told("holds no parameters")
+    told("has no parameters")
     stored = {"driver": "zarr", "kvstore": {"driver": "file", "path": "../../etc/"}}
     for leaf, part in (
         (stored, "outside the checkpoint"),
@@ -472,7 +472,7 @@ def test_damaged_checkpoints(tmp_path):
         told("token_embedder/embedding", part)
     target = {"decoder": {"layers_0": {"mlp": {"wi": {"kernel": np.ones((2, 2), np.float32)}}}}}
     (directory / "checkpoint").write_bytes(pack({"version": 3, "optimizer": {"target": target}}))
-    told("does not hold a T5's parameters", "token_embedder/embedding")
+    told("does not have a T5's parameters", "token_embedder/embedding")
     (directory / "checkpoint").write_bytes(packed)
     load_model(tmp_path / "out")
     # One chunk cut short; then no metadata; then no arrays at all. T5X writes no checksums.

@@ -128,7 +128,7 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
     )
     (tmp_path / "ten.txt").unlink()
     (tmp_path / "checkpoint").touch()
-    assert f"checkpoint is a file; give the directory that holds it, {tmp_path}" in told(
+    assert f"checkpoint is a file; give its directory, {tmp_path}" in told(
         tmp_path / "checkpoint", tmp_path / "x", "--to", "hf"
     )
     (tmp_path / "checkpoint").unlink()

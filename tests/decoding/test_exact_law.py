@@ -382,7 +382,7 @@ def test_the_law_with_policies_that_learn_or_look_at_other_rows(policy):
 
 def test_greedy_block_refuses_drafts_that_stop_early():
     drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
-    with pytest.raises(ValueError, match="NeuralDrafter's traits say fixed_length=False"):
+    with pytest.raises(ValueError, match="NeuralDrafter has fixed_length=False"):
         decoding.Speculative(MODEL, drafter, verification.GreedyBlock())
 
 

@@ -65,7 +65,7 @@ def _table(seed):
 
 
 def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_fixed_length(pair):
-    with pytest.raises(ValueError, match="Short's traits say fixed_length=False: use Block or"):
+    with pytest.raises(ValueError, match="Short has fixed_length=False: use Block or"):
         specjax.Decoder(
             pair.verifier,
             drafting=specjax.Own(Short()),

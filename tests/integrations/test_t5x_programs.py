@@ -143,7 +143,7 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
         FileNotFoundError, match=r"the drafter's checkpoint /nowhere does not exist"
     ):
         restoring.checkpoint_at("drafter", "/nowhere")
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint_<step>: give a T5X checkp"):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint_<step>: give a T5X checkp"):
         restoring.checkpoint_at("verifier", str(tmp_path))
     (tmp_path / "checkpoint_7" / "state").mkdir(parents=True)
     found = restoring.checkpoint_at("verifier", f"{tmp_path}/")

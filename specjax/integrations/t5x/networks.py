@@ -55,7 +55,7 @@ _FIELDS = {
 class DecoderOnlyT5Config(DecoderOnlyConfig):
     """T5X's `TransformerConfig`: T5's decoder without cross-attention.
 
-    A prompt is what T5X feeds the network: token 0, then the inputs.
+    A prompt consists of token 0, then the inputs, as in T5X.
 
     Attributes:
       mlp_activations: see `specjax.models.T5Config`.

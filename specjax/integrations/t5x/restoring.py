@@ -155,7 +155,7 @@ def checkpoint_at(role: str, path: str) -> str:
     steps = checkpoints.all_steps(path)
     if not steps:
         raise FileNotFoundError(
-            f"the {role}'s checkpoint {path} holds no checkpoint_<step>: give a T5X checkpoint"
+            f"the {role}'s checkpoint {path} has no checkpoint_<step>: give a T5X checkpoint"
         )
     return os.path.join(path, f"checkpoint_{steps[-1]}")
 

@@ -1,4 +1,4 @@
-"""Lays decoding states out by T5X's own logical axis rules, on T5X's own mesh."""
+"""Places decoding states by T5X's own logical axis rules, on T5X's own mesh."""
 
 import math
 from typing import Any
@@ -9,19 +9,19 @@ from flax.linen.partitioning import logical_to_mesh_axes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from t5x import partitioning
 
-# What T5X has no name for goes where this goes.
+# An axis without a name in T5X is split like another axis.
 _ALIASES = {"kv_heads": "heads"}
 
 
 def constrain(tree: Any, axes: Any) -> Any:
-    """Constrains arrays to where T5X's partitioner puts their logical axes; traced.
+    """Constrains arrays to the placement of T5X's partitioner for their logical axes; traced.
 
     A dimension that the devices do not divide evenly stays whole. Without a partitioner around the
-    call nothing is constrained.
+    call there is no constraint.
 
     Args:
       tree: a pytree of traced arrays.
-      axes: the same structure with a tuple of logical axis names in the place of each array.
+      axes: the same structure with a tuple of logical axis names in place of each array.
 
     Returns:
       The tree.
@@ -44,13 +44,13 @@ def partition_spec(
     mesh: Mesh,
     rules: tuple[tuple[str, Any], ...],
 ) -> PartitionSpec:
-    """What T5X's rules say of an array, but for dimensions that do not divide.
+    """The split of an array by T5X's rules, except dimensions that do not divide.
 
     Args:
-      shape: the array's.
+      shape: the array's shape.
       names: the logical names of its axes.
-      mesh: T5X's.
-      rules: pairs of a logical axis and a mesh axis, several of them, or None.
+      mesh: T5X's mesh.
+      rules: pairs of a logical axis and a mesh axis, several mesh axes, or None.
     """
     asked = logical_to_mesh_axes([_ALIASES.get(n, n) if n else None for n in names], rules)
     spec: list[Any] = []
