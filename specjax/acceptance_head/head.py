@@ -50,8 +50,8 @@ class Head:
         object.__setattr__(self, "rejection_weight", weight)
         expected = head_shapes(self.config)
         found = jax.tree.map(lambda x: (np.shape(x), np.dtype(x.dtype)), self.params)
-        asked = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), expected)
-        if found != asked:
+        wanted = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), expected)
+        if found != wanted:
             raise ValueError(
                 f"Head: params must be the float32 parameters of {self.config}: use init_head, or "
                 "the configuration that they were trained with"

@@ -77,7 +77,7 @@ class Piece(NamedTuple):
 def check_same(
     path: Path,
     found: Mapping[str, ArraySpec],
-    asked: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
     remedy: str,
     unknown: Iterable[str] | None = None,
 ) -> None:
@@ -86,21 +86,21 @@ def check_same(
     Args:
       path: the checkpoint.
       found: its arrays.
-      asked: the expected shapes by name.
+      expected: the expected shapes by name.
       remedy: advice to the user.
       unknown: arrays that are not expected; by default found by name.
 
     Raises:
       ValueError: naming every difference in one line.
     """
-    unknown = set(found) - set(asked) if unknown is None else unknown
+    unknown = set(found) - set(expected) if unknown is None else unknown
     wrong = [
         f"{name} is {found[name].shape} but should be {shape}"
-        for name, shape in sorted(asked.items())
+        for name, shape in sorted(expected.items())
         if name in found and found[name].shape != shape
     ]
     differences = {
-        "missing": sorted(set(asked) - set(found)),
+        "missing": sorted(set(expected) - set(found)),
         "of a wrong shape": wrong,
         "unknown": sorted(unknown),
     }

@@ -220,15 +220,15 @@ def hf_pieces(
     copies = {lines[_EMBEDDING].hf, *family.copies, *([_HEAD] if config.tie_embeddings else [])}
     if stored is not None:
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
-    asked = {
+    expected = {
         line.hf: shapes[path][::-1] if line.transposed else shapes[path]
         for path, line in lines.items()
     }
     # The replacement of a missing array may be its quantised form.
-    taken = asked if set(asked) <= set(reader.specs) else reader.specs
+    taken = expected if set(expected) <= set(reader.specs) else reader.specs
     check_floating(reader.directory, {name: reader.specs[name] for name in taken})
     unknown = []
-    for name in set(reader.specs) - set(asked):
+    for name in set(reader.specs) - set(expected):
         if re.fullmatch(family.unused, name):
             continue
         if name in copies and stored is not None:
@@ -237,7 +237,7 @@ def hf_pieces(
             name = f"{name} (a copy that differs from {stored})"
         unknown.append(name)
     remedy = "Give the checkpoint whose arrays these are, or correct config.json"
-    check_same(reader.directory, reader.specs, asked, remedy, unknown)
+    check_same(reader.directory, reader.specs, expected, remedy, unknown)
     return {
         path: Piece(line.hf, np.transpose if line.transposed else np.asarray)
         for path, line in lines.items()

@@ -154,7 +154,7 @@ def load_model(
     if mesh is not None and shardings is not None:
         raise ValueError("`mesh` and `shardings` exclude each other; give only one of them")
     given = {"dtype": dtype, "param_dtype": param_dtype}
-    asked = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
+    requested = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
     opened = _open(path, config, check_weights)
     ids, rows = opened.ids, opened.config.vocab_size
     if any(eos >= rows for eos in ids.eos):
@@ -167,8 +167,8 @@ def load_model(
     pieces = opened.pieces(shapes)
     own = common_dtype(opened.reader.specs[piece.source].dtype for piece in pieces.values())
     kept = np.dtype(np.float32) if own == np.float16 else own
-    stored = asked.get("param_dtype", asked.get("dtype", kept))
-    model = make(opened.config.replace(dtype=asked.get("dtype", stored), param_dtype=stored))
+    stored = requested.get("param_dtype", requested.get("dtype", kept))
+    model = make(opened.config.replace(dtype=requested.get("dtype", stored), param_dtype=stored))
     placed = _shardings(model, shapes, mesh, rules, shardings)
     _check_room(opened.path, shapes, stored, placed)
     options: Any = {"dtype": stored, "shardings": placed, "check_finite": check_weights}

@@ -152,25 +152,25 @@ def quiet() -> Iterator[None]:
 def quiet_writes() -> Iterator[None]:
     """Like `quiet`; a failure is raised without 200 additional lines."""
     before = sys.unraisablehook
-    if getattr(before, "__name__", "") != _tell_others.__name__:
-        sys.unraisablehook = functools.partial(_tell_others, before)
-        sys.unraisablehook.__name__ = _tell_others.__name__  # type: ignore[attr-defined]
-    logging.getLogger("asyncio").addFilter(_is_of_worth)
+    if getattr(before, "__name__", "") != _ignore_closed_loop.__name__:
+        sys.unraisablehook = functools.partial(_ignore_closed_loop, before)
+        sys.unraisablehook.__name__ = _ignore_closed_loop.__name__  # type: ignore[attr-defined]
+    logging.getLogger("asyncio").addFilter(_is_relevant)
     with quiet():
         yield
     # Not after a failure: writes that have started fail later.
     sys.unraisablehook = before
-    logging.getLogger("asyncio").removeFilter(_is_of_worth)
+    logging.getLogger("asyncio").removeFilter(_is_relevant)
 
 
-def _tell_others(before: Callable[[Any], None], told: Any) -> None:
+def _ignore_closed_loop(before: Callable[[Any], None], report: Any) -> None:
     # TensorStore continues to write, and calls the event loop that Orbax has closed.
-    if str(told.exc_value) != "Event loop is closed":
-        before(told)
+    if str(report.exc_value) != "Event loop is closed":
+        before(report)
 
 
-def _is_of_worth(told: logging.LogRecord) -> bool:
-    return "never retrieved" not in told.getMessage()
+def _is_relevant(report: logging.LogRecord) -> bool:
+    return "never retrieved" not in report.getMessage()
 
 
 def write_orbax(directory: Path, params: Params) -> None:

@@ -109,7 +109,7 @@ class T5XReader:
             _check_chunks(folders[name], name, array)
         self._leaves = {**leaves, **opened}
         self.specs = {
-            name: ArraySpec(tuple(leaf.shape), _meant_dtype(_dtype(leaf)))
+            name: ArraySpec(tuple(leaf.shape), _true_dtype(_dtype(leaf)))
             for name, leaf in self._leaves.items()
         }
         check_sizes(directory, self.specs)
@@ -146,7 +146,7 @@ class T5XReader:
                 raise ValueError(
                     f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
                 ) from None
-        return leaf.view(_meant_dtype(leaf.dtype))
+        return leaf.view(_true_dtype(leaf.dtype))
 
 
 def _open(folder: Path) -> ts.TensorStore:
@@ -226,7 +226,7 @@ def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
     return leaf.dtype if isinstance(leaf, np.ndarray) else leaf.dtype.numpy_dtype
 
 
-def _meant_dtype(stored: np.dtype) -> np.dtype:
+def _true_dtype(stored: np.dtype) -> np.dtype:
     """T5X before version 3 wrote bfloat16 as uint16 of the same bits."""
     return jnp.dtype("bfloat16") if stored == np.uint16 else stored
 

@@ -292,10 +292,10 @@ class Round:
         """The drafter's block and its state."""
         drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
         given = params.drafter, state.drafter, state.tokens, limits, uniforms, sampling
-        asked = params.rule.reads_draft_confidence
+        reads = params.rule.reads_draft_confidence
         needed = active if self._reads_bonus(params.rule) else drafts
-        proposed = self.drafter.propose(*given, needed, with_confidence=asked)
-        return checked_block(self.drafter, proposed, limits, asked)
+        proposed = self.drafter.propose(*given, needed, with_confidence=reads)
+        return checked_block(self.drafter, proposed, limits, reads)
 
     def _reads_bonus(self, rule: Rule) -> bool:
         return rule.reads_draft or self.verification.has_carry
@@ -327,16 +327,16 @@ class Round:
         sampling: Sampling,
         state: RoundState,
         block: DraftBlock,
-        said: tuple[Array, Array, Array | None],
+        outputs: tuple[Array, Array, Array | None],
         whole: Array,
     ) -> AfterBlock:
-        """The target after whole blocks; `said` holds targets, p and p_conf.
+        """The target after whole blocks; `outputs` holds targets, p and p_conf.
 
         The drafter runs again only for whole blocks (`whole`): only there it lacks the last token's
         entries, and only there its distribution is needed.
         """
         rule, reads = params.rule, self._reads_bonus(params.rule)
-        targets, p, p_conf = said
+        targets, p, p_conf = outputs
         needed = whole if reads else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
         none = {name: jnp.int32(0) for name in names}
@@ -348,11 +348,11 @@ class Round:
         sampling = advance(sampling, block.tokens, block.num_drafted)
 
         def run(drafter: Any) -> tuple[Any, ...]:
-            asked = rule.reads_draft_confidence
+            reads = rule.reads_draft_confidence
             returned = self.drafter.bonus(
-                params.drafter, drafter, state.tokens, block, sampling, with_confidence=asked
+                params.drafter, drafter, state.tokens, block, sampling, with_confidence=reads
             )
-            extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, asked)
+            extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, reads)
             read = extra.probs, at_bonus(p), extra.confidences, jax.tree.map(at_bonus, p_conf)
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: extra.calls[name] for name in names}

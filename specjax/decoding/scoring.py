@@ -85,7 +85,7 @@ def score(
         read_now = tokens[:, :full]
         with jax.named_scope("verifier_pass"):
             read = model.extend(params, cache, read_now, positions)
-        p, p_conf, hidden = _said(wanted, read.logits, read.hidden, read_now)
+        p, p_conf, hidden = _outputs(wanted, read.logits, read.hidden, read_now)
         return Scored(p, p_conf, hidden, read.cache)
 
     def branch(width: int, tokens: Array, positions: Array) -> Any:
@@ -97,7 +97,7 @@ def score(
                 of_width = first_nodes(tree, width)
                 returned = model.score_tree(params, cache, read_now, positions, of_width)
         logits, hidden, updates = checked_scores(model, returned, read_now)
-        return *_said(wanted, logits, hidden, read_now), updates
+        return *_outputs(wanted, logits, hidden, read_now), updates
 
     like = jax.eval_shape(functools.partial(branch, full), tokens, positions)
 
@@ -114,7 +114,7 @@ def score(
         return Scored(p, p_conf, hidden, model.write(cache, updates, positions))
 
 
-def _said(
+def _outputs(
     wanted: Wanted, logits: Array, hidden: Array, tokens: Array
 ) -> tuple[Array, Array | None, Array | None]:
     """The requested outputs for logits `[B, W, V]` and hidden states after `tokens [B, W]`."""

@@ -106,14 +106,14 @@ class SequenceCascade(PairMethod):
             read = getattr(params, name), getattr(inner, name), inner.tokens
             logits[name], caches[name] = _pass(model, *read, self.vocab_size, rows[name])
         writing, drafting = rows["verifier"], rows["drafter"]
-        said = jnp.where(own.deferred[:, None], logits["verifier"], logits["drafter"])
-        probs = distributions(said, state.sampling)
+        current = jnp.where(own.deferred[:, None], logits["verifier"], logits["drafter"])
+        probs = distributions(current, state.sampling)
         tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
         nan = active & jnp.isnan(probs[:, 0])
         kept = active & ~nan
         counts = kept.astype(jnp.int32)
         log_probs = log_at(probs, tokens)[:, None]
-        sure = log_at(jax.vmap(confidence)(said), tokens)[:, None]
+        sure = log_at(jax.vmap(confidence)(current), tokens)[:, None]
         own = own._replace(
             log_probs=put_tokens(own.log_probs, sure, (kept & drafting)[:, None], state.lengths)
         )
@@ -141,7 +141,7 @@ class SequenceCascade(PairMethod):
             lambda *_: jnp.zeros_like(done),
             per_row(params.rule, after.steps), own.log_probs, after.lengths,
         )  # fmt: skip
-        return _begin_anew(after, defers & done)
+        return _restart(after, defers & done)
 
 
 def _pass(
@@ -159,7 +159,7 @@ def _pass(
     return lax.cond(jnp.any(rows), run, skip, read.cache)
 
 
-def _begin_anew(state: DecodeState, rows: Array) -> DecodeState:
+def _restart(state: DecodeState, rows: Array) -> DecodeState:
     """Drops the responses in `rows [B]`, which the verifier writes again from the prompt."""
     inner: SequentialState = state.inner
     own: Response = inner.own

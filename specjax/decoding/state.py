@@ -209,7 +209,7 @@ def append(
     ends, texts = eos, None
     if state.stop is not None:
         texts = _read_texts(state.stop, tokens)
-        ends = eos | (texts[:, 1:] == _found(state.stop))
+        ends = eos | (texts[:, 1:] == _final_state(state.stop))
     before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
     kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
     kept &= index < (state.limits - state.lengths)[:, None]
@@ -228,7 +228,7 @@ def append(
     return new._replace(sampling=sampling), kept
 
 
-def _found(stop: StopState) -> int:
+def _final_state(stop: StopState) -> int:
     """The automaton's state after a complete stop string."""
     assert stop.table is not None
     return stop.table.shape[0] - 1
@@ -250,7 +250,7 @@ def read_token(stop: StopState | None, token: Array) -> tuple[StopState | None, 
     if stop is None:
         return None, jnp.zeros(token.shape, bool)
     states = _after(stop, stop.states, token)
-    return stop._replace(states=states), states == _found(stop)
+    return stop._replace(states=states), states == _final_state(stop)
 
 
 def _after(stop: StopState, states: Array, token: Array) -> Array:

@@ -159,13 +159,13 @@ def draft_until_fallback(
         return (carry.step <= longest) & jnp.any(carry.going)
 
     wide = (rows, longest + 1, model.vocab_size)
-    empty = _nothing(start.cache, wide, keep_probs, keep_confidences)
+    empty = _empty_draft(start.cache, wide, keep_probs, keep_confidences)
     last, processing = state.inner.tokens, state.sampling.processing
     first = _Writing(jnp.int32(0), empty, last, ~state.finished, state.stop, processing)
     return lax.while_loop(unfinished, step, first).drafted
 
 
-def _nothing(
+def _empty_draft(
     cache: Cache, wide: tuple[int, int, int], keep_probs: bool, keep_confidences: bool
 ) -> Drafted:
     """A draft before its first token; `wide` is (B, G + 1, V)."""
@@ -237,7 +237,7 @@ class _FallbackCascade(PairMethod):
         ended = drafted.ended | (drafted.stopped if rollback is None else False)
         waiting = active & ~ended & ~drafted.nan
         scored = self._read(params.verifier, state, drafted, waiting, rollback)
-        standing = _standing(rollback, drafted, scored, waiting)
+        standing = _num_kept(rollback, drafted, scored, waiting)
         p = jnp.take_along_axis(scored.p, standing[:, None, None], axis=1)[:, 0]
         next_token = jax.vmap(draw)(p, uniforms[:, -1])
         tokens = emitted(drafted.tokens[:, :-1], standing, next_token)
@@ -352,7 +352,7 @@ class BiLDCascade(_FallbackCascade):
         return rule.rollback
 
 
-def _standing(rollback: Any, drafted: Drafted, scored: Scored, waiting: Array) -> Array:
+def _num_kept(rollback: Any, drafted: Drafted, scored: Scored, waiting: Array) -> Array:
     """`[B]` int32, the number of drafted tokens that are kept; all in rows that do not wait."""
     if rollback is None:
         return drafted.counts

@@ -141,7 +141,7 @@ class CostAware(WeighsTokens):
             verifier=jnp.broadcast_to(verifier[None], (rows, longest + 1)),
         )
 
-    def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
+    def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:
         """Whether any number of further tokens saves more time than it costs; all rows together."""
         prices, longest = state.own, chances.shape[1]
         more = jnp.arange(1, longest + 1, dtype=jnp.int32)

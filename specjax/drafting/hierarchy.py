@@ -60,7 +60,7 @@ def cascade(
     _check_last(last)
     named = list(models.items())
 
-    def alone(i: int, count: int) -> Drafter:
+    def unreviewed(i: int, count: int) -> Drafter:
         if i < len(named):
             name, model = named[i]
             made = None if neural is None else neural(name, count)
@@ -71,7 +71,7 @@ def cascade(
 
     def stage(i: int, count: int) -> Drafter:
         if i + 1 == len(matrix) or not any(matrix[i + 1]):
-            return alone(i, count)
+            return unreviewed(i, count)
         name, model = named[i]
         below = row(i + 1)
         return VerticalCascade(

@@ -90,8 +90,8 @@ class LookupFirst(SeveralDrafters):
         """The draft limits for the drafter."""
         copies = self.copies(state)
         own = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
-        asked = self.drafter.draft_limits(params[1], state.drafters[1], own)
-        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), asked)
+        wanted = self.drafter.draft_limits(params[1], state.drafters[1], own)
+        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), wanted)
 
     def propose(
         self,

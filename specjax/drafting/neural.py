@@ -322,8 +322,8 @@ class NeuralDrafter(Drafter):
     def _begin(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
     ) -> tuple[Array, Any]:
-        asked, policy = begin(self.stopping, params.stopping, state.past, limits, self.max_draft)
-        return jnp.clip(asked, jnp.minimum(self.min_draft, limits), limits), policy
+        wanted, policy = begin(self.stopping, params.stopping, state.past, limits, self.max_draft)
+        return jnp.clip(wanted, jnp.minimum(self.min_draft, limits), limits), policy
 
     def _read(
         self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array

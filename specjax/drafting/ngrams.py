@@ -85,12 +85,12 @@ def follower(table: NGrams, ending: Array) -> Array:
     longest = ending.shape[1]
     # Axis 1: endings of 2 tokens, of 3, ...
     real = np.arange(longest) < np.arange(2, longest + 1)[:, None]
-    asked = jnp.where(real[None], ending[:, None], -1)
-    begins = table.begins[_bucket(asked, table.begins.shape[0])]
+    endings = jnp.where(real[None], ending[:, None], -1)
+    begins = table.begins[_bucket(endings, table.begins.shape[0])]
     # Places past the bucket's end have other contexts, which do no harm.
     at = begins[..., None] + table.probes[None, None]
     at = jnp.minimum(at, table.followers.shape[0] - 1)
-    same = jnp.all(table.contexts[at] == asked[:, :, None], axis=-1)
+    same = jnp.all(table.contexts[at] == endings[:, :, None], axis=-1)
     found = jnp.max(jnp.where(same, table.followers[at], -1), axis=-1)
     after = table.successors[ending[:, 0]]
     for i in range(longest - 1):

@@ -255,7 +255,7 @@ class WeighsTokens(OnEstimate):
             chances=chances(acceptance(memory.rates), longest),
             own=self._against(numbers.own, memory, limits, longest),
         )
-        worth = self._compared(state, state.judged.survival)
+        worth = self._continuing(state, state.judged.survival)
         return jnp.where(worth, limits, 0), state._replace(going=worth)
 
     def step(self, params: Params, state: Weighing, drawn: Drawn) -> tuple[Array, Weighing]:
@@ -264,7 +264,7 @@ class WeighsTokens(OnEstimate):
         lengths = state.lengths + state.going.astype(jnp.int32)
         going = state.going & (lengths < state.limits)
         state = state._replace(judged=judged, lengths=lengths, going=going)
-        worth = self._compared(state, ahead(self.estimate, judged, state.chances))
+        worth = self._continuing(state, ahead(self.estimate, judged, state.chances))
         return ~worth, state._replace(going=worth)
 
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
@@ -273,18 +273,18 @@ class WeighsTokens(OnEstimate):
         estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
         return memory._replace(rates=add_round(memory.rates, outcome), estimate=estimate)
 
-    def _compared(self, state: Weighing, survival: Array) -> Array:
+    def _continuing(self, state: Weighing, survival: Array) -> Array:
         """The rows that continue, `[B]`; `survival [B]`: the chance that all drawn survive."""
         more = jnp.arange(1, state.chances.shape[1] + 1, dtype=jnp.int32)[None]
         open_ = state.going[:, None] & (state.lengths[:, None] + more <= state.limits[:, None])
-        return self._goes_on(state, open_, survival[:, None] * state.chances)
+        return self._continues(state, open_, survival[:, None] * state.chances)
 
     @abc.abstractmethod
     def _against(self, own: Any, memory: RoundsPast, limits: Array, longest: int) -> Any:
         """`Weighing.own`, from the policy's numbers; the first axis of its arrays is the batch."""
 
     @abc.abstractmethod
-    def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
+    def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:
         """The rows that continue, `[B]` bool.
 
         Args:
@@ -329,7 +329,7 @@ class Budget(WeighsTokens):
         budget = own - jnp.sum(limits > 0, dtype=jnp.int32)
         return jnp.broadcast_to(budget, limits.shape)
 
-    def _goes_on(self, state: Weighing, open_: Array, chances: Array) -> Array:
+    def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:
         worth = jnp.where(open_, chances, -1.0)
         # Each row's chances fall from left to right, and ties are taken in that order: so the
         # chosen tokens of a row are its next tokens.

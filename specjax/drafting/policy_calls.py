@@ -58,11 +58,11 @@ def begin(
     where = f"{type(policy).__name__}.begin"
     memory = past.memory if isinstance(past, PolicyPast) else ()
     returned = policy.begin(params, memory, limits, longest)
-    asked, state = unpacked(where, returned, ("limits", "state"))
-    check_array(f"{where}: limits", asked, "[B]", limits.shape, jnp.int32)
+    wanted, state = unpacked(where, returned, ("limits", "state"))
+    check_array(f"{where}: limits", wanted, "[B]", limits.shape, jnp.int32)
     if isinstance(past, PolicyPast):
         check_like(f"{where}: state", state, past.state)
-    return asked, state
+    return wanted, state
 
 
 def learn(
@@ -90,10 +90,10 @@ def learn(
     outcome = DraftOutcome(past.drafted, agreed, agreed < known)
     memory = policy.learn(past.memory, past.state, outcome)
     check_like(f"{type(policy).__name__}.learn: memory", memory, past.memory)
-    told = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
+    learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
 
     def keep(new: Array, old: Array) -> Array:
-        return jnp.where(told.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+        return jnp.where(learns.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
 
     return past._replace(memory=jax.tree.map(keep, memory, past.memory))
 

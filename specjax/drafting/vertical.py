@@ -293,8 +293,8 @@ class VerticalCascade(Drafter):
         )
         probs = jnp.where((seen.nan_in >= 0)[:, None], jnp.nan, outcome.probs[:, 0])
         confidences = outcome.confidences
-        asked = confidences[:, 0] if with_confidence and confidences is not None else None
-        return Bonus(probs, asked, seen.calls), state._replace(round=after)
+        reported = confidences[:, 0] if with_confidence and confidences is not None else None
+        return Bonus(probs, reported, seen.calls), state._replace(round=after)
 
     def commit(
         self, state: VerticalCascadeState, tokens: Array, counts: Array, hidden: Array | None = None

@@ -133,8 +133,8 @@ class Attention(nn.Module):
         query = _spread(query, heads)
         # On TPUs the product of a matrix and a single vector does not use the matrix units: it
         # takes three times as long as with two vectors.
-        alone = by_position and length * query.shape[3] == 1
-        if alone:
+        single = by_position and length * query.shape[3] == 1
+        if single:
             query = jnp.pad(query, [(0, 0)] * 3 + [(0, 1), (0, 0)])
         logits = jnp.concatenate([self._logits(query, segment) for segment in segments], axis=-1)
         weights = jax.nn.softmax(logits, axis=-1).astype(self.config.dtype)
@@ -151,7 +151,7 @@ class Attention(nn.Module):
                 for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
             ),
         )
-        return _own_parts(y[:, :, :, :1] if alone else y, heads, groups)
+        return _own_parts(y[:, :, :, :1] if single else y, heads, groups)
 
     def _logits(self, query: Array, segment: Segment) -> Array:
         """`[B, K, N, T, S]` float32, for a query from `_spread`."""

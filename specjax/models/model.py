@@ -270,8 +270,8 @@ def check_integers(
     if not hasattr(array, "dtype"):
         raise ValueError(f"{wanted}, got a {type(array).__name__}: use numpy.asarray")
     fits = len(array.shape) == len(shape) and all(
-        size == asked if asked is not None else size >= least
-        for size, asked in zip(array.shape, shape, strict=True)
+        size == expected if expected is not None else size >= least
+        for size, expected in zip(array.shape, shape, strict=True)
     )
     if not fits or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{wanted}, got {array.dtype}{list(array.shape)}")

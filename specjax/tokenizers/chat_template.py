@@ -104,8 +104,8 @@ def render_chat(
         )
         return contextvars.copy_context().run(_joined, pieces)
     except Exception as error:  # a template may do anything to the messages
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"the chat template rejects the messages, or is faulty: {told}") from None
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"the chat template rejects the messages, or is faulty: {why}") from None
 
 
 @functools.lru_cache(maxsize=16)

@@ -38,8 +38,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     path = Path(path)
     if path.is_file():
         kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
-        alone = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files
-        return kind(path, None if alone else path.parent)
+        single = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files
+        return kind(path, None if single else path.parent)
     if not path.is_dir():
         raise FileNotFoundError(
             f"{path}: no such file or directory; give a model's directory, a .model file, "

@@ -128,11 +128,11 @@ class CheckpointStore:
         damaged = {step: why for step in steps if (why := find_damage(place / str(step)))}
         if not damaged:
             return
-        told = "; ".join(f"step {step:,}: {why}" for step, why in damaged.items())
+        errors = "; ".join(f"step {step:,}: {why}" for step, why in damaged.items())
         sound = [step for step in steps if step not in damaged]
         if not sound:
             raise ValueError(
-                f"{place}: no checkpoint can be read ({told}): put a copy of it there, delete it "
+                f"{place}: no checkpoint can be read ({errors}): put a copy of it there, delete it "
                 "to train from the start, or choose another output_dir"
             )
         for step in damaged:
@@ -142,7 +142,7 @@ class CheckpointStore:
                 shutil.rmtree(target, ignore_errors=True)
                 shutil.move(place / str(step), target)
         say(
-            f"warning: moved damaged checkpoints of {place} ({told}) to {DAMAGED_NAME}; the run "
+            f"warning: moved damaged checkpoints of {place} ({errors}) to {DAMAGED_NAME}; the run "
             f"continues from step {sound[-1]:,}; if the best checkpoint is among them, the result "
             "is the best of the others"
         )

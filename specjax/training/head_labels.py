@@ -183,7 +183,7 @@ def _read_chunk(
     learnt = jnp.logical_or(along_text, uniforms[..., 0] >= mixing)
     positions = own.positions + at + 1  # of Y
     if along_text:
-        hidden = _read_alone(models.drafter, params.drafter, own.cache, drafted, positions)
+        hidden = _read_each(models.drafter, params.drafter, own.cache, drafted, positions)
     else:
         z = jnp.where(learnt, drafted, jax.lax.dynamic_slice_in_dim(texts, at, width, axis=1))
         _, hidden, mixed = models.drafter.extend(params.drafter, mixed, z, positions)
@@ -198,7 +198,7 @@ def _read_chunk(
     return chunk, _Models(own, other), mixed
 
 
-def _read_alone(
+def _read_each(
     model: LanguageModel, params: Params, cache: Cache, tokens: Array, positions: Array
 ) -> Array:
     """Hidden states `[B, T, D]` of tokens `[B, T]`, each after the cache's entries before it."""

@@ -90,8 +90,8 @@ class Teacher:
     def measured(self, choose_by: str) -> tuple[str, ...]:
         """The texts of `accepted`, and the text of the figure that chooses the checkpoint."""
         text = choose_by.removeprefix(PREFIX)
-        asked = choose_by == PREFIX + text and text in TEXTS and text not in self.accepted
-        return (*self.accepted, *(text,) * asked)
+        needed = choose_by == PREFIX + text and text in TEXTS and text not in self.accepted
+        return (*self.accepted, *(text,) * needed)
 
 
 def accepted_total(acceptance: Array, mask: Array, draft: int) -> Total:

@@ -187,7 +187,7 @@ def test_a_budget_pays_the_most_probable_tokens(seed):
         jnp.asarray(chances, jnp.float32), jnp.full(B, pays + drafted.sum(), jnp.int32),
     )  # fmt: skip
     policy = drafting.Budget(1)
-    found = np.asarray(policy._compared(state, jnp.asarray(survival, jnp.float32)))
+    found = np.asarray(policy._continuing(state, jnp.asarray(survival, jnp.float32)))
     worth = sorted(
         (
             (survival[b] * chances[b, j], b, j)
@@ -232,7 +232,7 @@ def test_the_cost_is_weighed_over_all_lengths(seed):
     drafted = int(rng.integers(0, G))
     state = state._replace(going=limits > drafted, lengths=jnp.minimum(limits, drafted))
     survival = rng.random(B)
-    found = policy._compared(state, jnp.asarray(survival, jnp.float32))
+    found = policy._continuing(state, jnp.asarray(survival, jnp.float32))
     # A pass over n tokens is as wide as 1, 2, 4 or 5, which was not measured.
     widths = [1.5, 2.0, 2.6, 2.6, 2.6 + 0.6 / 2]
     # Rows that draft nothing give nothing; one without a past starts with a token alone.

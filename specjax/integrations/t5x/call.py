@@ -101,28 +101,28 @@ def read_call(
     Raises:
       ValueError: for an unsupported argument, or two random keys.
     """
-    asked = dict(decoder_params or {})
-    if unknown := sorted(set(asked) - {*THEIRS, *OURS}):
+    given = dict(decoder_params or {})
+    if unknown := sorted(set(given) - {*THEIRS, *OURS}):
         raise ValueError(
             f"decoder_params supports only {', '.join((*THEIRS, *OURS))}, got "
             f"{', '.join(unknown)}: specjax decodes instead of decode_fn"
         )
-    own = asked.get("decode_rng")
+    own = given.get("decode_rng")
     if rng is not None and own is not None:
         raise ValueError("rng and decoder_params['decode_rng'] exclude each other: give one")
-    steps, hard = asked.get("max_decode_steps"), asked.get("max_decode_steps_hard_limit")
+    steps, hard = given.get("max_decode_steps"), given.get("max_decode_steps_hard_limit")
     if steps is not None and hard is not None and hard > 0:
         steps = jnp.minimum(steps, hard)
     return Call(
         num_decodes=num_decodes,
         return_all=return_all,
-        eos_id=int(asked.get("eos_id", eos_id)),
+        eos_id=int(given.get("eos_id", eos_id)),
         seed=_seed(own if rng is None else rng),
-        sampling=_sampling(asked, defaults, vocab_size, num_decodes),
+        sampling=_sampling(given, defaults, vocab_size, num_decodes),
         max_steps=None if steps is None else jnp.asarray(steps, jnp.int32),
-        rescaled=bool(asked.get("rescale_log_probs", True)),
-        rule=asked.get("rule"),
-        draft_limit=asked.get("draft_limit"),
+        rescaled=bool(given.get("rescale_log_probs", True)),
+        rule=given.get("rule"),
+        draft_limit=given.get("draft_limit"),
     )
 
 
@@ -132,13 +132,13 @@ def _seed(rng: Array | None) -> Array:
 
 
 def _sampling(
-    asked: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
+    given: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
 ) -> Sampling:
-    temperature = jnp.asarray(asked.get("temperature", defaults.temperature), jnp.float32)
+    temperature = jnp.asarray(given.get("temperature", defaults.temperature), jnp.float32)
     # T5X treats smaller temperatures as greedy.
     temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
-    top_k = _filter(asked.get("topk", defaults.top_k), vocab_size, jnp.int32)
-    top_p = _filter(asked.get("topp", defaults.top_p), 1.0, jnp.float32)
+    top_k = _filter(given.get("topk", defaults.top_k), vocab_size, jnp.int32)
+    top_p = _filter(given.get("topp", defaults.top_p), 1.0, jnp.float32)
 
     def spread(value: Any) -> Any:
         return jnp.repeat(value, num_decodes) if value is not None and value.ndim else value

@@ -79,7 +79,7 @@ class _PairModel(models.BaseTransformerModel):
         small = read_network(DRAFTER, self.drafter_module, params[DRAFTER], **options)
         return verifier, PairPart(*small)
 
-    def _call(self, decoder_params: Any, rng: Array | None, **asked: Any) -> Call:
+    def _call(self, decoder_params: Any, rng: Array | None, **given: Any) -> Call:
         gin = self.decoding
         return read_call(
             decoder_params,
@@ -87,7 +87,7 @@ class _PairModel(models.BaseTransformerModel):
             defaults=Sampling(temperature=gin.temperature, top_k=gin.top_k, top_p=gin.top_p),
             vocab_size=self.module.config.vocab_size,
             eos_id=self.output_vocabulary.eos_id or 1,
-            **asked,
+            **given,
         )
 
     def _decode(

@@ -52,9 +52,9 @@ def partition_spec(
       mesh: T5X's mesh.
       rules: pairs of a logical axis and a mesh axis, several mesh axes, or None.
     """
-    asked = logical_to_mesh_axes([_ALIASES.get(n, n) if n else None for n in names], rules)
+    wanted = logical_to_mesh_axes([_ALIASES.get(n, n) if n else None for n in names], rules)
     spec: list[Any] = []
-    for size, axis in zip(shape, asked or (), strict=True):
+    for size, axis in zip(shape, wanted or (), strict=True):
         parts = axis if isinstance(axis, tuple) else (axis,) if axis else ()
         whole = not parts or size % math.prod(mesh.shape[part] for part in parts)
         spec.append(None if whole else axis)
