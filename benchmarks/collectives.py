@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Compiles every model with a drafter of its own shape on every mesh."""
+    """Compiles every model with a drafter of the same shape on every mesh."""
     rows = []
     for name in args.models:
         config = TINY[name] if name in TINY else preset(name)

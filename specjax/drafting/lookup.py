@@ -160,7 +160,7 @@ class LookupDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, LookupState]:
-        """See `Drafter`; if no token follows, the last token again, which is seldom probable.
+        """See `Drafter`; if no token follows, the last token again, which is rarely probable.
 
         A rule that reads q then leaves the verifier's distribution nearly as it is.
         """

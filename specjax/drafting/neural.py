@@ -46,7 +46,7 @@ from specjax.types.drafting import Drawn
 
 
 def catches_up_on(platform: str) -> bool:
-    """Whether a drafter should catch up: whether a pass over two tokens costs as much as over one.
+    """Whether a drafter should catch up: whether a pass over two tokens costs the same as over one.
 
     On a CPU they take twice as long; elsewhere a pass waits for the weights.
 

@@ -73,7 +73,7 @@ class _Collecting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class VerticalCascade(Drafter):
-    """Drafts with rounds of its own. Its parameters: `VerticalCascadeParams`.
+    """Drafts with its own rounds. Its parameters: `VerticalCascadeParams`.
 
     The level below drafts, and the middle model reviews under its own rule, until there are enough
     tokens. They follow the inner target pi = T(q, p), for q of the level below and p of the middle
@@ -245,7 +245,7 @@ class VerticalCascade(Drafter):
                 carry.round,
                 lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False),
                 going,
-                # The round adds one token of its own.
+                # The round adds a token of its own.
                 jnp.clip(room - 1, 0, self.drafter.max_draft),
                 with_confidence=with_confidence,
             )

@@ -153,7 +153,7 @@ def test_a_student_learns_its_teachers_distribution(finished, tmp_path):
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"ema_decay": 1.0}, r"ema_decay must lie in \[0, 1\), got 1.0"),
         ({"num_devices": 0}, "num_devices must be .* got 0"),
-        ({"num_devices": 9}, "`num_devices` must be at most 8 (devices of this process), got 9"),
+        ({"num_devices": 9}, "must be at most 8 .devices of this process., got 9"),
         ({"task": task(param_dtype="bfloat16")}, "param_dtype=bfloat16: small updates"),
         ({"task": task(vocab_size=8)}, "the data contain token 11, but the network's vocab_size=8"),
         ({"batching": Batching(bucket_lengths=(1,))}, "all 300 pairs are longer than 1 tokens"),
@@ -190,7 +190,7 @@ def test_what_cannot_be_recorded_is_told(tmp_path):
 
 def test_fewer_updates_than_done_are_refused(finished):
     directory, _ = finished
-    with pytest.raises(ValueError, match=r"num_steps=20: the run in .* has done 30 updates"):
+    with pytest.raises(ValueError, match=r"num_steps=20: the run in .* has already done 30 updates"):
         train_copies(directory, num_steps=20)
 
 
