@@ -92,7 +92,7 @@ def check_stops(
     """
     if (state.stop is None) != (table is None):
         does, must = ("no", "left out") if state.stop is None else ("a", "given")
-        raise ValueError(f"stop_table must be {must}: the state has {does} `stop` field")
+        raise ValueError(f"stop_table must be {must}: the state has {does} field `stop`")
     # The shape of `finished` would need its own program.
     until_finished = state.ended_by.shape[0] if until_finished is None else until_finished
     for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
