@@ -40,12 +40,12 @@ class ArrayLayout:
 
     @property
     def size(self) -> int:
-        """The number of its numbers."""
+        """The number of its entries."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its numbers."""
+        """The bytes of its entries."""
         return self.size * self._itemsize
 
     @property
