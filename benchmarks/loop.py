@@ -28,7 +28,7 @@ HELP = "the time of the speculative loop against the time of its models' passes"
 _NEVER = 1e30
 # The seconds of the passes of a turn.
 _PASSES_SECONDS = 0.02
-# Prefills in sequence, so that the host prepares one during another.
+# Prefills in sequence, so that the host prepares the next during a prefill.
 _IN_A_ROW = 4
 
 
@@ -119,7 +119,7 @@ def figures(
     Args:
       seconds: the seconds of the loops "loop" and "policy".
       passes: the passes of each loop, of drafter and verifier.
-      one: the seconds of a pass: "draft", "draft_two" and "verifier".
+      one: the seconds per pass: "draft", "draft_two" and "verifier".
     """
     of_passes = {
         name: drafter * one["draft"] + verifier * one["verifier"]

@@ -257,7 +257,7 @@ def _peer_loops(
             past.self_attention_cache.crop(-steps)
             return tokens.numpy()
 
-    # XLA uses all cores. On a busy machine PyTorch may be faster with one: the faster counts.
+    # XLA uses all cores. On a busy machine PyTorch may be faster with one core: the faster counts.
     counts = sorted({1, len(os.sched_getaffinity(0))})
     return {f"peer {n}": functools.partial(call, n) for n in counts}, (
         f"transformers {transformers.__version__}, torch {torch.__version__}, the best of "

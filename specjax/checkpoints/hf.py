@@ -187,7 +187,7 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     if values.get("quantization_config"):
         raise ValueError(
             f"{path}: quantization_config is set, but quantised checkpoints are not supported; "
-            "use the float32 or bfloat16 one, or delete the field if the arrays are not quantised"
+            "use the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
         )
     return family
 

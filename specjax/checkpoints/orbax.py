@@ -136,7 +136,7 @@ def _damaged(directory: Path, error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences Orbax, which warns that T5X's directories lack files that newer ones have."""
+    """Silences Orbax, which warns about files that T5X's older directories lack."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # important damage also raises

@@ -38,7 +38,7 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 
 
 def steps(directory: Path) -> dict[int, Path]:
-    """The checkpoints in a T5X model directory by step, without unfinished ones (`.tmp-...`)."""
+    """The finished checkpoints in a T5X model directory by step (not `.tmp-...`)."""
     found = {}
     for path in directory.iterdir():
         if (match := _STEP.fullmatch(path.name)) and path.is_dir():

@@ -69,7 +69,7 @@ class Method(abc.ABC):
     def __post_init__(self) -> None:
         check_eos_ids(self.eos_ids, self.vocab_size)
         if self.processor is not None:
-            check_part("processor", self.processor, ("init", "process", "advance"), "one of yours")
+            check_part("processor", self.processor, ("init", "process", "advance"), "a Processor")
             check_static("processor", self.processor)
 
     @property

@@ -72,7 +72,7 @@ class RoundOutcome(NamedTuple):
     """The output of a round.
 
     Attributes:
-      tokens: `[B, G + 1]` int32: the accepted tokens, then one more; the rest is padding.
+      tokens: `[B, G + 1]` int32: the accepted tokens, then the next token; the rest is padding.
       counts: `[B]` int32, the number of real tokens (at least 1).
       probs: `[B, G + 1, V]` float32, the target distribution of each token, if verification leaves
         no carry. So the block of a round can be the draft of a round above, with `probs` as its q.

@@ -1,4 +1,4 @@
-"""The sequence cascade: the drafter writes a whole response; the verifier replaces unsure ones.
+"""The sequence cascade: the drafter writes a whole response, which the verifier may replace.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 2 and eq. 1.
 

@@ -306,7 +306,7 @@ def _end_by_nan(state: DecodeState, nan_in: Array) -> DecodeState:
 
 
 def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
-    """Puts new rows into the slots of finished ones. The state is donated: use the result.
+    """Puts new rows into the slots of finished rows. The state is donated: use the result.
 
     Args:
       state: B rows.

@@ -107,7 +107,7 @@ def kept(judged: Judgement, model: LanguageModel, cache: Cache, positions: Array
 
 
 def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Array) -> Array:
-    """The token after the accepted ones, `[B]`; `bonus [B, V]`: the target after whole blocks."""
+    """The token after the accepted tokens, `[B]`; `bonus [B, V]`: the target after whole blocks."""
     if judged.path is None:
         assert judged.acceptance is not None
         given = chain.probs, chain.num_drafted, judged.accepted, bonus

@@ -99,7 +99,7 @@ def most_frequent_successors(texts: Iterable[Sequence[int]], vocab_size: int) ->
 
     Args:
       texts: token ids; the last token of a text has no successor.
-      vocab_size: n, one more than the largest id.
+      vocab_size: n, the largest id plus 1.
 
     Returns:
       `[n]` int32, the most frequent successor of each token, the smallest in a tie; -1 if none was

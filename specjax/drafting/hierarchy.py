@@ -152,7 +152,7 @@ def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
     try:
         matrix = np.asarray(lengths)
     except ValueError:
-        raise ValueError(f"K must have rows of one length, got {lengths!r}") from None
+        raise ValueError(f"K must have rows of equal length, got {lengths!r}") from None
     size = len(names)
     if matrix.shape != (size, size):
         raise ValueError(

@@ -194,7 +194,7 @@ class LookupDrafter(Drafter):
         return LookupState(context, lengths, match, begins)
 
     def _chain(self, params: Params, state: LookupState, tokens: Array) -> tuple[Array, Array]:
-        """G + 1 tokens `[B, G + 1]`, and the number of known ones among the first G, `[B]`."""
+        """G + 1 tokens `[B, G + 1]`, and the number of known tokens among the first G, `[B]`."""
         place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
         left = jnp.maximum(state.lengths[:, None] - place, 1)
         follows = jnp.broadcast_to(self.matched(state)[:, None] > 0, (tokens.size, step.size))
@@ -230,7 +230,7 @@ def _table(params: Params, vocab_size: int) -> Array | NGrams | None:
 
 
 def _ending(table: Array | NGrams | None, state: LookupState, tokens: Array) -> Array:
-    """The last tokens that the table needs, `[B, T]`, the last first; -1 for missing ones."""
+    """The last tokens that the table needs, `[B, T]`, the last first; -1 for missing tokens."""
     if not isinstance(table, NGrams):
         return tokens[:, None]
     # The caller gives the last token: an encoder-decoder's start token is in no context.

@@ -1,7 +1,7 @@
 """The successor of a text's last tokens, by the longest ending in a table.
 
-Axes: B rows, K contexts, T their longest, O its lengths from 2 to T, S buckets, W of the fullest
-one, V vocabulary.
+Axes: B rows, K contexts, T their longest, O its lengths from 2 to T, S buckets, W places of the
+fullest bucket, V vocabulary.
 
 Source: backing off without weights, as in Large Language Models in Machine Translation (Brants et
 al., 2007), for a single guess.
@@ -106,7 +106,7 @@ def check_ngrams(what: str, table: NGrams, vocab_size: int) -> None:
     check_array(f"{what}.followers", table.followers, "[K]", (contexts,), jnp.int32)
     check_array(f"{what}.begins", table.begins, "[S]", buckets, jnp.int32)
     check_array(f"{what}.probes", table.probes, "[W]", np.shape(table.probes), jnp.int32)
-    check_array(f"{what}.start", table.start, "one number", (), jnp.int32)
+    check_array(f"{what}.start", table.start, "scalar", (), jnp.int32)
 
 
 def _bucket(tokens: Any, buckets: int) -> Any:

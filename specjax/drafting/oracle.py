@@ -44,7 +44,7 @@ class GreedyOracle(Stopping):
         return jnp.zeros(drawn.token.shape, bool), state
 
     def learn(self, memory: Array, state: Any, outcome: DraftOutcome) -> Array:
-        """Counts the emitted tokens: the agreeing ones, and one of the verifier."""
+        """Counts the emitted tokens: the agreeing tokens, and a token of the verifier."""
         return memory + outcome.agreed + 1
 
 

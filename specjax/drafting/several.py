@@ -36,7 +36,7 @@ class SeveralDrafters(Drafter):
       parts: the drafters.
     """
 
-    # Whether a drafter reads the drafts of earlier ones as if they were committed.
+    # Whether a drafter reads the drafts of earlier drafters as if they were committed.
     _tells: ClassVar[bool] = False
 
     @property
@@ -52,7 +52,7 @@ class SeveralDrafters(Drafter):
             check_static(name, drafter)
         sizes = [drafter.vocab_size for drafter in self.parts]
         if len(set(sizes)) > 1:
-            raise ValueError(f"{', '.join(names)} must share one vocabulary, got sizes {sizes}")
+            raise ValueError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
 
     @property
     def vocab_size(self) -> int:
@@ -66,7 +66,7 @@ class SeveralDrafters(Drafter):
 
     @property
     def has_confidence(self) -> bool:
-        """Whether all drafters have one."""
+        """Whether all drafters have a confidence."""
         return all(drafter.has_confidence for drafter in self.parts)
 
     @property

@@ -92,7 +92,7 @@ class VerticalCascade(Drafter):
       min_draft: rounds follow until a block has this many tokens, 1 .. G; None for G. A row whose
         limit is below G needs fewer by the difference. Extra tokens of the last round stay.
       rounds: the most inner rounds; None for no limit.
-      verification: of the inner rounds; not one with a carry (GreedyBlock).
+      verification: of the inner rounds; without a carry (not GreedyBlock).
       widths: the widths of the middle model's passes; see `decoding.Round`.
       name: the middle model's passes are counted under it.
 

@@ -43,7 +43,7 @@ class RelativePositions(NamedTuple):
 
     Attributes:
       buckets: of distances.
-      max_distance: this distance and all larger ones share the last bucket.
+      max_distance: this and all larger distances share the last bucket.
       per_layer: whether each layer has its own biases; else its stack has.
     """
 

@@ -11,7 +11,7 @@ from specjax.models.llama import LLAMA
 from specjax.models.model import Model
 from specjax.models.t5 import T5
 
-# By name; a custom family is one more entry.
+# By name; a custom family is another entry.
 FAMILIES: dict[str, Family] = {family.name: family for family in (T5, LLAMA, GEMMA2)}
 
 # The published sizes by name.

@@ -142,8 +142,8 @@ class Model(LanguageModel, abc.ABC):
 
         On a CPU a tied embedding gets a transposed copy (V·E more numbers), because the product of
         several tokens with `[V, E]` takes 1.5 times as long as with `[E, V]`. On other devices
-        nothing changes. All methods take prepared parameters; checkpoints and training need the
-        plain ones.
+        nothing changes. All methods accept prepared parameters; checkpoints and training need the
+        originals.
 
         Args:
           params: the parameters.

@@ -75,7 +75,7 @@ def buckets(
       bidirectional: whether half of the buckets are for keys after the query; else these keys share
         bucket 0.
       num_buckets: the number of buckets.
-      max_distance: this distance and all larger ones share the last bucket.
+      max_distance: this and all larger distances share the last bucket.
 
     Returns:
       int32 in `0 .. num_buckets - 1`, of the same shape.

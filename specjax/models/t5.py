@@ -113,7 +113,7 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def _from_hf(fields: HFFields) -> T5Config:
-    """See `Family`; a head is tied unless the checkpoint has one that differs from the embedding.
+    """See `Family`; a head is tied unless the checkpoint's differs from the embedding.
 
     `scale_decoder_outputs` (transformers 5) says whether a tied head scales its input. Without it,
     a tied head always scales, as in 4.x.
@@ -183,7 +183,7 @@ def _to_hf(config: T5Config) -> dict[str, Any]:
     if config.relpos_per_layer:
         raise ValueError(
             "this model has a relative position bias per layer (relpos_per_layer), but "
-            "transformers' T5 has one per stack; convert it to orbax"
+            "transformers' T5 has a bias per stack; convert it to orbax"
         )
     names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     activation = names.get(config.mlp_activations)

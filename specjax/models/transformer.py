@@ -246,7 +246,7 @@ class Stack(nn.Module):
 
 
 class Network(nn.Module):
-    """The embedding, the decoder, its output projection, and the encoder if there is one.
+    """The embedding, the decoder, its output projection, and perhaps the encoder.
 
     Attributes:
       config: the sizes and styles.

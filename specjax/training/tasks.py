@@ -115,7 +115,7 @@ class TextTask:
         if teacher.vocab_size != self.model.vocab_size:
             raise ValueError(
                 f"the teacher's vocab_size={teacher.vocab_size} and the network's vocab_size="
-                f"{self.model.vocab_size} differ; they must be equal"
+                f"{self.model.vocab_size} must be equal"
             )
 
     @property

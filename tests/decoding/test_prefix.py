@@ -32,7 +32,7 @@ def _start(prefix=None, prefix_lengths=None, max_length=8):
 
 def test_without_lengths_each_row_has_the_whole_prefix():
     state = _start(PREFIX)
-    np.testing.assert_array_equal(state.inner.positions, 2)
+    np.testing.assert_array_equal(state.inner.verifier.positions, 2)
     np.testing.assert_array_equal(state.inner.tokens, PREFIX[:, 1])
     # The start token, the prefix, four new tokens and a block of one.
     with pytest.raises(

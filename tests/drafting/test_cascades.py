@@ -479,7 +479,7 @@ def test_bad_parts_of_cascades_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             drafting.HorizontalCascade(pair, counts)
-    with pytest.raises(ValueError, match=r"share one vocabulary, got sizes \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"have the same vocabulary, got sizes \[2, 3\]"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))
     with pytest.raises(ValueError, match="two drafters of a cascade have the name 'd0': give each"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(0, 2, 2)))

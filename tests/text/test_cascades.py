@@ -158,7 +158,7 @@ TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
     ("options", "kind", "message"),
     [
         ({"lengths": [[2, 2]]}, ValueError, r"K must have a row and a column for each of the 2 dr"),
-        ({"lengths": [[2, 2], [0]]}, ValueError, "K must have rows of one length, got "),
+        ({"lengths": [[2, 2], [0]]}, ValueError, "K must have rows of equal length, got "),
         ({"lengths": [[2, 2], [1, 2]]}, ValueError, "K must be upper triangular, got 1 in row 2"),
         ({"lengths": [[0, 0], [0, 2]]}, ValueError, "K must have tokens in its first row"),
         ({"lengths": [[2, 1.5], [0, 2]]}, ValueError, "K must hold whole numbers of at least 0"),
@@ -177,7 +177,7 @@ TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
         ({"rules": rules.OPT(0.1), "lenience": 2.0}, ValueError, "lenience= must be left out: ru"),
         ({"rules": (None, rules.OPT(0.1))}, ValueError, r"rules\[1\] must be None: by K=.* level"),
         ({"lengths": ((2, 2), (0, 0)), "lenience": 2.0}, ValueError, "lenience= must be left out"),
-        ({"last": 3}, TypeError, r"last must be a specjax.Lookup\(...\) or None, got 3"),
+        ({"last": 3}, TypeError, r"last must be Lookup\(...\) or None, got 3"),
         ({"last": specjax.Lookup(min_match=2)}, ValueError, "last must have no min_match: K says"),
         (
             {"models": ("drafter",), "last": specjax.Lookup(bigram=TABLE)},

@@ -121,7 +121,7 @@ def test_equal_tasks_share_their_programs():
                 "objective": Objective(distillation_weight=1.0),
                 "teacher": CONFIG.replace(vocab_size=16),
             },
-            "teacher's vocab_size=16 and the network's vocab_size=12 differ",
+            "teacher's vocab_size=16 and the network's vocab_size=12 must",
         ),
         (
             {

@@ -80,7 +80,7 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
 
 
 class _InMemory:
-    """Parameters, arrays or traced ones, in the form of a checkpoint reader for `Tree`."""
+    """Parameters, possibly traced, in the form of a checkpoint reader for `Tree`."""
 
     def __init__(self, flat: dict[str, Any]) -> None:
         self._flat = flat

@@ -141,7 +141,7 @@ def checkpoint_at(role: str, path: str) -> str:
       path: a local path, or any path that T5X's file system supports (gs://).
 
     Raises:
-      FileNotFoundError: if there is no checkpoint.
+      FileNotFoundError: if there is no checkpoint; ValueError: if `path` is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(f"the {role}'s checkpoint must be a path, got {path!r}")
