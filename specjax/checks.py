@@ -1,4 +1,4 @@
-"""Checks of values that users give, with messages of one form."""
+"""Checks of users' values, with uniform messages."""
 
 import functools
 import importlib
@@ -11,13 +11,13 @@ import numpy as np
 
 
 def check_path(path: Any, what: str = "") -> None:
-    """Raises TypeError or ValueError unless a path can be opened; `what` is "name=" in messages."""
+    """Raises TypeError or ValueError for an invalid path; `what` is "name=" in messages."""
     if not isinstance(path, str | os.PathLike):
         digits = isinstance(path, int) and not isinstance(path, bool)
         remedy = "put a path of digits in quotes" if digits else "give a text or a pathlib.Path"
-        raise TypeError(f"{what}{path!r} must be a path; {remedy}")
+        raise TypeError(f"{what}{path!r} must be a path: {remedy}")
     if "\0" in str(os.fspath(path)):
-        raise ValueError(f"{what}{path!r} must be a path, but has a NUL character: remove it")
+        raise ValueError(f"{what}{path!r} has a NUL character: remove it")
 
 
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
@@ -29,13 +29,13 @@ def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
 
 
 def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> None:
-    """Raises TypeError unless `value` is an instance that has all attributes of its protocol.
+    """Raises TypeError unless `value` is an instance with all attributes of its protocol.
 
     Args:
       name: the argument's name, for the message.
       value: the part, such as a rule or a drafter.
       needed: the names of the attributes.
-      example: code that makes such a part, for the message.
+      example: code for such a part, for the message.
     """
     if isinstance(value, type):
         raise TypeError(
@@ -50,15 +50,14 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
 
 
 def check_static(name: str, value: Any) -> None:
-    """Raises TypeError unless a part of a method is hashable: compiled programs are found by it."""
+    """Raises TypeError unless a part of a method is hashable, as a key of compiled programs."""
     try:
         hash(value)
     except TypeError as error:
         kind = type(value).__name__
         raise TypeError(
-            f"{name} must be hashable, got a {kind} ({' '.join(str(error).split())}): write "
-            f"@dataclasses.dataclass(frozen=True) above {kind}, and keep lists and arrays out of "
-            "its fields"
+            f"{name} must be hashable, got a {kind} ({' '.join(str(error).split())}): make {kind} "
+            "a @dataclasses.dataclass(frozen=True) without lists and arrays in its fields"
         ) from None
 
 
@@ -73,7 +72,7 @@ def require(module: str, extra: str) -> Any:
       The module.
 
     Raises:
-      ImportError: it cannot be imported; the message gives the command that installs it.
+      ImportError: the library cannot be imported; the message has the command to install it.
     """
     try:
         return importlib.import_module(module)
@@ -81,7 +80,7 @@ def require(module: str, extra: str) -> Any:
         absent = isinstance(error, ModuleNotFoundError) and error.name == module
         reason = "is not installed" if absent else f"cannot be imported ({error})"
         raise ImportError(
-            f"{module} {reason}; in the checkout, run pip install '.[{extra}]'",
+            f"{module} {reason}: run pip install '.[{extra}]' in the checkout",
             name=module,
         ) from None
 
@@ -96,7 +95,7 @@ def checked(
     open_high: bool = False,
     dtype: Any = np.float32,
 ) -> Any:
-    """Checks a number that a user gives, and fixes its dtype so that a sweep compiles once.
+    """Checks a user's number, and fixes its dtype so that different values share a program.
 
     Args:
       name: the argument's name, for the message.
@@ -111,23 +110,23 @@ def checked(
       `value` as an array of `dtype`.
 
     Raises:
-      TypeError: if `value` is not numeric.
-      ValueError: if any entry is NaN, outside the range or too large for the dtype, or `value` has
-        more than one axis.
+      TypeError: `value` is not numeric.
+      ValueError: an entry is NaN, out of range or too large for the dtype, or `value` has more than
+        one axis.
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
-    asked = (name, value, low, high, open_low, open_high, dtype)
+    given = (name, value, low, high, open_low, open_high, dtype)
     # Every call of a Decoder checks the same few numbers.
-    return _kept(*asked) if isinstance(value, int | float | np.number) else _checked(*asked)
+    return _cached(*given) if isinstance(value, int | float | np.number) else _checked(*given)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _kept(*asked: Any) -> np.ndarray:
-    array = _checked(*asked)
-    array.setflags(write=False)  # it serves several callers
+def _cached(*given: Any) -> np.ndarray:
+    array = _checked(*given)
+    array.setflags(write=False)  # callers share it
     return array
 
 
@@ -150,7 +149,7 @@ def _checked(
     else:
         with np.errstate(over="ignore"):
             used = exact.astype(dtype).astype(np.float64)
-        # The rounded value is compared too: float32(1 - 1e-9) is 1, and float32(1e39) is infinite.
+        # Also checks the rounded value: float32(1 - 1e-9) is 1, and float32(1e39) is infinite.
         good = _within(used, low, high, open_low, open_high)
         good &= np.isfinite(used) | ~np.isfinite(exact)
     good &= _within(exact, low, high, open_low, open_high)
@@ -163,28 +162,28 @@ def _checked(
 
 
 def whole_number(name: str, value: Any, *, low: int) -> int:
-    """Checks one whole number of at least `low` that a user gives, as `checked` does; 1e3 is one.
+    """Checks a single whole number of at least `low`, see `checked`; 1e3 is valid.
 
     Raises:
-      TypeError: if `value` is not one number.
-      ValueError: if it is not whole, below `low`, or too large for int32.
+      TypeError: `value` is not a single number.
+      ValueError: `value` is not whole, below `low`, or too large for int32.
     """
     array = checked(name, value, low=low, dtype=np.int32)
     if array.ndim:
-        raise TypeError(f"{name} must be one whole number, got {_short(value)}")
+        raise TypeError(f"{name} must be a single whole number, got {_short(value)}")
     return int(array)
 
 
 def one_number(name: str, value: Any, **span: Any) -> float:
-    """Checks one number that a user gives, as `checked` does with the range of `span`.
+    """Checks a single number; `span` has the range, see `checked`.
 
     Raises:
-      TypeError: if `value` is not one number.
-      ValueError: if it is outside the range.
+      TypeError: `value` is not a single number.
+      ValueError: `value` is out of range.
     """
     array = checked(name, value, **span)
     if array.ndim:
-        raise TypeError(f"{name} must be one number, got {_short(value)}")
+        raise TypeError(f"{name} must be a single number, got {_short(value)}")
     return float(array)
 
 
@@ -221,26 +220,26 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
 
 
 def check_scalars(tree: Any) -> None:
-    """Raises ValueError (at trace time) unless each strength is one number: none may broadcast."""
+    """Raises ValueError (at trace time) unless each strength is a scalar."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.numpy.ndim(leaf):
             name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
             raise ValueError(
-                f"{name} has shape {jax.numpy.shape(leaf)}, but must be one number per position: "
-                "vmap over the rows"
+                f"{name} must be a scalar for each position, got shape {jax.numpy.shape(leaf)}: "
+                "use vmap over the rows"
             )
 
 
 def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
-    """What a method of a part returned, as a tuple.
+    """Checks that a method returned a tuple, and returns it.
 
     Args:
       where: the method, such as "Lookup.propose".
-      value: what it returned.
-      names: what must be in the tuple, for its length and the message.
+      value: the returned value.
+      names: the names of the tuple's items.
 
     Raises:
-      TypeError: if it is not a tuple of that length.
+      TypeError: `value` is not a tuple of that length.
     """
     if not isinstance(value, tuple) or len(value) != len(names):
         raise TypeError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
@@ -248,11 +247,11 @@ def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
 
 
 def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: Any) -> None:
-    """Raises TypeError (at trace time) unless a part gave an array of this shape and dtype.
+    """Raises TypeError (at trace time) unless a value is an array of this shape and dtype.
 
     Args:
       what: the part, its method and the field, such as "Lookup.propose: probs".
-      value: what it gave.
+      value: the returned value.
       axes: the shape in letters, such as "[B, V]".
       shape: the same in numbers.
       dtype: the dtype.
@@ -265,7 +264,7 @@ def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: A
 
 
 def check_like(what: str, new: Any, old: Any) -> None:
-    """Raises TypeError (at trace time) unless two states have one structure, shapes and dtypes."""
+    """Raises TypeError (at trace time) unless two states agree in structure, shapes and dtypes."""
     before: Any = jax.tree_util.tree_flatten_with_path(old)
     after: Any = jax.tree_util.tree_flatten_with_path(new)
     if before[1] != after[1]:
@@ -280,10 +279,10 @@ def check_like(what: str, new: Any, old: Any) -> None:
 
 
 def checked_scores(model: Any, returned: Any, tokens: Any) -> Any:
-    """What `LanguageModel.score` returned for `tokens [B, T]`.
+    """Checks the result of `LanguageModel.score` for `tokens [B, T]`, and returns it.
 
     Raises:
-      TypeError: (at trace time) unless it is a triple with logits `[B, T, V]` of a float dtype.
+      TypeError: (at trace time) it is not a triple with logits `[B, T, V]` of a float dtype.
     """
     where = f"{type(model).__name__}.score"
     logits, hidden, updates = unpacked(where, returned, ("logits", "hidden", "updates"))

@@ -1,4 +1,4 @@
-"""Checksums of the files of a directory, kept in a file beside them."""
+"""Checksums of the files of a directory, in a file of that directory."""
 
 import concurrent.futures
 import hashlib
@@ -15,7 +15,7 @@ def write_checksums(directory: Path, wanted: Callable[[str], bool] = lambda _: T
     """Writes the checksums of all files below a directory.
 
     Args:
-      directory: holds the files; takes `specjax_checksums.json`.
+      directory: has the files; `specjax_checksums.json` is written there.
       wanted: whether a file counts, by its path relative to the directory.
 
     Raises:
@@ -32,12 +32,12 @@ def write_checksums(directory: Path, wanted: Callable[[str], bool] = lambda _: T
 
 
 def has_checksums(directory: Path) -> bool:
-    """Whether `write_checksums` has written there."""
+    """Whether a directory has the file of `write_checksums`."""
     return (directory / CHECKSUMS_NAME).is_file()
 
 
 def find_damage(directory: Path) -> str | None:
-    """What differs from the checksums, in words; None if nothing does.
+    """Describes the first difference from the checksums; None if there is no difference.
 
     Args:
       directory: has `specjax_checksums.json`.
@@ -48,8 +48,8 @@ def find_damage(directory: Path) -> str | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return f"{CHECKSUMS_NAME} cannot be read"
     with _threads() as threads:
-        told = threads.map(lambda file: _difference(*file), files)
-        return next(filter(None, told), None)
+        differences = threads.map(lambda file: _difference(*file), files)
+        return next(filter(None, differences), None)
 
 
 def _difference(name: str, path: Path, expected: str) -> str | None:
@@ -57,13 +57,11 @@ def _difference(name: str, path: Path, expected: str) -> str | None:
         found = _sha256(path)
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
-    return (
-        None if found == expected else f"the content of {name} has changed since specjax wrote it"
-    )
+    return None if found == expected else f"{name} was changed after specjax wrote it"
 
 
 def _threads() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(8)  # hashing leaves Python's lock
+    return concurrent.futures.ThreadPoolExecutor(8)  # hashing releases Python's lock
 
 
 def _sha256(path: Path) -> str:

@@ -1,12 +1,12 @@
-"""How specjax compiles its programs: `jit` stands in the place of `jax.jit`.
+"""Compilation of specjax's programs: `jit` replaces `jax.jit`.
 
-In jaxlib 0.10.2 XLA's compiler for CPUs joins products with the sums behind them and hands both to
-YNNPACK, in whose code for it are faults: sums of the squares of a product have wrong rows from the
-32,769th on (jax issue 39103), others crash (39257, 40412). So no program of specjax is compiled
-with these fusions. A product by itself is another part of YNNPACK, and stays.
+In jaxlib 0.10.2 XLA's compiler for CPUs fuses products with the sums after them and gives both to
+YNNPACK, which has bugs: sums of the squares of a product have wrong rows from the 32,769th on (jax
+issue 39103), others crash (39257, 40412). So specjax compiles without these fusions. Separate
+products still use YNNPACK.
 
-The options are each program's own. specjax sets nothing global in JAX: what a user compiles, is
-compiled as the user's XLA_FLAGS say (docs/faq.md).
+The options belong to each program. specjax sets nothing global in JAX: a user's own programs are
+compiled with the user's XLA_FLAGS (docs/faq.md).
 """
 
 import functools
@@ -19,35 +19,34 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
-# Products by themselves alone.
+# Only separate products.
 CPU_OPTIONS = {_FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-# Nothing: rounds of few tokens take longer with YNNPACK's products than with Eigen's
-# (docs/benchmarks.md).
+# Nothing: for few tokens Eigen's products are faster than YNNPACK's (docs/benchmarks.md).
 STEP_OPTIONS = {_FUSIONS: ""}
 
-# As XLA refuses an option, and a value of it.
+# XLA's errors for an unknown option, and for an unknown value.
 _UNKNOWN = ("No such compile option", "not a valid enum value")
 
 
 def cpu_options(backend: str) -> dict[str, Any] | None:
-    """Options for `jax.jit` of any program, or None.
+    """Returns options for `jax.jit` of any program, or None.
 
     Args:
-      backend: as named by `jax.default_backend()`.
+      backend: a name from `jax.default_backend()`.
 
     Returns:
-      Names and values, for `compiler_options`; None for another device than a CPU, and where this
-      XLA has no such options.
+      Names and values, for `compiler_options`; None for devices other than CPUs, or if this XLA
+      has no such options.
     """
     if backend != "cpu":
         return None
-    # An XLA without this value may still know how to leave YNNPACK out.
+    # Another version of XLA may know only the second value.
     found = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _known(**x)), None)
     return None if found is None else dict(found)
 
 
 def step_options(backend: str) -> dict[str, Any] | None:
-    """Likewise, for programs whose products are of few tokens."""
+    """Returns options for programs with products of few tokens; see `cpu_options`."""
     return dict(STEP_OPTIONS) if backend == "cpu" and _known(**STEP_OPTIONS) else None
 
 
@@ -63,7 +62,7 @@ def _known(**options: Any) -> bool:
 
 
 def _first_placed(tree: Any) -> Any:
-    """Where the first leaf lies that has a place; None if none has."""
+    """The sharding of the first leaf that has a sharding, or None."""
     if isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, tuple | list):
@@ -73,20 +72,20 @@ def _first_placed(tree: Any) -> Any:
 
 
 def _backend_of(tree: Any) -> str:
-    """The platform of the first leaf that has a place; else the default one."""
+    """The platform of the first leaf that has a sharding, or the default platform."""
     placed = _first_placed(tree)
     return jax.default_backend() if placed is None else next(iter(placed.device_set)).platform
 
 
 @functools.cache
 def _no_trace() -> Any:
-    """JAX's state where nothing is traced: that of a new thread, also if this one traces now."""
+    """JAX's state while nothing is traced: that of a new thread, because this thread may trace."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(get_opaque_trace_state).result()
 
 
 class Jitted:
-    """What `jit` returns.
+    """A function jitted by `jit`.
 
     Args:
       fun: the function.
@@ -97,66 +96,66 @@ class Jitted:
     def __init__(self, fun: Callable[..., Any], options: Any, settings: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
         self._within = jax.jit(fun, **settings)
-        # What backend there is, is known once it is called.
+        # The backend is known only at the call.
         self._alone = functools.cache(
             lambda backend: jax.jit(fun, compiler_options=options(backend), **settings)
         )
 
     def _jitted(self, *given: Any) -> Any:
-        # Within another program the options are that program's, and JAX refuses others.
+        # JAX refuses options within another program.
         if get_opaque_trace_state() != _no_trace():
             return self._within
         return self._alone(_backend_of(given))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As of a function of `jax.jit`."""
+        """Calls the function, like `jax.jit`."""
         return self._jitted(args, kwargs)(*args, **kwargs)
 
     def num_programs(self) -> int:
-        """How many programs the default backend has of it."""
+        """Returns the number of compiled programs for the default backend."""
         jitted: Any = self._alone(jax.default_backend())
         return jitted._cache_size()
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As of a function of `jax.jit`; shapes may have shardings on another machine's devices."""
+        """Traces like `jax.jit`; shapes may have shardings on another machine's devices."""
         return self._jitted(args, kwargs).trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As of a function of `jax.jit`; see `trace`."""
+        """Lowers like `jax.jit`; see `trace`."""
         return self._jitted(args, kwargs).lower(*args, **kwargs)
 
 
 def jit(
     fun: Callable[..., Any], *, options: Callable[[str], Any] = cpu_options, **settings: Any
 ) -> Jitted:
-    """`jax.jit(fun, **settings)`, compiled with `options`.
+    """Returns `jax.jit(fun, **settings)`, compiled with `options`.
 
-    A call while another program is traced belongs to that program.
+    A call while another program is traced belongs to that program, with its options.
 
     Args:
-      fun: as `jax.jit` takes it.
+      fun: the function to jit.
       options: a function of the backend's name that returns compiler options or None.
       settings: other arguments of `jax.jit`.
 
     Returns:
-      A `Jitted`, which is called, traced and lowered as a function of `jax.jit`.
+      A `Jitted`, which is called, traced and lowered like a function of `jax.jit`.
     """
     return Jitted(fun, options, settings)
 
 
 def product_precision(dtype: Any) -> jax.lax.Precision | None:
-    """The `precision` of every product of a network whose activations have this dtype.
+    """Returns the `precision` for all products of a network with activations of this dtype.
 
-    JAX by itself rounds the operands of float32 products, to bfloat16 on a TPU and to TF32 on a
-    GPU, in most products but not in all: a pass of one token and one of several then choose other
-    tokens. Who decodes in float32 wants its digits; bfloat16 is there for speed.
+    By default JAX rounds the operands of most float32 products, to bfloat16 on a TPU and to TF32 on
+    a GPU, so that passes of one token and of several tokens may choose different tokens. Users of
+    float32 want its precision; bfloat16 is for speed.
 
     Args:
       dtype: the dtype of the activations.
 
     Returns:
-      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; else None, by
-      which JAX takes the user's setting or its own.
+      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; otherwise None,
+      for which JAX uses that setting or its default.
     """
     config: Any = jax.config
     if dtype != jnp.float32 or config.jax_default_matmul_precision is not None:
@@ -173,16 +172,16 @@ COMPILE_PARTS = (
 
 
 def compile_seconds() -> float:
-    """What this process has spent on compilation since this was first asked.
+    """Returns the seconds that this process has spent on compilation since the first call.
 
-    Tracing and lowering count, and programs that are read from the cache on disk.
+    They include tracing, lowering, and reading programs from the cache on disk.
     """
     return sum(_spent())
 
 
 @functools.cache
 def _spent() -> list[float]:
-    """One number, which grows."""
+    """A list with a single number, which grows."""
     spent = [0.0]
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
@@ -194,8 +193,8 @@ def _spent() -> list[float]:
 
 
 def placement(tree: Any) -> Any:
-    """Where the arrays of a tree lie, as a hashable value for `jit_at`; None on one device."""
-    # Every call of a loop asks, and on one device the first leaf says it.
+    """Returns the shardings of a tree as a hashable value for `jit_at`; None on one device."""
+    # Fast, because every call of a loop needs it: the first leaf shows whether there is one device.
     if len(_first_placed(tree).device_set) == 1:
         return None
     leaves, structure = jax.tree.flatten(tree)
@@ -203,11 +202,11 @@ def placement(tree: Any) -> Any:
 
 
 def jit_at(fun: Callable[..., Any], **options: Any) -> Callable[..., Jitted]:
-    """Jits a function whose result is to lie where the caller says.
+    """Jits a function with a given placement of its result.
 
     Args:
-      fun: as `jit` takes it.
-      **options: of `jit`.
+      fun: the function; see `jit`.
+      **options: arguments of `jit`.
 
     Returns:
       A function of a `placement` (None by default) that returns the jitted function.

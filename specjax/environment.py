@@ -1,4 +1,4 @@
-"""The environment of a run: versions, device and JAX's settings, on which results depend."""
+"""The environment of a run: the versions, the device and JAX's settings."""
 
 import functools
 import importlib.metadata
@@ -16,7 +16,7 @@ from specjax.compilation import cpu_options, product_precision, step_options
 
 
 def specjax_version() -> str | None:
-    """The installed version of specjax, or None if its source tree runs without installation."""
+    """Returns the installed version of specjax; None if it is not installed."""
     try:
         return importlib.metadata.version("specjax")
     except importlib.metadata.PackageNotFoundError:
@@ -25,7 +25,7 @@ def specjax_version() -> str | None:
 
 @functools.cache
 def device() -> str:
-    """The platform and the kind of the first device; of a CPU its model, for rounding."""
+    """Returns the platform and the kind of the first device; for a CPU its model."""
     backend = jax.default_backend()
     if backend != "cpu":
         return f"{backend}: {jax.devices()[0].device_kind}"
@@ -37,10 +37,10 @@ def device() -> str:
 
 
 def machine() -> str:
-    """What times depend on: the device, and how many of them or, of a CPU, how many cores."""
+    """Returns the device and the number of devices; for a CPU the number of cores."""
     if jax.default_backend() != "cpu":
         return f"{device()}, {jax.device_count()} devices"
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = len(affinity(0)) if affinity else os.cpu_count()
     return f"{device()}, {cores} cores"
 
@@ -49,59 +49,59 @@ def check_devices() -> None:
     """Starts JAX's backends.
 
     Raises:
-      RuntimeError: the platform of JAX_PLATFORMS has no device here, or JAX's settings forbid what
-        specjax does.
+      RuntimeError: the platform of JAX_PLATFORMS has no device here, or JAX's settings forbid
+        transfers.
     """
     config: Any = jax.config
     try:
         jax.devices()
-    except Exception as error:  # jaxlib raises many kinds, some without words
+    except Exception as error:  # jaxlib raises many types, some without a message
         reason = " ".join(str(error).split()) or "it is not installed"
-        asked = config.jax_platforms or "(not set)"
+        platforms = config.jax_platforms or "(not set)"
         raise RuntimeError(
-            f"JAX_PLATFORMS={asked}: JAX cannot start this platform ({reason}): set "
+            f"JAX_PLATFORMS={platforms}: JAX cannot start this platform ({reason}): set "
             "JAX_PLATFORMS=cpu, or install JAX for the device"
         ) from None
     for way in ("host_to_device", "device_to_host", "device_to_device"):
         guard = getattr(config, f"jax_transfer_guard_{way}") or config.jax_transfer_guard
         if guard in ("disallow", "disallow_explicit"):
             raise RuntimeError(
-                f"JAX_TRANSFER_GUARD={guard}: specjax must move arrays to and from devices: unset "
-                "it"
+                f"JAX_TRANSFER_GUARD={guard}: specjax must transfer arrays to and from devices: "
+                "unset this variable"
             )
 
 
 def xla_flags() -> str:
-    """The flags of XLA_FLAGS that may change results, sorted."""
+    """Returns the flags of XLA_FLAGS that may change results, sorted."""
     harmless = ("--xla_dump", "--xla_force_host_platform_device_count")
     flags = os.environ.get("XLA_FLAGS", "").split()
     return " ".join(sorted(flag for flag in flags if not flag.startswith(harmless)))
 
 
 def compiling(*, float32: bool = True) -> dict[str, Any]:
-    """How specjax compiles here, where its choices change results.
+    """Returns the compiler settings of specjax that change results.
 
     Args:
-      float32: whether a network of float32 takes part.
+      float32: whether a float32 network takes part.
 
     Returns:
       JSON values: on a CPU the options of programs and of steps; on other devices the precision of
-      float32 products, which on a CPU changes nothing.
+      float32 products, which has no effect on a CPU.
     """
     backend = jax.default_backend()
     if backend == "cpu":
         return {"compiler_options": [cpu_options(backend), step_options(backend)]}
     config: Any = jax.config
     precision = product_precision(jnp.float32)
-    asked = config.jax_default_matmul_precision if precision is None else precision.name
-    return {"float32_products": asked} if float32 else {}
+    name = config.jax_default_matmul_precision if precision is None else precision.name
+    return {"float32_products": name} if float32 else {}
 
 
 def environment(*, float32: bool = True) -> dict[str, Any]:
-    """The versions, device and JAX settings that results depend on besides models and settings.
+    """Returns the versions, the device and the JAX settings that results depend on.
 
     Args:
-      float32: whether a network of float32 takes part.
+      float32: whether a float32 network takes part.
 
     Returns:
       JSON values: the device, the versions, XLA's flags and options, and JAX's settings for random

@@ -1,4 +1,4 @@
-"""Whether arrays fit into the machine: asked before anything is allocated."""
+"""Checks whether arrays fit into memory, before they are allocated."""
 
 import contextlib
 import gc
@@ -13,29 +13,28 @@ from typing import Any
 import jax
 import numpy as np
 
-# Positions of a cache are int32, and writes to drop go to the second half of their range.
+# Positions of a cache are int32; the upper half of the range marks dropped writes.
 MOST_POSITIONS = 2**30
-# What the control group of a container allows, version 2 and version 1.
+# The memory limit of a container (cgroup version 2 and version 1).
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-# A process's mapped pieces of memory, and how many it may have: Linux ends one that has more.
+# The memory mappings of a process, and their limit: Linux kills a process that exceeds it.
 _MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def spare_maps(share: float = 0.4) -> bool:
-    """Forgets compiled programs where they take much of what the system lets a process map.
+    """Drops compiled programs if the process has many memory mappings.
 
-    XLA maps several pieces of memory for each program, so a process that compiles hundreds of them
-    would be ended (segmentation fault) with most of the memory free. What is needed again is read
-    from the compilation cache, or compiled anew: call it between pieces of work, never while
-    something is timed.
+    XLA makes several mappings for each program, so a process that compiles hundreds of programs
+    would end with a segmentation fault although memory is free. Programs that are needed again are
+    read from the compilation cache, or compiled again: never call this while something is timed.
 
     Args:
-      share: of the system's limit from which programs are forgotten.
+      share: the share of the system's limit at which programs are dropped.
 
     Returns:
-      Whether they were.
+      Whether programs were dropped.
     """
     try:
         pieces = _MAPS.read_bytes().count(b"\n")
@@ -50,7 +49,7 @@ def spare_maps(share: float = 0.4) -> bool:
 
 
 def host_bytes() -> int:
-    """The host's memory, or what a container may use of it; no limit where that is not known."""
+    """Returns the memory of the host or the limit of the container; no limit if unknown."""
     found = [sys.maxsize]
     with contextlib.suppress(AttributeError, OSError, ValueError):  # not a POSIX system
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -63,18 +62,18 @@ def host_bytes() -> int:
 
 
 def nbytes(tree: Any, shardings: Any = None) -> int:
-    """The bytes that a tree takes on each device.
+    """Returns the bytes of a tree on each device.
 
     Args:
-      tree: a pytree of arrays or of their shapes. An array that is there twice counts once.
-      shardings: a pytree of shardings like it, or None where each array lies in one place.
+      tree: a pytree of arrays or of their shapes. A repeated array counts once.
+      shardings: a pytree of shardings with the same structure; None if nothing is sharded.
 
     Returns:
-      The sum, of any size.
+      The sum.
     """
     leaves = jax.tree.leaves(tree)
     places = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
-    # Shapes may be one object for several arrays.
+    # Several arrays may share a shape object.
     own = {
         id(leaf) if isinstance(leaf, jax.Array | np.ndarray) else -i: (leaf, place)
         for i, (leaf, place) in enumerate(zip(leaves, places, strict=True), 1)
@@ -87,7 +86,7 @@ def nbytes(tree: Any, shardings: Any = None) -> int:
 
 
 def in_words(size: int) -> str:
-    """A number of bytes as "5.12 TB"."""
+    """Formats a number of bytes, such as "5.12 TB"."""
     number = float(min(size, 10**300))
     for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
         if number < 999.5:
@@ -98,23 +97,23 @@ def in_words(size: int) -> str:
 
 @contextlib.contextmanager
 def told_if_full(what: str, remedy: str) -> Iterator[None]:
-    """Turns the words of XLA and Python for a full memory into one line.
+    """Turns out-of-memory errors of XLA and Python into one line.
 
     Args:
-      what: the arrays or what makes them, for the message.
+      what: the arrays or their purpose, for the message.
       remedy: what to do.
 
     Raises:
-      ValueError: where an allocation fails.
+      ValueError: an allocation failed.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        told = " ".join(str(error).split()) or "no room"
-        full = re.search(r"RESOURCE_EXHAUSTED|out of memory", told, re.IGNORECASE)
+        reason = " ".join(str(error).split()) or "allocation failed"
+        full = re.search(r"RESOURCE_EXHAUSTED|out of memory", reason, re.IGNORECASE)
         if full is None and not isinstance(error, MemoryError):
             raise
-        raise ValueError(f"{what}: out of memory ({told[:200]}): {remedy}") from None
+        raise ValueError(f"{what}: out of memory ({reason[:200]}): {remedy}") from None
 
 
 def check_fits(
@@ -123,10 +122,10 @@ def check_fits(
     """Raises ValueError if arrays cannot fit.
 
     Args:
-      what: the arrays or what makes them, for the message.
-      needed: their bytes on each device, or on the host; at least.
+      what: the arrays or their purpose, for the message.
+      needed: their least bytes on each device, or on the host.
       remedy: what to do.
-      devices: where they are to lie; None: on the host.
+      devices: the devices of the arrays; None: the host.
     """
     local = [d for d in devices or () if d.process_index == jax.process_index()]
     room, where = host_bytes(), "the machine has"
@@ -144,7 +143,7 @@ def check_fits(
 
 
 def sizes_in_words(rows: int, length: int, max_draft: int, max_new: int) -> str:
-    """What is asked of a method, for messages.
+    """Describes the sizes of a batch, for messages.
 
     Args:
       rows: B.
@@ -169,10 +168,10 @@ def check_state_fits(
     remedy: str,
     token_log_probs: bool = False,
 ) -> None:
-    """Raises ValueError if such prompts and outputs certainly cannot fit.
+    """Raises ValueError if prompts and outputs of these sizes certainly cannot fit.
 
     Args:
-      method: the decoding method; nothing is known of one without `least_memory`.
+      method: the decoding method; it is not checked without `least_memory`.
       params: its parameters.
       prompts: a `PromptBatch` of arrays or of their shapes.
       max_new: N, the longest output.
@@ -183,7 +182,7 @@ def check_state_fits(
     if not hasattr(method, "least_memory"):
         return
     rows, length = np.shape(prompts.inputs)
-    # Tracing needs memory too: more is asked for only if this much fits.
+    # Tracing also needs memory, so it is limited to this length.
     traced = min(length, 2**20)
     inputs: Any = jax.ShapeDtypeStruct((rows, traced), np.int32)
     mesh = None if method.partitioner is None else method.partitioner.mesh
@@ -195,10 +194,10 @@ def check_state_fits(
         max_length=min(max_length, MOST_POSITIONS),
         token_log_probs=token_log_probs,
     )
-    asked = sizes_in_words(rows, length, method.max_draft, max_new)
-    check_fits(asked, needed, remedy, devices)
+    sizes = sizes_in_words(rows, length, method.max_draft, max_new)
+    check_fits(sizes, needed, remedy, devices)
     if max_length > MOST_POSITIONS:
         raise ValueError(
-            f"{asked}: this takes {max_length} positions of the cache, which has at most "
+            f"{sizes}: this needs {max_length} positions of the cache; the limit is "
             f"{MOST_POSITIONS}: {remedy}"
         )

@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all."""
+"""Files and directories that are written completely or not at all."""
 
 import contextlib
 import errno
@@ -15,10 +15,10 @@ import jax
 
 @contextlib.contextmanager
 def naming_failures(path: Path) -> Iterator[None]:
-    """Turns what the system says of a failed write into one line that names the path.
+    """Turns the system's errors of a failed write into one line that names the path.
 
     Args:
-      path: what is being written, and all that the body does.
+      path: the file or directory that the body writes; the body must do nothing else.
 
     Raises:
       OSError: the write failed.
@@ -27,7 +27,7 @@ def naming_failures(path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            # The others have a message of their own, or get one.
+            # Errors without a number have a message of specjax; `naming_full_disk` names the rest.
             if error.errno is None or _full_disk(error):
                 raise
             raise _failure(path, error.strerror or str(error), "") from error
@@ -35,14 +35,14 @@ def naming_failures(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turns the errors of a full disk, and no others, into one line that names the path.
+    """Turns only the errors of a full disk into one line that names the path.
 
     Args:
-      path: what is being written; the body may read other files.
+      path: the file or directory that is written; the body may read other files.
 
     Raises:
-      OSError: the write failed. The cause is what the library below raised: Orbax, TensorStore and
-        NumPy each wrap the system's error in one of their own.
+      OSError: the write failed. Its cause is the error of the library: Orbax, TensorStore and NumPy
+        wrap the system's error.
     """
     try:
         yield
@@ -55,12 +55,12 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 def _failure(path: Path, reason: str, remedy: str) -> OSError:
     return OSError(
-        f"{path} cannot be written ({reason}): {remedy}choose another place; what was written "
-        "before is kept"
+        f"{path} cannot be written ({reason}): {remedy}choose another directory; earlier files are "
+        "kept"
     )
 
 
-# What the system's errors are called in the texts of libraries that wrap them.
+# The system's errors in the messages of libraries that wrap them.
 _TEXTS = (
     "No space left on device",
     "Disk quota exceeded",
@@ -73,7 +73,7 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def _full_disk(error: BaseException | None) -> str | None:
-    """The system's words for a full disk, or None for an error of another kind."""
+    """The system's message for a full disk, or None for other errors."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NUMBERS:
             return error.strerror
@@ -86,21 +86,21 @@ def _full_disk(error: BaseException | None) -> str | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file such that it is complete or unchanged, even if the process is killed.
+    """Writes a file completely or not at all, even if the process is killed.
 
     Args:
       path: the file. Only one process may write it at a time.
       data: its new content.
 
     Raises:
-      OSError: it cannot be written; it is then unchanged.
+      OSError: the file cannot be written; it is then unchanged.
     """
-    # Always the same name, so that a file left by a killed process is overwritten.
+    # A fixed name, so that the file of a killed process is overwritten.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with naming_failures(path):
             if unfinished.is_symlink():
-                unfinished.unlink()  # else another's file would be overwritten
+                unfinished.unlink()  # do not write to the target of a link
             with unfinished.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -113,22 +113,22 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def check_free(path: Path) -> None:
-    """Asserts that nothing would be overwritten.
+    """Checks that a new directory would overwrite nothing.
 
     Args:
-      path: where a directory shall be.
+      path: the directory; its parents may be missing.
 
     Raises:
-      FileExistsError: it is a file, or a directory with something in it.
-      NotADirectoryError: one of its parents is a file. Missing parents are made in time.
+      FileExistsError: the path is a file, or a directory that is not empty.
+      NotADirectoryError: a parent is a file.
     """
     if path.is_dir() and any(path.iterdir()):
-        raise FileExistsError(f"{path} is not empty; give a new directory or empty it first")
+        raise FileExistsError(f"{path} is not empty: give a new directory, or empty it first")
     if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path} is a file; give a new directory")
+        raise FileExistsError(f"{path} is a file: give a new directory")
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     if not existing.is_dir():
-        raise NotADirectoryError(f"{existing} is a file; give a path that does not go through it")
+        raise NotADirectoryError(f"{existing} is a file: give a path in a directory")
 
 
 class InUseError(OSError):
@@ -137,15 +137,15 @@ class InUseError(OSError):
 
 @contextlib.contextmanager
 def locked(path: Path, in_use: str) -> Iterator[None]:
-    """Holds a lock, which ends with the process; a file system without locks gets a warning.
+    """Holds a lock, which ends with the process; warns if the file system has no locks.
 
     Args:
-      path: the file of the lock, which is empty and is removed in the end. Its directory exists.
-      in_use: the message for a lock that another process has.
+      path: the empty file of the lock, which is removed at the end. Its directory exists.
+      in_use: the message if another process has the lock.
 
     Raises:
-      InUseError: another process has it.
-      OSError: a file of its name is there that no lock has made.
+      InUseError: another process has the lock.
+      OSError: the path is not the file of a lock.
     """
     try:
         import fcntl
@@ -164,7 +164,7 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
                     f"({error.strerror}): do not start a second process in this directory",
                     file=sys.stderr,
                 )
-            # The process that had the lock removes the file: lock the one that is there now.
+            # The previous process may have removed the file: then lock the new file.
             try:
                 if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     continue
@@ -178,7 +178,7 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
 
 
 def _opened_lock(path: Path) -> IO[bytes]:
-    """Opens the lock, which is an empty file; another's file of this name stays as it is."""
+    """Opens the file of a lock, which must be empty."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
     except OSError as error:
@@ -188,51 +188,51 @@ def _opened_lock(path: Path) -> IO[bytes]:
     if os.fstat(file.fileno()).st_size:
         file.close()
         raise FileExistsError(
-            f"{path} is not empty, so no run made it: move it, or choose another directory"
+            f"{path} is not the lock of a run, because it is not empty: move it, or choose another "
+            "directory"
         )
     return file
 
 
 @contextlib.contextmanager
 def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A directory beside `path` that becomes `path` on a regular exit and vanishes on an error.
+    """A directory beside `path` that becomes `path` on success and is removed on an error.
 
     Args:
       path: does not exist, or is an empty directory.
-      replace: whether `path` may hold something, which is removed when the new one is complete. A
-        process that is killed meanwhile leaves the one or the other at `path`, or the old one
-        beside it, which the next call puts back.
+      replace: whether to replace a directory that is not empty. If the process is killed, `path` is
+        the old or the new directory, or the old directory is beside it and the next call restores
+        it.
 
     Yields:
       The directory to write into, an absolute path.
 
     Raises:
-      FileExistsError: `path` may not be replaced and is a file, or a directory with something in
-        it.
+      FileExistsError: `path` is a file, or a directory that is not empty, without `replace`.
       InUseError: another process is writing it.
-      NotADirectoryError: one of its parents is a file.
-      OSError: it cannot be written.
+      NotADirectoryError: a parent is a file.
+      OSError: the directory cannot be written.
     """
-    # Of a link, what it leads to is replaced.
+    # Replaces the target of a link.
     path = path.resolve() if path.is_symlink() else path.absolute()
     partial, old, lock = (
         path.with_name(f".{path.name}.specjax-{what}") for what in ("partial", "old", "lock")
     )
-    first = jax.process_index() == 0  # the others of one program write into the same directory
+    first = jax.process_index() == 0  # all processes of a program write into the same directory
     if not replace:
         check_free(path)
     with contextlib.ExitStack() as stack:
         if first:
             with naming_failures(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            in_use = f"{path}: another process is writing it: wait for it, or choose another one"
+            in_use = f"another process is writing {path}: wait for it, or choose another directory"
             stack.enter_context(locked(lock, in_use))
         try:
             with naming_failures(path):
                 if first:
                     if replace:
                         _put_back(path, old)
-                    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
+                    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
                     partial.mkdir()
             _wait_for_all(f"{partial} made")
             with naming_full_disk(path):
@@ -249,12 +249,12 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory into which other threads may still write for a moment."""
+    """Removes a directory to which threads of TensorStore may still write for a moment."""
     for _ in range(50):
         shutil.rmtree(path, ignore_errors=True)
         time.sleep(0.1)
         if not path.exists():
-            break  # a write of TensorStore that was under way would have made it again
+            break
 
 
 def _put(partial: Path, path: Path, old: Path, *, replace: bool) -> None:
@@ -268,7 +268,7 @@ def _put(partial: Path, path: Path, old: Path, *, replace: bool) -> None:
 
 
 def _put_back(path: Path, old: Path) -> None:
-    """Ends a replacement in which a process was killed."""
+    """Finishes a replacement during which a process was killed."""
     if not old.exists():
         return
     if path.exists():

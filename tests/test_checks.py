@@ -90,7 +90,7 @@ def test_require_imports_a_library_or_names_its_extra(monkeypatch):
     with pytest.raises(ImportError) as error:
         require("sacrebleu", "eval")
     assert str(error.value) == (
-        "sacrebleu is not installed; in the checkout, run pip install '.[eval]'"
+        "sacrebleu is not installed: run pip install '.[eval]' in the checkout"
     )
 
 
@@ -128,11 +128,11 @@ def test_one_whole_number_is_no_list(bad):
 
 @pytest.mark.parametrize("path", ["a\0b", pathlib.Path("a\0b")])
 def test_no_path_has_a_nul(path):
-    with pytest.raises(ValueError, match="path=.*a.x00b.* must be a path, but has a NUL"):
+    with pytest.raises(ValueError, match="path=.*a.x00b.* has a NUL"):
         check_path(path, "path=")
 
 
 @pytest.mark.parametrize(("path", "remedy"), [(5, "digits in quotes"), (None, "give a text or a")])
 def test_the_remedy_for_what_is_no_path_fits(path, remedy):
-    with pytest.raises(TypeError, match=f"path={path} must be a path; .*{remedy}"):
+    with pytest.raises(TypeError, match=f"path={path} must be a path: .*{remedy}"):
         check_path(path, "path=")

@@ -1,4 +1,4 @@
-"""`specjax compare --gin.NAME=value`: compares ways to decode: estimates and measures settings."""
+"""`specjax compare --gin.NAME=value`: estimates and measures settings, and compares them."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 DEFAULT_FILE = "runs/compare.gin"
 GROUPS = {
     "sweeps": f"grids, each chosen by --gin_file={DEFAULT_FILE} --gin_file=sweeps/NAME.gin",
-    "papers/*/compare.gin": "grids of papers, beside a pair and a task: "
+    "papers/*/compare.gin": "grids of papers, to add to a pair and a task: "
     "--gin_file=papers/PAPER/compare.gin",
     **{key: infer.GROUPS[key] for key in ("papers/*/task_*.gin", "papers/*/pair_*.gin")},
 }
-# What `--quick` changes; other values may still be given.
+# Defaults of `--quick`; the command line overrides them.
 _QUICK = {
     "LIMIT": 32,
     "ESTIMATE_LIMIT": 16,
@@ -32,23 +32,22 @@ _QUICK = {
     "ONE_BUCKET": True,
 }
 _NOTES = (
-    "Intervals are of bootstrap resamples of the texts. front: no other is shown to be faster and",
-    "as good, or better and as fast. speedup: over the verifier alone, timed in turns with it.",
+    "Brackets: bootstrap intervals over the texts. front: no other setting is shown to be faster",
+    "and as good, or better and as fast. speedup: over the verifier alone, timed alternately.",
 )
 _ESTIMATE_NOTES = (
-    "From one reading of the verifier's own texts: no setting was decoded. Estimates of Lossless",
-    "are unbiased; other rules write other texts, whose contexts this reading has not seen.",
+    "Estimated from the verifier's outputs, without decoding. Estimates of Lossless are unbiased.",
+    "Those of other rules are approximate, because these rules write other texts.",
 )
 _ROUNDS_NOTES = (
-    "Each round looks at more texts and at half of the settings; chance: that a setting meets the",
-    "demand by the margin in the last round.",
+    "Each round measures more texts with half of the settings. chance: the probability that the",
+    "setting meets the demand by the required margin in the last round.",
 )
 _TABLE_2_NOTES = (
-    "latency_reduction: the verifier's latency over that of the method where it has the verifier's",
-    "quality; best_*: the method's best quality within the verifier's latency. Both by straight",
-    "lines between neighbouring strengths. matched and within: in which share of the resamples",
-    "there is such a place. measured_reduction: of the fastest measured strength whose quality is",
-    "not shown to be below the verifier's.",
+    "latency_reduction: the verifier's latency over the method's, at equal quality. best_*: the",
+    "method's best quality at the verifier's latency. Both interpolate linearly between strengths.",
+    "matched, within: the share of bootstrap resamples in which these values exist.",
+    "measured_reduction: at the fastest measured strength with a quality not shown to be lower.",
 )
 
 
@@ -57,21 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
-        "--estimate", action="store_true", help="estimate all settings, and measure none"
+        "--estimate", action="store_true", help="estimate all settings; measure none"
     )
-    chosen.add_argument(
-        "--full", action="store_true", help="measure all settings, and estimate none"
-    )
+    chosen.add_argument("--full", action="store_true", help="measure all settings; estimate none")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a first look: " + ", ".join(f"{name}={value}" for name, value in _QUICK.items()),
+        help="a quick test: " + ", ".join(f"{name}={value}" for name, value in _QUICK.items()),
     )
     hosts.add_arguments(parser, joins=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares as the gin files say; prints tables and one line of JSON."""
+    """Compares as the gin files configure; prints tables and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import study
 
@@ -90,15 +87,14 @@ def run(args: argparse.Namespace) -> int:
     more = f", and {results['failed'] - 1} more" if results["failed"] > 1 else ""
     print(
         f"specjax compare: {results['failed']} of {results['done'] + results['failed']} settings "
-        f"failed: {name}: {why}{more}; points.jsonl has the reasons, and the same command tries "
-        "them again",
+        f"failed: {name}: {why}{more}; see points.jsonl; run the same command to try again",
         file=sys.stderr,
     )
     return SOME_FAILED
 
 
 def register() -> None:
-    """Makes configurable what a comparison is made of; imports it."""
+    """Imports the parts of a comparison and makes them configurable."""
     from specjax import evaluation, study
     from specjax.study.choose import Search
     from specjax.study.drafting_plans import plans
@@ -127,7 +123,7 @@ def decoding(
     buckets: Sequence[int] | None = None,
     widths: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The options that the decoders of all settings share, checked; see `Decoder`."""
+    """Returns the checked options that all decoders share; see `Decoder`."""
     from specjax.text.options import check_decoding
 
     given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets, "widths": widths}
@@ -137,7 +133,7 @@ def decoding(
 
 
 def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
-    """Loads the pair that the gin files name, and the further drafters of settings."""
+    """Loads the pair of the gin files and the other drafters of the settings."""
     from specjax import text
 
     pair = gin_config.call_part(text.load_pair)
@@ -147,12 +143,14 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
             if name not in found:
                 place, mesh = os.path.expanduser(name), pair.verifier.mesh
                 found[name] = gin_config.call_part(text.load_text_model, place, mesh=mesh)
-                text.Models(**{name: found[name], "verifier": pair.verifier})  # one vocabulary
+                text.Models(
+                    **{name: found[name], "verifier": pair.verifier}
+                )  # checks the vocabulary
     return found
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The best, table 2 or the rounds of a search, and the answer to its demand, as text."""
+    """Returns the tables as text: the best settings, then table 2 or the rounds and the answer."""
     from specjax.cli.bench.report import Report
     from specjax.study.tables import table_2_rows
 
@@ -175,11 +173,11 @@ def _rounds(results: dict[str, Any]) -> str:
     from specjax.cli.bench.report import Report
 
     quality, rows = results["quality"], []
-    for number, one in enumerate(results["rounds"], 1):
-        for setting in one["settings"]:
+    for number, of_round in enumerate(results["rounds"], 1):
+        for setting in of_round["settings"]:
             values = {name: figure["value"] for name, figure in setting["figures"].items()}
             relative = values["relative_latency"]
-            row = {"round": number, "texts": one["texts"], "setting": setting["setting"]}
+            row = {"round": number, "texts": of_round["texts"], "setting": setting["setting"]}
             if quality is not None:
                 row |= {quality: values[quality], "+-": setting["figures"][quality]["error"]}
             row["speedup"] = None if relative is None else 1.0 / relative
@@ -189,7 +187,7 @@ def _rounds(results: dict[str, Any]) -> str:
 
 
 def _answer(results: dict[str, Any]) -> str:
-    """The answer in words."""
+    """The answer to the demand."""
     described, held_out = results["described"], results["held_out"]
     lines = [
         f"demand: {results['demand']}",
@@ -197,17 +195,17 @@ def _answer(results: dict[str, Any]) -> str:
         f"why: {results['why']}",
     ]
     if held_out is not None:
-        lines.append(f"on {held_out['texts']} held-out texts, with intervals:")
+        lines.append(f"on {held_out['texts']} held-out texts:")
         figures = dict(held_out["figures"])
         if held_out["difference"] is not None:
             figures[f"{results['quality']} - verifier's"] = held_out["difference"]
         lines += [f"  {name}: {_shown(figure)}" for name, figure in figures.items()]
         for part in held_out["demands"]:
-            how = "holds by law" if part["by_law"] else "met" if part["met"] else "not met"
+            met = "met (lossless)" if part["by_law"] else "met" if part["met"] else "not met"
             slack = _shown({**part, "value": part["slack"]})
-            lines.append(f"  {part['demand']}: {how}" + (f", by {slack}" if slack else ""))
+            lines.append(f"  {part['demand']}: {met}" + (f", by {slack}" if slack else ""))
     if results["gin_file"]:
-        lines.append(f"written: {results['gin_file']}")
+        lines.append(f"wrote {results['gin_file']}")
     return "\n".join(lines)
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from specjax.acceptance_head.head import Head
 
 TO_HELP = (
-    "its format (t5x holds T5 alone, and a head that is tied without scaling as an untied copy, "
-    "which computes the same and turns back into a tied one in hf)"
+    "its format (t5x: only T5; an embedding tied without scaling is written as an untied copy, "
+    "which hf ties again)"
 )
 
 
@@ -25,25 +25,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         metavar="SRC2",
         type=Path,
-        help="with --to t5x: a drafter, to be written into the same checkpoint (for "
-        "specjax.integrations.t5x; SRC is then the verifier)",
+        help="with --to t5x: write this drafter and SRC, the verifier, into one checkpoint for "
+        "specjax.integrations.t5x",
     )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="of the arrays written (default: the checkpoint's own)",
+        help="dtype of the written arrays (default: that of the checkpoint)",
     )
     parser.add_argument(
         "--config",
         type=Path,
-        help="what SRC does not say of the model: a JSON file of a configuration (as "
-        "specjax.models.config_to_dict gives it), or a gin file of T5X",
+        help="the model's configuration, if SRC has none: a JSON file (see "
+        "specjax.models.config_to_dict) or a gin file of T5X",
     )
     parser.add_argument(
         "--no-check-weights",
         dest="check_weights",
         action="store_false",
-        help="convert weights with NaN or infinity, or with other checksums than specjax wrote",
+        help="also convert weights with NaN or infinity, or with wrong checksums",
     )
 
 
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
     if args.drafter is not None:
         return _merge(args)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
-    # Straight into the dtype on disk; float16 is made at the end, for no model computes in it.
+    # No model computes in float16, so `save_model` casts to it.
     dtype = None if args.dtype == "float16" else args.dtype
     try:
         host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS leaves the host out
+    except RuntimeError:  # JAX_PLATFORMS has no CPU
         host = None
     head = None
     if has_head(args.source):
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         format=args.to,
         dtype=args.dtype or loaded.stored_dtype,
         special_ids=loaded.special_ids,
-        # T5X keeps what belongs to all steps in the directory around them.
+        # T5X keeps the tokenizer in the parent directory of the steps.
         tokenizer_from=loaded.path.parent if loaded.format == "t5x" else loaded.path,
         step=loaded.step or 0,
         max_position_embeddings=longest if isinstance(longest, int) else None,
@@ -108,7 +108,7 @@ def _merge(args: argparse.Namespace) -> int:
 
     if args.to != "t5x" or args.config is not None:
         given = "--config" if args.to == "t5x" else f"--to {args.to}"
-        raise ValueError(f"--drafter merges two checkpoints for T5X: it goes without {given}")
+        raise ValueError(f"--drafter writes a T5X checkpoint of two models: leave out {given}")
     save_t5x_pair(
         args.destination,
         verifier=args.source,
@@ -121,7 +121,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _copy_head(head: "Head", destination: Path, host: Any) -> None:
-    """Writes an acceptance head beside its drafter, if the weights there are still the same."""
+    """Writes an acceptance head beside its drafter, if the drafter's weights are unchanged."""
     from specjax.checkpoints import load_model, save_head
     from specjax.text.text_models import weights_fingerprint
 
@@ -130,7 +130,7 @@ def _copy_head(head: "Head", destination: Path, host: Any) -> None:
         save_head(destination, head)
     else:
         print(
-            "specjax: warning: the acceptance head is left out, because it knows other weights "
-            f"(as bfloat16 has them): train one for {destination} with `specjax train head`",
+            "specjax: warning: the acceptance head is left out, because the new dtype changed the "
+            f"drafter's weights: train a head for {destination} with `specjax train head`",
             file=sys.stderr,
         )

@@ -24,20 +24,20 @@ from specjax.types import Sampling
 _CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_speed.png"
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
-# Of each built-in pair: its samples, the longest output in tokens, and the drafter of the demo. The
-# small one of the first pair is weak enough to show what a cascade trades.
+# For each built-in pair: the samples, max_new_tokens, and the drafter of the demo. `drafter_small`
+# is weak enough to show the trade-off of a cascade.
 _SAMPLES = {
     "multi30k_ende": ("samples.tsv", 64, "drafter_small"),
     "gsm8k": ("samples.jsonl", 192, "drafter"),
 }
 _BUCKET = 48
 _NOTES = (
-    "bleu: with the interval of 95 % of bootstrap resamples of texts. over_verifier: BLEU minus",
-    "that of the verifier alone on the same texts; its intervals hold for all rows at once in 95 %",
-    "of tables. If an interval contains 0, neither setting is shown to be better. Lossless rows",
-    "follow the verifier's distribution: at temperature 1 they differ from it by chance alone.",
+    "bleu: with a 95 % bootstrap interval. over_verifier: BLEU minus that of the verifier alone;",
+    "its intervals cover all rows jointly (95 %). If an interval contains 0, neither setting is",
+    "shown to be better. Lossless rows follow the verifier's distribution: at temperature 1 they",
+    "differ from it only by chance.",
 )
-# Ends of an interval so far out need more resamples than usual.
+# The wide joint intervals need more resamples than usual.
 _RESAMPLES = 5000
 _COLUMNS = (
     "setting",
@@ -52,19 +52,19 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pair, the texts, and where the results go."""
+    """Adds the command's arguments."""
     parser.add_argument(
         "--built-in",
         default=DEFAULT_PAIR,
         choices=list(_SAMPLES),
-        help="the pair: T5s that translate captions, or Llamas that write about school mathematics",
+        help="the pair: T5 models for translation, or Llama models for school mathematics",
     )
-    parser.add_argument("--drafter", help="the drafter's directory; default: a built-in one")
-    parser.add_argument("--verifier", help="the verifier's directory; default: the built-in one")
+    parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
+    parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
     parser.add_argument(
         "--samples",
-        help="a TSV file of sources and references below a header line, or a JSONL file of objects "
-        "with these two; default: the built-in samples",
+        help="sources and references: a TSV file with a header line, or a JSONL file of objects "
+        "with these two values (default: the built-in samples)",
     )
     parser.add_argument("--max-new", type=int, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
@@ -73,16 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=int,
         default=3,
-        help="how many seeds: the table has the median speed and the BLEU of all texts",
+        help="number of seeds: the table has the median speed and the BLEU of all outputs",
     )
     parser.add_argument(
-        "--output", default="demo_output", help="the directory of the results and the plot"
+        "--output", default="demo_output", help="the directory for the results and the plot"
     )
-    parser.add_argument("--show", type=int, default=3, help="how many outputs to show side by side")
+    parser.add_argument("--show", type=int, default=3, help="number of samples to print")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decodes the samples with every setting, prints the table, writes results and plot."""
+    """Decodes the samples with every setting, prints the table, writes the results and the plot."""
     for module in ("sacrebleu", "matplotlib"):
         require(module, "eval")
     name, usual, drafter = _SAMPLES[args.built_in]
@@ -108,10 +108,10 @@ def _run(
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
     decoders = _decoders(pair, args, sources)
     for decoder in decoders.values():
-        decoder.rows(sources)  # refuses what does not fit, before any long work
+        decoder.rows(sources)  # checks the lengths before any long work
     for name, decoder in decoders.items():
         print(f"compiling: {name} ...", flush=True)
-        decoder(sources[: args.rows + 1], progress=False)  # one row more: a slot is refilled
+        decoder(sources[: args.rows + 1], progress=False)  # the extra row refills a slot
     results: list[dict[str, Any]] = []
     shown: dict[str, list[str]] = {}
     for temperature in (0.0, 1.0):
@@ -123,16 +123,16 @@ def _run(
     shown_rows = [{**row, **_intervals(row)} for row in results]
     print(Report(shown_rows, _COLUMNS, _NOTES).table())
     _show(args.show, sources, references, shown)
-    # Another demo may take the place of the one before: it is quick to repeat.
+    # A new demo may replace an old demo: it is quick to repeat.
     names = (
         "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
     )  # fmt: skip
     output.claim({name: getattr(args, name) for name in names}, replace=True)
     output.record(command=args.command_line)
     written = _write(output, results)
-    print("\nwritten: " + ", ".join(map(str, written)))
+    print("\nwrote " + ", ".join(map(str, written)))
     print(
-        "next, with models and texts of your own: specjax compare --gin.VERIFIER=LARGE "
+        "next, with your own models and texts: specjax compare --gin.VERIFIER=LARGE "
         "--gin.DRAFTER=SMALL --gin.INPUT=TEXTS --gin.OUTPUT_DIR=RUN"
     )
 
@@ -140,8 +140,8 @@ def _run(
 def _show(
     count: int, sources: list[str], references: list[str], outputs: dict[str, list[str]]
 ) -> None:
-    """Prints greedy outputs side by side, for the samples on which the settings differ most."""
-    texts = [dict.fromkeys(of_one) for of_one in zip(*outputs.values(), strict=True)]
+    """Prints the greedy outputs of the samples on which the settings differ most."""
+    texts = [dict.fromkeys(of_sample) for of_sample in zip(*outputs.values(), strict=True)]
     order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
     for i in order[:count]:
         print(f"\n{sources[i]}\n  reference: {references[i]}")
@@ -150,12 +150,12 @@ def _show(
 
 
 def settings(max_draft: int) -> dict[str, Setting]:
-    """What the demo compares, from the verifier's quality to the drafter's speed."""
+    """Returns the settings of the demo, from the verifier's quality to the drafter's speed."""
     rules = ("OPT(0.1)", "OPT(0.2)", "OPT(0.4)", "TokenV3(0.8)")
     return {
         ALONE: Setting(method="VerifierAlone"),
         "lossless": Setting(max_draft=max_draft),
-        # Twice as long where the drafter is sure, shorter where it is not.
+        # Longer drafts where the drafter is sure.
         "lossless, adaptive": Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
         **{rule: Setting(rule=rule, max_draft=max_draft) for rule in rules},
         DRAFTER: Setting(method="DrafterAlone"),
@@ -163,7 +163,7 @@ def settings(max_draft: int) -> dict[str, Setting]:
 
 
 def _decoders(pair: Pair, args: argparse.Namespace, sources: list[str]) -> dict[str, Decoder]:
-    # One bucket holds every sample, so that each kind of setting is one program.
+    # A single bucket for all samples needs a single program for each kind of setting.
     longest = max(len(pair.verifier.tokenizer.encode(source)) for source in sources)
     shape: dict[str, Any] = {
         "batch_size": args.rows,
@@ -183,11 +183,11 @@ def _measure(
     references: list[str],
     repeats: int,
 ) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """One line of the table per setting, and its texts."""
+    """The table's rows, one per setting, and the texts of each setting."""
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
     outputs: dict[str, list[Result]] = {name: [] for name in decoders}
     for seed in range(repeats):
-        # Turn by turn, so that a noisy machine disturbs all of them alike.
+        # In turns, so that noise of the machine affects all settings equally.
         for name, decoder in decoders.items():
             start = time.perf_counter()
             result = decoder(sources, sampling=Sampling(temperature), seed=seed, progress=False)
@@ -200,13 +200,13 @@ def _measure(
         )
         for name, results in outputs.items()
     }
-    # Over all repeats: drawn texts differ by the seed. What is resampled are the captions.
+    # Over all seeds. The bootstrap resamples the inputs.
     scored = {
         name: pooled([figure(METRICS["bleu"], result.texts, references) for result in results])
         for name, results in outputs.items()
     }
     each = Bootstrap(resamples=_RESAMPLES)
-    # One of many comparisons of equals would leave out 0 by chance (Bonferroni).
+    # Bonferroni correction for the comparisons with the verifier alone.
     joint = Bootstrap(resamples=_RESAMPLES, level=1.0 - 0.05 / (2 * max(1, len(scored) - 1)))
     resampled = {name: each.replicates(sums) for name, sums in scored.items()}
     alone = scored[ALONE].value, resampled[ALONE]
@@ -236,7 +236,7 @@ def _measure(
 
 
 def _intervals(row: dict[str, Any]) -> dict[str, str | None]:
-    """What the table shows of the intervals of BLEU."""
+    """BLEU and its difference to the verifier's, with their intervals."""
     (low, high), (least, most) = row["bleu_interval"], row["bleu_over_verifier_interval"]
     over = f"{row['bleu_over_verifier']:+.1f} [{least:+.1f}, {most:+.1f}]"
     return {
@@ -255,10 +255,10 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
         if len(pairs[-1]) != 2:
             found = len(pairs[-1])
             raise ValueError(
-                f"{path}:{number}: needs 2 columns, a source and a reference, got {found}"
+                f"{path}:{number}: must have 2 columns, a source and a reference, got {found}"
             )
     if not pairs:
-        raise ValueError(f"{path} has no samples below its header {header!r}; add some")
+        raise ValueError(f"{path} has no samples after its header {header!r}: add samples")
     return [source for source, _ in pairs], [reference for _, reference in pairs]
 
 
@@ -271,12 +271,12 @@ def _read_objects(path: Path) -> tuple[list[str], list[str]]:
             values = []
         if len(values) != 2 or not all(isinstance(value, str) for value in values):
             raise ValueError(
-                f"{path}:{number}: needs an object of 2 texts, a source and a reference, such as "
+                f"{path}:{number}: must be an object of 2 texts, a source and a reference, such as "
                 '{"question": "...", "answer": "..."}'
             )
         found.append(values)
     if not found:
-        raise ValueError(f"{path} has no samples; add some")
+        raise ValueError(f"{path} has no samples: add samples")
     return [source for source, _ in found], [reference for _, reference in found]
 
 
@@ -297,7 +297,7 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
             place: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
             axis.annotate(row["setting"], (row["speedup"], row["bleu"]), fontsize=8, **place)
         axis.axhline(rows[0]["bleu"], c="0.8", ls="--", lw=1)
-        axis.set(title=f"temperature {temperature:g}", xlabel="times the verifier's speed")
+        axis.set(title=f"temperature {temperature:g}", xlabel="speed-up over the verifier")
         axis.set(ylabel="BLEU", xscale="log")
         axis.margins(0.2)
         axis.grid(alpha=0.3)

@@ -1,6 +1,6 @@
-"""The process of the `specjax` command: what surrounds `main` from its first moment to its last.
+"""The entry point of the `specjax` command: handles Ctrl-C and warnings around `main`.
 
-Nothing here imports JAX before the handlers are in place.
+The handlers are installed before JAX is imported.
 """
 
 import os
@@ -17,44 +17,44 @@ from specjax.cli import INTERRUPTED
 def run() -> NoReturn:
     """Runs the command and ends the process.
 
-    Ctrl-C ends it at any moment with one line and the status 130, also while XLA compiles: what is
-    on disk is what a killed process leaves, which the next start continues.
+    Ctrl-C ends it at any moment, also while XLA compiles, with one line and the status 130. A run
+    can then be continued like after a kill.
     """
     _end_on_interrupt()
     try:
         # JAX reads its environment variables when it is imported.
         from specjax.cli.main import main
     except ValueError as error:
-        print(f"specjax: {error}: correct or unset the environment variable", file=sys.stderr)
+        print(f"specjax: {error}: correct or unset this environment variable", file=sys.stderr)
         sys.exit(2)
-    # One line a warning: where in specjax it was raised tells a user nothing.
+    # One line for each warning, without the line of code.
     warnings.formatwarning = lambda message, *_, **__: f"specjax: warning: {message}\n"
     status = main()
-    # All is done: else Python's end would meet the signal without a handler.
+    # Python removes its handlers while it exits; a late Ctrl-C must not change the status.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(status)
 
 
 def _end_on_interrupt() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts background jobs
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job of a shell
         return
-    # Python runs a handler only between two of its instructions, and what that raises is lost in a
-    # callback, or crashes a library that is starting. So a thread waits for the signal.
+    # Python runs a handler only between two bytecodes, and a callback would swallow its exception.
+    # So a thread waits for the signal.
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, lambda *_: None)
 
     def wait() -> None:
-        with writing:  # keeps it open
+        with writing:  # keeps the socket open
             while reading.recv(1)[0] != signal.SIGINT:
                 pass
         try:
             flush = threading.Thread(target=sys.stdout.flush, daemon=True)
             flush.start()
             flush.join(0.5)
-            os.write(2, b"\nspecjax: interrupted\n")  # nothing may be told after it
-        finally:  # also if the reader of stderr, such as `tee`, has gone by the same Ctrl-C
+            os.write(2, b"\nspecjax: interrupted\n")  # the last output
+        finally:  # also if Ctrl-C has ended the reader of stderr, such as `tee`
             os._exit(INTERRUPTED)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -1,4 +1,4 @@
-"""`specjax evaluate --gin.NAME=value`: scores predictions, and compares methods."""
+"""`specjax evaluate --gin.NAME=value`: scores predictions and compares methods."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Scores as the gin files say; prints tables and one line of JSON."""
+    """Scores as the gin files configure; prints tables and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax.data.few_shot import FewShot
     from specjax.evaluation import AnswerAfter, AnswerPattern, Bootstrap, Sandbox
@@ -28,12 +28,12 @@ def run(args: argparse.Namespace) -> int:
     process = args.process
     if process is not None and process.index:
         print(
-            f"specjax evaluate: process {process.index} of {process.count} has nothing to do: "
-            "process 0 scores",
+            f"specjax evaluate: process {process.index} of {process.count} ends: only process 0 "
+            "scores",
             file=sys.stderr,
         )
         return 0
-    # A task's file names what makes its prompts, too.
+    # A task's gin file also configures the prompts.
     gin_config.register(evaluate, AnswerAfter, AnswerPattern, Bootstrap, FewShot, Sandbox)
     gin_config.configure_from(args)
     recorder = gin_config.recorder(args)
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     for name, method in scores["methods"].items():
         if method["failed"]:
             print(
-                f"specjax: {method['failed']} rows of {name} have no prediction; they count as "
-                "empty texts",
+                f"specjax: {method['failed']} rows of {name} have no prediction and count as empty "
+                "texts",
                 file=sys.stderr,
             )
     print(tables(scores))
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tables(scores: dict[str, Any]) -> str:
-    """The figures of all methods, then the differences of every two of them."""
+    """Returns a table of all figures and a table of the differences of each two methods."""
     methods = scores["methods"]
     rows = [
         {
@@ -62,7 +62,7 @@ def tables(scores: dict[str, Any]) -> str:
     ]
     percent = f"{100 * scores['level']:g} %"
     notes = [
-        f"In brackets {percent} intervals over {scores['rows']} inputs, of {scores['resamples']} "
+        f"Brackets: {percent} intervals over {scores['rows']} inputs, from {scores['resamples']} "
         "bootstrap resamples."
     ]
     parts = [Report(rows, ("figure", *methods), notes).table()]
@@ -78,13 +78,13 @@ def tables(scores: dict[str, Any]) -> str:
         for key, values in pair["figures"].items()
     ]
     if pairs:
-        notes = ["Paired on the same inputs. Told apart: the interval leaves out 0."]
+        notes = ["Paired on the same inputs. told_apart: the interval does not contain 0."]
         parts.append(Report(pairs, tuple(pairs[0]), notes).table())
     return "\n\n".join(parts)
 
 
 def told_apart(values: dict[str, float | None]) -> bool | None:
-    """Whether the interval of a difference leaves out 0; None where there is no interval."""
+    """Whether the interval of a difference does not contain 0; None if there is no interval."""
     low, high = values["low"], values["high"]
     return None if low is None or high is None else low > 0 or high < 0
 

@@ -1,4 +1,4 @@
-"""How a command that failed ends: one line on stderr, and a status that says what kind it was."""
+"""Errors of commands: one line on stderr and an exit status."""
 
 import contextlib
 import errno
@@ -12,14 +12,14 @@ from pathlib import Path
 from specjax.runs.processes import LostProcessError
 
 _PACKAGE = str(Path(__file__).parents[1])
-BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as a shell says it
-SOME_FAILED = 3  # the run is whole, but for points that another start would fail, too
+BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as in a shell
+SOME_FAILED = 3  # the run is complete, but some settings failed
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a `raise` statement of specjax made an error, which then says what to do.
+    """Whether a `raise` statement of specjax raised the error, so that its message is for users.
 
-    Its type cannot tell: a ValueError of NumPy's, or a KeyError of a dict, is an accident.
+    The type is not enough: NumPy also raises ValueError, for example.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, AssertionError) or not frames:
@@ -29,7 +29,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """The words of an error without line breaks, and without gin's notes on where it was."""
+    """Returns an error's message without line breaks and without gin's notes."""
     return " ".join(str(error).split("\n  In ")[0].split())
 
 
@@ -38,23 +38,22 @@ def tell(command: str, error: Exception) -> int:
 
     Args:
       command: its name.
-      error: a refusal of specjax, or anything else. Of anything else the traceback is written to a
-        file in the directory for temporary files, and the line names it.
+      error: the error. If specjax did not raise it, the traceback is written to a temporary file,
+        and the line names that file.
 
     Returns:
-      The exit status: 2 for a refusal (bad input), 1 for an unexpected error, 141 where the reader
-      of the output has gone.
+      The exit status: 2 for bad input, 1 for an unexpected error, 141 for a closed output pipe.
     """
     if isinstance(error, BrokenPipeError) and _reader_has_gone():
         _give_up_stdout()
         return BROKEN_PIPE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        # All files are named where they are written.
-        told = f"standard output cannot be written ({error.strerror}): choose another place for it"
+        # An error without a file name is about standard output.
+        told = f"standard output cannot be written ({error.strerror}): redirect it elsewhere"
         print(f"specjax {command}: {told}", file=sys.stderr)
         _give_up_stdout()
         return BAD_INPUT
-    if isinstance(error, LostProcessError):  # not this process's fault: it may be started again
+    if isinstance(error, LostProcessError):  # another process failed; a restart may succeed
         print(f"specjax {command}: {one_line(error)}", file=sys.stderr)
         return UNEXPECTED
     if is_refusal(error):
@@ -67,18 +66,18 @@ def tell(command: str, error: Exception) -> int:
 
 
 def _give_up_stdout() -> None:
-    # Else Python complains again when it closes the stream.
-    with contextlib.suppress(OSError):  # it is no file
+    # Otherwise Python reports the error again when it closes the stream.
+    with contextlib.suppress(OSError):  # not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_has_gone() -> bool:
     try:
         stdout = sys.stdout.fileno()
-    except OSError:  # it is no file, as under a test
+    except OSError:  # not a file, as in a test
         return False
     poll = select.poll()
-    poll.register(stdout, 0)  # errors alone
+    poll.register(stdout, 0)  # only errors
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
@@ -89,5 +88,5 @@ def _log(error: Exception) -> str:
         ) as file:
             traceback.print_exception(error, file=file)
     except OSError as failure:
-        return f"its traceback could not be saved ({failure.strerror}): set SPECJAX_TRACEBACK=1"
-    return f"its traceback is in {file.name}"
+        return f"the traceback could not be saved ({failure.strerror}): set SPECJAX_TRACEBACK=1"
+    return f"the traceback is in {file.name}"

@@ -1,16 +1,15 @@
 """gin files and overrides for the commands: `--gin_file=FILE --gin.NAME=value`.
 
-gin reads the statements of the files; what stands here finds the files, the recipes that specjax
-ships among them, refuses names that nothing uses, and says what is wrong in one line. A gin file
-lists on top the names (macros) that must be given, then those that one commonly overrides, each
-below a comment that says what it is:
+gin parses the statements. This module finds the files, among them the recipes of specjax, rejects
+unused names, and reports errors in one line. A gin file defines first the names (macros) that
+users must give, then those that they often override, each below a comment that describes it:
 
     # A directory.
     DATA_DIR = %gin.REQUIRED
-    # Updates in all.
+    # Number of updates.
     NUM_STEPS = 20_000
 
-gin is imported here and nowhere in the library.
+Only this module imports gin.
 """
 
 import argparse
@@ -33,23 +32,23 @@ from specjax.cli.help_format import SHIPPED, definitions, names_and_files
 from specjax.cli.renamed import hint
 from specjax.runs.processes import LostProcessError
 
-# A file is also looked up in the folder of this name above any other gin file.
+# Files are also looked up in a parent folder of this name.
 _ROOT = "gin_configs"
-# The folder of the files that say all of a command.
+# The folder of the main files of the commands.
 _RUNS = "runs"
 _MODULE = "specjax"
 _MACRO = "gin.macro"
 _CONSTANT, _REQUIRED = "gin.constant", "%gin.REQUIRED"
-# What gin and Python raise while they read.
+# The errors that gin and Python raise for a malformed file.
 _READING = (
     OSError, ImportError, RecursionError, ValueError, TypeError, SyntaxError, RuntimeError,
     tokenize.TokenError,
 )  # fmt: skip
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-# What `register` has made configurable, by name.
+# The functions and classes given to `register`, by name.
 _registered: dict[str, Callable[..., Any]] = {}
-# The names that the command line has bound.
+# The names bound on the command line.
 _overrides: list[str] = []
 
 
@@ -62,18 +61,19 @@ def add_arguments(
 
     Args:
       parser: of the command.
-      default: the run file of the command, which is read first unless another one is given. Its
-        names are listed below the options.
-      groups: folder of shipped gin files, or a pattern of their names -> what they are; listed with
-        the names that they add.
+      default: the run file of the command, read first unless another run file is given. The help
+        lists its names.
+      groups: folder or pattern of gin files of specjax -> their description; the help lists the
+        files with the names that they add.
     """
     parser.add_argument(
         "--gin_file",
         action="append",
         default=[],
         metavar="FILE",
-        help="a gin file, looked up here, in the search paths and among specjax's own; may be "
-        f"repeated; read in order, after {default} unless another file of {_RUNS}/ is given",
+        help="a gin file: a path, or a name in the search paths or in specjax's gin_configs; "
+        f"repeatable; files are read in order, after {default} unless another file of {_RUNS}/ is "
+        "given",
     )
     parser.add_argument(
         "--gin_search_paths",
@@ -81,7 +81,7 @@ def add_arguments(
         type=lambda text: text.split(","),
         default=[],
         metavar="DIR,DIR",
-        help="folders in which gin files are looked up",
+        help="folders to search for gin files",
     )
     parser.add_argument(
         "--gin_bindings",
@@ -89,20 +89,20 @@ def add_arguments(
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="override a name of the gin files, or a parameter such as AdamW.weight_decay; may be "
-        "repeated; short: --gin.NAME=VALUE",
+        help="set a name of the gin files, or a parameter such as AdamW.weight_decay; repeatable; "
+        "short form: --gin.NAME=VALUE",
     )
     parser.set_defaults(default_gin_file=default)
     parser.epilog = "\n".join(names_and_files(default, groups or {}))
 
 
 def configure_from(args: argparse.Namespace) -> None:
-    """Like `configure`, with what `add_arguments` has added."""
+    """Calls `configure` with the options of `add_arguments`."""
     configure(args.gin_file, args.gin_binding, args.gin_search_paths, args.default_gin_file)
 
 
 def recorder(args: argparse.Namespace) -> Callable[..., None]:
-    """A function `on_start(run, paths=None)` that records how a run was started."""
+    """Returns a function `on_start(run, paths=None)` that records how a run was started."""
 
     def record(run: Any, paths: Any = None) -> None:
         run.record(command=args.command_line, config=operative_config(), paths=paths)
@@ -111,10 +111,10 @@ def recorder(args: argparse.Namespace) -> Callable[..., None]:
 
 
 def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) -> None:
-    """Makes library functions and classes configurable; those that are already stay so.
+    """Makes functions and classes configurable; repeated calls are allowed.
 
-    Where a gin file hands over one of them to be called later, as in `infer.make_decoder =
-    @Decoder`, the caller gives no argument that it needs.
+    A gin file may pass a function on without calling it, as in `infer.make_decoder = @Decoder`. Its
+    required arguments must then be bound.
 
     Args:
       *configurables: under their own names.
@@ -137,21 +137,21 @@ def configure(
     """Reads gin files and overrides into gin's global configuration.
 
     Args:
-      files: gin files, each a path or a name that is found in the search paths, in the folders of
-        the other files, or among the recipes that specjax ships (`runs/infer.gin`).
-      bindings: `NAME=value`, from the command line. A value that gin cannot read is taken as a
-        string, so that paths need no quotes.
-      search_paths: folders in which files and includes are looked up.
-      default: the file that is read first, unless one of the files is, or includes, a file of a
-        folder `runs`.
+      files: gin files, each a path or a name in the search paths, in the folders of the other
+        files, or in specjax's gin_configs (`runs/infer.gin`).
+      bindings: `NAME=value`, from the command line. A value that gin cannot parse is a string, so
+        paths need no quotes.
+      search_paths: folders to search for files and includes.
+      default: the file to read first, unless `files` or their includes contain a file of a folder
+        `runs`.
 
     Raises:
       OSError: a gin file or an included file is not found.
-      ValueError: a syntax error, an unknown name, or a name that nothing uses; one line.
+      ValueError: a syntax error, an unknown name, or an unused name.
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder")
+            raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder: check the path")
     for path in files:
         check_path(path, "--gin_file=")
     reader = _Reader(files, search_paths)
@@ -164,7 +164,7 @@ def configure(
 
 
 class _Delegate(ParserDelegate):
-    """Makes references as gin does; notes which names are used, and refuses unknown ones."""
+    """Makes gin's references, collects the used names, and rejects unknown names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,21 +177,21 @@ class _Delegate(ParserDelegate):
 
     def macro(self, macro_name: str) -> Any:
         found = super().macro(macro_name)
-        if found.configurable.selector == _MACRO:  # else a constant
+        if found.configurable.selector == _MACRO:  # not a constant
             self.used.add(macro_name)
         return found
 
 
 class _Reader:
-    """Reads gin files into gin's configuration, which it clears.
+    """Clears gin's configuration and reads gin files into it.
 
     Args:
       files: see `configure`.
       search_paths: see `configure`.
 
     Attributes:
-      read: the files that were read, with those that they include.
-      defined: the names (macros) that they define.
+      read: the files read so far, includes among them.
+      defined: the names (macros) that these files define.
     """
 
     def __init__(self, files: Sequence[str], search_paths: Sequence[str]) -> None:
@@ -209,7 +209,7 @@ class _Reader:
         path = self._find(name, place)
         if path in within:
             raise _NamedError(
-                f"{path}: this gin file includes itself, perhaps by way of others: remove the "
+                f"{path}: this gin file includes itself, directly or through others: remove the "
                 "include"
             )
         self.read.append(path)
@@ -230,7 +230,7 @@ class _Reader:
                         self._execute(statement)
 
     def _look_around(self, file: Path) -> None:
-        """Adds the folders in which the includes of a file are looked up."""
+        """Adds the folders to search for the includes of a file."""
         if file.is_file():
             folder = file.absolute().parent
             roots = [parent for parent in folder.parents if parent.name == _ROOT]
@@ -241,10 +241,9 @@ class _Reader:
         found = next((path for path in candidates if path.is_file()), None)
         if found is not None:
             return found.absolute()
-        remedy = hint(name, (), "give its full path, or its folder in --gin_search_paths")
-        raise FileNotFoundError(
-            f"{place}: no such file, neither here nor in {[*self._folders, str(SHIPPED)]}; {remedy}"
-        )
+        remedy = hint(name, (), "give its full path, or add its folder to --gin_search_paths")
+        folders = ", ".join((".", *self._folders, str(SHIPPED)))
+        raise FileNotFoundError(f"{place}: file not found in {folders}; {remedy}")
 
     def _execute(self, statement: Any) -> None:
         if isinstance(statement, config_parser.ImportStatement):
@@ -260,23 +259,23 @@ class _Reader:
             gin.bind_parameter((name, _MACRO, "value"), statement.value)
 
     def override(self, binding: str) -> None:
-        """Binds `NAME=value`, a name that exists to what gin reads from the value, or its text."""
+        """Binds an existing name to a value; a value that gin cannot parse is a string."""
         name, equals, value = (part.strip() for part in binding.partition("="))
         if not equals:
-            raise ValueError(f"--gin.{binding}: must have the form --gin.NAME=value")
+            raise ValueError(f"--gin.{binding}: the form must be --gin.NAME=value")
         if "\n" in binding or "\r" in binding:
-            raise ValueError(f"--gin.{name}: the value has a line break: give it in one line")
+            raise ValueError(f"--gin.{name}: the value has a line break: write it in one line")
         if "." not in name and name not in self.defined | self._delegate.used:
             absent = ", ".join(sorted(self._delegate.used - self.defined))
-            rest = f"; they use {absent}: add the file that defines these" if absent else ""
-            known = f"the gin files define {', '.join(sorted(self.defined)) or 'none'}{rest}"
+            rest = f"; they use {absent}: add the file that defines these names" if absent else ""
+            known = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
             raise ValueError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
         with _naming(f"--gin.{name}"):
             try:
                 statements = self._parsed(f"{name} = {value}")
             except (SyntaxError, tokenize.TokenError):
                 if value[:1] in ("@", "%"):
-                    raise ValueError(f"{value} is not a gin reference") from None
+                    raise ValueError(f"{value} is not a valid gin reference") from None
                 statements = self._parsed(f"{name} = {value!r}")
             for statement in statements:
                 self._execute(statement)
@@ -285,31 +284,31 @@ class _Reader:
         return list(config_parser.ConfigParser(text, self._delegate))
 
     def check_names(self) -> None:
-        """Raises ValueError unless each name is defined and used, here or by another command.
+        """Raises ValueError for a name that is used but not defined, or defined but not used.
 
-        So one file can say all of a task, from its prompts to its metrics.
+        Names of other commands may be unused, so a single file can describe a whole task.
         """
         used = self._delegate.used
         others = {name for file in (SHIPPED / _RUNS).glob("*.gin") for name in definitions(file)}
         if unused := sorted(self.defined - used - others):
             raise ValueError(
-                f"the gin files define {', '.join(unused)}, which nothing in them uses; "
+                f"the gin files define but do not use {', '.join(unused)}; "
                 + hint(unused[0], used, "delete it")
             )
         if undefined := sorted(used - self.defined):
             raise ValueError(
-                f"the gin files use %{undefined[0]}, but none defines it; add the file that does, "
-                f"or --gin.{undefined[0]}=..."
+                f"the gin files use but do not define %{undefined[0]}; add the file that defines "
+                f"it, or --gin.{undefined[0]}=..."
             )
 
 
 class _NamedError(ValueError):
-    """Names the file and the line, or the option."""
+    """An error whose message names the file and line, or the option."""
 
 
 @contextlib.contextmanager
 def _naming(place: str, parser: Any = None) -> Iterator[None]:
-    """Turns what gin and Python raise while they read into one line that begins with a place."""
+    """Turns errors of gin and Python into one line that begins with the file or option."""
 
     def named(text: str) -> _NamedError:
         line = "" if parser is None else f":{parser.current_token.start[0]}"
@@ -320,10 +319,10 @@ def _naming(place: str, parser: Any = None) -> Iterator[None]:
     except (_NamedError, FileNotFoundError):
         raise
     except RecursionError:
-        raise named("the value is nested too deeply: give a flat one") from None
+        raise named("the value is nested too deeply: simplify it") from None
     except ImportError as error:
         raise named(
-            f"{one_line(error)}; install what is imported, or name its folder in PYTHONPATH"
+            f"{one_line(error)}; install the module, or add its folder to PYTHONPATH"
         ) from None
     except SyntaxError as error:
         raise named(error.msg) from None
@@ -337,17 +336,18 @@ def _check_known(name: str, parameter: str | None = None) -> None:
     try:
         gin.get_configurable(name)
     except ValueError:
-        known = f"gin files can name {', '.join(sorted(_registered))}"
+        known = f"the known names are {', '.join(sorted(_registered))}"
         raise ValueError(
-            f"{name} is no function or class that gin can use; {hint(plain, _registered, known)}"
+            f"{name} is not a function or class for gin files; {hint(plain, _registered, known)}"
         ) from None
     if parameter is not None and plain in _registered:
         parameters = dict(inspect.signature(_registered[plain]).parameters)
-        parameters.pop("unknown", None)  # `Decoder` takes these to refuse them
+        parameters.pop("unknown", None)  # `Decoder` rejects these
         variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if parameter not in parameters and not variadic:
-            known = f"it has {', '.join(parameters)}"
-            raise ValueError(f"{plain} has no {parameter}; {hint(parameter, parameters, known)}")
+            known = f"its parameters are {', '.join(parameters)}"
+            known = hint(parameter, parameters, known)
+            raise ValueError(f"{plain} has no parameter {parameter}; {known}")
 
 
 def call(
@@ -360,18 +360,17 @@ def call(
 
     Args:
       configurable: the function.
-      *first: its first arguments; what is bound to them is not evaluated.
-      before: is called before anything that is bound is evaluated.
-      **arguments: given to it as they are.
+      *first: its first arguments; bindings of these are not evaluated.
+      before: called before the bindings are evaluated.
+      **arguments: further arguments, passed unchanged.
 
     Returns:
-      What it returns.
+      The function's result.
 
     Raises:
-      ValueError: a required name has no value, an argument has none, a name is defined by itself,
-        or an override binds what nothing uses; or the function refuses a value. Names of gin
-        files stand in the place of parameters to which they are bound. Errors that specjax has
-        not made itself pass as they are.
+      ValueError: a required name or argument has no value, a name is defined by itself, an override
+        is not used, or specjax raised an error. In its message, names of gin files replace the
+        parameters bound to them. Other errors are not changed.
     """
     name = next(name for name, known in _registered.items() if known is configurable)
     walk = _Walk()
@@ -390,39 +389,39 @@ def call(
 
 
 class _Walk:
-    """Which bindings of gin's configuration a call will read, found before the call."""
+    """Finds the bindings of gin's configuration that a call will read, before the call."""
 
     def __init__(self) -> None:
         self._done: set[_Key] = set()
         self._used: set[tuple[str, str]] = set()
         self._handed_over: list[tuple[tuple[str, ...], ConfigurableReference]] = []
         self._missing: list[str] = []
-        # Parameter -> the names (macros) that are bound to it, in all that is called.
+        # Parameter -> the names (macros) bound to it.
         self._names: dict[str, set[str]] = {}
 
     def start(self, selector: str, function: Callable[..., Any], given: Sequence[str]) -> None:
         """Follows all references from a function that will be called.
 
         Args:
-          selector: its name in gin.
-          function: it.
-          given: the parameters that the caller gives.
+          selector: the function's name in gin.
+          function: the function.
+          given: the parameters that the caller passes.
 
         Raises:
           ValueError: a name refers to itself, or a required name or an argument has no value.
         """
         self._follow(((), selector), function, [], given)
-        while self._handed_over:  # each by itself: handing over a function does not call it
+        while self._handed_over:  # functions that are passed on, not called
             scopes, reference = self._handed_over.pop()
             wrapped = reference.configurable.wrapped
-            # Who calls a user's own function may give it arguments.
+            # A user's function may get arguments from its caller.
             called = wrapped if wrapped in _registered.values() else None
             self._follow((scopes, reference.configurable.selector), called, [])
         if self._missing:
-            # First the names of files, which say what they are.
+            # Names of gin files first: the files describe them.
             names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
             raise ValueError(
-                f"required but not given: {', '.join(names)}; add a gin file that gives "
+                f"required but not given: {', '.join(names)}; add a gin file that defines "
                 f"{'it' if len(names) == 1 else 'them'}, or "
                 + " ".join(f"--gin.{name}=..." for name in names)
             )
@@ -438,13 +437,13 @@ class _Walk:
             circle = [*path[path.index(key) :], key]
             raise ValueError(
                 f"the gin files define {_shown(key)} by itself "
-                f"({' -> '.join(map(_shown, circle))}): give one of them another value"
+                f"({' -> '.join(map(_shown, circle))}): change one of these values"
             )
         if key in self._done:
             return
         self._done.add(key)
         scopes, selector = key
-        # As gin looks them up: the inner scope overrides.
+        # gin reads the bindings of all enclosing scopes.
         self._used |= {("/".join(scopes[:i]), selector) for i in range(len(scopes) + 1)}
         bindings = gin.get_bindings("/".join((*scopes, selector)), resolve_references=False)
         self._note_missing(key, function, {*bindings, *given})
@@ -474,9 +473,9 @@ class _Walk:
                 self._missing.append(f"{_shown(key)}.{name}")
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Raises ValueError if the command line has bound a parameter that nothing reads.
+        """Raises ValueError for an override of a parameter that nothing reads.
 
-        A user's own function may be called in Python, too.
+        A user's own functions are not checked, because Python code may call them.
         """
         for name in (name for name in overrides if "." in name):
             scope, selector, _ = config_parser.parse_binding_key(name)
@@ -484,18 +483,18 @@ class _Walk:
             if plain in _registered and (scope, f"{_MODULE}.{plain}") not in self._used:
                 where = f" in the scope {scope}" if scope else ""
                 raise ValueError(
-                    f"--gin.{name}: nothing here uses {selector}{where}: leave it out, or choose "
-                    "what it belongs to"
+                    f"--gin.{name}: {selector}{where} is not used: leave it out, or select the "
+                    "component that uses it"
                 )
 
     def in_names_of_files(self, text: str) -> str:
-        """A message, with the names of gin files in the place of parameters."""
+        """Replaces parameters in a message by the names of the gin files."""
         for parameter, names in self._names.items():
             if len(names) > 1:
                 continue
             word = rf"\b{re.escape(parameter)}\b"
             if "_" not in parameter:
-                # A word of English is a parameter where it is marked as one.
+                # It may also be an English word: only in the positions of a parameter.
                 word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
             text = re.sub(word, next(iter(names)), text)
         return text
@@ -510,7 +509,7 @@ def _shown(key: _Key) -> str:
 
 
 def value_of(parameter: str, default: Any = None) -> Any:
-    """What is bound to a parameter, a name by its value; `default` for nothing."""
+    """Returns the value bound to a parameter, `default` if nothing is bound."""
     try:
         found = gin.query_parameter(parameter)
     except ValueError:
@@ -521,17 +520,17 @@ def value_of(parameter: str, default: Any = None) -> Any:
 
 
 def operative_config() -> str:
-    """The values of all parameters that the calls so far have read, in gin's language."""
+    """Returns the values of all parameters that the calls so far have read, as gin code."""
     return gin.operative_config_str()
 
 
 def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
-    """Like `call`, for a part of what the overrides are for: some may belong to other parts."""
+    """Calls a registered function without checking that it uses every override."""
     return gin.get_configurable(configurable)(*first, **arguments)
 
 
 def binding_of(parameter: str) -> str:
-    """What is bound to a parameter, as "%MAX_DRAFT" to `Decoder.max_draft`; "None" for nothing."""
+    """Returns what is bound to a parameter as text, such as "%MAX_DRAFT"; "None" for nothing."""
     try:
         return str(gin.query_parameter(parameter))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How `--help` shows options, and below them the names and the files of gin."""
+"""The text of `--help`: the options, then the names and files of gin."""
 
 import argparse
 import itertools
@@ -7,13 +7,13 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-# The recipes that are part of the package.
+# The gin files of the package.
 SHIPPED = Path(__file__).parents[1] / "gin_configs"
 _DEFINITION = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.*)$")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows defaults that say something, as one types them; keeps line breaks below the options."""
+    """Shows informative defaults as they are typed; keeps the line breaks below the options."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -25,14 +25,14 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def names_and_files(default: str, groups: Mapping[str, str]) -> Iterator[str]:
-    """The lines below the options: the names that can be set, then the files that can be added.
+    """Yields the lines below the options: the names to set, then the files to add.
 
     Args:
       default: the run file of the command.
-      groups: folder of gin files, or a pattern of their names -> what they are.
+      groups: folder or pattern of gin files -> their description.
     """
     own = list(_names_in(SHIPPED / default))
-    yield f"names in {default}, each set by --gin.NAME=VALUE:"
+    yield f"names in {default}, set with --gin.NAME=VALUE:"
     yield ""
     yield from _columns(own, "  ")
     known = {name for name, _ in own}
@@ -48,13 +48,13 @@ def names_and_files(default: str, groups: Mapping[str, str]) -> Iterator[str]:
 
 
 def definitions(file: Path) -> dict[str, str]:
-    """The names that a gin file itself defines, in order, and their values (their first lines)."""
+    """Returns the names that a gin file defines, in order, with the first line of their values."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return {match[1]: match[2] for line in lines if (match := _DEFINITION.match(line))}
 
 
 def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each name that a file defines but the known ones: the comment above it and its default."""
+    """Each name that a file defines and `known` lacks, with its comment and its default."""
     comment: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -69,7 +69,7 @@ def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, st
 
 
 def _header(file: Path) -> str:
-    """The first paragraph of the comment on top of a file."""
+    """The first paragraph of a file's first comment."""
     lines = file.read_text(encoding="utf-8").splitlines()
     header = itertools.takewhile(lambda line: line.startswith("# "), lines)
     return " ".join(line.removeprefix("#").strip() for line in header)

@@ -1,7 +1,7 @@
-"""The options by which a command learns that it is one of several processes.
+"""The options for runs of several processes.
 
-Each option also has an environment variable, which launchers set on their hosts. It is named like
-the option: SPECJAX_PROCESS_INDEX for `--process_index`.
+Each option also has an environment variable, which launchers set on their hosts, such as
+SPECJAX_PROCESS_INDEX for `--process_index`.
 """
 
 import argparse
@@ -21,43 +21,40 @@ def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> Non
     """Adds the options, named as in T5X.
 
     Args:
-      parser: of a command.
-      joins: whether its processes may be one program. Else they only learn which of several they
-        are: one that waited for the others would end with them.
+      parser: the parser of a command.
+      joins: whether its processes may form one JAX program. If not, they work independently.
     """
     parser.set_defaults(joins=joins)
     parser.add_argument(
         "--process_count",
         metavar="N",
-        help="how many processes share the run. Without a coordinator they are replicas, each with "
-        "its part of the work; `specjax merge` makes one of their results",
+        help="number of processes that share the run. Without a coordinator each works on its own "
+        "part; `specjax merge` merges the results",
     )
-    parser.add_argument(
-        "--process_index", metavar="I", help="which of these processes this is, from 0"
-    )
+    parser.add_argument("--process_index", metavar="I", help="index of this process, from 0")
     parser.add_argument(
         "--coordinator_address",
         metavar="HOST:PORT",
-        help="the address of process 0, by which the processes become one program over all devices",
+        help="address of process 0: the processes then form one JAX program over all devices",
     )
     parser.add_argument(
         "--distributed",
         action="store_const",
         const="1",
-        help="one program over all processes of a TPU pod, of Slurm or of Open MPI, which say what "
-        "the three options above say. So it is without them where TPU_WORKER_HOSTNAMES, which GKE "
-        "sets, has several hosts",
+        help="form one JAX program over all processes of a TPU pod, of Slurm or of Open MPI, which "
+        "replace the three options above. This is the default if TPU_WORKER_HOSTNAMES (set by GKE) "
+        "has several hosts",
     )
 
 
 def start(args: argparse.Namespace) -> "Process | None":
-    """Finds out which process this is, and joins the others if they are one program.
+    """Returns this process, and joins the others if they form one JAX program.
 
     Args:
-      args: with the options of `add_arguments`. JAX must not have started its devices.
+      args: has the options of `add_arguments`. JAX must not have started its devices.
 
     Returns:
-      This process; None for one alone.
+      This process; None if it is the only one.
 
     Raises:
       ValueError: the options contradict one another, or the processes cannot be joined.
@@ -69,27 +66,26 @@ def start(args: argparse.Namespace) -> "Process | None":
     detected = _value("distributed", args) not in (None, "", "0")
     if detected and (address or count is not None or index is not None):
         raise ValueError(
-            "--distributed takes all from the cluster: leave out --coordinator_address, "
-            "--process_count and --process_index, or give these three alone"
+            "--distributed reads these options from the cluster: leave out --coordinator_address, "
+            "--process_count and --process_index, or leave out --distributed"
         )
     if (count is None) != (index is None):
         given, absent = ("count", "index") if index is None else ("index", "count")
-        raise ValueError(f"--process_{given} is given without --process_{absent}: give both")
+        raise ValueError(f"--process_{given} needs --process_{absent}: give both")
     if address and count is None:
         raise ValueError("--coordinator_address needs --process_count and --process_index")
     if not args.joins and (detected or address):
         raise ValueError(
-            f"the processes of specjax {args.command} are no program: leave out {_JOINED} (in the "
-            "environment, too), and give --process_count and --process_index alone"
+            f"specjax {args.command} cannot run as one program of several processes: leave out "
+            f"{_JOINED} (also in the environment); give only --process_count and --process_index"
         )
     if count is None or index is None:
         several = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
         if several and not args.joins:
-            # The TPU's runtime would wait for the other hosts, or each host do all the work.
+            # The TPU's runtime would wait for the other hosts, or each host would do all the work.
             raise ValueError(
-                f"this TPU has several hosts, and specjax {args.command} is no program of several: "
-                "give --process_count and --process_index, and keep the hosts' TPUs apart "
-                "(launch/tpu.sh run --replicas does both)"
+                f"this TPU has several hosts, but specjax {args.command} cannot run as one program "
+                "of several processes: use launch/tpu.sh run --replicas"
             )
         return processes.join() if detected or several else None
     process = processes.Process(index, count)
@@ -102,16 +98,16 @@ def start(args: argparse.Namespace) -> "Process | None":
 
 
 def check_joined(args: argparse.Namespace) -> None:
-    """Refuses a process that JAX counts among several, but that was not started as one of them.
+    """Checks that JAX has no other processes, unless `start` has joined them.
 
-    GKE names a TPU's hosts in TPU_WORKER_HOSTNAMES, which `start` reads. On Cloud TPU VMs only the
-    TPU's runtime knows of them, once it has started: each host would then do all of the work.
+    `start` reads the hosts of GKE in TPU_WORKER_HOSTNAMES. On Cloud TPU VMs only the TPU's runtime
+    knows the hosts, after it has started: each host would do all of the work.
 
     Args:
-      args: of any command; `process` is what `start` has returned.
+      args: of any command; `process` is the result of `start`.
 
     Raises:
-      ValueError: there are several processes, and no program of them was joined.
+      ValueError: there are several processes that were not joined.
     """
     import jax
 
@@ -122,16 +118,16 @@ def check_joined(args: argparse.Namespace) -> None:
     if joins:
         remedy = "give --distributed, or run launch/tpu.sh"
     elif joins is None:
-        remedy = f"specjax {args.command} takes a TPU of one host, or JAX_PLATFORMS=cpu"
+        remedy = f"run specjax {args.command} on a TPU of one host, or with JAX_PLATFORMS=cpu"
     else:
-        remedy = "keep them apart, by launch/tpu.sh run --replicas"
+        remedy = "use launch/tpu.sh run --replicas"
     raise ValueError(f"this TPU has {count} hosts: {remedy}")
 
 
 def end(status: int) -> NoReturn:
-    """Ends a failed process of a program at once.
+    """Ends a failed process of a JAX program at once.
 
-    Else JAX would wait for the others to end first, and they for this one.
+    A normal exit would wait for the other processes, which wait for this process.
     """
     sys.stdout.flush()
     sys.stderr.flush()

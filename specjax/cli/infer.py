@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
     "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin",
-    "prompts": "prompts made of records, beside a method: --gin_file=prompts/KIND.gin",
-    "papers/*/task_*.gin": "tasks of a paper's runs, beside a pair: "
+    "prompts": "prompts made from records, to add to a method: --gin_file=prompts/KIND.gin",
+    "papers/*/task_*.gin": "tasks of a paper's runs, to add to a pair: "
     "--gin_file=papers/PAPER/task_NAME.gin",
     "papers/*/pair_*.gin": "pairs of a paper's runs: --gin_file=papers/PAPER/pair_NAME.gin",
 }
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def register() -> None:
-    """Makes configurable what a decoder is made of; imports it."""
+    """Imports the parts of a decoder and makes them configurable."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import checkpoints, drafting, partitioning, rules, text, types, verification
     from specjax.data.few_shot import FewShot
@@ -62,7 +62,7 @@ def register() -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decodes as the gin files say, and prints the metrics as one line of JSON."""
+    """Decodes as the gin files configure; prints the metrics as one line of JSON."""
     from specjax.runs import inference
 
     register()
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_values() -> None:
-    """Refuses values of a decoder before its models are read, which may take minutes."""
+    """Checks the decoder's values before the models are read, which may take minutes."""
     from specjax.text.options import CHECKED, DRAWN, check_decoding
     from specjax.types import Sampling
 
@@ -84,8 +84,8 @@ def check_values() -> None:
         if len(given) == 1:
             other = "drafter" if given == ["verifier"] else "verifier"
             raise ValueError(
-                f"{given[0].upper()} is given without {other.upper()}: give both, or decode with "
-                f"it alone: --gin_file=methods/{given[0]}_alone.gin"
+                f"{given[0].upper()} is given without {other.upper()}: give both, or add "
+                f"--gin_file=methods/{given[0]}_alone.gin"
             )
     values = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not absent})
@@ -94,14 +94,14 @@ def check_values() -> None:
 
 
 def costs_from(file: "str | None" = None) -> "drafting.Costs | None":
-    """The costs that a file holds; None leaves them to be measured."""
+    """Returns the costs in a file; None: they will be measured."""
     from specjax import drafting
 
     return None if file is None else drafting.read_costs(file)
 
 
 def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.sharding.Mesh | None":
-    """The mesh of a run; without sizes one device, or all devices of several processes."""
+    """Returns the mesh of a run. Without sizes one process uses one device, several use all."""
     import jax
 
     from specjax import partitioning
@@ -109,8 +109,8 @@ def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.shard
     if data is None and model is None and jax.process_count() == 1:
         if jax.default_backend() != "cpu" and jax.device_count() > 1:
             print(
-                f"specjax: one of {jax.device_count()} devices is used; MESH_DATA="
-                f"{jax.device_count()} spreads the rows over all",
+                f"specjax: using 1 of {jax.device_count()} devices; to use all, set "
+                f"MESH_DATA={jax.device_count()}",
                 file=sys.stderr,
             )
         return None
@@ -127,11 +127,11 @@ def load_alone(
     tokenizer: "str | None" = None,
     check_weights: bool = True,
 ) -> "text.TextModel":
-    """One model of a pair, to decode with it alone.
+    """Loads one model of a pair, to decode without the other model.
 
     Args:
-      name: which one: "verifier" or "drafter".
-      verifier: its directory; None for that of the built-in pair.
+      name: "verifier" or "drafter".
+      verifier: the verifier's directory; None: that of the built-in pair.
       drafter: likewise.
       dtype: see `load_text_model`.
       mesh: likewise.

@@ -1,7 +1,7 @@
 """The `specjax` command: `specjax COMMAND ...`.
 
-A command is a module with `add_arguments(parser)` and `run(args) -> int`. It is imported only when
-it is called. `args.command_line` holds the words of the whole command.
+A command is a module with `add_arguments(parser)` and `run(args) -> int`, imported only for its
+own command. `args.command_line` has the words of the whole command line.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from specjax.cli.renamed import hint
 from specjax.environment import check_devices, specjax_version
 from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
 
-# name -> (module, what it is for)
+# name -> (module, description)
 COMMANDS = {
     "demo": (
         "specjax.cli.demo",
-        "see it work: sample texts with the built-in pair, method by method, in a table",
+        "try specjax: compare settings on sample texts with a built-in pair",
     ),
     "infer": (
         "specjax.cli.infer",
@@ -34,11 +34,11 @@ COMMANDS = {
     ),
     "evaluate": (
         "specjax.cli.evaluate",
-        "score predictions against references, with intervals; compare methods",
+        "score predictions with confidence intervals; compare methods",
     ),
     "compare": (
         "specjax.cli.compare",
-        "compare rules, strengths and drafts on your texts, and find the best (resumable)",
+        "compare rules, strengths and drafts on your texts; choose the best setting (resumable)",
     ),
     "train": (
         "specjax.cli.train",
@@ -46,11 +46,11 @@ COMMANDS = {
     ),
     "train head": (
         "specjax.cli.train_head",
-        "train a drafter's acceptance head, which ends its drafts in time (resumable)",
+        "train a drafter's acceptance head, which decides when a draft ends (resumable)",
     ),
     "train bigram": (
         "specjax.cli.train_bigram",
-        "count what follows each token in a text, to draft without a model",
+        "count the successors of each token in texts, to draft without a model",
     ),
     "convert": (
         "specjax.cli.convert",
@@ -62,10 +62,10 @@ COMMANDS = {
     ),
     "merge": (
         "specjax.cli.merge",
-        "bring together what several processes of one run have written on different disks",
+        "merge the results of several processes of one run",
     ),
 }
-# A program that is compiled once is not worth keeping.
+# Commands that compile little.
 _WITHOUT_CACHE = ("convert", "evaluate", "merge", "train bigram")
 
 
@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; the process's own by default.
 
     Returns:
-      The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a comparison in which
-      settings failed, 130 interrupted; one line on stderr says what it was. If SPECJAX_TRACEBACK is
-      set, errors come as Python shows them.
+      The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a comparison in which settings
+      failed, 130 interrupted; one line on stderr describes an error. If SPECJAX_TRACEBACK is set,
+      errors have Python's traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     command, rest = _command(argv)
@@ -102,12 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell_failed_writes_once() -> None:
-    """Orbax raises what fails in its threads, and also logs it; `main` tells of it in one line.
+    """Silences Orbax's logs and warnings about failed writes, which `main` reports in one line.
 
-    After a write that failed it drops its other writes, and Python tells of each at the end.
+    After a failed write Orbax drops its other writes, and Python warns about each.
     """
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    # absl's own, which must be there first.
+    # absl creates its logger on first use.
     logging.get_absl_logger().addFilter(_raises_nothing)
 
 
@@ -122,18 +122,18 @@ def _run(args: argparse.Namespace) -> int:
     hosts.check_joined(args)
     announcement = ""
     if args.command not in _WITHOUT_CACHE:
-        # The one place where the command changes JAX's global settings.
+        # Only here does the command change JAX's global settings.
         directory = enable_compilation_cache()
-        kept = f"; later runs read the programs from {directory}" if directory else ""
+        kept = f"; later runs load the programs from {directory}" if directory else ""
         announcement = f"specjax: compiling, which takes a while{kept}"
     with count_compilations(announcement):
         status = args.run(args)
-        sys.stdout.flush()  # a failure is told here, not when Python ends
+        sys.stdout.flush()  # raises here if the output cannot be written
         return status
 
 
 def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The command that words begin with, of one word or two, and what is behind it."""
+    """The command, of one or two words, and its arguments."""
     for length in (2, 1):
         if (command := " ".join(argv[:length])) in COMMANDS:
             return command, list(argv[length:])
@@ -141,10 +141,10 @@ def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
-    """Reads the words of a command into `args`."""
+    """Parses the arguments of a command into `args`."""
     if name not in COMMANDS and not name.startswith("-") and name:
         remedy = hint(name.replace("-", "_"), COMMANDS, f"choose from {', '.join(COMMANDS)}")
-        raise ValueError(f"no such command; {remedy}")
+        raise ValueError(f"unknown command; {remedy}")
     parser = argparse.ArgumentParser(
         prog="specjax", description="Speculative decoding and model cascades in JAX"
     )
@@ -159,7 +159,7 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
             module = importlib.import_module(module_name)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
-    # --gin.NAME=value cannot be declared to argparse, because NAME is open.
+    # argparse cannot declare --gin.NAME=value, because NAME is arbitrary.
     short = "--gin."
     words = [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in rest]
     _, unknown = parser.parse_known_args([name, *words] if name else [], args)
@@ -170,7 +170,7 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
         wanted = option.lstrip("-").replace("-", "_").upper()
         meant = f"did you mean --gin.{wanted}{equals}{value}?"
         remedy = meant if wanted in names else f"see specjax {name} --help"
-        raise ValueError(f"{unknown[0]}: no such option; {remedy}")
+        raise ValueError(f"{unknown[0]}: unknown option; {remedy}")
 
 
 if __name__ == "__main__":

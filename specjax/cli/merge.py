@@ -1,4 +1,4 @@
-"""`specjax merge DIRECTORY`: one run of `infer` or `compare` from the parts of its processes."""
+"""`specjax merge DIRECTORY`: merges the parts of several processes of `infer` or `compare`."""
 
 import argparse
 import functools
@@ -13,18 +13,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "directory",
-        help="the directory of the run, which gets what a single process would have left there",
+        help="the directory of the run, for the merged results",
     )
     parser.add_argument(
         "parts",
         nargs="*",
-        help="the directories of the parts, part-I-of-N, or those that have them in them (default: "
-        "what is in the run's directory, or one level below, as launch/tpu.sh fetches it)",
+        help="directories of the parts, part-I-of-N, or directories that contain them (default: "
+        "the parts in the run's directory or one level below)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merges, and prints the metrics, or the tables of a comparison, as one line of JSON."""
+    """Merges; prints the metrics, or the results of a comparison, as one line of JSON."""
     from specjax.runs import merging
     from specjax.study.replicas import is_comparison
     from specjax.study.replicas import merge as merge_points

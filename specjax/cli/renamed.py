@@ -1,9 +1,9 @@
-"""What to say of a name that is not known: it was renamed, or another one looks like it."""
+"""Hints for unknown names: the new name, or a similar name."""
 
 import difflib
 from collections.abc import Collection
 
-# What earlier versions called commands, gin files, and names in them.
+# Old name -> new name, of commands, gin files and names in them.
 NEW_NAMES = {
     "train_head": "train head",
     "train_bigram": "train bigram",
@@ -43,15 +43,15 @@ NEW_NAMES = {
 
 
 def hint(name: str, known: Collection[str], otherwise: str) -> str:
-    """A remedy for a name that is not known.
+    """Returns a hint for an unknown name.
 
     Args:
-      name: of a command, a gin file, or something in gin files.
-      known: the names that are.
-      otherwise: what to say where none of them looks like it.
+      name: of a command, a gin file, or in a gin file.
+      known: the known names.
+      otherwise: the hint if no known name is similar.
     """
     if name in NEW_NAMES:
-        return f"it is now called {NEW_NAMES[name]}"
+        return f"it was renamed to {NEW_NAMES[name]}"
     near = [other for other in known if other.lower() == name.lower()]
     near = near or difflib.get_close_matches(name, sorted(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""`specjax train --gin_file=FILE --gin.NAME=value`: trains a model from pairs of texts."""
+"""`specjax train --gin_file=FILE --gin.NAME=value`: trains a model on pairs of texts."""
 
 import argparse
 import json
@@ -8,8 +8,8 @@ from specjax.cli import gin_config
 DEFAULT_FILE = "runs/train.gin"
 GROUPS = {
     "models": f"networks, each chosen by --gin_file={DEFAULT_FILE} --gin_file=models/NETWORK.gin",
-    "tasks": "kinds of texts, one of which is needed beside it: --gin_file=tasks/KIND.gin",
-    "pairs/*er.gin": "whole recipes, each instead of all that: --gin_file=pairs/RECIPE.gin",
+    "tasks": "kinds of texts, to add to a network: --gin_file=tasks/KIND.gin",
+    "pairs/*er.gin": "complete recipes, instead of the files above: --gin_file=pairs/RECIPE.gin",
 }
 
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains as the gin files say, and prints the result as one line of JSON."""
+    """Trains as the gin files configure; prints the result as one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import models, training
     from specjax.data.batching import Batching

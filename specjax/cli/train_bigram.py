@@ -1,6 +1,6 @@
-"""`specjax train bigram SRC --tokenizer DIR --output DIR`: what most often follows each token.
+"""`specjax train bigram SRC --tokenizer DIR --output DIR`: the most frequent successors of tokens.
 
-With `--order`, also what follows longer contexts.
+With `--order`, also the successors of longer contexts.
 """
 
 import argparse
@@ -15,43 +15,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         metavar="SRC",
         nargs="+",
-        help="text, TSV or JSONL files (also .gz) in the language of the outputs, or seqio:TASK",
+        help="text, TSV or JSONL files (also .gz) that resemble the outputs, or seqio:TASK",
     )
     parser.add_argument(
         "--tokenizer",
         required=True,
-        help="the directory of the model, or its tokenizer file, or the word bytes",
+        help='the model\'s directory, its tokenizer file, or the word "bytes"',
     )
     parser.add_argument("--output", required=True, type=Path, help="a new or empty directory")
     parser.add_argument(
         "--format",
         choices=("text", "tsv", "jsonl"),
-        help="of the files (default: what their names say)",
+        help="format of the files (default: from their names)",
     )
     parser.add_argument(
         "--field",
-        help="the field with the text. TSV: a column (from 0) or its name in the header; JSONL: a "
-        "key; seqio: a feature (default: the first, or inputs)",
+        help="the field of the text. TSV: a column (from 0) or its name in the header; JSONL: a "
+        "key; seqio: a feature (default: the first column, or inputs)",
     )
     parser.add_argument(
         "--order",
         type=int,
         choices=(2, 3, 4, 5),
         default=2,
-        help="tokens of the longest n-gram: with 3 and more, what follows the last two tokens and "
-        "more is counted, too; the texts are then held in memory (default: 2)",
+        help="length of the longest n-gram: from 3 on, the successors of two and more tokens are "
+        "also counted, and the texts are kept in memory (default: 2)",
     )
     parser.add_argument(
         "--min-count",
         type=int,
         metavar="N",
         default=2,
-        help="how often a context of two tokens or more must have been seen (default: 2)",
+        help="the fewest occurrences of a context of two tokens or more (default: 2)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Counts, writes the table, and prints a line."""
+    """Counts, writes the table, and prints a summary."""
     # Imported here so that `specjax --help` stays quick.
     import numpy as np
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from specjax.tokenizers import load_tokenizer
     from specjax.writing import check_free
 
-    check_count("--min-count", args.min_count, "give how often a context must have been seen")
+    check_count("--min-count", args.min_count, "give a number of occurrences")
     check_free(args.output)
     words = load_tokenizer(args.tokenizer)
     seen = {"texts": 0, "tokens": 0}
@@ -73,17 +73,17 @@ def run(args: argparse.Namespace) -> int:
     known = int((table >= 0).sum())
     if not known:
         raise ValueError(
-            f"{' '.join(args.sources)}: no token follows another: give files with more text"
+            f"{' '.join(args.sources)}: no text has two tokens: give files with more text"
         )
-    notes, told = seen | {"known": known}, ""
+    notes, more = seen | {"known": known}, ""
     longer: tuple[np.ndarray, ...] = ()
     if args.order > 2:
         longer = frequent_contexts(texts, table, args.order, args.min_count)
         notes |= {"order": args.order, "min_count": args.min_count, "contexts": len(longer[1])}
-        told = f"and of {len(longer[1]):,} contexts of up to {args.order - 1} tokens, "
+        more = f"and of {len(longer[1]):,} contexts of up to {args.order - 1} tokens, "
     save_bigram(args.output, Bigram(table, words.fingerprint, notes, *longer))
     print(
-        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {told}from "
+        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {more}from "
         f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
     )
     return 0
@@ -100,5 +100,5 @@ def _texts(args: argparse.Namespace, words: object, seen: dict[str, int]) -> Ite
             ids = words.encode(example.inputs)
             seen["texts"] += 1
             seen["tokens"] += len(ids)
-            # T5's decoder begins with the padding token, which begins no other text.
+            # T5's decoder begins with the padding token.
             yield ids if words.add_bos else [words.pad_id, *ids]

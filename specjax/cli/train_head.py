@@ -7,8 +7,8 @@ from specjax.cli import gin_config
 
 DEFAULT_FILE = "runs/train_head.gin"
 GROUPS = {
-    "pairs/*_head.gin": "whole recipes, each instead of all that: --gin_file=pairs/RECIPE.gin",
-    "grids/*.gin": "grids of heads, each beside a recipe: --gin_file=grids/GRID.gin",
+    "pairs/*_head.gin": "complete recipes: --gin_file=pairs/RECIPE.gin",
+    "grids/*.gin": "grids of heads, to add to a recipe: --gin_file=grids/GRID.gin",
 }
 _PREDICTORS = ("predictor", "loss", "kl", "auc", "ece", "kl_even", "ece_even")
 _GRID = ("rejection_weight", "blocks", "train_kl", "kl", "threshold")
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains as the gin files say; prints a table and one line of JSON."""
+    """Trains as the gin files configure; prints a table and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import text, training
     from specjax.cli.bench.report import Report

@@ -1,4 +1,4 @@
-"""Batches of tokenised pairs: the shapes are fixed, and the step number determines the order.
+"""Batches of tokenised pairs: fixed shapes, in an order that the step number determines.
 
 Axes: B rows, L tokens of a bucket.
 """
@@ -19,13 +19,12 @@ class Batching:
 
     Attributes:
       tokens_per_batch: padded tokens per batch (of a T5: padded target tokens).
-      bucket_lengths: increasing lengths, in tokens; a pair goes into the first bucket that is
-        long enough for it, including end-of-sequence tokens. If there is none, the pair is left
-        out.
+      bucket_lengths: increasing lengths, in tokens; a pair is put into the first bucket that is
+        long enough for it, including end-of-sequence tokens. Longer pairs are left out.
 
     Raises:
-      TypeError: if a value is not a number.
-      ValueError: if a value is not whole or is below 1, or the lengths do not increase.
+      TypeError: a value is not a number.
+      ValueError: a value is not whole or is below 1, or the lengths do not increase.
     """
 
     tokens_per_batch: int = 2048
@@ -37,8 +36,8 @@ class Batching:
         )
         if lengths.ndim != 1 or np.any(np.diff(lengths) < 1):
             raise ValueError(
-                f"Batching: bucket_lengths={self.bucket_lengths} must be lengths that "
-                "increase, such as (64, 128), or one length, written (64,)"
+                f"Batching: bucket_lengths={self.bucket_lengths} must be increasing lengths, such "
+                "as (64, 128) or (64,)"
             )
         tokens = whole_number("Batching: tokens_per_batch", self.tokens_per_batch, low=1)
         object.__setattr__(self, "bucket_lengths", tuple(lengths.tolist()))
@@ -59,8 +58,8 @@ class PairBatch(NamedTuple):
     """A batch for an encoder-decoder: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
-      inputs: `[B, L]` int32, padded on the right. A row that only fills the shape has one
-        end-of-sequence token, so that attention has at least one position.
+      inputs: `[B, L]` int32, padded on the right. A row that only fills the shape has an
+        end-of-sequence token, so that attention has a position.
       targets: `[B, L]` int32, padded on the right; a row that only fills the shape has no tokens.
     """
 
@@ -74,7 +73,7 @@ class PairLayout:
 
     Attributes:
       pad_id: the padding token.
-      eos_id: the end-of-sequence token, the one input of a row without a pair.
+      eos_id: the end-of-sequence token, the only input of a row without a pair.
     """
 
     pad_id: int = 0
@@ -101,7 +100,7 @@ class JoinedBatch(NamedTuple):
     """A batch for a decoder-only network: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
-      tokens: `[B, L]` int32, the prompt, then the target, padded on the right.
+      tokens: `[B, L]` int32, the prompt and then the target, padded on the right.
       is_target: `[B, L]` bool, true for the tokens that the model predicts: the target and its
         end-of-sequence token, but neither prompt nor padding.
     """
@@ -115,7 +114,7 @@ class JoinedLayout:
     """Prompt and target in one row; the sum of their lengths determines the bucket.
 
     Attributes:
-      pad_id: the padding token; any token is right, because the loss does not read it.
+      pad_id: the padding token; any token is valid, because the loss does not read it.
     """
 
     pad_id: int = 0
@@ -138,17 +137,16 @@ class JoinedLayout:
 
 
 class BucketedBatches:
-    """Batches of similar lengths: one shape per bucket, so that few programs are compiled.
+    """Batches of similar lengths: a shape for each bucket, so that few programs are compiled.
 
-    `batch(step)` depends only on the arguments and `step`. So a run resumes with the same data from
-    its step number alone, and the order is not stored. Every epoch has each pair that fits once, in
-    a new order.
+    `batch(step)` depends only on the arguments and `step`, so a run needs only its step number to
+    resume with the same data. Every epoch has each pair that fits once, in a new order.
 
     Args:
       pairs: the data.
       batching: the lengths; a bucket of length L has `tokens_per_batch // L` rows, rounded down to
         a multiple of `row_multiple` (at least one multiple).
-      layout: makes the arrays of a batch; `PairLayout()` by default.
+      layout: puts pairs into the arrays of a batch; `PairLayout()` by default.
       row_multiple: the number of devices that share the rows.
       seed: the seed of the order; None keeps the order of the data (for evaluation).
 
@@ -191,12 +189,12 @@ class BucketedBatches:
         return len(self._pairs)
 
     def batch(self, step: int, targets: Mapping[int, np.ndarray] | None = None) -> Any:
-        """The batch of training step `step` (from 0).
+        """Returns the batch of training step `step` (from 0).
 
         Args:
           step: the step.
-          targets: by row of the batch, targets that take the place of the data's; each must fit
-            into the batch's bucket.
+          targets: row of the batch -> a target that replaces that of the data; each must fit into
+            the batch's bucket.
         """
         bucket, members = self._planned(step)
         pairs = [self._pairs[member] for member in members]
@@ -205,7 +203,7 @@ class BucketedBatches:
         return self._layout.fill(pairs, self.rows[bucket], int(self._lengths[bucket]))
 
     def inputs(self, step: int) -> tuple[list[np.ndarray], int]:
-        """The inputs of the batch of `step`, by row, and the length of its bucket in tokens."""
+        """Returns the inputs of the batch of `step`, and the length of its bucket in tokens."""
         bucket, members = self._planned(step)
         return [self._pairs[member][0] for member in members], int(self._lengths[bucket])
 
@@ -214,12 +212,12 @@ class BucketedBatches:
         return (self.batch(step) for step in range(self.batches_per_epoch))
 
     def describe(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values."""
+        """Returns the JSON values that determine the batches."""
         layout: Any = self._layout
         return {
             "data": self._pairs.fingerprint,
             **dataclasses.asdict(self._batching),
-            # Depends on the number of devices too; another one would lose and double pairs.
+            # Depends on the number of devices; another number would lose or repeat pairs.
             "rows_per_batch": self.rows,
             "layout": {"class": type(layout).__name__, **dataclasses.asdict(layout)},
             "seed": self._seed,

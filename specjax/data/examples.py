@@ -1,4 +1,4 @@
-"""Examples, an input with its reference, of the fields of records."""
+"""Examples: an input and its reference, from the fields of records."""
 
 import itertools
 import os
@@ -10,14 +10,13 @@ from specjax.data.templates import look_up
 
 
 class Example(NamedTuple):
-    """One input, and its reference if the source has one.
+    """An input, and its reference if the source has it.
 
     Attributes:
-      id: the example's place in its source, from 0. It does not depend on the batches, so that
-        random streams can depend on it.
+      id: the example's place in its source, from 0; it seeds the row's random stream.
       inputs: the source text.
       targets: the reference text, a tuple of several, or None.
-      where: its name in messages: the file and the line; "" for none.
+      where: its name in messages: the file and the line, or "".
     """
 
     id: int
@@ -42,12 +41,11 @@ def read_examples(
       format: see `read_records`.
       inputs_field: the field of the input. TSV: a column, counted from 0 (0 by default), or its
         name in the first line, which is then a header. JSONL: a key, "inputs" by default. seqio:
-        a feature, "inputs" by default. Text files have no fields. A field may go into objects and
+        a feature, "inputs" by default. Text files have no fields. A field may be inside objects and
         lists (see `Template`), such as "answers.text".
-      targets_field: the field of the reference, given in the same way. By default no reference is
-        read.
+      targets_field: the field of the reference, in the same form. By default no reference is read.
       split: the split of a seqio task.
-      directory: the directory that a relative path starts from.
+      directory: the directory of a relative path.
 
     Yields:
       `Example`s, whose ids count from 0.
@@ -60,7 +58,7 @@ def read_examples(
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if isinstance(field, bool) or not isinstance(field, str | int | None):
             raise TypeError(
-                f"{name} must be a field's name or the number of a column, such as 0, got {field!r}"
+                f"{name} must be the name of a field or the number of a column, got {field!r}"
             )
     header = isinstance(inputs_field, str) or isinstance(targets_field, str)
     options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
@@ -77,10 +75,10 @@ def read_examples(
 
 
 def field_of(record: Record, field: str | int) -> str | tuple[str, ...]:
-    """The text, or the texts of a list, that a key or the number of a column names.
+    """Returns the text, or the texts of a list, in a key or a numbered column.
 
     Raises:
-      ValueError: it is missing, or is no text, number or list of them.
+      ValueError: the field is missing, or is not a text, a number or a list of these.
     """
     values = record.values
     if isinstance(field, int) and str(field) not in values and 0 <= field < len(values):
@@ -97,9 +95,9 @@ def read_aligned(
     """Yields the pairs of two text files whose lines correspond.
 
     Args:
-      inputs_path: one source text per line, plain or `.gz`.
+      inputs_path: a source text on each line, plain or `.gz`.
       targets_path: the reference of each source text, on the same line.
-      directory: the directory that relative paths start from.
+      directory: the directory of relative paths.
 
     Yields:
       `Example`s, whose ids count from 0.
@@ -117,7 +115,7 @@ def read_aligned(
             longer = source or target
             shorter = targets_path if target is None else inputs_path
             raise ValueError(
-                f"{longer.where}: this line has no counterpart: {os.fspath(shorter)} ends after "
-                f"{i} lines, but aligned files must have the same number of lines"
+                f"{longer.where}: this line has no counterpart, because {os.fspath(shorter)} has "
+                f"only {i} lines: give files with the same number of lines"
             )
         yield Example(i, source.values["0"], target.values["0"], source.where)

@@ -1,4 +1,4 @@
-"""Prompts made of a template and a few solved examples before each input."""
+"""Prompts made from a template, with solved examples before each input."""
 
 import dataclasses
 import os
@@ -15,30 +15,28 @@ from specjax.data.templates import Template, look_up
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShot:
-    r"""Makes prompts of records: an instruction, solved examples, then the input.
+    r"""Makes prompts from records: an instruction, solved examples, then the input.
 
-    All inputs get the same examples, but none is its own example: the next one takes its place.
+    All inputs get the same examples. An input that is an example gets the next example instead.
 
     Attributes:
       prompt: the template of an input (see `Template`), such as "Question: {question}\nAnswer:".
-      completion: the template of what an example adds to its prompt, such as " {answer}".
+      completion: the template of an example's answer, appended to its prompt, such as " {answer}".
       references: the field of the references, a text or a list of texts, such as "answers.text";
-        "answers.text|none" has a text for an empty list. None: there are none.
+        "answers.text|none" replaces an empty list by "none". None: no references.
       examples: a file, or seqio:TASK, of the examples.
       examples_format: see `read_records`.
       examples_split: the split of a seqio task.
-      shots: how many examples; 0 needs no file.
-      seed: the examples are drawn with it; None takes the first ones.
+      shots: the number of examples; 0 needs no file.
+      seed: the seed for drawing the examples; None takes the first examples.
       instruction: a text before all examples.
-      separator: stands between instruction, examples and input.
-      limit: how many inputs are drawn from all, in their order; None, or more than there are,
-        takes all.
-      limit_seed: of this draw.
+      separator: the text between instruction, examples and input.
+      limit: the number of inputs to draw, in their order; None takes all.
+      limit_seed: the seed of this draw.
 
     Raises:
-      TypeError: if a value is of a wrong type.
-      ValueError: if a template is wrong or names no field of the input, or examples are asked for
-        without a file.
+      TypeError: a value has a wrong type.
+      ValueError: a template is wrong or has no field of the input, or `shots` has no `examples`.
     """
 
     prompt: str
@@ -57,8 +55,8 @@ class FewShot:
     def __post_init__(self) -> None:
         if not self._templates[0].fields:
             raise ValueError(
-                f"prompt={self.prompt!r} names no field, so that all inputs would read the same: "
-                "write one, such as '{question}'"
+                f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
+                "such as '{question}'"
             )
         whole_number("shots", self.shots, low=0)
         for name, low in (("limit", 1), ("seed", 0)):
@@ -69,11 +67,11 @@ class FewShot:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
         if not isinstance(self.references, str | None):
-            raise TypeError(f"references must be a field's name, got {self.references!r}")
+            raise TypeError(f"references must be the name of a field, got {self.references!r}")
         if self.shots and self.examples is None:
-            raise ValueError(f"shots={self.shots} needs examples: give a file of them, or shots=0")
+            raise ValueError(f"shots={self.shots} needs examples: give a file, or shots=0")
         if self.shots and not self.completion:
-            raise ValueError("completion must say how an example goes on, such as ' {answer}'")
+            raise ValueError("completion must be the template of an answer, such as ' {answer}'")
 
     def read(
         self,
@@ -82,7 +80,7 @@ class FewShot:
         format: str | None = None,
         split: str = "test",
     ) -> list[Example]:
-        """The inputs of a source.
+        """Makes the prompts of a source.
 
         Args:
           source: see `read_records`.
@@ -90,11 +88,11 @@ class FewShot:
           split: see `read_records`.
 
         Returns:
-          Their prompts, in the order of the source.
+          The prompts, in the order of the source.
 
         Raises:
           FileNotFoundError: a file is missing.
-          TypeError: a path is no path.
+          TypeError: a path is not a path.
           ValueError: a file is unreadable or has too few lines, or a field is missing.
         """
         prompt, answer = self._templates
@@ -111,8 +109,8 @@ class FewShot:
             own = prompt.fill(record.values, record.where)
             if len(others) < self.shots:
                 raise ValueError(
-                    f"{record.where} is one of the {self.shots} examples, and there is no other to "
-                    "take its place: add one, or ask for fewer shots"
+                    f"{record.where} is itself an example, and no other example can replace it: "
+                    f"add examples, or set shots={self.shots - 1}"
                 )
             parts = [self.instruction] if self.instruction else []
             text = self.separator.join([*parts, *others[: self.shots], own])
@@ -125,34 +123,34 @@ class FewShot:
 
     @property
     def _header(self) -> bool:
-        """Whether a TSV must name its columns: not where they are asked for by number."""
+        """Whether a TSV must have a header: not if all fields are numbers."""
         names = [name for template in self._templates for name in template.fields]
         if self.references is not None:
             names.append(self.references.partition("|")[0])
         return not all(name.isdecimal() for name in names)
 
     def _examples(self) -> list[Record]:
-        """The examples, and one more to take the place of an input that is among them."""
+        """The examples, and another example to replace an input that is an example."""
         if not self.shots or self.examples is None:
             return []
         of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
         rows: Iterable[Record] = read_records(self.examples, header=self._header, **of)
         if self.seed is not None:
             random.Random(self.seed).shuffle(rows := list(rows))
-        # A corpus may be large, of which the first ones are asked for; twice the same is one.
+        # Reads no further than needed, because a corpus may be large; drops duplicates.
         kept: list[Record] = []
         seen = 0
         for row in rows:
             seen += 1
-            if all(row.values != one.values for one in kept):
+            if all(row.values != other.values for other in kept):
                 kept.append(row)
             if len(kept) > self.shots:
                 break
         if len(kept) < self.shots:
             found = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
             raise ValueError(
-                f"{os.fspath(self.examples)} has {found}, but shots={self.shots}: add some, or ask "
-                "for fewer"
+                f"{os.fspath(self.examples)} has {found}, but shots={self.shots}: add examples, or "
+                f"set shots={len(kept)}"
             )
         return kept
 
@@ -162,8 +160,8 @@ class FewShot:
         if len(records) <= self.limit:
             if len(records) < self.limit:
                 print(
-                    f"specjax: {os.fspath(source)} has {len(records)} inputs: all are taken, fewer "
-                    f"than limit={self.limit}",
+                    f"specjax: using all {len(records)} inputs of {os.fspath(source)}; "
+                    f"limit={self.limit} is larger",
                     file=sys.stderr,
                 )
             return records

@@ -25,13 +25,13 @@ class TokenPairs:
 
     @classmethod
     def of(cls, parts: Sequence[np.ndarray]) -> "TokenPairs":
-        """Those of the inputs and targets of pair 0, then of pair 1, and so on."""
+        """Makes pairs from the inputs and targets of pair 0, then of pair 1, and so on."""
         tokens = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
         return cls(tokens, np.cumsum([0, *map(len, parts)], dtype=np.int64))
 
     @classmethod
     def joined(cls, several: Sequence["TokenPairs"]) -> "TokenPairs":
-        """All pairs of several, in order."""
+        """Concatenates several sequences of pairs."""
         lengths = np.concatenate([np.diff(pairs.offsets) for pairs in several])
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return cls(np.concatenate([pairs.tokens for pairs in several]), offsets)
@@ -72,13 +72,13 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
     for example in examples:
         if example.targets is None:
             raise ValueError(
-                f"{name}: example {example.id} has no reference text: name its field "
+                f"{name}: example {example.id} has no reference text: give its field "
                 "(targets_field) or use aligned files"
             )
         if not isinstance(example.targets, str):
             raise ValueError(
-                f"{name}: example {example.id} has several reference texts: name the field of one "
-                "(targets_field), such as answers.0"
+                f"{name}: example {example.id} has several reference texts: choose the field of a "
+                "single text (targets_field), such as answers.0"
             )
         for text in (example.inputs, example.targets):
             try:
@@ -86,7 +86,7 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
             except UnicodeEncodeError as error:
                 raise ValueError(
                     f"{name}: example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}, which is not text: correct or remove it"
+                    f"{error.start + 1}: correct or remove this character"
                 ) from None
 
 

@@ -1,4 +1,4 @@
-"""Records of named values: the lines of text, TSV and JSONL files, and the rows of seqio tasks."""
+"""Records of named values: lines of text, TSV and JSONL files, and rows of seqio tasks."""
 
 import json
 import os
@@ -10,15 +10,15 @@ from specjax.data.files import read_lines
 
 FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
-_REMEDY = "every line must be one JSON object"
+_REMEDY = "every line must be a JSON object"
 
 
 class Record(NamedTuple):
-    """What one line of a source holds.
+    """A line of a source.
 
     Attributes:
       where: its name in messages: the file and the line, or the task and the place.
-      values: as JSON has them.
+      values: name -> JSON value.
     """
 
     where: str
@@ -37,19 +37,19 @@ def read_records(
 
     Args:
       source: a text, TSV or JSONL file, plain or `.gz`, or `seqio:TASK`.
-      format: "text", "tsv" or "jsonl"; by default it follows from the file's name: `.tsv` or
-        `.jsonl` (before `.gz`), else text. A line of a text file is the value "0".
+      format: "text", "tsv" or "jsonl"; by default from the file's name: `.tsv` or `.jsonl` (before
+        `.gz`), otherwise text. A line of a text file is the value "0".
       split: the split of a seqio task.
-      header: whether a TSV names its columns in its first line; else they are called "0", "1", ....
-      directory: the directory that a relative path starts from.
+      header: whether the first line of a TSV has the columns' names; if not, they are "0", "1", ...
+      directory: the directory of a relative path.
 
     Yields:
       `Record`s.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ImportError: a seqio task, but seqio is not installed.
-      TypeError: a path is no path.
+      FileNotFoundError: the file does not exist.
+      ImportError: a seqio task needs seqio, which is not installed.
+      TypeError: a path is not a path.
       ValueError: the source is empty or unreadable, or its format or its task is unknown.
     """
     for path in (directory, source):
@@ -78,7 +78,7 @@ def read_records(
 
 
 def guess_format(path: str) -> str:
-    """The format that follows from a file's name: "tsv", "jsonl" or else "text"."""
+    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text"."""
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
 
@@ -100,8 +100,8 @@ def _tsv(path: str, header: bool) -> Iterator[Record]:
         yield Record(f"{path}:{number}", dict(zip(names, row, strict=True)))
     if header and number == 1:
         raise ValueError(
-            f"{path} has a header but no other line: add lines; or, if line 1 is data, give the "
-            "fields by number"
+            f"{path} has a header but no other line: add lines, or give fields by number if line 1 "
+            "is not a header"
         )
 
 
@@ -115,8 +115,8 @@ def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
       (line number from 1, the line, its object).
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is empty or not UTF-8, or a line is not one JSON object.
+      FileNotFoundError: the file does not exist.
+      ValueError: the file is empty or not UTF-8, or a line is not a JSON object.
     """
     for number, line in read_lines(path):
         try:
@@ -124,7 +124,7 @@ def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         except json.JSONDecodeError as error:
             why = f"{error.msg} at column {error.colno}"
             raise ValueError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
-        except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        except (ValueError, RecursionError) as error:  # thousands of digits or brackets
             raise ValueError(
                 f"{path}:{number}: the line is not readable ({error}): {_REMEDY}"
             ) from None

@@ -1,4 +1,4 @@
-"""Records of seqio tasks, and specjax's own tasks over TensorFlow Datasets: the papers' data."""
+"""Records of seqio tasks; specjax's own tasks for the papers' data in TensorFlow Datasets."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from specjax.checks import require
 
-# Of the names of specjax's own tasks.
+# The prefix of specjax's own tasks.
 TASK_PREFIX = "specjax_"
 
 
@@ -15,10 +15,10 @@ class TfdsData(NamedTuple):
     """A data set of TensorFlow Datasets.
 
     Attributes:
-      name: its name there, with its configuration and version.
-      fields: name of a record's field -> the way to it in an example; a dot goes into an object.
-        Public JSONL files of the same data have the same fields.
-      splits: those that are used.
+      name: its name in TensorFlow Datasets, with configuration and version.
+      fields: name of a record's field -> its keys in an example, outermost first. The names are
+        those of public JSONL files of the same data.
+      splits: the available splits.
     """
 
     name: str
@@ -65,16 +65,15 @@ TFDS_DATA = {
 def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     """Yields the records of a registered task or mixture, unshuffled.
 
-    Those of `TFDS_DATA` are registered here.
+    Registers a task of `TFDS_DATA` if necessary.
 
     Args:
       name: the task or mixture.
-      split: one of its splits.
+      split: a split of it.
 
     Yields:
-      For each row its texts, numbers and lists of them; what is tokens as the text that it was made
-      of (`<feature>_pretokenized`) or that the feature's vocabulary decodes, so that prompts are
-      tokenised like any other text, by the model's own tokenizer.
+      For each row its texts, numbers and lists of them. Token features become texts, from
+      `<feature>_pretokenized` or by the feature's vocabulary, for the model's own tokenizer.
 
     Raises:
       ImportError: seqio is not installed.
@@ -87,14 +86,14 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         task = seqio.get_mixture_or_task(name)
     except ValueError:
         raise ValueError(
-            f"seqio has no task or mixture {name!r}; import the module that registers "
+            f"seqio has no task or mixture {name!r}: import the module that registers "
             "it (in a gin file: import my_tasks)"
         ) from None
     if split not in task.splits:
         raise ValueError(
             f"seqio task {name!r} has no split {split!r}; its splits are {list(task.splits)}"
         )
-    # Without num_epochs a mixture would repeat without end.
+    # Without num_epochs a mixture would never end.
     dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)
     for row in dataset.as_numpy_iterator():
         made = {key: _value(value) for key, value in row.items()}
@@ -108,10 +107,10 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _register(seqio: Any, name: str) -> None:
-    """Registers a task of `TFDS_DATA`, unless it is there; its features are texts."""
+    """Registers a task of `TFDS_DATA` if it is absent; its features are texts."""
     known = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
     if name not in known:
-        raise ValueError(f"specjax has no seqio task {name!r}; it has {', '.join(known)}")
+        raise ValueError(f"unknown seqio task {name!r}: choose from {', '.join(known)}")
     if name in seqio.TaskRegistry.names():
         return
     data = TFDS_DATA[name.removeprefix(TASK_PREFIX)]
@@ -134,7 +133,7 @@ def _fields(data: TfdsData, example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of `answer.text` under `text` in an object `answer`."""
+    """Puts the value of `answer.text` under `text` in an object `answer`."""
     made: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
@@ -146,8 +145,8 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """A value of NumPy as JSON has it."""
+    """Turns a NumPy value into a JSON value."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list):
-        return [_value(one) for one in value]
+        return [_value(item) for item in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value

@@ -13,16 +13,16 @@ _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class Template:
     """A text with fields of a record.
 
-    `{question}` is the value of that key; `{answers.text.0}` goes into objects by their keys and
-    into lists by their places; `{answers.0|none}` is "none" where there is no such value, or it is
-    null. A list of texts is joined by line breaks. `{{` and `}}` are braces.
+    `{question}` is the value of this key; `{answers.text.0}` uses the keys of objects and the
+    places in lists; `{answers.0|none}` is "none" if the value is absent or null. A list of texts is
+    joined by line breaks. `{{` and `}}` are braces.
 
     Attributes:
       source: the text.
 
     Raises:
-      TypeError: if it is no text.
-      ValueError: if a brace has no counterpart, or a field no name.
+      TypeError: the source is not a text.
+      ValueError: a brace has no counterpart, or a field has no name.
     """
 
     source: str
@@ -35,33 +35,33 @@ class Template:
         for match in _PART.finditer(self.source):
             if match[0] in ("{", "}"):
                 raise ValueError(
-                    f"the template {self.source!r} has a {match[0]!r} without its counterpart at "
-                    f"character {match.start() + 1}: write {match[0] * 2!r} for the character"
+                    f"the template {self.source!r} has an unpaired {match[0]!r} at character "
+                    f"{match.start() + 1}: write {match[0] * 2!r} for a brace"
                 )
             if match[1] is not None and not all(match[1].partition("|")[0].split(".")):
                 raise ValueError(
                     f"the template {self.source!r} has a field without a name, {match[0]!r}: write "
-                    "{name}"
+                    "a field as {name}"
                 )
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The keys that it reads, each once."""
+        """The keys that the template reads, each once."""
         found = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
         return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in found))
 
     def fill(self, record: Mapping[str, Any], where: str) -> str:
-        """The text with the record's values.
+        """Fills in the record's values.
 
         Args:
-          record: the values, as JSON has them.
+          record: name -> JSON value.
           where: the record's name in messages, such as "test.jsonl:3".
 
         Returns:
           The text.
 
         Raises:
-          ValueError: a field is missing, or is no text, number or list of them.
+          ValueError: a field is missing, or is not a text, a number or a list of these.
         """
 
         def put(match: re.Match[str]) -> str:
@@ -74,10 +74,10 @@ class Template:
 
 
 def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[str, ...]:
-    """The text, or the texts of a list, that a field names; see `Template`.
+    """Returns the text, or the texts of a list, in a field; see `Template`.
 
     Raises:
-      ValueError: it is missing, or is no text, number or list of them.
+      ValueError: the field is missing, or is not a text, a number or a list of these.
     """
     path, bar, default = field.partition("|")
     value: Any = record
@@ -91,11 +91,11 @@ def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[st
             near = difflib.get_close_matches(name, keys, n=1)
             raise ValueError(
                 f"{where}: there is no field {path!r}: {outer} {_contents(value)}; "
-                + (f"did you mean {near[0]}?" if near else f"write {path}|text for one without it")
+                + (f"did you mean {near[0]}?" if near else f"write {path}|text for a default")
             )
         value = inner
     if isinstance(value, list | tuple):
-        return tuple(_text(one, path, where) for one in value)
+        return tuple(_text(item, path, where) for item in value)
     return _text(value, path, where)
 
 
@@ -121,5 +121,5 @@ def _text(value: Any, path: str, where: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise ValueError(
-        f"{where}: {path!r} must be a text, a number or a list of them, got {str(value)[:40]!r}"
+        f"{where}: {path!r} must be a text, a number or a list of these, got {str(value)[:40]!r}"
     )

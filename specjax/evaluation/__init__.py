@@ -1,7 +1,7 @@
-"""Evaluation: texts against references, what decoding took, and nats from the verifier.
+"""Evaluation: text metrics, the efficiency of decoding, and the divergence from the verifier.
 
 Every figure can be resampled: `Bootstrap().interval(figure(METRICS["bleu"], outputs, references))`.
-How well a predictor knows which drafted tokens are accepted is in `calibration`.
+`calibration` measures predictors of acceptance.
 """
 
 from specjax.evaluation.answers import AnswerAfter, AnswerPattern

@@ -1,4 +1,4 @@
-"""Answers in texts: normalised as SQuAD does, and numbers as in GSM8K."""
+"""Answers in texts: normalised like SQuAD, and numbers like GSM8K."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ import string
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MARK = "####"
-# A minus is a sign right before a number, unless right behind a word: 10-5 ends with 5.
+# A minus directly before a number is its sign, but not directly after a word: 10-5 ends with 5.
 _NUMBER = re.compile(
     r"""(?:(?<![\w)\]])(?P<sign>[-−])[$€£]?)?
     (?<!\w)(?<!\d\.)  # not in the middle of a word or of a number
@@ -20,14 +20,14 @@ _NUMBER = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class AnswerAfter:
-    """The answer of a text: what stands behind the last occurrence of a marker, to the line's end.
+    """The answer of a text: from the last occurrence of a marker to the end of its line.
 
     Attributes:
       marker: such as "####" or "The answer is".
-      without: what a text without it answers: "all" of the text, or "nothing".
+      without: the answer of a text without the marker: "all" of the text, or "nothing".
 
     Raises:
-      ValueError: if `marker` is no text or empty, or `without` neither.
+      ValueError: `marker` is not a text or is empty, or `without` is neither of these.
     """
 
     marker: str
@@ -48,14 +48,14 @@ class AnswerAfter:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerPattern:
-    """The answer of a text: the last match of a regular expression, of its first group if any.
+    """The answer of a text: the last match of a regular expression, or of its first group.
 
     Attributes:
-      pattern: the expression, in which `^` and `$` are the ends of lines.
-      without: what a text without a match answers: "all" of the text, or "nothing".
+      pattern: the expression, in which `^` and `$` match at the ends of lines.
+      without: the answer of a text without a match: "all" of the text, or "nothing".
 
     Raises:
-      ValueError: if `pattern` is no regular expression, or `without` neither.
+      ValueError: `pattern` is not a regular expression, or `without` is neither of these.
     """
 
     pattern: str
@@ -85,13 +85,13 @@ def _check_without(value: str) -> None:
 
 
 def normalized(text: str) -> str:
-    """Lower case, without punctuation, English articles and surplus space.
+    """Normalises an answer: lower case, no punctuation, English articles or extra space.
 
     Args:
       text: an answer.
 
     Returns:
-      Its words with single spaces.
+      Its words, separated by single spaces.
 
     Source: the evaluation script of SQuAD (Rajpurkar et al. 2016).
     """
@@ -99,19 +99,19 @@ def normalized(text: str) -> str:
 
 
 def equal_answers(output: str, reference: str) -> float:
-    """1 if two answers are equal once normalised, else 0."""
+    """Returns 1 if the normalised answers are equal, otherwise 0."""
     return float(normalized(output) == normalized(reference))
 
 
 def token_f1(output: str, reference: str) -> float:
-    """The harmonic mean of precision and recall of an answer's words.
+    """Returns the harmonic mean of precision and recall of an answer's words.
 
     Args:
       output: an answer.
-      reference: the right one; "" where there is none.
+      reference: the correct answer; "" if there is no answer.
 
     Returns:
-      0 to 1. Where one of them has no word, 1 if neither has one.
+      0 to 1. If either has no words: 1 if both have none, otherwise 0.
 
     Source: the evaluation scripts of SQuAD 1.1 and 2.0.
     """
@@ -123,16 +123,15 @@ def token_f1(output: str, reference: str) -> float:
 
 
 def answer_number(text: str) -> decimal.Decimal | None:
-    """The number that a text answers: the first one behind "####", else the last one.
+    """Returns the number that a text answers: the first after "####", otherwise the last.
 
-    Thousands may be separated by commas, and a currency may stand before it: "$1,234.50." is
-    1234.5, equal to 1234.50.
+    Commas may separate thousands, and a currency sign may precede: "$1,234.50." is 1234.5.
 
     Args:
-      text: an answer, perhaps with the way to it.
+      text: an answer, perhaps with its derivation.
 
     Returns:
-      The number, exactly; None if there is none.
+      The exact number; None if the text has no number.
 
     Source: GSM8K (Cobbe et al. 2021), whose answers end with "#### 42".
     """
@@ -144,7 +143,7 @@ def answer_number(text: str) -> decimal.Decimal | None:
 
 
 def equal_numbers(output: str, reference: str) -> float:
-    """1 if two texts answer the same number, else 0; see `answer_number`."""
+    """Returns 1 if two texts answer the same number, otherwise 0; see `answer_number`."""
     number = answer_number(output)
     return float(number is not None and number == answer_number(reference))
 

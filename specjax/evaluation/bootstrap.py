@@ -1,7 +1,7 @@
-"""Figures that depend on sums over examples alone, and bootstrap intervals for them.
+"""Figures that depend only on sums over examples, and their bootstrap intervals.
 
 A mean is a sum over a count, tokens per call are tokens over calls, BLEU is a function of summed
-counts. So a resample of the examples needs their statistics summed again, and nothing scored again.
+counts. So a resample of the examples only sums their statistics again, without scoring.
 
 Axes: n examples, k statistics of an example, R resamples.
 """
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from specjax.checks import one_number, whole_number
 
-# Numbers that are drawn at once: bounds the memory, not the results.
+# The most numbers drawn at once, which limits the memory.
 _AT_ONCE = 1 << 22
 Score = Callable[[np.ndarray], np.ndarray]
 
@@ -26,10 +26,10 @@ class Sums:
 
     Attributes:
       statistics: `[n, k]` float64, finite.
-      score: `[m, k]` sums -> `[m]` float64 figures; NaN where there is none, such as 0 / 0.
+      score: `[m, k]` sums -> `[m]` float64 figures; NaN if undefined, such as 0 / 0.
 
     Raises:
-      ValueError: the statistics have another shape, no row, or a value that is not finite.
+      ValueError: the statistics have another shape, no rows, or a value that is not finite.
     """
 
     statistics: np.ndarray  # [n, k]
@@ -41,7 +41,7 @@ class Sums:
             raise ValueError(f"`statistics` must be [n, k] with n, k >= 1, got {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(
-                "`statistics` must be finite: count what is not in a column of its own"
+                "`statistics` must be finite: count infinite values in a separate column"
             )
         object.__setattr__(self, "statistics", array)
 
@@ -54,18 +54,18 @@ class Sums:
         return float(self.score(self.statistics.sum(axis=0, keepdims=True))[0])
 
     def grouped(self, groups: ArrayLike) -> "Sums":
-        """The same figure, with examples that are resampled together.
+        """Returns the same figure with groups of examples that are resampled together.
 
-        Several outputs of one input, such as those of other seeds, are no independent examples.
+        Several outputs of the same input, such as those of different seeds, are not independent.
 
         Args:
-          groups: `[n]` int, the group of each example, from 0; none may be empty.
+          groups: `[n]` int, the group of each example, from 0; no group may be empty.
 
         Returns:
           A figure whose examples are the groups.
 
         Raises:
-          ValueError: there are not as many groups' numbers as examples, or a group is empty.
+          ValueError: `groups` has another length than the examples, or a group is empty.
         """
         place = np.asarray(groups)
         if place.shape != (len(self),) or place.dtype.kind not in "iu" or place.min() < 0:
@@ -75,22 +75,22 @@ class Sums:
             )
         if not np.bincount(place).all():
             empty = int(np.argmin(np.bincount(place)))
-            raise ValueError(f"`groups` must leave no group empty, but {empty} is")
+            raise ValueError(f"`groups` must use all numbers from 0, but {empty} is missing")
         summed = np.zeros((int(place.max()) + 1, self.statistics.shape[1]))
         np.add.at(summed, place, self.statistics)
         return Sums(summed, self.score)
 
 
 def ratio(above: ArrayLike, below: ArrayLike, scale: float = 1.0) -> Sums:
-    """A sum over a sum: `scale * sum(above) / sum(below)`.
+    """Returns the ratio of two sums: `scale * sum(above) / sum(below)`.
 
     Args:
       above: `[n]`.
-      below: `[n]`, or one number for all examples.
-      scale: what the ratio is multiplied with.
+      below: `[n]`, or a number for all examples.
+      scale: a factor of the ratio.
 
     Returns:
-      The figure; NaN where `below` sums to 0.
+      The figure; NaN if `below` sums to 0.
 
     Raises:
       ValueError: see `Sums`.
@@ -103,12 +103,12 @@ def ratio(above: ArrayLike, below: ArrayLike, scale: float = 1.0) -> Sums:
 
 
 def mean(values: ArrayLike, scale: float = 1.0) -> Sums:
-    """The mean of `values` `[n]`, times `scale`."""
+    """Returns the mean of `values` `[n]`, times `scale`."""
     return ratio(values, 1.0, scale)
 
 
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """`above / below` without a warning; NaN for 0 / 0."""
+    """Returns `above / below` without a warning; NaN for 0 / 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return above / below
 
@@ -117,11 +117,11 @@ class Interval(NamedTuple):
     """A figure with its bootstrap interval.
 
     Attributes:
-      value: of all examples.
-      low: the interval's lower end; NaN where no resample has the figure.
-      high: its upper end.
-      error: the standard error: the standard deviation over resamples; infinite or NaN where some
-        of these are not finite.
+      value: the figure of all examples.
+      low: the lower end; NaN if the figure is undefined in all resamples.
+      high: the upper end.
+      error: the standard error (standard deviation over resamples); infinite or NaN if some
+        resamples are not finite.
     """
 
     value: float
@@ -134,17 +134,17 @@ class Interval(NamedTuple):
 class Bootstrap:
     """Percentile intervals by resampling examples with replacement.
 
-    Figures of the same number of examples are resampled alike: so differences are paired, and the
-    order in which figures are asked for does not matter.
+    Figures of the same number of examples share their resamples, so differences are paired, and
+    the order of the calls does not matter.
 
     Attributes:
       resamples: R, at least 100.
       level: the share of resamples inside an interval, in (0, 1).
-      seed: of the resamples, from 0.
+      seed: the seed of the resamples, from 0.
 
     Raises:
-      TypeError: a value is no number.
-      ValueError: a value is outside its range.
+      TypeError: a value is not a number.
+      ValueError: a value is out of range.
 
     Source: Efron 1979; for BLEU Koehn 2004.
     """
@@ -162,36 +162,36 @@ class Bootstrap:
         settle(self, "level", level)
 
     def replicates(self, figure: Sums) -> np.ndarray:
-        """`[R]` float64, the figure of each resample."""
+        """Returns `[R]` float64, the figure of each resample."""
         sums = [counts @ figure.statistics for counts in self._counts(len(figure))]
         return np.asarray(figure.score(np.concatenate(sums)), np.float64)
 
     def interval(self, figure: Sums) -> Interval:
-        """The figure with its interval.
+        """Returns the figure with its interval.
 
         Args:
-          figure: of n examples; of one example the interval is that point.
+          figure: of n examples; for a single example the interval is a point.
 
         Returns:
-          The interval. Resamples that have no figure (0 / 0) are left out.
+          The interval. Undefined resamples (0 / 0) are left out.
         """
         return self.summary(figure.value, self.replicates(figure))
 
     def difference(
         self, figure: Sums, other: Sums, by: Callable[[Any, Any], Any] = np.subtract
     ) -> Interval:
-        """`figure - other` with its paired interval: both are resampled alike.
+        """Returns `figure - other` with its paired interval.
 
         Args:
           figure: of n examples.
           other: of the same n examples, in the same order.
-          by: what compares two figures; `np.divide` gives their ratio.
+          by: compares two figures; `np.divide` gives their ratio.
 
         Returns:
           The interval of the difference.
 
         Raises:
-          ValueError: they have not as many examples.
+          ValueError: the figures have different numbers of examples.
         """
         if len(figure) != len(other):
             raise ValueError(
@@ -203,12 +203,12 @@ class Bootstrap:
             return self.summary(value, by(self.replicates(figure), self.replicates(other)))
 
     def summary(self, value: float, replicates: np.ndarray) -> Interval:
-        """The interval that replicates `[R]` of a figure give."""
+        """Returns the interval of a figure from its replicates `[R]`."""
         found = replicates[~np.isnan(replicates)]
         if np.isnan(value) or not found.size:
             return Interval(value, np.nan, np.nan, np.nan)
         tail = 0.5 * (1.0 - self.level)
-        # Without interpolation, for a resample may be infinite.
+        # No interpolation, because a resample may be infinite.
         ends = np.quantile(found, (tail, 1.0 - tail), method="inverted_cdf")
         finite = bool(np.isfinite(found).all())
         return Interval(
@@ -216,7 +216,7 @@ class Bootstrap:
         )
 
     def _counts(self, n: int) -> Iterator[np.ndarray]:
-        """How often each resample has each example, `[r, n]` float64, R rows in all."""
+        """The count of each example in each resample, in parts `[r, n]` float64, R rows in all."""
         draws = np.random.default_rng([self.seed, n])
         step = max(1, _AT_ONCE // n)
         for start in range(0, self.resamples, step):
@@ -228,16 +228,16 @@ class Bootstrap:
 
 
 def pooled(figures: Sequence[Sums]) -> Sums:
-    """One figure of several runs over the same n examples, whose statistics are added.
+    """Pools a figure over several runs on the same n examples by adding the statistics.
 
     Args:
-      figures: one for each run, such as those of other seeds; all have the same score.
+      figures: the figure of each run, such as of each seed; all have the same score.
 
     Returns:
-      The figure of all outputs together; what is resampled are the n examples.
+      The figure of all outputs; resampling draws the n examples.
 
     Raises:
-      ValueError: there are none, or their statistics have not the same shape.
+      ValueError: `figures` is empty, or the statistics have different shapes.
     """
     shapes = {figure.statistics.shape for figure in figures}
     if len(shapes) != 1:

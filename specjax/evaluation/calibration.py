@@ -1,7 +1,7 @@
-"""How well a predictor knows which drafted tokens are accepted.
+"""The quality of predictors of acceptance.
 
-A label is a probability of acceptance, P in [0, 1], not a yes or no: a position counts as P
-accepted and 1 - P rejected tokens. Everything is float64 on the host. Axes: n positions.
+A label is a probability of acceptance, P in [0, 1]: a position counts as P accepted and 1 - P
+rejected tokens. Everything is float64 on the host. Axes: n positions.
 """
 
 from typing import NamedTuple
@@ -16,19 +16,19 @@ _STEPS = 100
 
 
 def binary_cross_entropy(labels: ArrayLike, log_odds: ArrayLike, weight: float = 1.0) -> float:
-    """The mean of -P log P^ - w (1 - P) log(1 - P^), in nats.
+    """Returns the mean of -P log P^ - w (1 - P) log(1 - P^), in nats.
 
     Args:
       labels: `[n]`, P in [0, 1].
-      log_odds: `[n]`, predicted: P^ is their sigmoid. -inf and inf are certain.
-      weight: w > 0, how much a rejected token counts.
+      log_odds: `[n]`, predicted: P^ is their sigmoid. -inf and inf are certain predictions.
+      weight: w > 0, the weight of a rejected token.
 
     Returns:
-      The mean; infinite where a prediction is certain and wrong.
+      The mean; infinite if a certain prediction is wrong.
 
     Raises:
-      ValueError: there are no labels, or not as many as predictions, or a label is not in [0, 1] or
-        a prediction is NaN.
+      ValueError: the arrays are empty or differ in length, a label is not in [0, 1], or a
+        prediction is NaN.
 
     Source: SpecDec++ (arXiv 2405.19715), section 3.3.
     """
@@ -37,7 +37,7 @@ def binary_cross_entropy(labels: ArrayLike, log_odds: ArrayLike, weight: float =
 
 
 def binary_kl(labels: ArrayLike, log_odds: ArrayLike) -> float:
-    """The mean KL divergence of predicted from true acceptance, in nats; 0 for a perfect predictor.
+    """Returns the mean KL divergence of predicted from true acceptance, in nats; 0 if perfect.
 
     Args:
       labels: `[n]`, P in [0, 1].
@@ -57,14 +57,14 @@ def binary_kl(labels: ArrayLike, log_odds: ArrayLike) -> float:
 
 
 class Roc(NamedTuple):
-    """The trade-off of a threshold: tokens with a score of at least it are said to be accepted.
+    """The trade-off of a threshold: tokens with at least this score are predicted as accepted.
 
     Attributes:
-      false_positive: `[m]`, the share of rejected tokens that are said to be accepted, from 0 to 1.
-      true_positive: `[m]`, the share of accepted tokens that are.
-      thresholds: `[m]`, falling; the first is infinite.
-      area: under the curve: the probability that an accepted token has a higher score than a
-        rejected one (half of it where they are equal). NaN where all are accepted or rejected.
+      false_positive: `[m]`, the share of rejected tokens predicted as accepted, from 0 to 1.
+      true_positive: `[m]`, the share of accepted tokens predicted as accepted.
+      thresholds: `[m]`, decreasing; the first is infinite.
+      area: the area under the curve: the probability that an accepted token has a higher score than
+        a rejected token (equal scores count half). NaN if all are accepted or all rejected.
     """
 
     false_positive: np.ndarray  # [m]
@@ -74,14 +74,14 @@ class Roc(NamedTuple):
 
 
 def roc(labels: ArrayLike, scores: ArrayLike) -> Roc:
-    """The receiver operating characteristic of scores, with labels that are probabilities.
+    """Returns the receiver operating characteristic of scores, for labels that are probabilities.
 
     Args:
       labels: `[n]`, P in [0, 1].
-      scores: `[n]`, higher for what is rather accepted.
+      scores: `[n]`, higher for tokens more likely to be accepted.
 
     Returns:
-      The curve, one point for each distinct score and one before the first.
+      The curve: a first point at an infinite threshold, then a point for each distinct score.
 
     Raises:
       ValueError: see `binary_cross_entropy`.
@@ -89,7 +89,7 @@ def roc(labels: ArrayLike, scores: ArrayLike) -> Roc:
     p, s = _checked(labels, scores)
     order = np.argsort(-s, kind="stable")
     p, s = p[order], s[order]
-    last = np.append(np.flatnonzero(s[1:] != s[:-1]), s.size - 1)  # of each run of equal scores
+    last = np.append(np.flatnonzero(s[1:] != s[:-1]), s.size - 1)  # in each run of equal scores
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = [
             np.concatenate([[0.0], np.cumsum(share)[last]]) / share.sum() for share in (1 - p, p)
@@ -100,13 +100,13 @@ def roc(labels: ArrayLike, scores: ArrayLike) -> Roc:
 
 
 class Reliability(NamedTuple):
-    """Predictions against what happened, in bins of equal width of the predicted probability.
+    """Predictions and labels, in bins of equal width of the predicted probability.
 
     Attributes:
       counts: `[bins]` int64, positions.
       predicted: `[bins]`, the mean prediction; NaN in an empty bin.
       accepted: `[bins]`, the mean label; NaN in an empty bin.
-      error: the expected calibration error: the mean over positions of |predicted - accepted| of
+      error: the expected calibration error: the mean over positions of |predicted - accepted| in
         their bins.
     """
 
@@ -117,18 +117,18 @@ class Reliability(NamedTuple):
 
 
 def reliability(labels: ArrayLike, log_odds: ArrayLike, *, bins: int = 15) -> Reliability:
-    """The reliability diagram and the expected calibration error (ECE).
+    """Returns the reliability diagram and the expected calibration error (ECE).
 
     Args:
       labels: `[n]`, P in [0, 1].
       log_odds: `[n]`, predicted.
-      bins: of equal width on [0, 1]; the last one includes 1.
+      bins: the number of bins of equal width on [0, 1]; the last bin includes 1.
 
     Returns:
       The diagram's figures.
 
     Raises:
-      ValueError: see `binary_cross_entropy`; or `bins` is no whole number of at least 1.
+      ValueError: see `binary_cross_entropy`; or `bins` is not a whole number of at least 1.
 
     Source: Naeini et al. 2015; Guo et al. 2017.
     """
@@ -144,19 +144,19 @@ def reliability(labels: ArrayLike, log_odds: ArrayLike, *, bins: int = 15) -> Re
 
 
 def probabilities(log_odds: ArrayLike) -> np.ndarray:
-    """The sigmoid of log-odds `[n]`, float64."""
+    """Returns the sigmoid of log-odds `[n]`, float64."""
     return special.expit(np.asarray(log_odds, np.float64))
 
 
 def undo_weight(log_odds: ArrayLike, weight: float) -> np.ndarray:
-    """Log-odds as a weight of 1 would have given them.
+    """Corrects log-odds that were fitted with a weight.
 
-    The best prediction for a weighted loss is P / (P + w (1 - P)), not P; its log-odds are off by
-    -log w.
+    The best prediction for a weighted loss is P / (P + w (1 - P)), not P; its log-odds are shifted
+    by -log w.
 
     Args:
       log_odds: `[n]`, of a predictor that was fitted with the weight.
-      weight: w > 0, how much a rejected token counts.
+      weight: w > 0, the weight of a rejected token.
 
     Returns:
       `[n]` float64.
@@ -165,11 +165,11 @@ def undo_weight(log_odds: ArrayLike, weight: float) -> np.ndarray:
 
 
 class Calibration(NamedTuple):
-    """A predictor from one feature: log-odds = offset + slope * feature.
+    """A predictor from a single feature: log-odds = offset + slope * feature.
 
     Attributes:
       slope: 0 for a constant.
-      offset: the log-odds where the feature is 0.
+      offset: the log-odds for a feature of 0.
     """
 
     slope: float
@@ -181,14 +181,14 @@ class Calibration(NamedTuple):
 
 
 def best_constant(labels: ArrayLike, weight: float = 1.0) -> Calibration:
-    """The one prediction with the lowest weighted cross entropy.
+    """Returns the constant prediction with the lowest weighted cross entropy.
 
     Args:
       labels: `[n]`, P in [0, 1].
-      weight: w > 0, how much a rejected token counts.
+      weight: w > 0, the weight of a rejected token.
 
     Returns:
-      A `Calibration` of slope 0; its offset is infinite where all tokens are accepted or rejected.
+      A `Calibration` of slope 0; the offset is infinite if all tokens are accepted or all rejected.
 
     Raises:
       ValueError: see `binary_cross_entropy`.
@@ -200,16 +200,16 @@ def best_constant(labels: ArrayLike, weight: float = 1.0) -> Calibration:
 
 
 def calibrate(feature: ArrayLike, labels: ArrayLike, weight: float = 1.0) -> Calibration:
-    """The logistic fit of one feature with the lowest weighted cross entropy.
+    """Fits a logistic function of a feature, with the lowest weighted cross entropy.
 
     Args:
       feature: `[n]`, finite.
       labels: `[n]`, P in [0, 1].
-      weight: w > 0, how much a rejected token counts.
+      weight: w > 0, the weight of a rejected token.
 
     Returns:
-      The fit; that of the best constant where the feature never changes. Where a threshold on the
-      feature tells all tokens apart there is none, and it is as steep as 100 steps make it.
+      The fit; the best constant for a constant feature. If a threshold on the feature separates all
+      accepted from all rejected tokens, no optimum exists, and the fit ends after 100 steps.
 
     Raises:
       ValueError: see `binary_cross_entropy`; or the feature is not finite.
@@ -218,11 +218,11 @@ def calibrate(feature: ArrayLike, labels: ArrayLike, weight: float = 1.0) -> Cal
     """
     p, x = _checked(labels, feature)
     if not np.isfinite(x).all():
-        raise ValueError("`feature` must be finite: clip it, or leave the positions out")
+        raise ValueError("`feature` must be finite: clip it, or leave out these positions")
     constant = best_constant(p, weight)
     if not x.std() or not np.isfinite(constant.offset):
         return constant
-    # In units of its own spread the problem is well conditioned.
+    # A standardised feature makes the problem well conditioned.
     mean, spread = float(x.mean()), float(x.std())
     columns = np.stack([np.ones_like(x), (x - mean) / spread])
     rejected, accepted = weight * (1 - p), p
@@ -259,11 +259,11 @@ def _checked(labels: ArrayLike, values: ArrayLike) -> tuple[np.ndarray, np.ndarr
     p, v = np.asarray(labels, np.float64), np.asarray(values, np.float64)
     if p.ndim != 1 or p.shape != v.shape or not p.size:
         raise ValueError(
-            f"labels and predictions must be two vectors [n] of one length n >= 1, got {p.shape} "
+            f"labels and predictions must be two vectors [n] of equal length n >= 1, got {p.shape} "
             f"and {v.shape}"
         )
     if not np.all((p >= 0) & (p <= 1)):
-        raise ValueError("labels must be probabilities in [0, 1]: one is outside, or NaN")
+        raise ValueError(f"labels must be in [0, 1], got values from {p.min():g} to {p.max():g}")
     if np.isnan(v).any():
-        raise ValueError("predictions must be numbers: one is NaN")
+        raise ValueError(f"predictions must not be NaN, but {np.isnan(v).sum()} are")
     return p, v

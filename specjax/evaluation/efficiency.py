@@ -1,4 +1,4 @@
-"""What decoding took, and how far it went from the verifier: figures that can be resampled.
+"""The efficiency of decoding and its divergence from the verifier: figures for `Bootstrap`.
 
 Axes: n rows.
 """
@@ -23,14 +23,14 @@ class RowCounts:
     """The counts of n rows; see `specjax.text.results.RowInfo`.
 
     Attributes:
-      emitted: `[n]` tokens, end-of-sequence tokens included.
+      emitted: `[n]` emitted tokens, end-of-sequence tokens included.
       rounds: `[n]` steps of the method.
-      drafted: `[n]` tokens.
-      accepted: `[n]` drafted tokens.
-      calls: model's name -> `[n]` its passes.
+      drafted: `[n]` drafted tokens.
+      accepted: `[n]` accepted tokens.
+      calls: model's name -> `[n]` passes.
       cut: `[n]` bool, whether the length limit ended the row.
-      decoded: `[n]` bool; the other rows have zeros, and no part in means over rows.
-      deferrals: `[n]`, see `specjax.types.DecodeInfo`; None where they are not known.
+      decoded: `[n]` bool; other rows have zeros and do not count in means over rows.
+      deferrals: `[n]`, see `specjax.types.DecodeInfo`; None if unknown.
     """
 
     emitted: np.ndarray  # [n]
@@ -44,17 +44,17 @@ class RowCounts:
 
     @classmethod
     def from_records(cls, records: Sequence[Mapping[str, Any]]) -> "RowCounts":
-        """Those of a call of `Decoder`, or of the lines of a `predictions.jsonl`.
+        """Reads the counts of a call of `Decoder`, or of the lines of a `predictions.jsonl`.
 
         Args:
-          records: n objects with `info` and `ended_by`, as `Result.to_dicts` gives them; those
-            without are not decoded. An `info` may lack `deferrals`.
+          records: n objects with `info` and `ended_by`, as from `Result.to_dicts`; a record without
+            `info` is not decoded. An `info` may lack `deferrals`.
 
         Raises:
           KeyError: an `info` lacks a count.
         """
         infos = [record.get("info") for record in records]
-        told = all("deferrals" in info for info in infos if info)
+        has_deferrals = all("deferrals" in info for info in infos if info)
         models = sorted({name for info in infos if info for name in info["calls"]})
 
         def column(read: Any) -> np.ndarray:
@@ -65,34 +65,34 @@ class RowCounts:
             calls={name: column(lambda info, name=name: info["calls"][name]) for name in models},
             cut=np.asarray([record.get("ended_by") == "length" for record in records]),
             decoded=np.asarray([info is not None for info in infos]),
-            deferrals=column(lambda info: info["deferrals"]) if told else None,
+            deferrals=column(lambda info: info["deferrals"]) if has_deferrals else None,
         )
 
 
 def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
-    """Figures of what decoding took.
+    """Returns the figures of decoding.
 
     Args:
       counts: of n rows.
-      costs: model's name -> what one of its passes costs, in any unit, such as seconds.
+      costs: model's name -> the cost of a pass, in any unit, such as seconds.
 
     Returns:
-      Figures by name, NaN where nothing was drafted or no model of that name ran:
+      Figures by name, NaN if nothing was drafted or the model did not run:
         `tokens_per_verifier_call`: emitted tokens per pass of the verifier.
-        `deferrals_per_token`, where deferrals are known: of them per emitted token (Faster
-          Cascades, figure 1). A pass that checks a block is one deferral; see `DecodeInfo`.
-        `drafter_share`: of the emitted tokens, those that the drafter wrote.
-        `rejection_rate`: of the drafted tokens, those that were not accepted: the first that was
-          rejected and those behind it. With drafts of one token, the rate of figure 3 there.
+        `deferrals_per_token`, if known: deferrals per emitted token (Faster Cascades, figure 1). A
+          pass that checks a block is one deferral; see `DecodeInfo`.
+        `drafter_share`: the share of emitted tokens that the drafter wrote.
+        `rejection_rate`: the share of drafted tokens that were not accepted: the first rejected
+          token and those after it. With drafts of one token, the rate of figure 3 there.
         `discard_rate`: drafted tokens that were not emitted, per emitted token (SpecDec++, 4.2).
         `output_length`: emitted tokens per row, an end-of-sequence token included.
-        `cut_share`: of the rows, those that the length limit ended.
-        `cost_per_token`, with costs: of all passes, per emitted token. The verifier alone takes one
-          pass per token.
+        `cut_share`: the share of rows that the length limit ended.
+        `cost_per_token`, with costs: the cost of all passes per emitted token. The verifier alone
+          needs one pass per token.
 
     Raises:
-      TypeError: a cost is no number.
-      ValueError: a cost is negative or not finite, or not given for each of the models.
+      TypeError: a cost is not a number.
+      ValueError: a cost is negative or not finite, or a model has no cost.
     """
     verifier = counts.calls.get(VERIFIER, np.zeros_like(counts.emitted))
     lost = discarded(counts.drafted, counts.accepted, counts.rounds, counts.emitted)
@@ -109,7 +109,7 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
     if counts.deferrals is not None:
         figures["deferrals_per_token"] = ratio(counts.deferrals, counts.emitted)
         if len(counts.calls) > 1 and not counts.drafted.any():
-            # A sequential cascade: what is not the verifier's is the drafter's.
+            # A sequential cascade: the drafter wrote all tokens that the verifier did not.
             own = counts.emitted - counts.deferrals
             figures["drafter_share"] = ratio(own, counts.emitted)
     if costs is not None:
@@ -118,7 +118,7 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
 
 
 def check_costs(costs: Mapping[str, float]) -> dict[str, float]:
-    """Costs as floats; raises as `efficiency` does."""
+    """Returns costs as floats; raises the errors of `efficiency`."""
     if not isinstance(costs, Mapping):
         raise TypeError(
             "costs must be a dict such as {'verifier': 1.0, 'drafter': 0.05}, got "
@@ -131,7 +131,7 @@ def check_costs(costs: Mapping[str, float]) -> dict[str, float]:
 def _cost(counts: RowCounts, costs: Mapping[str, float]) -> np.ndarray:
     missing = sorted({*counts.calls} - {*costs})
     if missing:
-        raise ValueError(f"costs has no cost of a pass of {', '.join(missing)}: give one for each")
+        raise ValueError(f"costs has no cost for {', '.join(missing)}: give a cost for each model")
     total = np.zeros(len(counts.emitted))
     for name, calls in counts.calls.items():
         total += costs[name] * calls
@@ -139,25 +139,24 @@ def _cost(counts: RowCounts, costs: Mapping[str, float]) -> np.ndarray:
 
 
 def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Sums:
-    """The estimate of KL(π ‖ p) per emitted token, in nats: mean of log π - log p of the tokens.
+    """Estimates KL(π ‖ p) per emitted token, in nats: the mean of log π - log p of the tokens.
 
-    Each token is drawn from π given those before it. So the sum over a row is an unbiased estimate
-    of its sum of KL(π_t ‖ p_t), which is the divergence of the laws of whole texts; per token it is
-    a ratio of two means, whose bias is of order 1 / n. It may be negative by chance, its mean is
-    not.
+    Each token is drawn from π given the tokens before it. So the sum over a row is an unbiased
+    estimate of its sum of KL(π_t ‖ p_t), the divergence of the distributions of whole texts. Per
+    token it is a ratio of two means, with a bias of order 1 / n. It may be negative by chance.
 
     Args:
-      log_target: `[n]`, a row's sum (or one token's) of log π; finite, or NaN where it is unknown.
-      log_p: `[n]`, the same of log p; -inf where the verifier could not emit the row.
-      tokens: `[n]`, how many tokens the sums are over.
+      log_target: `[n]`, a row's sum (or a token's value) of log π; finite, or NaN if unknown.
+      log_p: `[n]`, the same of log p; -inf if the verifier could not emit the row.
+      tokens: `[n]`, the number of tokens in the sums.
 
     Returns:
-      The figure: infinite where a row has log p = -inf, NaN where nothing is known. A row with a
-      NaN of log π is left out with its tokens. A NaN of log p alone makes the figure NaN: a method
-      that leaves rows unread chooses them, and the others do not stand for them.
+      The figure: infinite if a row has log p = -inf, NaN if nothing is known. A row with an unknown
+      log π is left out with its tokens. An unknown log p of a known log π makes the figure NaN,
+      because the rows that a method leaves unread are not a random sample.
 
     Raises:
-      ValueError: the arrays have not one length n >= 1, or log π is infinite.
+      ValueError: the arrays are empty or differ in length, or log π is infinite.
 
     Source: KL(π ‖ p) = E_π[log π - log p].
     """
@@ -175,15 +174,15 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
 
 
 def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
-    """Of the rows, those that the verifier could not have emitted: log p is -inf.
+    """Returns the share of rows that the verifier could not have emitted (log p is -inf).
 
     Args:
-      log_target: `[n]`, as of `divergence`.
+      log_target: `[n]`, see `divergence`.
       log_p: `[n]`, likewise.
 
     Returns:
-      The figure, over the rows whose log π is known; NaN where there is none, and where the
-      verifier has left one of them unread (log p is NaN), as of `divergence`.
+      The figure, over the rows with a known log π; NaN if there are none, or if log p is unknown
+      (NaN) in any of them.
 
     Raises:
       ValueError: see `divergence`.
@@ -198,24 +197,23 @@ def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
 
 
 def _vectors(**arrays: ArrayLike) -> list[np.ndarray]:
-    """Float64 vectors of one length; raises ValueError as `divergence` does."""
+    """Float64 vectors of one length; raises the ValueErrors of `divergence`."""
     found = [np.asarray(x, np.float64) for x in arrays.values()]
     first, p = found[:2]
     if first.ndim != 1 or not first.size or any(x.shape != first.shape for x in found):
         raise ValueError(
-            f"{', '.join(arrays)} must be vectors [n] of one length n >= 1, got "
+            f"{', '.join(arrays)} must be vectors [n] of equal length n >= 1, got "
             f"{', '.join(str(x.shape) for x in found)}"
         )
     if np.isinf(first).any() or (p == np.inf).any():
-        raise ValueError("log_target must be finite: what was emitted had a probability above 0")
+        raise ValueError("log_target must be finite or NaN, and log_p below infinity")
     return found
 
 
 def _read(target: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`[n]` bool each: which rows have both numbers, and whether any lacks log p alone.
+    """`[n]` bool each: which rows have both numbers, and whether any row lacks only log p.
 
-    The second is in every row, so that no resample of the rows, and no other seed, tells a figure
-    without those that the verifier has left unread.
+    The second is in every row, so that it makes every resample and every seed NaN.
     """
     unread = np.isnan(p) & ~np.isnan(target)
     return ~(np.isnan(target) | np.isnan(p)), np.full(p.shape, unread.any())

@@ -1,7 +1,7 @@
 """Metrics of output texts against references, all from 0 to 100.
 
-Each gives statistics of every example and a score of their sums, so that `Bootstrap` can resample
-it. sacrebleu and rouge-score are an optional extra: they are imported where they are used.
+Each has statistics of every example and a score of their sums, for `Bootstrap`. sacrebleu and
+rouge-score are optional, and imported only when they are used.
 
 Axes: n examples, k statistics of an example.
 """
@@ -17,12 +17,12 @@ from specjax.checks import require
 from specjax.evaluation.answers import answer_number, equal_answers, equal_numbers, token_f1
 from specjax.evaluation.bootstrap import Sums, divided
 
-# One reference, or several for one output.
+# The references of an output: a text, or several.
 References = str | Sequence[str]
 
 
 class Metric(abc.ABC):
-    """What scores texts; `METRICS` has those that have a name.
+    """Scores texts; `METRICS` has the named metrics.
 
     Attributes:
       library: the module that must be importable, or None.
@@ -32,66 +32,65 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """`[n, k]` float64, those of n outputs, each with at least one reference."""
+        """`[n, k]` float64, the statistics of n outputs, each with at least one reference."""
 
     @abc.abstractmethod
     def score(self, sums: np.ndarray) -> np.ndarray:
         """`[m, k]` summed statistics -> `[m]` scores, 0 to 100."""
 
     def refusal(self, references: Sequence[str]) -> str | None:
-        """Why an example with these references cannot be scored, or None."""
+        """Returns why an example with these references cannot be scored, or None."""
         return None
 
     def __call__(self, outputs: Sequence[str], references: Sequence[References]) -> float:
-        """The score of n outputs, 0 to 100; arguments and errors as of `figure`."""
+        """Returns the score of n outputs, 0 to 100; arguments and errors as in `figure`."""
         return figure(self, outputs, references).value
 
 
 def figure(metric: Metric, outputs: Sequence[str], references: Sequence[References]) -> Sums:
-    """A metric of texts, as what `Bootstrap` takes.
+    """Returns a metric of texts as a figure for `Bootstrap`.
 
     Args:
       metric: such as `METRICS["bleu"]`.
       outputs: n texts.
-      references: for each output a text, or several of which the best counts (BLEU: which all
-        count, see sacreBLEU).
+      references: for each output a text, or several: the best counts (BLEU: all count, see
+        sacreBLEU).
 
     Returns:
       The figure; its `value` is the score.
 
     Raises:
       ImportError: the metric's library is not installed.
-      ValueError: there are no texts, not as many outputs as references, or a reference that the
-        metric cannot use.
+      ValueError: there are no texts, the numbers of outputs and references differ, or the metric
+        cannot use a reference.
     """
     if len(outputs) != len(references) or not len(outputs):
         raise ValueError(
-            f"there are {len(outputs)} outputs and {len(references)} references; give one "
-            "reference (or a list of several) for each output, and at least one"
+            f"there are {len(outputs)} outputs and {len(references)} references: give at least one "
+            "output, and a reference (or a list of references) for each"
         )
     several = check_references(metric, references)
     return Sums(metric.statistics(list(outputs), several), metric.score)
 
 
 def check_references(metric: Metric, references: Sequence[References]) -> list[tuple[str, ...]]:
-    """References as tuples of texts.
+    """Returns references as tuples of texts.
 
     Args:
-      metric: what shall use them.
+      metric: the metric that will use them.
       references: see `figure`.
 
     Returns:
       A tuple for each example.
 
     Raises:
-      ValueError: an example has no reference, or one that the metric cannot use; its number is
-        counted from 0.
+      ValueError: an example has no reference, or the metric cannot use its references.
     """
     several = [(r,) if isinstance(r, str) else tuple(r) for r in references]
     for i, texts in enumerate(several):
-        reason = metric.refusal(texts) if texts else "it has none"
+        reason = metric.refusal(texts) if texts else "there are none"
         if reason is not None:
-            raise ValueError(f"the references of example {i} cannot be used: {reason}")
+            raise ValueError(f"example {i} (from 0) has invalid references: {reason}")
     return several
 
 
@@ -111,12 +110,12 @@ class SacreBleu(Metric):
         self._name = name
 
     def _metric(self) -> Any:
-        # sacrebleu asks whether BLEU's input was meant to be tokenised; `force` answers.
+        # `force` silences sacrebleu's warning about tokenised input.
         options = {"force": True} if self._name == "BLEU" else {}
         return getattr(require("sacrebleu", "eval"), self._name)(**options)
 
     def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """Counts of n-grams and lengths, as sacreBLEU's own significance tests take them."""
+        """Counts of n-grams and lengths, from sacreBLEU's significance tests."""
         most = max(map(len, references))
         padded = [(*texts, *(None,) * (most - len(texts))) for texts in references]
         streams = list(zip(*padded, strict=True))
@@ -131,11 +130,11 @@ class SacreBleu(Metric):
 
 
 class Mean(Metric):
-    """A metric that is the mean over examples of their best reference's value; k = 2."""
+    """The mean over examples of the value for the best reference; k = 2."""
 
     @abc.abstractmethod
     def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """One value for each output, 0 to 1."""
+        """A value for each output, 0 to 1."""
 
     def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """Each example's value, and 1."""
@@ -148,7 +147,7 @@ class Mean(Metric):
 
 
 class Rouge(Mean):
-    """The mean F1 of a ROUGE of rouge-score.
+    """The mean ROUGE F1 of rouge-score.
 
     Args:
       kind: "rouge1", "rouge2" (common words, pairs of words) or "rougeL" (the longest common
@@ -164,7 +163,7 @@ class Rouge(Mean):
         self._kind, self._stemmer = kind, stemmer
 
     def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """F1, as rouge-score computes it."""
+        """F1 from rouge-score."""
         module = require("rouge_score.rouge_scorer", "eval")
         scorer = module.RougeScorer([self._kind], use_stemmer=self._stemmer)
         pairs = zip(outputs, references, strict=True)
@@ -172,7 +171,7 @@ class Rouge(Mean):
 
 
 class BestOf(Mean):
-    """A mean of the best that a function of an output and a reference gives.
+    """The mean of a function of an output and its best reference.
 
     Args:
       compare: output, reference -> 0 to 1.
@@ -188,9 +187,9 @@ class BestOf(Mean):
 
 
 class NumericAccuracy(BestOf):
-    """The share of outputs whose number is that of a reference, as GSM8K is scored.
+    """The share of outputs with the number of a reference, the score of GSM8K.
 
-    An output without a number is wrong; a reference must have one.
+    An output without a number is wrong; a reference must have a number.
 
     Source: Cobbe et al. 2021; see `specjax.evaluation.answers.answer_number`.
     """
@@ -206,9 +205,9 @@ class NumericAccuracy(BestOf):
 
 bleu, chrf = SacreBleu("BLEU"), SacreBleu("CHRF")
 rouge_1, rouge_2, rouge_l = Rouge("rouge1"), Rouge("rouge2"), Rouge("rougeL")
-# Equal but for the space around both.
+# Equal, apart from surrounding space.
 exact_match = BestOf(lambda output, reference: float(output.strip() == reference.strip()))
-# Those of SQuAD (Rajpurkar et al. 2016, 2018; a question without an answer has the reference "").
+# SQuAD (Rajpurkar et al. 2016, 2018); a question without an answer has the reference "".
 answer_match, answer_f1 = BestOf(equal_answers), BestOf(token_f1)
 numeric_accuracy = NumericAccuracy()
 
@@ -228,18 +227,18 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def check_metrics(names: Iterable[str]) -> None:
-    """Makes sure, before long work, that metrics are known and installed.
+    """Checks, before long work, that metrics are known and installed.
 
     Args:
       names: keys of `METRICS`.
 
     Raises:
-      ImportError: what computes a metric is not installed.
-      ValueError: a name is not one of `METRICS`.
+      ImportError: a metric's library is not installed.
+      ValueError: a name is not in `METRICS`.
     """
     for name in names:
         if name not in METRICS:
-            raise ValueError(f"`metrics` must be among {', '.join(METRICS)}, got {name!r}")
+            raise ValueError(f"`metrics` must be names in {', '.join(METRICS)}, got {name!r}")
         library = METRICS[name].library
         if library is not None:
             require(library, "eval")

@@ -15,12 +15,12 @@ _FENCED = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULT
 
 
 class Problem(NamedTuple):
-    """What a program must do.
+    """A programming problem with its tests.
 
     Attributes:
-      prompt: the beginning of the program, of which the output is the rest; "" for none.
-      entry_point: the function that is tested, where the prompt begins it; "" else.
-      tests: a program that is run after it, and raises where it is wrong.
+      prompt: the beginning of the program, which the output continues; "" if there is none.
+      entry_point: the tested function, if the prompt begins it, otherwise "".
+      tests: code to run after the program, which raises an error if the program is wrong.
     """
 
     prompt: str
@@ -39,8 +39,8 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
       A problem for each line.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is empty or not JSONL, or a line has neither's keys.
+      FileNotFoundError: the file does not exist.
+      ValueError: the file is empty or not JSONL, or a line has other keys.
     """
     name = os.path.expanduser(os.fspath(path))
     return [_problem(f"{name}:{number}", row) for number, _, row in read_objects(name)]
@@ -49,19 +49,19 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
 def check_problems(
     problems: Sequence[Problem], inputs: Sequence[str | None], path: Any, source: Any
 ) -> None:
-    """Raises ValueError unless each input has the name of the function that its problem tests.
+    """Raises ValueError unless each input contains the name of the function that its problem tests.
 
     Args:
-      problems: one for each input.
-      inputs: the texts; None where one is not known.
+      problems: a problem for each input.
+      inputs: the texts; None if unknown.
       path: the problems' file, for the message.
       source: the inputs' file, likewise.
     """
     for i, (problem, text) in enumerate(zip(problems, inputs, strict=True)):
         if text is not None and problem.entry_point not in text:
             raise ValueError(
-                f"{path} tests {problem.entry_point!r} in problem {i}, which the input of row {i} "
-                f"of {source} does not have: give the problems of these inputs, in their order"
+                f"problem {i} of {path} tests {problem.entry_point!r}, which is not in row {i} of "
+                f"{source}: give the problems of these inputs, in the same order"
             )
 
 
@@ -74,33 +74,33 @@ def _problem(where: str, row: dict[str, Any]) -> Problem:
         setup = row.get("test_setup_code") or ""
         return Problem("", "", "\n".join([str(setup), *lists[0], *(row["test_list"])]) + "\n")
     raise ValueError(
-        f"{where}: the line has neither the keys of HumanEval (prompt, entry_point, test) nor "
-        "those of MBPP (test_list)"
+        f"{where}: the line must have the keys of HumanEval (prompt, entry_point, test) or of "
+        "MBPP (test_list)"
     )
 
 
 def program(problem: Problem, output: str) -> str:
-    """The program that an output and a problem's tests make.
+    """Returns the program of an output, with the problem's tests.
 
     Args:
       problem: the problem.
-      output: the rest of the problem's prompt, or a whole function, also in a Markdown block, of
-        which the first counts.
+      output: the continuation of the prompt, or a whole function, perhaps in a Markdown block (the
+        first block counts).
 
     Returns:
-      Python.
+      Python code.
     """
     fenced = _FENCED.search(output)
     code = fenced[1] if fenced else output
     whole = re.search(rf"^def\s+{re.escape(problem.entry_point)}\b", code, re.MULTILINE)
     prompt = problem.prompt
     if prompt and whole:
-        # What the prompt imports and defines stays; its function is defined again.
+        # Keeps the prompt's imports and definitions; the output defines the function again.
         prompt = f"{prompt.rstrip()}\n    pass\n\n"
     return f"{prompt}{code}\n\n{problem.tests}"
 
 
-# The rounds of a search score the same outputs again, and lossless methods write equal ones.
+# The rounds of a search score the same outputs again, and lossless settings often write the same.
 @functools.lru_cache(maxsize=1 << 14)
 def _passes(sandbox: Sandbox, source: str) -> bool:
     return sandbox.run(source).passed
@@ -109,12 +109,12 @@ def _passes(sandbox: Sandbox, source: str) -> bool:
 class PassAt1(Mean):
     """The share of outputs that pass their problem's tests.
 
-    The references of an output are the fields of its `Problem`. One and the same program is run
-    once in a process.
+    The references of an output are the fields of its `Problem`. Equal programs are run only once in
+    a process.
 
     Args:
-      sandbox: where they are run.
-      workers: programs at a time; by default as many as there are processors.
+      sandbox: runs the programs.
+      workers: the number of programs at a time; by default the number of processors.
 
     Source: Chen et al. 2021 (HumanEval), Austin et al. 2021 (MBPP); one output per problem.
     """
@@ -130,7 +130,7 @@ class PassAt1(Mean):
             return list(map(float, pool.map(functools.partial(_passes, self._sandbox), sources)))
 
     def refusal(self, references: Sequence[str]) -> str | None:
-        """They must be the fields of a problem."""
+        """References must be the fields of a problem."""
         if len(references) == len(Problem._fields):
             return None
         return f"pass@1 needs {', '.join(Problem._fields)}, got {len(references)} texts"

@@ -1,11 +1,11 @@
 """Runs untrusted Python programs, such as a model's answers to HumanEval and MBPP.
 
-On Linux a program runs in namespaces of its own (user, mount, process, network, ipc): no network,
-all files read-only but for an empty directory in memory, no process but its own, no rights; with
-limits of time, memory per process, processes and files, and without the system calls that get
-memory or rights past them. What it may still do is read the files that the user may read (and tell
-nobody), and use the processor and the memory within its limits. A hole in the kernel is a hole in
-the sandbox. A program that looks for it may find out how to claim that it has passed.
+On Linux a program runs in its own namespaces (user, mount, process, network, ipc): no network, all
+files read-only except an empty directory in memory, no other processes, no privileges; with limits
+of time, memory per process, processes and files, and without the system calls that could exceed
+them. It can still read the files that the user may read (but cannot send them anywhere), and use
+the processor and the memory within its limits. A hole in the kernel is a hole in the sandbox. A
+malicious program may be able to claim that it has passed.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from specjax.checks import one_number, whole_number
 
 _LAUNCHER = Path(__file__).with_name("sandbox_launcher.py")
 _MIB = 1 << 20
-# For the processes to start: the launcher counts the program's own time. It is killed after both.
+# Seconds for the processes to start; the launcher measures the program's own time.
 _GRACE = 30.0
 
 
 class Outcome(NamedTuple):
-    """How a program ended.
+    """The result of a program.
 
     Attributes:
-      passed: whether it came to its end without an error, in time.
-      reason: why not; "" if it did.
+      passed: whether it reached its end without an error, in time.
+      reason: why it did not pass, otherwise "".
     """
 
     passed: bool
@@ -43,20 +43,20 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """Where programs run, and within what limits.
+    """Runs programs within limits.
 
     Attributes:
-      seconds: of wall-clock time for a program.
-      memory: MiB of address space of each of its processes.
-      processes: it may have at once.
-      disk: MiB that it may write, into memory.
-      uncontained: run programs even where there are no namespaces. Then time and memory of a
-        process are limited, and nothing else: a program can write and delete the user's files, use
-        the network, and start processes without end.
+      seconds: the most wall-clock seconds of a program.
+      memory: the most MiB of address space of each of its processes.
+      processes: the most processes at a time.
+      disk: the most MiB that it may write, into memory.
+      uncontained: run programs even without namespaces. Then only the time and the memory of a
+        process are limited: a program can write and delete the user's files, use the network, and
+        start any number of processes.
 
     Raises:
       TypeError: a value has a wrong type.
-      ValueError: a value is outside its range.
+      ValueError: a value is out of range.
     """
 
     seconds: float = 10.0
@@ -75,30 +75,30 @@ class Sandbox:
             raise TypeError(f"Sandbox: uncontained must be True or False, got {self.uncontained!r}")
 
     def check(self) -> None:
-        """Makes sure, before long work, that programs can be contained.
+        """Checks, before long work, that programs can be contained.
 
         Raises:
-          OSError: they cannot, and `uncontained` is False.
+          OSError: programs cannot be contained, and `uncontained` is False.
         """
         reason = None if self.uncontained else missing()
         if reason is not None:
             raise OSError(
-                f"programs cannot be contained here ({reason}): writing files, the network and "
-                "starting processes would be open to them. Run this where user namespaces are "
-                "allowed, or, if you trust the programs, set Sandbox.uncontained=True"
+                f"programs cannot be contained here ({reason}): they could write files, use the "
+                "network and start processes. Run this where user namespaces are allowed, or, if "
+                "you trust the programs, set Sandbox.uncontained=True"
             )
 
     def run(self, source: str) -> Outcome:
         """Runs a program in a Python without site-packages.
 
         Args:
-          source: the program; its end is what counts, not its status: `exit(0)` fails.
+          source: the program; it must reach its end: `exit(0)` fails.
 
         Returns:
-          How it ended.
+          The result.
 
         Raises:
-          OSError: it could not be contained.
+          OSError: the program could not be contained.
         """
         contained = not (self.uncontained and missing() is not None)
         outcome = self._run(source, contained=contained)
@@ -129,21 +129,21 @@ class Sandbox:
                 told = _told(status)
         if told == token and in_time:
             return Outcome(True, "")
-        late = f"not at its end after {self.seconds:g} seconds"
-        return Outcome(False, (told[:200] or "ended before its end") if in_time else late)
+        late = f"timed out after {self.seconds:g} seconds"
+        return Outcome(False, (told[:200] or "exited early") if in_time else late)
 
 
 @functools.cache
 def missing() -> str | None:
-    """What keeps programs from being contained on this machine, or None."""
+    """Returns why programs cannot be contained on this machine, or None."""
     if sys.platform != "linux":
-        return f"there are no namespaces on {sys.platform}"
+        return f"{sys.platform} has no namespaces"
     outcome = Sandbox()._run("pass", contained=True)
     return None if outcome.passed else outcome.reason
 
 
 def _start(job: dict[str, Any], writing: int, seconds: float) -> bool:
-    """Runs a job to its end; whether that came in time."""
+    """Runs a job to its end; returns whether it ended in time."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", str(_LAUNCHER)],
         stdin=subprocess.PIPE,
@@ -172,6 +172,6 @@ def _kill_group(group: int) -> None:
 
 
 def _told(status: Any) -> str:
-    """What is in the pipe, without waiting for others that hold it open."""
+    """The content of the pipe, without waiting for processes that keep it open."""
     os.set_blocking(status.fileno(), False)
     return (status.read(4096) or b"").decode(errors="replace")

@@ -133,7 +133,7 @@ def _end_in_time(job: dict) -> None:
     """Ends this process when the program's time is over."""
 
     def end(*_: object) -> None:
-        _tell(job, f"not at its end after {job['seconds']:g} seconds")
+        _tell(job, f"timed out after {job['seconds']:g} seconds")
         os._exit(0)
 
     signal.signal(signal.SIGALRM, end)

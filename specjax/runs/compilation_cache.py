@@ -1,4 +1,4 @@
-"""JAX's cache of compiled programs on disk, and the time that compilation takes.
+"""JAX's cache of compiled programs on disk, and the time of compilation.
 
 Nothing happens at import. The `specjax` command enables the cache. A program that imports specjax
 enables it with `specjax.enable_compilation_cache()` or with JAX's own options.
@@ -27,7 +27,7 @@ _COMPILE_PARTS = (
 
 
 def cache_directory() -> Path:
-    """The directory of compiled programs, unless JAX_COMPILATION_CACHE_DIR names another one."""
+    """Returns the default directory; JAX_COMPILATION_CACHE_DIR names another directory."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "specjax" / "programs"
 
@@ -40,11 +40,11 @@ def enable_compilation_cache() -> str | None:
     JAX_COMPILATION_CACHE_DIR names another directory, and JAX_ENABLE_COMPILATION_CACHE=false
     disables the cache.
 
-    Each entry gets a checksum. One that is damaged (its writer was killed, a disk was full) is
-    removed, and the program compiled again; a line on stderr says so.
+    Each entry gets a checksum. A damaged entry (its writer was killed, a disk was full) is removed
+    and the program compiled again; a line on stderr reports this.
 
     Returns:
-      The directory, or None if nothing is kept: it cannot be written, or the cache is disabled.
+      The directory; None if it cannot be written or the cache is disabled.
     """
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
@@ -61,13 +61,13 @@ def enable_compilation_cache() -> str | None:
     except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    # Decoding also compiles many small programs, which together take seconds.
+    # Decoding compiles many small programs, which take seconds in total.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return str(directory)
 
 
 def _check_entries() -> None:
-    """Makes JAX's cache check its entries; JAX offers no public place for it."""
+    """Makes JAX's cache check its entries; JAX has no public API for this."""
     try:
         jax_cache: Any = importlib.import_module("jax._src.compilation_cache")
         make = jax_cache.get_file_cache
@@ -85,13 +85,13 @@ def _check_entries() -> None:
 
 
 class CheckedCache:
-    """A cache of JAX whose entries end with a checksum, so that no damaged one is read.
+    """A cache of JAX whose entries end with a checksum, so that damaged entries are not read.
 
-    What lies behind an entry does not disturb a JAX that reads it without this class. An entry that
-    such a JAX wrote has no checksum, and is written again.
+    JAX without this class ignores the checksum. An entry that such a JAX wrote has no checksum and
+    is written again.
     """
 
-    # A frame of Zstandard that readers skip, of the checksum's length.
+    # A Zstandard frame that readers skip, with the checksum's length.
     _FRAME = b"\x50\x2a\x4d\x18" + (32).to_bytes(4, "little")
 
     def __init__(self, cache: Any) -> None:
@@ -103,7 +103,7 @@ class CheckedCache:
         return self._cache._path
 
     def get(self, key: str) -> bytes | None:
-        """The entry; None if there is none, or it was damaged and has been removed."""
+        """Returns the entry; None if it is absent, or was damaged and has been removed."""
         entry = self._cache.get(key)
         if entry is None:
             return None
@@ -112,14 +112,14 @@ class CheckedCache:
             return value
         (self._path / f"{key}-cache").unlink(missing_ok=True)
         self._tell(
-            f"{self._path} has programs that are damaged or have no checksum: compiling them again"
+            f"{self._path} has damaged programs, or programs without checksum: compiling them again"
         )
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a value unless the key has one; on a full disk it says once that it cannot."""
+        """Stores a value unless the key exists; warns once if it cannot be written."""
         entry = self._path / f"{key}-cache"
-        # Another process may look while this one writes. A cache that evicts has a lock of its own.
+        # Another process may read during the write. A cache that evicts has its own lock.
         alone = getattr(self._cache, "eviction_enabled", True) or "://" in str(self._path)
         written = key if alone else f"{key}-{os.getpid()}"
         try:
@@ -130,7 +130,7 @@ class CheckedCache:
                 (self._path / f"{written}-cache").replace(entry)
         except OSError as error:
             (self._path / f"{written}-cache").unlink(missing_ok=True)
-            self._tell(f"compiled programs are not kept: {self._path}: {error.strerror or error}")
+            self._tell(f"compiled programs are not saved: {self._path}: {error.strerror or error}")
 
     def _tell(self, message: str) -> None:
         if message not in self._told:

@@ -1,9 +1,9 @@
 """Scores files of predictions, and compares methods on the same inputs.
 
-Files in the output directory, if there is one:
+Files in the output directory, if given:
 
-    evaluate_config.json   what was scored, and how
-    scores.json            every figure with its interval
+    evaluate_config.json   the configuration
+    scores.json            all figures with their intervals
 
 The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 """
@@ -33,40 +33,40 @@ from specjax.runs.scored import Predictions, named, read_predictions, read_refer
 
 CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
-# The figure of programs; it is no name in `METRICS`, for it runs what it scores.
+# Not in `METRICS`, because it runs the outputs.
 PASS_AT_1 = "pass_at_1"
 Path = str | os.PathLike[str]
 _PLAIN = Bootstrap()
 
 
 class Scoring(NamedTuple):
-    """A metric, its references, and what of an output it scores (None: all)."""
+    """A metric, its references, and the function that extracts an output's answer (None: all)."""
 
     metric: Metric
     references: Sequence[Sequence[str]]
     answer: Callable[[str], str] | None = None
 
     def figure(self, outputs: Sequence[str]) -> Sums:
-        """The metric of outputs."""
+        """Returns the metric of outputs."""
         texts = outputs if self.answer is None else list(map(self.answer, outputs))
         return figure(self.metric, texts, self.references)
 
 
 def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
-    """The names of what texts are scored with.
+    """Returns the checked names of the metrics.
 
     Args:
-      metrics: names in `METRICS`, or "pass_at_1" where there is a sandbox.
-      sandbox: where programs are run, or None.
+      metrics: names in `METRICS`; "pass_at_1" needs a sandbox.
+      sandbox: runs programs, or None.
 
     Returns:
-      The names; of programs also "pass_at_1", the last one unless it is among them.
+      The names; with a sandbox "pass_at_1" is added at the end if it is absent.
 
     Raises:
       ImportError: a metric's library is not installed.
       OSError: programs cannot be contained here.
-      TypeError: `metrics` is no tuple of names, or `sandbox` none.
-      ValueError: a name is unknown, or there is no sandbox for "pass_at_1".
+      TypeError: `metrics` is not a tuple of names, or `sandbox` is not a sandbox.
+      ValueError: a name is unknown, or "pass_at_1" has no sandbox.
     """
     if isinstance(metrics, str):
         raise TypeError(f"metrics must be a tuple of names, got {metrics!r}; write ({metrics!r},)")
@@ -76,8 +76,8 @@ def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
     if sandbox is None:
         if PASS_AT_1 in metrics:
             raise ValueError(
-                "metrics has 'pass_at_1', which runs the outputs as programs: give problems, and a "
-                "sandbox, such as SANDBOX=@Sandbox(), to run them"
+                "the metric 'pass_at_1' runs the outputs as programs: give problems, and a "
+                "sandbox, such as SANDBOX=@Sandbox()"
             )
         return tuple(metrics)
     check_part("sandbox", sandbox, ("run", "check"), "Sandbox()")
@@ -86,10 +86,10 @@ def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
 
 
 def check_answers(answer: Any, reference_answer: Any) -> None:
-    """Raises TypeError unless both take answers out of texts, or are None."""
+    """Raises TypeError unless both are callable or None."""
     for name, extract in (("answer", answer), ("reference_answer", reference_answer)):
         if extract is not None and not callable(extract):
-            raise TypeError(f"{name} must be such as AnswerAfter('####'), got {extract!r}")
+            raise TypeError(f"{name} must be like AnswerAfter('####'), got {extract!r}")
 
 
 def evaluate(
@@ -110,54 +110,53 @@ def evaluate(
     compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
-    """Scores predictions, and compares every two methods on the same inputs.
+    """Scores predictions, and compares each two methods on the same inputs.
 
-    All figures have percentile bootstrap intervals; what is resampled are the inputs, the same ones
-    for all methods, so that differences are paired. Several files of one method, such as runs of
-    other seeds, count together.
+    All figures have percentile bootstrap intervals. All methods share the resampled inputs, so
+    differences are paired. Several files of one method, such as runs with other seeds, are pooled.
 
     Args:
-      predictions: the files (see `read_predictions`): one, several, or name -> one or several of
-        one method. All must have the same inputs.
-      references: files of references (see `read_references`); None takes those in the predictions.
+      predictions: files (see `read_predictions`): a path, several paths, or method -> a path or
+        several. All must have the same inputs.
+      references: files of references (see `read_references`); None: those in the predictions.
       references_field: see `read_references`.
-      metrics: names in `METRICS`; none for figures of decoding alone. "pass_at_1" comes of
-        `problems`, and may be among them.
+      metrics: names in `METRICS`, and "pass_at_1" with `problems`; empty for only the figures of
+        decoding.
       prediction_field: see `read_predictions`.
       targets_field: see `read_predictions`.
-      answer: what of an output the metrics score, such as `AnswerAfter("####")`; all by default.
-        Programs are taken whole.
-      reference_answer: likewise, of a reference.
+      answer: extracts the scored part of an output, such as `AnswerAfter("####")`; None: all. It is
+        not applied to programs.
+      reference_answer: likewise, for references.
       costs: see `specjax.evaluation.efficiency`.
       bootstrap: the resampling.
       problems: a file of problems (see `read_problems`), a line for each row: the outputs are run
         as programs, for the figure `pass_at_1`.
-      sandbox: where they are run; without one nothing is.
-      output_dir: a new directory, or one of an earlier evaluation, which is replaced; None writes
+      sandbox: runs the programs; required with `problems`.
+      output_dir: a new directory, or that of an earlier evaluation, which is replaced; None writes
         nothing.
-      compared: what a directory holds if it compares several settings: for each the predictions of
-        its seeds; None for any other path.
-      on_start: is called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
-        before scoring and after all checks.
+      compared: maps a directory of compared settings to setting -> the predictions of its seeds;
+        returns None for any other path.
+      on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
+        after all checks and before scoring.
 
     Returns:
       The content of `scores.json`: `methods`: name -> `files`, `failed` (rows without a prediction,
-      which count as empty texts) and `figures`: name -> `value`, `low`, `high`, `error` (null where
-      there is none, or where it is infinite: see `impossible_share`); `differences`: of every two
-      methods `method` minus `other`, figure by figure.
+      which count as empty texts) and `figures`: name -> `value`, `low`, `high`, `error` (null for
+      missing and infinite values: see `impossible_share`); `differences`: for each two methods
+      `method` minus `other`, figure by figure.
 
     Raises:
       FileNotFoundError: a file is missing.
       ImportError: a metric's library is not installed.
       OSError: the output directory cannot be written, or programs cannot be contained.
       TypeError: an argument has a wrong type.
-      ValueError: a metric is unknown, a file is unreadable, the files have not the same rows, or
-        there are no references.
+      ValueError: a metric is unknown, a file is unreadable, the files have different rows, or there
+        are no references.
     """
     if problems is not None and sandbox is None:
         raise ValueError(
-            f"problems={os.fspath(problems)} would run the predictions as programs: give a "
-            "sandbox, such as SANDBOX=@Sandbox(), to run them"
+            f"problems={os.fspath(problems)} needs a sandbox to run the predictions as programs: "
+            "give a sandbox, such as SANDBOX=@Sandbox()"
         )
     names = figures_of(metrics, None if problems is None else sandbox)
     metrics = [name for name in names if name != PASS_AT_1]
@@ -196,7 +195,7 @@ def evaluate(
     if output_dir is None:
         return score()
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,)) as run:
-        asked = {
+        configuration = {
             "predictions": {name: list(map(os.fspath, paths)) for name, paths in files.items()},
             "references": None if references is None else str(references),
             "metrics": list(scorers),
@@ -206,7 +205,7 @@ def evaluate(
             "sandbox": None if problems is None else repr(sandbox),
             "costs": prices,
         }
-        run.claim(asked, replace=True)
+        run.claim(configuration, replace=True)
         if on_start is not None:
             on_start(run, paths={r.path: os.path.abspath(r.path) for r in runs})
         scores = score()
@@ -219,7 +218,7 @@ def _methods(
     compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None],
     fields: Mapping[str, Any],
 ) -> dict[str, Sequence[Predictions]]:
-    """By name, the predictions of each seed; those of a directory of settings by the setting."""
+    """Method -> the predictions of each seed; in a directory of settings each is a method."""
     methods: dict[str, Sequence[Predictions]] = {}
     for name, paths in files.items():
         settings = compared(paths[0]) if len(paths) == 1 else None
@@ -242,7 +241,7 @@ def _check_rows(runs: Sequence[Predictions]) -> None:
         for i, (ours, theirs) in enumerate(zip(first.inputs, other.inputs, strict=True)):
             if ours is not None and theirs is not None and ours != theirs:
                 raise ValueError(
-                    f"{other.path} has another input in row {i} than {first.path}: compare "
+                    f"the inputs of {other.path} and {first.path} differ in row {i}: compare "
                     "predictions of the same inputs"
                 )
 
@@ -254,7 +253,7 @@ def _references(
     metrics: Sequence[str],
     targets_field: str,
 ) -> list[tuple[str, ...]]:
-    """The references of all rows; none where no metric wants them."""
+    """The references of all rows; empty if there are no metrics."""
     if not metrics:
         return []
     rows, path = len(runs[0]), runs[0].path
@@ -262,8 +261,8 @@ def _references(
         texts = read_references(sources, field=field)
         if len(texts) != rows:
             raise ValueError(
-                f"the references have {len(texts)} rows, but {path} has {rows}: give one line of "
-                "references for each prediction"
+                f"the references have {len(texts)} rows, but {path} has {rows}: give references "
+                "for each prediction"
             )
         return texts
     for run in runs:
@@ -273,12 +272,11 @@ def _references(
         if len(found) < rows:
             raise ValueError(
                 f"{run.path} has no {targets_field!r} in row {run.targets.index(None)}: give "
-                "references"
+                "a file of references"
             )
         return found
     raise ValueError(
-        f"{path} has no references ({targets_field!r}): give a file of references, or no metrics "
-        "for the figures of decoding alone"
+        f"{path} has no references ({targets_field!r}): give a file of references, or no metrics"
     )
 
 
@@ -296,23 +294,21 @@ def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scor
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
-    """What the decoding of one file took; nothing if the file does not say.
+    """Returns the figures of decoding; empty if the file has no counts.
 
     Args:
-      run: its rows.
+      run: the rows of a file.
       costs: see `specjax.evaluation.efficiency`.
 
     Returns:
       The figures of `efficiency`, `nats_per_token` and `impossible_share`.
 
     Raises:
-      ValueError: costs are given, and the file does not say what decoding took.
+      ValueError: costs are given, but the file has no counts.
     """
     if run.counts is None or run.log_target is None or run.log_p is None:
         if costs is not None:
-            raise ValueError(
-                f"{run.path} does not say how many passes its rows took (`info`): leave costs out"
-            )
+            raise ValueError(f"{run.path} has no counts of passes (`info`): leave out costs")
         return {}
     return {
         **efficiency(run.counts, costs),
@@ -325,14 +321,14 @@ def pooled_figures(
     runs: Sequence[tuple[Predictions, Mapping[str, Sums]]],
     scorers: Mapping[str, Scoring],
 ) -> dict[str, Sums]:
-    """The figures of one method, over all of its runs.
+    """Returns the figures of one method, pooled over its runs.
 
     Args:
-      runs: of each seed the outputs, and the figures of its decoding.
+      runs: for each seed the outputs and the figures of decoding.
       scorers: name -> a metric with the references of all rows.
 
     Returns:
-      By name, those that all runs have.
+      Name -> figure, of the names that all runs have.
     """
     made = [
         {**{name: scorer.figure(run.outputs) for name, scorer in scorers.items()}, **took}
@@ -347,14 +343,13 @@ def _scores(
     figures: Mapping[str, Mapping[str, Sums]],
     bootstrap: Bootstrap,
 ) -> dict[str, Any]:
-    # Resampled once, for the intervals and for all differences.
     resampled = {
-        name: {key: bootstrap.replicates(sums) for key, sums in of_one.items()}
-        for name, of_one in figures.items()
+        name: {key: bootstrap.replicates(sums) for key, sums in of_method.items()}
+        for name, of_method in figures.items()
     }
-    told: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for name, runs in methods.items():
-        told[name] = {
+        scores[name] = {
             "files": [run.path for run in runs],
             "failed": sum(run.failed for run in runs),
             "figures": {
@@ -371,10 +366,10 @@ def _scores(
                 apart = resampled[name][key] - resampled[other][key]
             between[key] = as_json(bootstrap.summary(value, apart))
         differences.append({"method": name, "other": other, "figures": between})
-    return {"methods": told, "differences": differences}
+    return {"methods": scores, "differences": differences}
 
 
 def as_json(interval: Interval) -> dict[str, float | None]:
-    """An interval as JSON values, None for what is not finite."""
+    """Returns an interval as JSON values, None for values that are not finite."""
     values = interval._asdict()
     return {key: value if math.isfinite(value) else None for key, value in values.items()}

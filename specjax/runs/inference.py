@@ -5,11 +5,10 @@ Files in the output directory:
     infer_config.json   everything that determines the outputs, and its fingerprint
     predictions.jsonl   one object per input, appended as rows finish, sorted at the end
     metrics.json        totals over all rows, written at the end
-    costs.json          what passes cost, if that was measured at the start of the run
+    costs.json          the costs of passes, if they were measured at the start of the run
 
-The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`). Of several processes
-each has a directory with these files, `part-I-of-N`, and the rows of all become one
-(`runs.merging`).
+The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`). With several processes
+each writes its own directory `part-I-of-N`; `runs.merging` merges them.
 """
 
 import contextlib
@@ -75,61 +74,58 @@ def infer(
 
     A line of `predictions.jsonl` has these keys:
       `id`: the place of the input, from 0.
-      `inputs`, the prompt, and `targets`, the reference or a list of them, if there are any.
+      `inputs`: the prompt; `targets`: the reference or a list of references, if given.
       `prediction`, and `tokens` (without the end-of-sequence token).
       `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
-        null if it is minus infinity, left out where the verifier has not read them all.
+        null if it is minus infinity, left out if the verifier has not read all of them.
       `log_prob_target`: the same under the rule's distribution.
       `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
         the model and the step.
       `info`: the counts of `specjax.text.results.RowInfo`.
-      `checksum`: of the rest of the line. A line that has been changed is refused when the run is
-        continued.
+      `checksum`: of the rest of the line. A run with a changed line cannot be continued.
 
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
     stop the others: a message on stderr names it before decoding starts, and its line has a null
     `prediction` and the key `error`.
 
-    The random stream of a row depends on its `id`. Batches are formed from the whole input, also if
-    a part of it is done, so that a run that is stopped and continued gives the same lines. With
-    drafts of a fixed length, or none, only what is missing is decoded, so that each start gets
-    further that lasts for one row. Else up to 4 times the batch size of rows share a plan, and one
-    of which a row is missing is decoded from its start (see `Decoder.rows`).
+    The random stream of a row depends on its `id`. Batches are always formed from the whole input,
+    so a run that is stopped and continued gives the same lines. With drafts of a fixed length, or
+    none, only the missing rows are decoded. Otherwise up to 4 times the batch size of rows form a
+    plan, and a plan with a missing row is decoded from its start (see `Decoder.rows`).
 
-    With `process` this process decodes a part of the rows, into a directory of its own in
-    `output_dir`, and continues what it began there. The rows are those of a single process, and
-    where all parts are on one file system, the last one to end writes them as that would have.
-    Replicas decode whole plans, without knowing of each other; a program of several processes
-    (`processes.join`) decodes each plan together, and each process writes what lies on its devices.
+    With `process` this process decodes a part of the rows, in its own directory in `output_dir`.
+    The rows are equal to those of a single process. If all parts are on one file system, the last
+    process to end merges them. Replicas decode whole plans independently; the processes of one JAX
+    program (`processes.join`) decode each plan together, and each writes the rows on its devices.
 
     Args:
-      make_decoder: is called after the input and the output directory have been checked. A Decoder
-        that it makes takes the costs that an earlier start of the run has measured.
+      make_decoder: called after the input and the output directory have been checked. Its Decoder
+        takes the costs that an earlier start of the run has measured.
       source: see `specjax.data.examples.read_examples`.
       output_dir: a new directory, or that of a run with the same configuration and input.
       format: see `read_examples`.
       inputs_field: see `read_examples`.
       targets_field: see `read_examples`; a reference is copied into the predictions and not used.
       split: see `read_examples`.
-      task: makes the prompts of the source's records; `inputs_field` and `targets_field` are then
-        left out, for its templates name the fields.
-      truncate: "end" or "beginning", where prompts that are too long are cut; None refuses them.
+      task: makes prompts from the source's records; `inputs_field` and `targets_field` must then be
+        left out, because its templates name the fields.
+      truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
       chat: whether each prompt is a user's message for the model's chat template.
       seed: the seed of the run.
-      allow_other_environment: continue a run that was begun on another device, with other versions
-        or with other flags of XLA; its remaining rows may then be rounded in another way.
+      allow_other_environment: continue a run that began on another device, with other versions or
+        with other flags of XLA; rounding may then differ in the remaining rows.
       progress: see `Decoder.__call__`.
-      on_start: is called as `on_start(run, paths={"source": ...})` with the `RunDirectory` before
-        decoding, after all checks and when the run has claimed its directory.
-      process: which of several processes this is; None for one alone.
+      on_start: called as `on_start(run, paths={"source": ...})` with the `RunDirectory`, after all
+        checks and before decoding.
+      process: this process among several; None for a single process.
 
     Returns:
-      The content of `metrics.json`: totals over all rows (with `process` over its own) and, as
+      The content of `metrics.json`: totals over all rows (with `process` over its own rows) and, as
       `this_process`, the rows that this call decoded, its seconds, the seconds of compilation, and
       the tokens per second with and without compilation.
 
     Raises:
-      FileNotFoundError: there is no such source.
+      FileNotFoundError: the source does not exist.
       OSError: the output directory cannot be written, another process is working in it, or it
         has a file of one of these names that no run made.
       TypeError: `source` or `output_dir` is not a path, or another argument has a wrong type.
@@ -152,8 +148,8 @@ def infer(
     together = process is not None and process.together
     with processes.naming_lost_processes(process), run:
         if together:
-            # First of all, so that a process that refuses its input is missed soon.
-            processes.check_same("an input", _hash([(e.inputs, e.targets) for e in examples]))
+            # Early, so that a process that rejects its input does not keep the others waiting.
+            processes.check_same("another input", _hash([(e.inputs, e.targets) for e in examples]))
         decoder = _decoder(make_decoder, run, process)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
@@ -183,7 +179,7 @@ def infer(
         written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
     _say_nan(records)
     print(
-        f"specjax: {len(records)} predictions are in {path}, totals in {written}",
+        f"specjax: wrote {len(records)} predictions to {path}, totals to {written}",
         file=sys.stderr,
     )
     if process is not None:
@@ -192,24 +188,24 @@ def infer(
 
 
 def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process | None) -> Decoder:
-    """The decoder, with the costs that an earlier start has measured: others, other drafts."""
+    """The decoder, with the costs of an earlier start, because other costs change the drafts."""
     path = run.path / COSTS_NAME
     made = None
     if run.kept and path.exists():
-        # Where another decoder cannot take them, claim() says what is another.
+        # If this decoder differs and cannot take the costs, claim() reports the difference.
         with contextlib.suppress(TypeError, ValueError), known_costs(read_costs(path)):
             made = make()
     made = make() if made is None else made
     if process is not None and made.costs is not None:
         raise ValueError(
-            "costs cannot be measured by each of several processes, which must agree on them: "
-            "measure them on one, with specjax bench cost --output FILE, and give COSTS=FILE"
+            "several processes must share the same costs: measure them with "
+            "specjax bench cost --output FILE, and give COSTS=FILE"
         )
     multiple = made.method.partitioner.row_multiple if made.method.partitioner else 1
     if made.batch_size % multiple:
         raise ValueError(
-            f"batch_size={made.batch_size} must be a multiple of {multiple}, over which the mesh "
-            f"spreads rows: choose {made.batch_size + -made.batch_size % multiple}"
+            f"batch_size={made.batch_size} must be a multiple of {multiple}, because the mesh "
+            f"splits the rows: choose {made.batch_size + -made.batch_size % multiple}"
         )
     return made
 
@@ -236,7 +232,7 @@ def _claim(
         merging.ROWS.check_whole(run, configuration)
         if process.together:
             same = _hash({**configuration, "environment": None})
-            processes.check_same("models or settings", same)
+            processes.check_same("other models or settings", same)
         configuration[PART] = dataclasses.asdict(process)
     run.claim(configuration, allow_other_environment=allow_other_environment)
 
@@ -255,7 +251,7 @@ def _encode(
         except ValueError as error:
             failed[example.id] = str(error)
     if not prompts:
-        rest = f" (none of the {len(failed)} inputs can be decoded)" if len(failed) > 1 else ""
+        rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
         raise ValueError(f"{next(iter(failed.values()))}{rest}")
     return prompts, failed
 
@@ -268,8 +264,8 @@ def _own_ids(
 ) -> Collection[int]:
     """The ids of the rows that this process may write.
 
-    They are all without a process; of a replica its own; of a program all, but for failed inputs,
-    which are the first process's.
+    A single process: all. A replica: its own. In a JAX program: all, but only process 0 writes the
+    failed inputs.
     """
     if process is None:
         return {*prompts, *failed}
@@ -281,8 +277,8 @@ def _own_ids(
     own = {ids[place] for place in dealt[process.index]}
     if not own:
         print(
-            f"specjax: warning: process {process.index} of {process.count} has no rows: the input "
-            "has fewer plans than there are processes; a smaller BATCH_SIZE makes more",
+            f"specjax: warning: process {process.index} of {process.count} has no rows: use fewer "
+            "processes, or a smaller BATCH_SIZE",
             file=sys.stderr,
         )
     return {*own, *errors}
@@ -291,16 +287,16 @@ def _own_ids(
 def _known_rounds(
     prompts: Mapping[int, Any], own: Collection[int], done: Mapping[int, Record], together: bool
 ) -> dict[int, int]:
-    """The places of the prompts that are not to be decoded here -> the rounds they took.
+    """The places of prompts that are not decoded here -> their rounds.
 
-    All processes of a program call it, and learn of all rows.
+    All processes of a JAX program must call it; each gets all rows.
     """
     known = np.zeros(len(prompts), np.int32)
     for place, i in enumerate(prompts):
         if i in done:
             known[place] = done[i]["info"]["rounds"]
         elif i not in own:
-            known[place] = 1  # of another replica, as is all that shares slots with it
+            known[place] = 1  # another replica's, like all rows of its plan
     if together:
         known = processes.gather(known).max(axis=0)
     return {int(place): int(known[place]) for place in np.flatnonzero(known)}
@@ -319,18 +315,18 @@ def _decode(
     """Decodes the missing rows, and writes each row when it is finished.
 
     Returns:
-      The records that were written, by id, and how long it took.
+      The written records, by id, and the figures of `this_process`.
     """
     path = run.own(PREDICTIONS_NAME)
     records: dict[int, Record] = {}
     ids, tokens, start = list(prompts), 0, time.perf_counter()
-    # Unbuffered: a line is written in one piece, and stays if this process is killed.
+    # Unbuffered: a line is written at once, and survives if this process is killed.
     with (
         path.open("ab", buffering=0) as file,
         count_compilations() as compilations,
         warnings.catch_warnings(),
     ):
-        # The decoder's own about NaN, which `_say_nan` tells of all rows.
+        # `_say_nan` reports NaN for all rows.
         warnings.simplefilter("ignore", NanWarning)
 
         def put(record: Record) -> None:
@@ -356,7 +352,7 @@ def _decode(
 
 
 def _write(file: Any, line: bytes, path: Path) -> None:
-    """Writes one line in one piece; an incomplete write is an error."""
+    """Writes a line at once; an incomplete write is an error."""
     try:
         if file.write(line) == len(line):
             return
@@ -364,8 +360,8 @@ def _write(file: Any, line: bytes, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     raise OSError(
-        f"{path} cannot be written any further ({reason}): free some space and run the same "
-        "command again; the finished rows are kept"
+        f"{path} cannot be written ({reason}): free some space and run the same command again; "
+        "the finished rows are kept"
     )
 
 
@@ -374,43 +370,42 @@ def _hash(values: Any) -> str:
 
 
 def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:
-    """Names the first of the inputs that cannot be decoded, and counts the others."""
+    """Reports the first input that cannot be decoded, and the number of others."""
     if failed:
         first = next(iter(failed.values()))
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         print(
             f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; "
-            f"{run.path / PREDICTIONS_NAME} gives the reason for each",
+            f"see {run.path / PREDICTIONS_NAME}",
             file=sys.stderr,
         )
 
 
 def _say_nan(records: Sequence[Record]) -> None:
-    """Warns of rows that were ended by NaN."""
+    """Warns of rows that ended by NaN."""
     found = [record for record in records if "nan" in record]
     if found:
         print(
-            f"specjax: warning: {len(found)} of {len(records)} outputs are truncated, the first "
-            f"is {found[0]['id']}: {found[0]['nan']}: check the checkpoint",
+            f"specjax: warning: {len(found)} of {len(records)} outputs are truncated; the first "
+            f"is {found[0]['id']} ({found[0]['nan']}): check the checkpoint",
             file=sys.stderr,
         )
 
 
 def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequence[Example]) -> None:
-    """Warns of inputs without any token that the vocabulary knows: perhaps another model's."""
+    """Warns of inputs of which the vocabulary knows no token."""
     words = decoder.tokenizer
     special = (words.unk_id, words.bos_id, *words.eos_ids)
 
     def is_unknown(ids: list[int]) -> bool:
-        # Of an unknown text, SentencePiece knows the space before it.
+        # SentencePiece knows the space before an unknown text.
         known = [i for i in ids if i not in special]
         return words.unk_id in ids and not words.decode(known).strip()
 
     unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
     if unknown:
         print(
-            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have no token that the "
-            f"vocabulary knows; the first is {examples[unknown[0]].where}: check that the model is "
-            "for this text",
+            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have only tokens that are "
+            f"unknown to the model; the first is {examples[unknown[0]].where}: check the model",
             file=sys.stderr,
         )

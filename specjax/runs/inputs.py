@@ -1,4 +1,4 @@
-"""The inputs of a run, and their names in messages."""
+"""The inputs of a run."""
 
 import os
 from typing import Any
@@ -28,15 +28,15 @@ def read_inputs(
       inputs_field: see `read_examples`.
       targets_field: see `read_examples`.
       split: see `read_examples`.
-      task: makes the prompts, or None where each input is one.
+      task: makes the prompts; None: each input is a prompt.
 
     Returns:
-      The inputs; `where` names each in messages.
+      The inputs.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      TypeError: `task` is none.
-      ValueError: the source is unreadable or invalid, or a field is given beside a task.
+      FileNotFoundError: the file does not exist.
+      TypeError: `task` is not a task.
+      ValueError: the source is unreadable or invalid, or a field is given together with a task.
     """
     if task is None:
         fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
@@ -44,7 +44,7 @@ def read_inputs(
     check_part("task", task, ("read",), "FewShot(prompt='Question: {question}')")
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if field is not None:
-            raise ValueError(f"{name}= must be left out: the task names the fields, got {field!r}")
+            raise ValueError(f"{name} must be left out: the task names the fields, got {field!r}")
     return task.read(source, format=format, split=split)
 
 
@@ -56,7 +56,7 @@ def read_prompts(
     split: str = "train",
     task: FewShot | None = None,
 ) -> list[Example]:
-    """The inputs of a source, whose names and references are not needed; see `read_inputs`."""
+    """Reads inputs without their references; see `read_inputs`."""
     check_path(source, "source=")
     place = os.path.expanduser(source)
     fields: dict[str, Any] = {"format": format, "inputs_field": inputs_field, "split": split}
@@ -64,7 +64,7 @@ def read_prompts(
 
 
 def check_truncate(truncate: Any) -> None:
-    """Raises ValueError unless it says where prompts are cut, or None."""
+    """Raises ValueError unless it is "end", "beginning" or None."""
     if truncate not in (None, "end", "beginning"):
         raise ValueError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
 
@@ -72,20 +72,20 @@ def check_truncate(truncate: Any) -> None:
 def tokens_of(
     decoder: Decoder, text: str, name: str, *, chat: bool, truncate: str | None
 ) -> np.ndarray:
-    """The tokens of an input.
+    """Returns the tokens of an input.
 
     Args:
-      decoder: what shall decode it.
+      decoder: the decoder of the tokens.
       text: the input.
-      name: what messages call it.
+      name: its name in messages.
       chat: whether it is a user's message for the model's chat template.
-      truncate: "end" or "beginning", where it is cut if it is too long; None refuses it.
+      truncate: "end" or "beginning", where a long input is cut; None: it is an error.
 
     Returns:
       `[n]` int32.
 
     Raises:
-      ValueError: if it is empty or does not fit.
+      ValueError: the input is empty or too long.
     """
     prompt: Any = [{"role": "user", "content": text}] if chat and text.strip() else text
     return decoder.encode(prompt, name, truncate=truncate)

@@ -1,4 +1,4 @@
-"""The parts of a run, each written by one process into a directory of its own, become one."""
+"""Merges the parts of a run, which several processes have written."""
 
 import contextlib
 import dataclasses
@@ -40,13 +40,13 @@ OnStart = Callable[..., None]
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """A kind of run that several processes can share, each with a directory in that of the run.
+    """A kind of run that several processes can share, each with its own part of the directory.
 
     Attributes:
       config_name: see `RunDirectory`.
       makes: see `RunDirectory`.
-      what: what the parts make together, for messages.
-      same_machine: whether parts from other machines are refused; else a warning names them.
+      what: the name of such a run in messages.
+      same_machine: whether parts from different machines are errors; if not, they are warnings.
     """
 
     config_name: str
@@ -57,7 +57,7 @@ class Shared:
     def directory(
         self, output_dir: str | os.PathLike[str], process: Process | None = None
     ) -> RunDirectory:
-        """The directory that a process writes, not yet open: that of the run, or one in it."""
+        """Returns the directory of a process, not yet open; None: the directory of the run."""
         whole = RunDirectory(output_dir, config_name=self.config_name, makes=self.makes)
         if process is None:
             return whole
@@ -71,30 +71,30 @@ class Shared:
         ours = json.loads(json.dumps(configuration))
         if theirs is not None and whole.kept and (found := _difference(theirs, ours)):
             raise ValueError(
-                f"output_dir={whole.path} holds a run of another configuration ({found}): choose "
+                f"output_dir={whole.path} has a run of another configuration ({found}): choose "
                 "another output_dir, or use the same configuration"
             )
 
     def parts_in(self, root: Path) -> list[Path]:
-        """The parts that a directory is, or has in it, or one level below."""
+        """Returns the directory itself if it is a part, or the parts up to two levels below."""
         if _place(root) and (root / self.config_name).is_file():
             return [root]
         found = sorted(root.glob("part-*-of-*")) or sorted(root.glob("*/part-*-of-*"))
         return [path for path in found if _place(path)]
 
     def find(self, roots: Sequence[str | os.PathLike[str]]) -> list[Path]:
-        """All parts of one run.
+        """Returns all parts of one run.
 
         Args:
-          roots: parts, or directories that have them in them or one level below.
+          roots: parts, or directories with parts up to two levels below.
 
         Returns:
-          Their directories, in order.
+          The directories of the parts, in order.
 
         Raises:
-          FileNotFoundError: there are none, or not all.
-          TypeError: a root is no path.
-          ValueError: there are those of two divisions, or one twice.
+          FileNotFoundError: a part is missing, or all are.
+          TypeError: a root is not a path.
+          ValueError: the parts have different counts, or a part is there twice.
         """
         for root in roots:
             check_path(root, "merge: ")
@@ -103,63 +103,61 @@ class Shared:
         placed = [(_place(part), part) for path in paths for part in self.parts_in(path)]
         counts = sorted({place[1] for place, _ in placed if place is not None})
         if not counts:
-            raise FileNotFoundError(
-                f"{shown}: there is no part-I-of-N of a run of several processes: check the path"
-            )
+            raise FileNotFoundError(f"{shown}: there is no directory part-I-of-N: check the path")
         if len(counts) > 1:
             of_all = " and ".join(f"{count} processes" for count in counts)
-            raise ValueError(f"{shown} has parts of {of_all}: name the directories of one run")
+            raise ValueError(f"{shown} has parts of {of_all}: give the directories of one run")
         by_index: dict[int, Path] = {}
         for place, path in placed:
             assert place is not None
             if place[0] in by_index:
                 raise ValueError(
-                    f"{path} and {by_index[place[0]]} are the same part: name one of them"
+                    f"{path} and {by_index[place[0]]} are the same part: leave out one of them"
                 )
             by_index[place[0]] = path
         (count,) = counts
         if absent := [i for i in range(count) if i not in by_index]:
             raise FileNotFoundError(
-                f"{shown} has no {Process(absent[0], count).directory}: bring the parts of all "
-                f"{count} processes there, or name their directories"
+                f"{shown} has no {Process(absent[0], count).directory}: copy the parts of all "
+                f"{count} processes there, or give their directories"
             )
         return [by_index[i] for i in range(count)]
 
     def common(self, found: Sequence[Path]) -> dict[str, Any]:
-        """The configuration of the run, which all parts must have.
+        """Returns the configuration of the run, which all parts must share.
 
         Args:
           found: the directories of the parts, in order.
 
         Returns:
-          It, without what is a part's own.
+          The configuration, without the keys of a part.
 
         Raises:
-          ValueError: a part has none, or another one.
+          ValueError: a part has no configuration, or a different configuration.
         """
         stored = [read_config(path / self.config_name) for path in found]
         configurations = [config for config in stored if config is not None and PART in config]
         if len(configurations) < len(found):
             path = found[[config is None or PART not in config for config in stored].index(True)]
             raise ValueError(
-                f"{path} has no {self.config_name} of a part: run that process to its end"
+                f"{path} has no {self.config_name} of a part: run this process to its end"
             )
         first = configurations[0]
         same = "on the same kind of machine" if self.same_machine else "and the same files"
         for index, (path, other) in enumerate(zip(found, configurations, strict=True)):
             if other[PART].get("index") != index:
                 raise ValueError(
-                    f"{path} holds the part of process {other[PART].get('index')}: give it its own "
-                    "name"
+                    f"{path} has the part of process {other[PART].get('index')}: rename it"
                 )
             apart = _difference(first, other)
             if apart and (self.same_machine or _difference(first, other, ENVIRONMENT)):
                 raise ValueError(
-                    f"{path} is a part of another {self.what} than {found[0]} ({apart}): give all "
-                    f"processes the same command {same}, in a new output_dir"
+                    f"{path} is not part of the same {self.what} as {found[0]} ({apart}): run all "
+                    f"processes with the same command {same}, in a new output_dir"
                 )
             if apart:
-                print(f"specjax: warning: {path} was decoded elsewhere ({apart})", file=sys.stderr)
+                text = f"specjax: warning: {path} was decoded in another environment ({apart})"
+                print(text, file=sys.stderr)
         return _shared(first)
 
 
@@ -175,19 +173,19 @@ def merge(
 ) -> dict[str, Any]:
     """Writes the rows of all parts of a run, in the order of the inputs, and their totals.
 
-    What it leaves is what a single process would have left; the parts stay.
+    The files are equal to those of a single process; the parts are not removed.
 
     Args:
-      output_dir: the directory of the run, which gets the files.
-      parts: the directories `part-I-of-N`, or directories that have these in them; by default
-        those in `output_dir`, and one level below.
-      on_start: is called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
+      output_dir: the directory of the run, for the merged files.
+      parts: the directories `part-I-of-N`, or directories that contain them; by default those in
+        `output_dir`, or one level below.
+      on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
 
     Returns:
       The content of `metrics.json`.
 
     Raises:
-      FileNotFoundError: there are no parts, or not all of them.
+      FileNotFoundError: a part is missing, or all are.
       OSError: the directory cannot be written.
       TypeError: a path is not a path.
       ValueError: the parts are of different runs, rows are missing, or a row is in two parts.
@@ -199,7 +197,7 @@ def merge(
 
 
 def read_parts(directory: str | os.PathLike[str]) -> list[Record] | None:
-    """The rows of all parts in a directory, in order; None if it has no parts. See `merge`."""
+    """Returns the rows of all parts in a directory, in order; None without parts. See `merge`."""
     if not ROWS.parts_in(Path(directory)):
         return None
     found = ROWS.find([directory])
@@ -207,9 +205,9 @@ def read_parts(directory: str | os.PathLike[str]) -> list[Record] | None:
 
 
 def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> None:
-    """Makes one of all parts where this process, which has closed its own, can and should.
+    """Merges all parts if this process is the last to end.
 
-    Where several end at once, one of them writes.
+    If several end at once, one of them writes.
 
     Args:
       part: a finished part, closed.
@@ -218,11 +216,11 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
     """
     if process.together:
         with processes.naming_lost_processes(process):
-            processes.gather(np.int32(process.index))  # all have written
+            processes.gather(np.int32(process.index))  # wait until all have written
         if process.index:
             return
     found = beside(part, process)
-    # One that fails at this moment takes its configuration back.
+    # A part that fails now removes its configuration.
     if any(read_config(path / CONFIG_NAME) is None for path in found):
         return say_unmerged(part, process)
     written = {row["id"] for path in found for row in written_rows(path / PREDICTIONS_NAME)[0]}
@@ -233,23 +231,23 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
 
 
 def beside(part: RunDirectory, process: Process) -> list[Path]:
-    """The directories of all parts that the directory around a part should have, in order."""
+    """Returns the directories of all parts of the run of a part, in order."""
     count = process.count
     return [part.path.parent / Process(i, count).directory for i in range(count)]
 
 
 def say_unmerged(part: RunDirectory, process: Process) -> None:
-    """Says, where not all parts have ended, how they become one."""
+    """Says how the parts will be merged."""
     print(
-        f"specjax: this is part {process.index} of {process.count}. The last part to end merges "
-        f"them in {part.path.parent}; where parts are on different disks, bring them together, and "
-        "run: specjax merge DIRECTORY",
+        f"specjax: part {process.index} of {process.count} is done. The last part to end merges "
+        f"all in {part.path.parent}. If the parts are on different disks, copy them into one "
+        "directory and run: specjax merge DIRECTORY",
         file=sys.stderr,
     )
 
 
 def gin_text(paths: Mapping[str, str]) -> str | None:
-    """The gin configuration of the first of some parts, by name -> path; None without one."""
+    """Returns the gin configuration of the first part of name -> path; None without it."""
     path = Path(next(iter(paths.values())), GIN_NAME)
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
@@ -268,7 +266,7 @@ def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
         metrics = totals(records)
         run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
     print(
-        f"specjax: merged {len(found)} parts: {len(records)} predictions are in {path}",
+        f"specjax: merged {len(found)} parts: {len(records)} predictions in {path}",
         file=sys.stderr,
     )
     return metrics
@@ -281,20 +279,20 @@ def _rows(found: Sequence[Path], rows: int) -> list[Record]:
         for record in written_rows(path / PREDICTIONS_NAME)[0]:
             i = record["id"]
             if i in records:
-                raise ValueError(f"{path} has row {i}, which another part has, too")
+                raise ValueError(f"row {i} of {path} is in another part, too: start a new run")
             if not 0 <= i < rows:
-                raise ValueError(f"{path} has row {i}, but the run has {rows} rows")
+                raise ValueError(f"{path} has row {i}, but the run has {rows} rows: delete {path}")
             records[i] = record
     if absent := [i for i in range(rows) if i not in records]:
         raise ValueError(
-            f"{len(absent)} of {rows} rows are in no part, the first is {absent[0]}: start the "
-            "processes that have not ended again, with the same command"
+            f"{len(absent)} of {rows} rows are in no part; the first is {absent[0]}: run the same "
+            "command again in the processes that have not ended"
         )
     return [records[i] for i in range(rows)]
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """The index and the count in the name of a part's directory; None if it is none."""
+    """The index and the count in the name of a part's directory; None for other names."""
     words = path.name.split("-")
     if len(words) != 4 or words[::2] != ["part", "of"] or not "".join(words[1::2]).isdecimal():
         return None
@@ -302,14 +300,14 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 
 def _shared(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what is a part's own."""
+    """A configuration without the keys of a part."""
     own = (PART, "fingerprint", "files", "kept")
     return {key: value for key, value in configuration.items() if key not in own}
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], *ignored: str) -> str:
-    one, other = (
+    compared = (
         {key: value for key, value in _shared(each).items() if key not in ignored}
         for each in (theirs, ours)
     )
-    return difference(one, other)
+    return difference(*compared)

@@ -1,4 +1,4 @@
-"""The rows of `predictions.jsonl`: one JSON object a line, with a checksum."""
+"""The rows of `predictions.jsonl`: a JSON object with a checksum in each line."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ _COUNTED = frozenset((*COUNTS, "rounds"))
 
 
 def record_of_row(example: Example, row: Row) -> Record:
-    """The record of a row, without its checksum; see `specjax.runs.inference.infer`."""
+    """Returns the record of a row, without its checksum; see `specjax.runs.inference.infer`."""
     record = {
         **about(example),
         "prediction": row.text,
@@ -43,24 +43,24 @@ def record_of_row(example: Example, row: Row) -> Record:
 
 
 def about(example: Example) -> Record:
-    """What a record says of its input."""
+    """Returns the part of a record that describes the input."""
     made: Record = {"id": example.id, "inputs": example.inputs}
     return made if example.targets is None else {**made, "targets": example.targets}
 
 
 def line_of(record: Record) -> bytes:
-    """The line of a record, with the checksum of the rest as its last key."""
+    """Returns the line of a record, with the checksum of the rest as its last key."""
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    # JSON can write half a surrogate pair and UTF-8 cannot, so it is written as JSON's escape.
+    # UTF-8 cannot encode half a surrogate pair; JSON can escape it.
     body = text.encode(errors="backslashreplace")
     return body[:-1] + _CHECKSUM % _checksum(body) + b"\n"
 
 
 def record_of(line: bytes) -> Record:
-    """The record of a line.
+    """Returns the record of a line.
 
     Raises:
-      ValueError: its checksum is not that of the rest.
+      ValueError: the checksum is wrong.
     """
     length = len(_CHECKSUM % (b"0" * 16))
     body = line[:-length] + b"}"
@@ -74,14 +74,14 @@ def _checksum(body: bytes) -> bytes:
 
 
 def written_rows(path: Path) -> tuple[list[Record], bytes]:
-    """The rows that a run has written so far, and the start of one that is being written.
+    """Returns the rows that a run has written so far, and an incomplete last line.
 
     Args:
-      path: the file; it need not exist.
+      path: the file, which may be absent.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: a line is no row, or has been changed.
+      OSError: the file cannot be read.
+      ValueError: a line is not a row, or has been changed.
     """
     try:
         data = path.read_bytes()
@@ -105,37 +105,37 @@ def written_rows(path: Path) -> tuple[list[Record], bytes]:
         records.append(record)
     if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
         raise ValueError(
-            f"{path}: the end {torn[:40]!r} is no part of a row: delete it and run the same "
-            "command again"
+            f"{path} ends with {torn[:40]!r}, which is not part of a row: delete this end and run "
+            "the same command again"
         )
     return records, torn
 
 
 def not_a_row(path: Path, number: int) -> ValueError:
-    """The error for a line that is none of this run's rows."""
+    """Returns the error for a line that is not a row of the run."""
     return ValueError(
-        f"{path}:{number}: the line is not a row of this run, has been changed, or repeats an "
-        f"input: delete line {number} and run the same command again"
+        f"{path}:{number}: the line is not a row of this run, was changed, or is a duplicate: "
+        f"delete line {number} and run the same command again"
     )
 
 
 def resume(
     path: Path, examples: Sequence[Example], failed: Mapping[int, str], own: Collection[int]
 ) -> dict[int, Record]:
-    """The rows that an earlier start wrote; removes an incomplete last line from the file.
+    """Reads the rows of an earlier start; removes an incomplete last line from the file.
 
     Args:
-      path: the file; it need not exist.
+      path: the file, which may be absent.
       examples: all inputs.
-      failed: the errors of those that cannot be decoded, by id.
+      failed: id -> error, of the inputs that cannot be decoded.
       own: the ids of the rows that may be in the file.
 
     Returns:
       The records by id.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: a line is none of these rows, has been changed, or repeats one.
+      OSError: the file cannot be read.
+      ValueError: a line is not a row of the run, has been changed, or is a duplicate.
     """
     found, torn = written_rows(path)
     records: dict[int, Record] = {}
@@ -155,7 +155,7 @@ def resume(
 
 
 def totals(records: Sequence[Record]) -> dict[str, Any]:
-    """Counts over all rows, which depend only on the rows; what `metrics.json` begins with."""
+    """Returns the totals over all rows, the first keys of `metrics.json`."""
     decoded = [record for record in records if "error" not in record]
     counts = {name: sum(record["info"][name] for record in decoded) for name in COUNTS}
     ended = [record["ended_by"] for record in decoded]

@@ -1,4 +1,4 @@
-"""The processes that share a run: replicas, or one program of all."""
+"""The processes that share a run: replicas, or one JAX program."""
 
 import contextlib
 import dataclasses
@@ -14,13 +14,13 @@ class Process:
     """One of the processes that share a run.
 
     Attributes:
-      index: which process this is, from 0.
-      count: how many processes share the run.
-      together: whether they are one program over one mesh (`join`), each with the rows that lie on
-        its devices; else they are replicas, each with whole plans, that know nothing of each other.
+      index: the index of this process, from 0.
+      count: the number of processes that share the run.
+      together: whether they form one JAX program over one mesh (`join`), each with the rows on its
+        devices. If not, they are independent replicas, each with whole plans.
 
     Raises:
-      ValueError: `count` is not at least 1, or `index` is none of 0 .. count - 1.
+      ValueError: `count` is below 1, or `index` is not in 0 .. count - 1.
     """
 
     index: int
@@ -32,13 +32,13 @@ class Process:
             raise ValueError(f"process_count must be at least 1, got {self.count}")
         if not 0 <= self.index < self.count:
             raise ValueError(
-                f"process_index must be in 0 .. {self.count - 1}, below process_count, got "
+                f"process_index must be in 0 .. {self.count - 1} (process_count - 1), got "
                 f"{self.index}"
             )
 
     @property
     def directory(self) -> str:
-        """The name of its directory, within that of the run."""
+        """The name of its directory, within the directory of the run."""
         return f"part-{self.index:05d}-of-{self.count:05d}"
 
 
@@ -46,7 +46,7 @@ class LostProcessError(RuntimeError):
     """Another process of the program has ended, or cannot be reached."""
 
 
-# What JAX, gloo, NCCL and gRPC say where another process is gone.
+# Words in the errors of JAX, gloo, NCCL and gRPC if a process is lost.
 _LOST = (
     "Gloo", "gloo", "NCCL", "coordination", "Coordination", "UNAVAILABLE", "ABORTED",
     "DEADLINE_EXCEEDED",
@@ -56,22 +56,22 @@ _LOST = (
 def join(
     address: str | None = None, count: int | None = None, index: int | None = None
 ) -> Process | None:
-    """Makes this process one of a program of several, before JAX has started its devices.
+    """Joins the processes of one JAX program, before JAX has started its devices.
 
     Args:
-      address: host and port of process 0; None for what the cluster says (a TPU pod, Slurm, Open
-        MPI; see `jax.distributed.initialize`), which then also says the rest.
+      address: host and port of process 0; None: the cluster (a TPU pod, Slurm, Open MPI; see
+        `jax.distributed.initialize`) gives all three arguments.
       count: the number of processes.
-      index: which one this is, from 0.
+      index: the index of this process, from 0.
 
     Returns:
-      This process; None in a program of one.
+      This process; None if it is the only one.
 
     Raises:
-      LostProcessError: another one did not come in time; a later start may join it.
-      ValueError: JAX cannot join them.
+      LostProcessError: another process did not join in time; a later start may succeed.
+      ValueError: JAX cannot join the processes.
     """
-    # It would take SIGTERM for itself, by which launchers end a run.
+    # This service would catch SIGTERM, with which launchers end a run.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(address, count, index)
@@ -80,8 +80,8 @@ def join(
         where = "the cluster's environment" if address is None else address
         if any(word in reason for word in _LOST):
             raise LostProcessError(
-                f"the processes cannot be joined by {where} ({reason}): read what the other "
-                "processes say, and start all of them again"
+                f"the processes cannot be joined by {where} ({reason}): read the errors of the "
+                "other processes, and start all processes again"
             ) from None
         raise ValueError(
             f"the processes cannot be joined by {where} ({reason}): give --coordinator_address="
@@ -93,13 +93,13 @@ def join(
 
 
 def gather(values: Any) -> np.ndarray:
-    """What each process of a program has; all must call it.
+    """Gathers arrays from all processes of a JAX program; all processes must call it.
 
     Args:
       values: an array, of the same shape and dtype in all processes.
 
     Returns:
-      `[P, ...]`, those of the P processes.
+      `[P, ...]`, the arrays of the P processes.
     """
     from jax.experimental import multihost_utils
 
@@ -107,11 +107,11 @@ def gather(values: Any) -> np.ndarray:
 
 
 def check_same(what: str, text: str) -> None:
-    """Raises ValueError in all processes of a program where one has another text; all call it.
+    """Checks that all processes of a JAX program have the same text; all processes must call it.
 
     Args:
-      what: the name of what is compared, for the message.
-      text: a hash, of the same length in all.
+      what: the difference, for the message, such as "another input".
+      text: a hash, of the same length in all processes.
 
     Raises:
       ValueError: the texts differ.
@@ -120,17 +120,17 @@ def check_same(what: str, text: str) -> None:
     other = next((i for i, theirs in enumerate(found) if theirs != found[0]), None)
     if other is not None:
         raise ValueError(
-            f"process {other} has {what} that differs from that of process 0: give all processes "
-            "the same files and the same command"
+            f"process {other} has {what} than process 0: give all processes the same files and the "
+            "same command"
         )
 
 
 @contextlib.contextmanager
 def naming_lost_processes(process: Process | None) -> Iterator[None]:
-    """Turns what JAX says where another process of the program is gone into one line.
+    """Turns JAX's errors about lost processes into one line.
 
     Args:
-      process: this process; None, or a replica, for one that waits for no other.
+      process: this process; None and replicas do not wait for others.
 
     Raises:
       LostProcessError: a collective failed.
@@ -143,6 +143,6 @@ def naming_lost_processes(process: Process | None) -> Iterator[None]:
         if process is None or not process.together or not lost:
             raise
         raise LostProcessError(
-            f"process {process.index} of {process.count} has lost another one ({reason[:120]}): "
-            "read what that one says, and start all of them again; finished rows are kept"
+            f"process {process.index} of {process.count} lost another process ({reason[:120]}): "
+            "read its error, and start all processes again; finished rows are kept"
         ) from None

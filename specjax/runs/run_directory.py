@@ -1,8 +1,8 @@
-"""The directory of a run: one process at a time owns it, and only what a run has made is replaced.
+"""The directory of a run: a single process owns it and replaces only files that the run has made.
 
-Every command that writes takes its directory in the same order: lock it; check everything; claim it
-for one configuration; record how the run was started; write. The file of the configuration lists
-what the run has made, and nothing else in the directory is ever replaced or removed.
+Every command locks its directory, checks everything, claims the directory for its configuration,
+records how the run was started, and writes. The file of the configuration lists the files that the
+run has made; no other file is ever replaced or removed.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from specjax.writing import locked, naming_failures, new_directory, write_atomic
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
-# Keys of a configuration: what its run was made on, and which process of a run it is.
+# Keys of a configuration: the device and versions, and the process.
 ENVIRONMENT, PART = "environment", "part"
-# Keys beside the configuration in its file. Earlier versions wrote a fingerprint there.
+# Keys in the file that are not part of the configuration; earlier versions wrote a fingerprint.
 _FILES, _KEPT = "files", "kept"
 _BESIDE = (_FILES, _KEPT, "fingerprint")
 _RECORDS = (GIN_NAME, RUNS_NAME)
@@ -38,9 +38,9 @@ _LOCK_NAME = ".specjax.lock"
 class RunDirectory:
     """The directory of one run, locked while the context is open.
 
-    A start that fails leaves the directory as it was: it takes back its claim and what it has made,
-    unless it, or one before it, has called `keep`; and it removes the directory if it has made that
-    too. A claim that a killed process left without `keep` is replaced by the next one.
+    A start that fails leaves the directory as it was: it removes its claim, its files, and the
+    directory if it made that, unless `keep` was called now or in an earlier start. A claim that a
+    killed process left without `keep` is replaced by the next claim.
 
     Args:
       path: the directory; it is made, with its parents, when the context opens.
@@ -48,7 +48,7 @@ class RunDirectory:
       makes: the names of all files and directories that the run may write.
 
     Raises:
-      FileExistsError: (on opening) the directory holds one of these names, and no run made it.
+      FileExistsError: (on opening) the directory has one of these names, and no run made it.
       OSError: (on opening) it cannot be written, or another process works in it.
       TypeError: `path` is not a path.
       ValueError: `path` is empty, or (on opening) the file of the configuration is damaged.
@@ -73,7 +73,7 @@ class RunDirectory:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_made(self.path))
             in_use = (
-                f"output_dir={self.path}: another process works in it: wait for it, or choose "
+                f"output_dir={self.path} is used by another process: wait for it, or choose "
                 "another directory"
             )
             stack.enter_context(locked(self.path / _LOCK_NAME, in_use))
@@ -97,23 +97,19 @@ class RunDirectory:
             self._stack.__exit__(kind, error, trace)
 
     def peek(self) -> dict[str, Any] | None:
-        """The recorded configuration, or None; it takes no lock, and raises as opening does."""
+        """Reads the recorded configuration, or None, without a lock; raises like opening."""
         self._stored = read_config(self._config)
         self._refuse_foreign()
         return self._stored
 
     @property
     def kept(self) -> bool:
-        """Whether a start of this run, this one or an earlier one, has made something of worth."""
+        """Whether this start or an earlier start has called `keep`."""
         return self._stored is not None and self._stored[_KEPT]
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the configuration, to seal what the run writes.
-
-        It follows from the configuration's content alone. The environment does not count, in which
-        a run may change, nor which process of a run this is.
-        """
+        """A hash of the configuration without its environment and its process."""
         assert self._stored is not None, "the directory must be claimed, or have a configuration"
         ignored = (*_BESIDE, ENVIRONMENT, PART)
         counted = {key: value for key, value in self._stored.items() if key not in ignored}
@@ -129,11 +125,11 @@ class RunDirectory:
         """Records the configuration of the run, or compares it with the recorded one.
 
         Args:
-          configuration: JSON values that determine the run; under the key `environment` stands what
-            `specjax.environment.environment` returns, if it counts.
-          allow_other_environment: whether to go on, with a warning, where the environment alone is
-            another one than recorded.
-          replace: whether another configuration takes the place of the recorded one.
+          configuration: JSON values that determine the run; the key `environment`, if present, has
+            the result of `specjax.environment.environment`.
+          allow_other_environment: whether to continue, with a warning, if only the environment
+            differs from the recorded environment.
+          replace: whether a different configuration replaces the recorded configuration.
 
         Raises:
           OSError: the file cannot be written.
@@ -155,14 +151,13 @@ class RunDirectory:
         remedy = "choose another output_dir, or use the same configuration to continue the run"
         if not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours):
             if allow_other_environment:
-                print(f"specjax: warning: the run goes on, though {found}", file=sys.stderr)
+                print(f"specjax: warning: continuing the run, although {found}", file=sys.stderr)
                 return
             remedy += (
-                ", or set allow_other_environment=True to go on here, where floats may be rounded "
-                "otherwise"
+                ", or set allow_other_environment=True to continue here (rounding may then differ)"
             )
         raise ValueError(
-            f"output_dir={self.path} holds a run of another configuration ({found}): {remedy}"
+            f"output_dir={self.path} has a run of another configuration ({found}): {remedy}"
         )
 
     def record(
@@ -199,10 +194,10 @@ class RunDirectory:
             file.write(json.dumps(line) + "\n")
 
     def own(self, name: str) -> Path:
-        """The path of something that the run writes itself, listed as made by the run.
+        """Returns the path of a file or directory, and lists it as made by the run.
 
         Args:
-          name: one of the names that were given as `makes`.
+          name: one of the names in `makes`.
 
         Raises:
           OSError: the list cannot be written.
@@ -214,32 +209,32 @@ class RunDirectory:
         return self.path / name
 
     def keep(self) -> None:
-        """Says that the run has made something of worth, which a failure must not remove."""
+        """Records that a failure must not remove the run's files."""
         assert self._stored is not None, "the directory must be claimed before it is written"
         if not self.kept:
             self._store({**self._stored, _KEPT: True})
 
     def write(self, name: str, data: bytes) -> Path:
-        """Writes a file of the run such that it is complete or unchanged; see `own`."""
+        """Writes a file of the run completely or not at all; see `own`."""
         path = self.own(name)
         write_atomically(path, data)
         return path
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """A directory that takes the place of `name` when the context ends without an error."""
+        """Yields a directory that replaces `name` if the context ends without an error."""
         with new_directory(self.own(name), replace=True) as partial:
             yield partial
 
     def makes(self, path: str | os.PathLike[str]) -> bool:
-        """Whether a path is the directory, or in what the run writes there; links are followed."""
+        """Whether a path is this directory or a file of the run in it; follows links."""
         inside, place = Path(path).expanduser().resolve(), self.path.resolve()
         if not inside.is_relative_to(place):
             return False
         return inside == place or inside.relative_to(place).parts[0] in self._makes
 
     def _take_back(self) -> None:
-        """Removes what a run has made that kept nothing."""
+        """Removes the files of a run without `keep`."""
         if self._stored is None:
             return
         for path in (self.path / name for name in self._makes if name in self._stored[_FILES]):
@@ -256,38 +251,36 @@ class RunDirectory:
 
     def _refuse_foreign(self) -> None:
         made = [] if self._stored is None else self._stored[_FILES]
-        # The list only answers for names that the run may write: it must lead nowhere else.
+        # A changed list must not make the run remove other files.
         if foreign := [name for name in made if name not in self._makes]:
             raise ValueError(
-                f"{self._config} names {foreign[0]!r} as made by the run, which it does not make: "
-                "choose another output_dir"
+                f"{self._config} lists {foreign[0]!r}, which is not a file of this run: choose "
+                "another output_dir"
             )
         for name in self._makes:
             path = self.path / name
             if not os.path.lexists(path):
                 continue
-            # What is written there would go to another's file. A directory may have been moved.
+            # Writing would change the target of the link. A directory may have been moved.
             if path.is_symlink() and not path.is_dir():
                 raise FileExistsError(
-                    f"{path} is a link, which no run made: choose another output_dir, or move it"
+                    f"{path} is a link, not a file of a run: choose another output_dir, or move it"
                 )
             if name not in made or not (path.is_file() or path.is_dir()):
                 raise FileExistsError(
-                    f"{path} exists, but {self._config.name} does not say that a run made it: "
+                    f"{path} exists, but {self._config.name} does not list it as a file of a run: "
                     "choose another output_dir, or move it"
                 )
 
 
 @contextlib.contextmanager
 def _made(directory: Path) -> Iterator[None]:
-    """Makes a directory and its parents; at the end, removes those of them that are empty."""
-    # os.path, for which a name that is too long does not exist: making it gives the error.
+    """Makes a directory and its parents; at the end, removes those that are empty."""
+    # `os.path.exists` returns False for a name that is too long; mkdir then raises.
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise NotADirectoryError(f"output_dir={directory} is a file: choose a directory")
     if os.path.islink(directory) and not os.path.exists(directory):
-        raise NotADirectoryError(
-            f"output_dir={directory} is a link that leads to nothing: choose a directory"
-        )
+        raise NotADirectoryError(f"output_dir={directory} is a broken link: choose a directory")
     absent = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
         try:
@@ -295,7 +288,7 @@ def _made(directory: Path) -> Iterator[None]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise OSError(
-                f"output_dir={directory} cannot be written ({reason}): choose another one"
+                f"output_dir={directory} cannot be written ({reason}): choose another directory"
             ) from None
         yield
     finally:
@@ -307,21 +300,21 @@ def _made(directory: Path) -> Iterator[None]:
 def _make_writable(directory: Path, attempts: int = 5) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        # Only an attempt shows whether it can be written: root passes every permission check.
+        # Only an attempt shows whether it is writable: root passes every permission check.
         with tempfile.TemporaryFile(dir=directory):
             pass
-    except FileNotFoundError:  # another start has just failed, and removed what it had made
+    except FileNotFoundError:  # another start has just failed and removed the directory
         if not attempts:
             raise
         _make_writable(directory, attempts - 1)
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The file of a run's configuration; None if there is none.
+    """Reads the file of a run's configuration; None if it is absent.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: it is damaged, or no run's.
+      OSError: the file cannot be read.
+      ValueError: it is damaged, or not the configuration of a run.
     """
     try:
         stored = json.loads(path.read_bytes())
@@ -331,7 +324,8 @@ def read_config(path: Path) -> dict[str, Any] | None:
         stored = None
     except OSError as error:
         raise OSError(
-            f"{path} cannot be read ({error.strerror}): correct that, or choose another output_dir"
+            f"{path} cannot be read ({error.strerror}): make it readable, or choose another "
+            "output_dir"
         ) from None
     except (ValueError, RecursionError):
         stored = None
@@ -343,13 +337,13 @@ def read_config(path: Path) -> dict[str, Any] | None:
     ):
         raise ValueError(
             f"{path} is damaged, or not the configuration of a run: choose another output_dir, or "
-            "empty this one"
+            "empty this directory"
         )
     return stored
 
 
 def difference(theirs: Any, ours: Any, name: str = "") -> str:
-    """The first few differences of two configurations, in words."""
+    """Describes the first differences of two configurations."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         parts = [
             difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)

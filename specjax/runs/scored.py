@@ -1,4 +1,4 @@
-"""Reads the predictions and the references that are scored.
+"""Reads predictions and references for scoring.
 
 Axes: n rows.
 """
@@ -21,17 +21,17 @@ from specjax.runs.predictions import PREDICTIONS_NAME, record_of
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """What a file of predictions says of n rows.
+    """The content of a file of predictions of n rows.
 
     Attributes:
       path: the file.
-      outputs: n texts; "" where there is no prediction.
-      inputs: n texts, None where the file does not say.
+      outputs: n texts; "" for a missing prediction.
+      inputs: n texts, None if unknown.
       targets: for each row its references, or None.
-      failed: how many rows have no prediction.
-      counts: what decoding took, or None where the file does not say.
-      log_target: `[n]` float64, log π of the rows, NaN where unknown; None if `counts` is.
-      log_p: `[n]` float64, log p of the rows, -inf where the verifier could not emit them.
+      failed: the number of rows without a prediction.
+      counts: the counts of decoding, or None if unknown.
+      log_target: `[n]` float64, log π of the rows, NaN if unknown; None if `counts` is None.
+      log_p: `[n]` float64, log p of the rows, -inf if the verifier could not emit them.
     """
 
     path: str
@@ -56,17 +56,16 @@ def read_predictions(
     """Reads a file of predictions.
 
     Args:
-      path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`, or of the
-        parts of one. The rows of `specjax infer` are put in the order of their ids; others are
-        taken in that of the file.
+      path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`, or of its
+        parts. Rows of `specjax infer` are sorted by id; other rows keep the order of the file.
       prediction_field: the key of the output, a text or null.
-      targets_field: the key of a row's reference, a text or a list of texts, if it has one.
+      targets_field: the key of a row's reference, a text or a list of texts; optional.
 
     Returns:
       The predictions.
 
     Raises:
-      FileNotFoundError: there is no such file, or a part is missing.
+      FileNotFoundError: the file or a part does not exist.
       TypeError: `path` is not a path.
       ValueError: the file is empty or not JSONL, a row lacks its prediction or has been changed
         since it was written, or rows of `specjax infer` are missing.
@@ -84,7 +83,7 @@ def read_predictions(
         records.append(record)
     if all("checksum" in record for record in records):
         return predictions_of(_in_order(name, records), name, prediction_field, targets_field)
-    # What others say of decoding is not read: it may be of another form.
+    # `info` of other programs may have another form.
     own = [{key: value for key, value in record.items() if key != "info"} for record in records]
     return predictions_of(own, name, prediction_field, targets_field)
 
@@ -95,13 +94,13 @@ def predictions_of(
     prediction_field: str = "prediction",
     targets_field: str = "targets",
 ) -> Predictions:
-    """What records say, such as those of `specjax.runs.predictions.record_of_row`.
+    """Makes predictions from records, such as those of `predictions.record_of_row`.
 
     Args:
-      records: one for each row, in order; see `read_predictions`.
-      path: their file, or what messages call them.
+      records: a record for each row, in order; see `read_predictions`.
+      path: their file, or their name in messages.
       prediction_field: the key of the output.
-      targets_field: the key of a row's reference, if it has one.
+      targets_field: the key of a row's reference; optional.
 
     Returns:
       The predictions.
@@ -129,18 +128,18 @@ def predictions_of(
 
 
 def named(paths: Any) -> dict[str, tuple[str, ...]]:
-    """Names of methods -> the files of their predictions, each of another seed.
+    """Returns the files of each method by name.
 
     Args:
-      paths: a path, several, or a dict: name -> a path or several. Without names a method is called
-        by its directory, or by its file if that is not `predictions.jsonl`.
+      paths: a path, several paths, or name -> a path or several (one per seed). Without names a
+        method has the name of its directory, or of its file if that is not `predictions.jsonl`.
 
     Returns:
-      The files of each method.
+      Name -> files.
 
     Raises:
-      TypeError: `paths` is nothing of that.
-      ValueError: it is empty, or the same path stands in it twice.
+      TypeError: `paths` has another type.
+      ValueError: `paths` is empty, or has a path twice.
     """
     if isinstance(paths, dict):
         several = {
@@ -151,7 +150,7 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
         alone = isinstance(paths, str | os.PathLike)
         if not alone and not isinstance(paths, list | tuple):
             raise TypeError(
-                f"predictions must be a path, several, or a dict of them, got {paths!r}"
+                f"predictions must be a path, several paths, or a dict of paths, got {paths!r}"
             )
         files = [paths] if alone else list(paths)
         for path in files:
@@ -161,9 +160,9 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
         for name, path in zip(short, files, strict=True):
             key = name if short.count(name) == 1 else os.fspath(path)
             if key in several:
-                raise ValueError(f"predictions has {key} twice: compare it with another one")
+                raise ValueError(f"predictions has {key} twice: give different files")
             several[key] = (path,)
-    for path in (path for paths_of_one in several.values() for path in paths_of_one):
+    for path in (path for of_method in several.values() for path in of_method):
         check_path(path, "predictions=")
     if not several or not all(several.values()):
         raise ValueError("predictions is empty: give at least one file")
@@ -178,36 +177,36 @@ def read_references(
     """Reads references, row by row.
 
     Args:
-      sources: a file, plain or `.gz`, or several, of which each has a reference for every row: text
-        (one per line), TSV or JSONL.
-      field: TSV: a column, counted from 0, or its name in the first line, which may be left out
-        where there is one column. JSONL: a key, "targets" by default, of a text or a list of texts.
-        An empty list stands for the empty answer, "".
+      sources: a file, plain or `.gz`, or several files, each with a reference for every row: text
+        (a line each), TSV or JSONL.
+      field: TSV: a column, counted from 0, or its name in the first line; optional for a single
+        column. JSONL: a key, "targets" by default, of a text or a list of texts. An empty list is
+        the empty answer, "".
 
     Returns:
       For each row its references.
 
     Raises:
-      FileNotFoundError: there is no such file.
+      FileNotFoundError: a file does not exist.
       TypeError: a path is not a path.
       ValueError: a file is empty or unreadable, lacks the field, has several columns and no field
-        is given, or has another number of rows than the first.
+        is given, or the files have different numbers of rows.
     """
     names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(names, Sequence) or not names:
-        raise TypeError(f"references must be a path or several, got {sources!r}")
+        raise TypeError(f"references must be a path or several paths, got {sources!r}")
     columns = [_column(path, field) for path in names]
     for path, column in zip(names, columns, strict=True):
         if len(column) != len(columns[0]):
             raise ValueError(
-                f"{path} has {len(column)} references, but {names[0]} has {len(columns[0])}: all "
-                "files of references must have as many rows"
+                f"{path} has {len(column)} references, but {names[0]} has {len(columns[0])}: give "
+                "files with the same number of rows"
             )
     return [tuple(text for part in row for text in part) for row in zip(*columns, strict=True)]
 
 
 def as_references(found: str | Sequence[str]) -> tuple[str, ...]:
-    """A text or several as a tuple, ("",) for none."""
+    """Returns a text or several texts as a tuple; an empty list as ("",)."""
     return (found,) if isinstance(found, str) else tuple(found) or ("",)
 
 
@@ -216,15 +215,15 @@ def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
     name = os.path.expanduser(os.fspath(path))
     kind = guess_format(name)
     if kind == "text" and field is not None:
-        raise ValueError(f"{name}: a text file has no field {field!r}: leave it out")
+        raise ValueError(f"{name}: a text file has no field {field!r}: leave out the field")
     records = read_records(name, header=isinstance(field, str))
     if field is None:
         field = "targets" if kind == "jsonl" else 0
         first = next(read_records(name, header=False)).values if kind == "tsv" else {}
         if len(first) > 1:
             raise ValueError(
-                f"{name} has {len(first)} columns: say which one has the references "
-                "(references_field), 0 for the first"
+                f"{name} has {len(first)} columns: choose the column of the references with "
+                "references_field (0 is the first)"
             )
     return [as_references(field_of(record, field)) for record in records]
 
@@ -235,12 +234,12 @@ def _check(place: str, line: str, record: dict[str, Any], field: str, targets_fi
             record_of(line.encode())
         except ValueError:
             raise ValueError(
-                f"{place}: the line has been changed since it was written: restore it, or "
-                "remove `checksum` from all lines"
+                f"{place}: the line was changed after it was written: restore it, or remove "
+                "`checksum` from all lines"
             ) from None
     if field not in record:
         raise ValueError(
-            f"{place}: there is no key {field!r}: the object has {', '.join(map(repr, record))}"
+            f"{place}: there is no key {field!r}; the keys are {', '.join(map(repr, record))}"
         )
     if not isinstance(record[field], str | None):
         raise ValueError(
@@ -255,16 +254,16 @@ def _in_order(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, record in enumerate(ordered):
         if record["id"] != i:
             raise ValueError(
-                f"{name}: there is no row with id {i}: finish the run, with the command that began "
-                "it, before you score it"
+                f"{name}: there is no row with id {i}: finish the run with the same command before "
+                "you score it"
             )
     return ordered
 
 
 def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Log π and log p, `[n]` each. JSON has no infinity: a null p is one, but for a row of NaN.
+    """Log π and log p, `[n]` each.
 
-    A row without p is one that the verifier has not read.
+    JSON has no infinity: null is -inf, except in a row of NaN. Without `log_prob` p is unknown.
     """
     target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
     for i, record in enumerate(records):

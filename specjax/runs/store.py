@@ -1,9 +1,8 @@
-"""Keyed records of a run on disk: each is one file, whole or absent, and sealed to its run.
+"""Records of a run on disk, by key: each is a file, complete or absent, and sealed to its run.
 
 A file is a safetensors file: the arrays, the value as compressed JSON, and a seal. The seal is a
-checksum over the content, the key and the run's fingerprint, so that neither a damaged record, nor
-one of another run or another key, passes for this one. File names follow from keys; nothing that a
-record says is used as a path.
+checksum over the content, the key and the run's fingerprint. It detects damaged records, and those
+of another run or key. File names are derived from keys, never from the content of a record.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ _SEAL = "seal"
 
 
 class Record(NamedTuple):
-    """What is stored under a key.
+    """The value and the arrays of a key.
 
     Attributes:
       value: a JSON value.
@@ -44,70 +43,69 @@ class Record(NamedTuple):
 class Store:
     """Records of a run, by key.
 
-    Keys are texts, whole numbers, or tuples of them. Values are JSON values without NaN. Records of
-    equal keys, values and arrays have equal bytes in every run of one configuration, also in the
+    Keys are texts, whole numbers, or tuples of them. Values are JSON values without NaN. Equal
+    keys, values and arrays give equal bytes in every run with the same configuration, also in the
     parts of a run and in another environment.
 
     Args:
-      run: the directory of the run, claimed; or one of which `peek` has read the configuration, to
-        read records without owning the directory.
-      name: the directory of the records, one of the names that the run makes.
+      run: the claimed directory of the run; to read records, `run.peek()` is enough.
+      name: the directory of the records, one of `RunDirectory`'s `makes`.
     """
 
     def __init__(self, run: RunDirectory, name: str):
         self._run, self._name = run, name
 
     def __contains__(self, key: Key) -> bool:
-        """Whether there is a record of this key, sound or not."""
+        """Whether there is a record of this key, valid or not."""
         return self.path(key).exists()
 
     def path(self, key: Key) -> Path:
-        """The file of a key, which need not exist."""
+        """Returns the file of a key, which may be absent."""
         text = _text(key)
         words = re.sub(r"[^A-Za-z0-9]+", "-", text)[:48].strip("-")
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return self._run.path / self._name / f"{words}-{digest}{_SUFFIX}"
 
     def get(self, key: Key, *, mapped: bool = False) -> Record | None:
-        """The record of a key.
+        """Reads the record of a key.
 
         Args:
           key: the key.
-          mapped: whether the arrays are mapped into memory and read where they are indexed. They
-            are read once here in any case, to compare the checksum.
+          mapped: whether to map the arrays into memory instead of loading them. They are read once
+            in any case, to compare the checksum.
 
         Returns:
-          The record; None if there is none.
+          The record; None if it is absent.
 
         Raises:
           OSError: the file cannot be read.
-          ValueError: it is damaged, or of another run or another key.
+          ValueError: the record is damaged, or of another run or key.
         """
         path = self.path(key)
         seal = self._seal(path)
         if seal is None:
             return None
         if seal["key"] != json.loads(_text(key)):
-            raise _refused(path, f"it is of the key {seal['key']!r}")
+            raise _refused(path, f"its key is {seal['key']!r}")
         try:
             arrays = _mapped(path, seal["arrays"]) if mapped else _loaded(path)
             if {name: _layout(array) for name, array in arrays.items()} != seal["arrays"]:
-                raise _refused(path, "it has been changed")
+                raise _refused(path, "it was changed")
             value = json.loads(zlib.decompress(arrays.pop(_VALUE).data))
         except (safetensors.SafetensorError, zlib.error) as error:
             raise _refused(path, f"it is damaged: {error}") from None
         return Record(value, arrays)
 
     def put(self, key: Key, value: Any, arrays: Mapping[str, np.ndarray] | None = None) -> None:
-        """Writes the record of a key, in the place of an earlier one; the run is then kept.
+        """Writes or replaces the record of a key; the run is then kept.
 
         Args:
           key: the key.
           value: a JSON value without NaN.
-          arrays: by name, of numbers or booleans; the name `value.json` is taken.
+          arrays: name -> numbers or booleans; the name `value.json` is reserved.
 
         Raises:
-          OSError: it cannot be written; an earlier one is then unchanged.
+          OSError: the file cannot be written; an earlier record is then unchanged.
         """
         made = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         assert _VALUE not in made, _VALUE
@@ -131,11 +129,11 @@ class Store:
         self.path(key).unlink(missing_ok=True)
 
     def keys(self) -> list[Key]:
-        """The keys of all records, sorted by their texts; their contents are not read.
+        """Returns the keys of all records, sorted by their texts, without reading the arrays.
 
         Raises:
           OSError: a file cannot be read.
-          ValueError: one is damaged, of another run, or has not the name of its key.
+          ValueError: a file is damaged, of another run, or has the name of another key.
         """
         found: dict[str, Key] = {}
         for path in sorted((self._run.path / self._name).glob(f"*{_SUFFIX}")):
@@ -144,14 +142,14 @@ class Store:
                 continue
             key = tuple(seal["key"]) if isinstance(seal["key"], list) else seal["key"]
             if self.path(key) != path:
-                raise _refused(path, f"it is of the key {key!r}")
+                raise _refused(path, f"its key is {key!r}")
             found[_text(key)] = key
         return [found[text] for text in sorted(found)]
 
     def _seal(self, path: Path) -> dict[str, Any] | None:
-        """What a file says of itself: its run is this one. None if there is no file."""
+        """The checked seal of a file, None if there is no file."""
         try:
-            # Opening a pipe would wait; a link leads out of the run.
+            # Opening a pipe would block; a link may lead out of the run.
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise _refused(path, "it is not a regular file")
             with safetensors.safe_open(path, "numpy") as file:
@@ -159,15 +157,15 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OSError(f"{path} cannot be read ({error.strerror}): restore it") from None
+            raise OSError(f"{path} cannot be read ({error.strerror}): make it readable") from None
         except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
             raise _refused(path, f"it is damaged: {error}") from None
         if not isinstance(seal, dict) or not seal.keys() >= {"arrays", "fingerprint", "key"}:
             raise _refused(path, "it has no seal")
         if seal["fingerprint"] != self._run.fingerprint:
-            raise _refused(path, "it is of a run of another configuration")
+            raise _refused(path, "it is from a run of another configuration")
         if seal.pop("checksum", None) != _checksum(seal):
-            raise _refused(path, "it has been changed")
+            raise _refused(path, "it was changed")
         return seal
 
 
@@ -181,14 +179,14 @@ def _loaded(path: Path) -> dict[str, np.ndarray]:
 
 
 def _mapped(path: Path, layouts: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of a sound safetensors file, which begins with a length and a header."""
+    """The arrays of a valid safetensors file, which begins with a length and a header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     arrays = {}
     for name, (dtype, shape, _) in layouts.items():
         start = 8 + length + header[name]["data_offsets"][0]
-        empty = 0 in shape  # nothing cannot be mapped
+        empty = 0 in shape  # an empty array cannot be mapped
         arrays[name] = (
             np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", start, tuple(shape))
         )
@@ -200,13 +198,13 @@ def _checksum(seal: Mapping[str, Any]) -> str:
 
 
 def _layout(array: np.ndarray) -> list[Any]:
-    """Of an array: dtype, shape and a checksum of its content."""
+    """The dtype and shape of an array, and a checksum of its content."""
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [array.dtype.str, list(array.shape), hashlib.sha256(content.data).hexdigest()]
 
 
 def _refused(path: Path, reason: str) -> ValueError:
     return ValueError(
-        f"{path} is not the record that its name stands for ({reason}): delete it, and run the "
-        "same command again"
+        f"{path} is not a valid record of this run ({reason}): delete it, and run the same command "
+        "again"
     )

@@ -68,7 +68,8 @@ def answer(
         lossless = all(one.is_lossless for one in candidates)
         if demand.wants_quality or not lossless:
             raise ValueError(
-                f"demand={demand.described()!r} reads the quality: give references and METRICS"
+                f"demand={demand.described()!r} needs a measured quality: give references and "
+                "METRICS"
             )
     *rounds, _ = parts
     counts = [Counts(stop - start, timed) for start, stop, timed in parts.values()]
@@ -91,7 +92,7 @@ def answer(
         "held_out": None,
     }
     if choice.setting is not None:
-        tell(f"the held-out texts: {choice.setting.described()} on {counts[-1].rows} texts ...")
+        tell(f"measuring {choice.setting.described()} on {counts[-1].rows} held-out texts ...")
         verifier, scores = (_held_out(look, one) for one in (alone, choice.setting))
         clauses = verdict(demand, choice.setting, scores, verifier, quality, bootstrap)
         apart = None if quality is None else over(scores, verifier, quality, bootstrap)
@@ -112,7 +113,7 @@ def _held_out(look: Look, setting: Setting) -> Scores:
     try:
         return look(setting, [HELD_OUT])
     except MeasuringError as error:
-        raise ValueError(f"{setting.described()} on the held-out texts: {error}") from None
+        raise ValueError(f"{setting.described()} failed on the held-out texts: {error}") from None
 
 
 def _of_round(one: HalvingRound, quality: str | None) -> dict[str, Any]:

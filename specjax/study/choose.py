@@ -92,9 +92,9 @@ class Search:
         ends = [max(seen >> (self.rounds - 1 - i), 1) for i in range(self.rounds)]
         if min(ends[0], rows - seen) < least:
             raise ValueError(
-                f"there are {rows} texts, of which {rows - seen} are held out: too few for {least} "
-                f"in the first of {self.rounds} rounds; add texts, or lower rounds or the batch "
-                "size of the latency"
+                f"of {rows} texts, {rows - seen} are held out and {ends[0]} are in the first "
+                f"of {self.rounds} rounds; both need at least {least}: add texts, or lower "
+                "`rounds` or LATENCY_BATCH_SIZE"
             )
         return ends
 
@@ -230,7 +230,10 @@ def halve(
     """
     left, rounds, failed = list(settings), list[HalvingRound](), dict[Setting, str]()
     for number, here in enumerate(texts):
-        tell(f"round {number + 1} of {len(texts)}: {len(left)} settings on {here.rows} texts ...")
+        tell(
+            f"round {number + 1} of {len(texts)}: measuring {len(left)} settings on "
+            f"{here.rows} texts ..."
+        )
         found = {alone: look(alone, number)}
         for setting in left:
             tell(f"  {setting.described()} ...")

@@ -170,17 +170,19 @@ def compare(
 def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | None) -> None:
     """Raises unless these go together."""
     if measured not in (FRONT, ALL, NONE):
-        raise ValueError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
+        raise ValueError(f"`measured` must be 'front', 'all' or 'none', got {measured!r}")
     if not isinstance(with_times, bool):
-        raise TypeError(f"with_times must be True or False, got {with_times!r}")
+        raise TypeError(f"`with_times` must be True or False, got {with_times!r}")
     if has_demand and measured == NONE:
-        raise ValueError("a demand is answered by measuring: leave out the demand, or --estimate")
+        raise ValueError("a demand needs measurements: leave out DEMAND or --estimate")
     if not with_times and measured != NONE:
-        raise ValueError("with_times must be True where settings are measured by their estimates")
+        raise ValueError(
+            "`with_times` must be True, because estimates select the settings to measure"
+        )
     if process is not None and (has_demand or measured != ALL):
         raise ValueError(
-            "replicas measure all settings, each its share: give --full, and no DEMAND; estimates "
-            "and choices take one process"
+            "several processes must measure all settings: give --full and no DEMAND, or use "
+            "one process"
         )
 
 
@@ -197,14 +199,14 @@ def _promising(
     known = [one for one in settings if why_not[one] is None]
     if left := [one for one in settings if why_not[one] is not None]:
         tell(
-            f"{len(left)} of {len(settings)} settings cannot be estimated, such as "
-            f"{left[0].described()}: {why_not[left[0]]}"
+            f"{len(left)} of {len(settings)} settings cannot be estimated and will be "
+            f"measured; the first is {left[0].described()}: {why_not[left[0]]}"
         )
     *seen, last = parts.values()
     limit = seen[-1][1] if seen else last[1]
     read = bench.prompts[: min(limit, search.estimate_limit)]
     if len(read) < search.estimate_limit:
-        tell(f"estimates are of all {len(read)} texts, not of {search.estimate_limit}")
+        tell(f"estimating from all {len(read)} texts; {search.estimate_limit} were requested")
     rows = bench.measuring.latency_batch_size
     how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
     about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
@@ -320,7 +322,7 @@ class Measurer:
         done = self._points.scored()
         missing = [one for one in settings if one not in done]
         if len(missing) < len(settings):
-            tell(f"{len(settings) - len(missing)} of {len(settings)} settings are measured already")
+            tell(f"{len(settings) - len(missing)} of {len(settings)} settings were measured before")
         begin = time.perf_counter()
         for i, setting in enumerate(missing):
             left = (time.perf_counter() - begin) / max(i, 1) * (len(missing) - i) / 60
@@ -346,7 +348,7 @@ class Measurer:
         try:
             alone = self._points.scored(last).get(setting.verifier_alone)
             if setting.method != VERIFIER_ALONE and alone is None:
-                raise ValueError("the verifier alone failed: there is nothing to compare with")
+                raise ValueError("the verifier alone failed, so there is no baseline")
             own = measure(setting, self._bench.part(*self._parts[last]))
             earlier = [self._points.measured(setting, name) for name in names[:-1]]
             everything = self._bench.part(self._parts[names[0]][0], self._parts[last][1])

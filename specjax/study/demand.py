@@ -185,9 +185,9 @@ def _clause(part: str, text: str) -> Clause:
             NATS: lambda x: x >= 0,
         }.get(figure, lambda x: x > 0)
         if not math.isfinite(bound) or not low(bound):
-            raise ValueError(f"demand: the bound of {part!r} is out of range: got {text!r}")
+            raise ValueError(f"demand: the bound in {part!r} is out of range, got {text!r}")
         return Clause(figure, -bound if figure == DIFFERENCE and bound else bound)
-    raise ValueError(f"demand must be such as {_KNOWN}, got {text!r}")
+    raise ValueError(f"demand must look like {_KNOWN}, got {text!r}")
 
 
 def _values(scores: Scores, name: str) -> np.ndarray:
@@ -286,8 +286,8 @@ class Judge:
         of_quality = any(clause.figure == QUALITY for clause in demand.clauses)
         if quality is None and (of_quality or demand.wants_quality):
             raise ValueError(
-                f"demand: {demand.described()!r} is about quality, but nothing measures it: give "
-                "METRICS and references"
+                f"demand={demand.described()!r} needs a measured quality: give references and "
+                "METRICS"
             )
         self.demand, self.quality, self.confidence = demand, quality or "", confidence
         self._last, self._held_out = last, held_out
@@ -392,15 +392,17 @@ class Judge:
         if self.demand.wants_quality and safe != alone:
             free, surely = self._compared(_FASTER, found[safe], found[alone])
             if surely:
-                return Choice(DRAFT, safe, f"it is {free}, whose quality it has by law")
+                return Choice(
+                    DRAFT, safe, f"it is {free}, and lossless: its quality is the verifier's"
+                )
         if best == alone:
             others = [setting for setting in passing if setting != alone]
             reason = "is better" if self.demand.wants_quality else "is faster"
-            told = f"nothing else that meets the demand {reason}"
+            told = f"no other setting that meets the demand {reason}"
             if not others:
-                told = "it meets the demand, and nothing else that was measured surely does"
+                told = "it meets the demand, and no other measured setting reliably does"
             return Choice(DO_NOT_DRAFT, alone, told)
-        told = f"the best other, {best.described()}, is {told}: maybe chance"
+        told = f"the best other setting, {best.described()}, is {told}: this may be chance"
         return Choice(DO_NOT_DRAFT, alone, told)
 
     def _compared(self, lead: Clause, best: Scores, alone: Scores) -> tuple[str, bool]:
@@ -416,15 +418,15 @@ class Judge:
     def _why_not(self, judged: Mapping[Setting, Judged]) -> str:
         finite = {setting: one for setting, one in judged.items() if math.isfinite(one.slack)}
         if not finite:
-            return "no setting has the figures that the demand asks for"
+            return "no setting has the figures that the demand needs"
         nearest = max(finite, key=lambda setting: finite[setting].lead)
         one = finite[nearest]
-        told = f"{nearest.described()} comes nearest to {one.clause.described()!r}: it "
+        about = f"{nearest.described()} comes closest to {one.clause.described()!r}: "
         if one.slack < 0.0:
-            return told + f"misses it by {-one.slack:.3g}"
-        return (
-            told + f"meets it by {one.slack:.3g} on the {self._last.rows} texts of the choice, but "
-            f"{one.margin:.3g} are needed for it to hold on others: ask for less, or add texts"
+            return about + f"it misses the bound by {-one.slack:.3g}"
+        return about + (
+            f"it meets the bound by {one.slack:.3g} on {self._last.rows} texts, but needs a "
+            f"margin of {one.margin:.3g}: relax the demand, or add texts"
         )
 
 

@@ -94,16 +94,16 @@ def cannot_plan(setting: Setting) -> str | None:
     """Why what a setting's plan brings is not known from texts; None where it is."""
     plan = setting.made("drafting")
     if not isinstance(plan, Cascade | Lookup):
-        return f"{setting.drafting} is no Cascade or Lookup"
+        return f"drafting={setting.drafting} is neither a Cascade nor a Lookup"
     if not setting.is_lossless:
-        return f"with drafting={setting.drafting} only the rule Lossless can be estimated"
+        return f"with drafting={setting.drafting} the rule must be Lossless"
     if setting.stopping is not None or setting.min_draft:
-        return f"with drafting={setting.drafting} only drafts of fixed lengths can be estimated"
+        return f"with drafting={setting.drafting} drafts must have a fixed length"
     if isinstance(plan, Cascade):
         if plan.rules is not None or plan.cumulative or plan.verification != Block():
-            return "of a Cascade only K, models, last and lenience can be estimated"
+            return "a Cascade may set only K, models, last and lenience"
         if not all(isinstance(model, str) for model in plan.models):
-            return "the models of a Cascade must be names"
+            return "the `models` of a Cascade must be names"
     return None
 
 

@@ -139,10 +139,10 @@ def estimate(
         temperature, top_k, top_p = key
         alone = Setting(method=VERIFIER_ALONE, temperature=temperature, top_k=top_k, top_p=top_p)
         decoder = alone.decoder(models, **{**(options or {}), "batch_size": batch_size})
-        say(f"the verifier decodes {len(prompts)} prompts, T={temperature:g} ...")
+        say(f"the verifier decodes {len(prompts)} prompts at temperature {temperature:g} ...")
         texts[key] = written(decoder, prompts, seed=seed)
         if times is None and with_times:
-            say("the times of passes ...")
+            say("measuring the time of each pass ...")
             times = _measured_times(models, settings, decoder, prompts)
     spare_maps(0.1)  # of these programs few are needed again
     found = expect(models, texts, settings, times=times, draws=draws, seed=seed, tell=say)
@@ -215,7 +215,10 @@ def expect(
         own = texts[key]
         length = sum(map(len, own.outputs)) / len(own.outputs)
         before = clock.start() + clock.step(VERIFIER) * length
-        tell(f"estimating {len(group)} settings: {drafter or 'plans'}, T={key[0]:g} ...")
+        tell(
+            f"estimating {len(group)} settings with {drafter or 'drafting plans'} at "
+            f"temperature {key[0]:g} ..."
+        )
         for one, latency in _of_group(models, own, group, clock, length, draws, seed):
             if times is not None:
                 one = dataclasses.replace(one, latency=latency, speedup=before / latency)
@@ -246,18 +249,18 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
         needed = Plan.of(setting).models
     for name in (VERIFIER, *needed):
         if name not in models:
-            return f"there is no model {name!r}, only {', '.join(models)}"
+            return f"there is no model {name!r}; the models are {', '.join(models)}"
     if setting.is_alone:
         return None
     if setting.method is not None:
-        return "which model writes depends on the text so far"
+        return "the choice of the model depends on the text so far"
     if isinstance(setting.made("rule"), Budgeted):
-        return "what Budgeted may spend depends on the tokens before"
+        return "the decisions of Budgeted depend on earlier tokens"
     if setting.made("verification").has_carry:
         return f"{setting.verification} carries its targets from round to round"
     policy = _policy(setting)
     if policy.reads_past or policy.is_random:
-        return f"stopping={setting.stopping} learns from earlier rounds, or draws"
+        return f"stopping={setting.stopping} uses earlier rounds or random draws"
     try:
         policy.bind(None if setting.drafting else models[setting.drafter].head)
     except ValueError as error:

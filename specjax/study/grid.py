@@ -132,14 +132,16 @@ class Grid:
         assert self.methods is not None
         for name, strength in _pairs("methods", self.methods):
             if not isinstance(name, str):
-                raise TypeError(f"methods must be names, got {name!r}")
+                raise TypeError(f"methods: a method must be a name or a text, got {name!r}")
             yield named_method(name, strength)
 
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""
         for name, threshold in _pairs("stopping", self.stopping):
             if isinstance(name, str) and name.startswith("adaptive_"):
-                raise ValueError(f"stopping: {name} is called {name.removeprefix('adaptive_')} now")
+                raise ValueError(
+                    f"stopping={name!r} was renamed: write {name.removeprefix('adaptive_')!r}"
+                )
             policy = named_stopping(name, threshold)
             own = [self.longest] if policy is not None and self.longest else self.max_drafts
             for length in own:
@@ -155,12 +157,12 @@ def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
             raise ValueError(f"{axis}: None takes no number, got {numbers!r}")
         if isinstance(numbers, Mapping):
             raise TypeError(
-                f"{axis}: {name} must have numbers, got {numbers!r}: write further arguments in "
-                "its name, as in 'BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))'"
+                f"{axis}: the values of {name} must be numbers, got {numbers!r}: write other "
+                "arguments as in 'BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))'"
             )
         several = numbers if isinstance(numbers, list | tuple) else (numbers,)
         if not several:
-            raise ValueError(f"{axis}: {name} has no numbers: give one, or None")
+            raise ValueError(f"{axis}: {name} has no numbers: give at least one number, or None")
         for number in several:
             yield name, number
 
@@ -169,4 +171,4 @@ def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:
     if isinstance(values, str) or not isinstance(values, kind):
         raise TypeError(f"{name} must be {words}, got {values!r}")
     if not values:
-        raise ValueError(f"{name} is empty: give at least one")
+        raise ValueError(f"{name} is empty: give at least one value")

@@ -177,7 +177,7 @@ def known_rates(
 
 
 def _no_model(*_: Any) -> Any:
-    raise TypeError("copies take no model")
+    raise TypeError("a LookupDrafter takes no model")
 
 
 def _names(judgement: Judgement) -> list[str]:

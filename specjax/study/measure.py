@@ -80,7 +80,7 @@ class Measuring:
         if self.costs is not None:
             put(self, "costs", check_costs(self.costs))
             if absent := [name for name in (VERIFIER, "drafter") if name not in self.costs]:
-                raise ValueError(f"costs has no cost of a pass of the {absent[0]}: give one")
+                raise ValueError(f"costs has no cost for the {absent[0]}: add costs[{absent[0]!r}]")
         put(self, "seed", whole_number("seed", self.seed, low=0))
         check_part("bootstrap", self.bootstrap, ("interval", "difference"), "Bootstrap()")
 
@@ -104,27 +104,27 @@ class Measuring:
         how, count = self, len(texts.examples)
         if count < 2 * self.latency_batch_size:
             raise ValueError(
-                f"there are {count} texts: intervals of latency need at least "
-                f"{2 * self.latency_batch_size}, twice latency_batch_size"
+                f"{count} texts are too few for an interval of the latency: give at least "
+                f"{2 * self.latency_batch_size} texts, twice latency_batch_size"
             )
         if count < self.latency_limit:
-            tell(f"there are {count} texts: all of them are timed, not {self.latency_limit}")
+            tell(f"timing all {count} texts; latency_limit={self.latency_limit} is larger")
             how = dataclasses.replace(how, latency_limit=count)
         if how.latency_limit < 2 * self.latency_batch_size:
             raise ValueError(
-                f"latency_limit must be at least twice latency_batch_size = "
-                f"{self.latency_batch_size}, so that there is an interval, got {self.latency_limit}"
+                f"latency_limit must be at least {2 * self.latency_batch_size}, twice "
+                f"latency_batch_size, got {self.latency_limit}"
             )
         if (texts.problems is None) != (self.sandbox is None):
             raise ValueError(
-                "pass_at_1 needs problems, such as PROBLEMS=HumanEval.jsonl, and a sandbox, such "
-                "as SANDBOX=@Sandbox(): give both, or neither to run no programs"
+                "pass_at_1 needs both problems (PROBLEMS=HumanEval.jsonl) and a sandbox "
+                "(SANDBOX=@Sandbox()): give both, or neither"
             )
         scored = [name for name in how.metrics if name != PASS_AT_1]
         if scored and not any(texts.references):
             tell(
-                f"there are no references: {scored[0]} is not computed. Name their field "
-                "(TARGETS_FIELD; of a task REFERENCES) or their file (REFERENCES)"
+                f"there are no references, so {scored[0]} is not computed: give "
+                "TARGETS_FIELD, REFERENCES, or the references field of the task"
             )
             how = dataclasses.replace(how, metrics=figures_of((), how.sandbox))
         for scorer in how.scorers(texts).values():

@@ -290,8 +290,8 @@ class Points:
             if point.about.get("process", {}).get("compiled_while_timed"):
                 path = self.store.path((point.setting.key, WHOLE))
                 tell(
-                    f"warning: the times of {point.setting.described()} include compiling: to "
-                    f"measure them again, delete {path} and run the same command"
+                    f"warning: the times of {point.setting.described()} include compilation: "
+                    f"to measure again, delete {path} and run the same command"
                 )
 
 
@@ -305,7 +305,9 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
     run = RunDirectory(directory, config_name=CONFIG_NAME, makes=MADE)
     configuration = run.peek()
     if configuration is None:
-        raise FileNotFoundError(f"{run.path} has no {CONFIG_NAME}: specjax compare writes it")
+        raise FileNotFoundError(
+            f"{run.path} has no {CONFIG_NAME}: give a directory written by `specjax compare`"
+        )
     how = configuration["measuring"]
     quality = how["metrics"][0] if how["metrics"] else None
     found = Points(run, quality, Bootstrap(**how["bootstrap"]))
@@ -330,7 +332,9 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
         return None
     found = read_points(place)
     if not found.scored():
-        raise ValueError(f"{place} has no setting that is measured on all of its texts")
+        raise ValueError(
+            f"{place} has no setting that was measured on all texts: finish the run first"
+        )
     made: dict[str, list[Predictions]] = {}
     for one in found.scored():
         name, measured = one.described(), found.measured(one)

@@ -42,13 +42,13 @@ def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
     """
     if process.together:
         raise ValueError(
-            "replicas of a comparison have a machine each: give --process_count and "
-            "--process_index alone"
+            "a comparison cannot run as one program of several processes: give only "
+            "--process_count and --process_index"
         )
     others = [one for one in settings if one.method != VERIFIER_ALONE]
     if process.count > len(others):
         raise ValueError(
-            f"process_count must be at most {len(others)}, the settings beside the verifier alone, "
+            f"process_count must be at most {len(others)}, the number of settings to measure, "
             f"got {process.count}"
         )
 
@@ -58,8 +58,8 @@ def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
     needed = {one.verifier_alone for one in others if is_own(one)}
     if not needed:
         tell(
-            f"warning: process {process.index} of {process.count} has no settings: fewer processes "
-            "would be as fast"
+            f"warning: process {process.index} of {process.count} has no settings to measure: "
+            "use fewer processes"
         )
     compared = {one.verifier_alone for one in others}
     return [one for one in settings if (one in needed if one in compared else is_own(one))]
@@ -112,8 +112,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
     for path in found:
         if (grid := _grid_of(path)) is None:
             raise ValueError(
-                f"{path} has not measured all of its settings: start that process again, with the "
-                "same command"
+                f"{path} has not measured all of its settings: run the same command there again"
             )
         order |= dict.fromkeys(grid)
     sources = [read_points(path) for path in found]
@@ -128,11 +127,11 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
             points.take(source)
         if absent := [one for one in order if one not in points.of()]:
             raise ValueError(
-                f"{len(absent)} settings that one part was asked for are in none, the first is "
-                f"{absent[0].described()}: start all processes again, with the same command"
+                f"{len(absent)} of {len(order)} settings are in no part; the first is "
+                f"{absent[0].described()}: run the same command in all processes again"
             )
         results = points.finish(list(order))
-    tell(f"merged {len(found)} parts: {len(order)} settings are in {whole.path / POINTS_NAME}")
+    tell(f"merged {len(found)} parts: {len(order)} settings in {whole.path / POINTS_NAME}")
     return results
 
 

@@ -289,7 +289,7 @@ def table_2_rows(rows: Rows, quality: str) -> Rows:
             "method": row["method"],
             "T": f"{row['temperature']:g}",
             "latency_reduction": shown(row["latency_reduction"]),
-            "matched": "by law" if row["by_law"] else row["matched"],
+            "matched": "lossless" if row["by_law"] else row["matched"],
             f"best_{quality}": shown(row["best_quality"]),
             "within": row["within"],
             "measured_reduction": shown(row["measured_reduction"]),

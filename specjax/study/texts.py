@@ -85,12 +85,12 @@ def read_texts(
         own = own or references == getattr(task, "references", None)
         if not own or references_field is not None:
             raise ValueError(
-                "references= must be left out: the task names the field of its references"
+                "references and references_field must be left out: `task` names the field of "
+                "its references"
             )
     elif not own and targets_field is not None:
         raise ValueError(
-            "give the references once: a file of them (references) or the field of the texts' own "
-            "file (targets_field)"
+            "give either `references` (files) or `targets_field` (a field of the inputs), not both"
         )
     place = os.path.expanduser(source)
     found = read_inputs(place, format=format, split=split, task=task, **fields)
@@ -99,12 +99,12 @@ def read_texts(
         wanted = [_targets(example) for example in found]
     else:
         wanted = read_references(references, field=references_field)
-        _check_count(name, found, wanted, "references: give one line of references")
+        _check_count(name, found, wanted, "references")
     asked = None
     if problems is not None:
         path = os.fspath(problems)
         asked = read_problems(problems)
-        _check_count(name, found, asked, f"problems in {path}: give one line")
+        _check_count(name, found, asked, f"problems in {path}")
         check_problems(asked, [example.inputs for example in found], path, name)
         asked = asked[:most]
     # A text keeps its references, so that its predictions can be scored by themselves.
@@ -126,5 +126,5 @@ def _targets(example: Example) -> tuple[str, ...]:
 def _check_count(name: str, texts: Sequence[Any], others: Sequence[Any], what: str) -> None:
     if len(others) != len(texts):
         raise ValueError(
-            f"{name} has {len(texts)} texts, but there are {len(others)} {what} for each text"
+            f"{name} has {len(texts)} texts, but there are {len(others)} {what}: give one for each"
         )

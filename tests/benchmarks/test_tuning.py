@@ -15,7 +15,7 @@ GIVEN = ["--inputs", "texts.txt", "--references", "references.txt", "--store", "
         ([], "texts.txt: no such file"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--texts", "8"], "--texts must be at least 16, got 8"),
-        (["--demands", "fast"], "demand must be such as"),
+        (["--demands", "fast"], "demand must look like"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, args, message):

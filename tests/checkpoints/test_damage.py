@@ -36,7 +36,7 @@ def test_each_flipped_bit_is_found(format, pattern, tmp_path):
         data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
         file.write_bytes(data)
         message = refused(path)
-        assert "has changed since specjax wrote it: copy the checkpoint again" in message
+        assert "was changed after specjax wrote it: copy the checkpoint again" in message
         assert file.name in message and str(path) in message
         file.write_bytes(sound)
     assert load_model(path).format == format

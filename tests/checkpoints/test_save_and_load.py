@@ -138,7 +138,7 @@ def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypat
     monkeypatch.undo()
     # What a killed run left goes; what a running one writes stays.
     with new_directory(out, replace=True) as running:
-        one_line(save, "another process is writing it")
+        one_line(save, "another process is writing")
         (running / "rest").touch()
     shutil.rmtree(out)
     (tmp_path / ".out.specjax-partial").mkdir()
@@ -147,7 +147,7 @@ def test_nothing_is_overwritten_or_left_half_written(format, tmp_path, monkeypat
     assert_same(load_model(out).params, params)
     (tmp_path / "file").touch()
     one_line(
-        lambda: save_model(tmp_path / "file" / "b", config, params), "file is a file; give a path"
+        lambda: save_model(tmp_path / "file" / "b", config, params), "file is a file: give a path"
     )
     one_line(lambda: save_model(tmp_path / "file", config, params), "a file")
 

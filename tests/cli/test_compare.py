@@ -89,7 +89,7 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     table, line = captured.out.rsplit("\n", 2)[:2]
     assert json.loads(line) == json.loads((output / "results.json").read_text())
     assert "latency_reduction" in table and "drafter alone" in table
-    assert "4 of 6 settings are measured already" in captured.err
+    assert "4 of 6 settings were measured before" in captured.err
     assert "specjax compare: 2 of 6 settings failed: OPT(0.1), " in captured.err.splitlines()[-1]
     assert [r for r in lines(output) if r["status"] == "done"] == [
         r for r in records if r["status"] == "done"
@@ -141,12 +141,12 @@ WRONG = {
         "NUM_SAMPLES must be a whole number of at least",
     ),
     "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
-    "texts": ({"LIMIT": 1, **NO_MODELS}, "there are 1 texts: intervals of latency need at least 2"),
+    "texts": ({"LIMIT": 1, **NO_MODELS}, "1 texts are too few for an interval of the latency"),
     "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2'"),
     "prompts": ({"CHAT": 1}, "chat must be True or False, got 1"),
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
-    "old name": ({"LATENCY_TEXTS": 3}, "it is now called LATENCY_LIMIT"),
+    "old name": ({"LATENCY_TEXTS": 3}, "it was renamed to LATENCY_LIMIT"),
 }
 
 
@@ -163,7 +163,7 @@ def test_the_references_may_be_in_a_file_of_their_own(data, done, capsys):
     output, _ = done
     settings = {"TARGETS_FIELD": None, "REFERENCES": data / "references.txt"}
     assert run(data, output, INPUT=data / "texts.txt", **settings) == 3  # the same run
-    assert "settings are measured already" in capsys.readouterr().err
+    assert "settings were measured before" in capsys.readouterr().err
 
 
 def test_quick_is_a_first_look(data, tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys)
     asked |= {"STOPPING": "(None,)", "WITH_TIMES": False, "ESTIMATE_LIMIT": 64}
     assert run(data, output, "--estimate", **asked) == 0
     captured = capsys.readouterr()
-    assert "estimates are of all 8 texts, not of 64" in captured.err
+    assert "estimating from all 8 texts; 64 were requested" in captured.err
     results = json.loads(captured.out.splitlines()[-1])
     assert results["estimated"] == 6 and results["done"] == 0
     told = [row["setting"] for row in results["best"]]
@@ -218,7 +218,10 @@ def test_by_default_what_is_estimated_as_best_is_measured(
     asked |= {"STOPPING": "(None,)", "NUM_SAMPLES": 1, "LATENCY_LIMIT": 2}
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
-    assert "1 of 5 settings cannot be estimated, such as TokenCascade" in captured.err
+    assert (
+        "1 of 5 settings cannot be estimated and will be measured; the first is TokenCascade"
+        in captured.err
+    )
     status = {record["setting"]: record["status"] for record in lines(output)}
     assert list(status.values()).count("done") == 4  # the models, Lossless and the cascade
     assert status["OPT(0.1), Block, G=2, T=1"] == "estimated"
@@ -227,7 +230,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(
     # Whatever times say now, a run that goes on takes the same settings.
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
-    assert "4 of 4 settings are measured already" in captured.err
+    assert "4 of 4 settings were measured before" in captured.err
     assert "the times of passes" not in captured.err
 
 
@@ -303,8 +306,8 @@ def test_every_way_to_draft_with_further_models_is_estimated(data, tmp_path, cap
 @pytest.mark.parametrize(
     ("flags", "values", "told"),
     [
-        (["--estimate"], {"DEMAND": "quality >= 1"}, "a demand is answered by measuring"),
-        ([], {"DEMAND": "fast"}, "demand must be such as"),
+        (["--estimate"], {"DEMAND": "quality >= 1"}, "a demand needs measurements"),
+        ([], {"DEMAND": "fast"}, "demand must look like"),
         ([], {"WITH_TIMES": False}, "with_times must be True where"),
         ([], {"MEASURED": "some"}, "measured must be 'front', 'all' or 'none'"),
     ],
@@ -318,22 +321,22 @@ def test_modes_that_do_not_go_together_are_refused(data, tmp_path, capsys, flags
 def test_replicas_that_cannot_be_are_refused(data, tmp_path, capsys):
     command = arguments(data, tmp_path / "out", "--full")
     assert main([*command, "--process_count=9", "--process_index=0"]) == 2
-    assert "process_count must be at most 5, the settings beside" in capsys.readouterr().err
+    assert "process_count must be at most 5, the number of settings to" in capsys.readouterr().err
     assert main([*command, "--distributed"]) == 2
     told = capsys.readouterr().err
-    assert "the processes of specjax compare are no program: leave out" in told
+    assert "specjax compare cannot run as one program of several processes: leave out" in told
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["sweep"], "it is now called compare --full"),
-        (["screen"], "it is now called compare --estimate"),
-        (["tune"], "it is now called compare --gin.DEMAND="),
-        (["tune_drafts"], "it is now called compare --gin.PLANS="),
-        (["compare", "--gin.SEEDS=3"], "--gin.SEEDS: no such name; it is now called NUM_SAMPLES"),
-        (["compare", "--gin_file=runs/tune.gin"], "it is now called runs/compare.gin"),
+        (["sweep"], "it was renamed to compare --full"),
+        (["screen"], "it was renamed to compare --estimate"),
+        (["tune"], "it was renamed to compare --gin.DEMAND="),
+        (["tune_drafts"], "it was renamed to compare --gin.PLANS="),
+        (["compare", "--gin.SEEDS=3"], "--gin.SEEDS: no such name; it was renamed to NUM_SAMPLES"),
+        (["compare", "--gin_file=runs/tune.gin"], "it was renamed to runs/compare.gin"),
     ],
 )
 def test_old_names_are_refused_with_the_new_one(capsys, words, told):

@@ -331,8 +331,8 @@ def test_a_pair_of_t5x_keeps_scanned_layers(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--to", "hf"), "--drafter merges two checkpoints for T5X: it goes without --to hf"),
-        (("--to", "t5x", "--config", "c.json"), "it goes without --config"),
+        (("--to", "hf"), "--drafter writes a T5X checkpoint of two models: leave out --to hf"),
+        (("--to", "t5x", "--config", "c.json"), "leave out --config"),
     ],
 )
 def test_a_pair_is_of_t5x(source, tmp_path, capsys, options, message):

@@ -84,7 +84,7 @@ def test_a_missing_library_is_named_before_the_models_load(
     monkeypatch.setattr(specjax, "load_pair", lambda **_: pytest.fail("models were loaded"))
     assert main([*arguments, f"--output={tmp_path}"]) == 2
     assert capsys.readouterr().err == (
-        f"specjax demo: {module} is not installed; in the checkout, run pip install '.[eval]'\n"
+        f"specjax demo: {module} is not installed: run pip install '.[eval]' in the checkout\n"
     )
 
 
@@ -93,7 +93,8 @@ def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
     samples.write_text("en\tde\na\tb\nc\n", encoding="utf-8")
     assert main([*arguments, f"--samples={samples}"]) == 2
     assert (
-        f"{samples}:3: needs 2 columns, a source and a reference, got 1" in capsys.readouterr().err
+        f"{samples}:3: must have 2 columns, a source and a reference, got 1"
+        in capsys.readouterr().err
     )
 
 
@@ -101,7 +102,7 @@ def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
     ("written", "message"),
     [
         (b"", "is empty: it must have at least one line"),
-        (b"en\tde\n", "has no samples below its header"),
+        (b"en\tde\n", "has no samples after its header"),
         (b"en\tde\na\t\xff\n", ":2: byte 0xff at column 3 is not UTF-8"),
     ],
 )
@@ -130,10 +131,10 @@ def test_samples_may_be_objects(tmp_path):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ('{"a": "b"}', ":1: needs an object of 2 texts, a source and a reference"),
-        ('{"a": "b", "c": 3}', ":1: needs an object of 2 texts"),
-        ("[1, 2]", ":1: needs an object of 2 texts"),
-        ("a\tb", ":1: needs an object of 2 texts"),
+        ('{"a": "b"}', ":1: must be an object of 2 texts, a source and a reference"),
+        ('{"a": "b", "c": 3}', ":1: must be an object of 2 texts"),
+        ("[1, 2]", ":1: must be an object of 2 texts"),
+        ("a\tb", ":1: must be an object of 2 texts"),
     ],
 )
 def test_other_objects_are_told(arguments, tmp_path, capsys, written, message):

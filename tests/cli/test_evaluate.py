@@ -87,7 +87,7 @@ def test_strangers_predictions_with_several_references(tmp_path, capsys):
         METRICS="('answer_match', 'answer_f1')",
     )
     assert status == 0
-    assert error == "specjax: 1 rows of mine have no prediction; they count as empty texts\n"
+    assert error == "specjax: 1 rows of mine have no prediction and count as empty texts\n"
     figures = json.loads(out.splitlines()[-1])["methods"]["mine"]["figures"]
     assert {k: f["value"] for k, f in figures.items()} == {
         "answer_match": pytest.approx(200 / 3),
@@ -167,9 +167,9 @@ def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
     asked = [{"prediction": "    return 1", "inputs": "def one():\n"}]
     settings["PREDICTIONS"] = write(tmp_path / "q.jsonl", asked)
     told = refused(capsys, **settings)
-    assert "tests 'two' in problem 0, which the input of row 0" in told and "q.jsonl" in told
+    assert "tests 'two', which is not in row 0" in told and "q.jsonl" in told
     settings |= {"PROBLEMS": None, "METRICS": "('pass_at_1',)"}
-    assert "'pass_at_1', which runs the outputs as programs" in refused(capsys, **settings)
+    assert "'pass_at_1' runs the outputs as programs" in refused(capsys, **settings)
 
 
 GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", "targets": "b"}]
@@ -180,30 +180,34 @@ GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", 
     [
         (GOOD, {"PREDICTIONS": "/missing.jsonl"}, "/missing.jsonl: no such file"),
         ([], {}, "p.jsonl is empty"),
-        ([{"text": "a"}], {}, "p.jsonl:1: there is no key 'prediction': the object has 'text'"),
+        ([{"text": "a"}], {}, "p.jsonl:1: there is no key 'prediction'; the keys are 'text'"),
         ([{"prediction": 3}], {}, "p.jsonl:1: 'prediction' must be a text or null, got '3'"),
         ([{"prediction": "a"}], {}, "p.jsonl has no references ('targets'): give a file of ref"),
         ([GOOD[0], {"prediction": "b"}], {}, "has no 'targets' in row 1"),
         ([{"prediction": "a", "targets": {}}], {}, "p.jsonl:1: 'targets' must be a text"),
-        ([{"prediction": "a", "checksum": "0"}], {}, "p.jsonl:1: the line has been changed"),
-        (GOOD, {"METRICS": "('blue',)"}, "`METRICS` must be among bleu"),
+        ([{"prediction": "a", "checksum": "0"}], {}, "p.jsonl:1: the line was changed"),
+        (GOOD, {"METRICS": "('blue',)"}, "`METRICS` must be names in bleu"),
         (GOOD, {"METRICS": "'bleu'"}, "write ('bleu',)"),
-        (GOOD, {"METRICS": "('numeric_accuracy',)"}, "references of example 0 cannot be used"),
+        (GOOD, {"METRICS": "('numeric_accuracy',)"}, "example 0 (from 0) has invalid references"),
         (GOOD, {"REFERENCES": "short.txt"}, "the references have 1 rows, but"),
         (GOOD, {"REFERENCES": "/none.txt"}, "/none.txt: no such file"),
         (GOOD, {"REFERENCES": "short.txt", "REFERENCES_FIELD": "de"}, "a text file has no field"),
         (GOOD, {"REFERENCES": "other.jsonl"}, "other.jsonl:1: there is no field 'targets'"),
         (GOOD, {"PREDICTIONS": "('p.jsonl', 'long.jsonl')"}, "long.jsonl has 3 rows, but"),
-        (GOOD, {"PREDICTIONS": "('p.jsonl', 'else.jsonl')"}, "has another input in row 0"),
+        (GOOD, {"PREDICTIONS": "('p.jsonl', 'else.jsonl')"}, "differ in row 0"),
         (GOOD, {"PREDICTIONS": "('p.jsonl', 'p.jsonl')"}, "has p.jsonl twice"),
         (GOOD, {"PREDICTIONS": "()"}, "PREDICTIONS is empty"),
         (GOOD, {"PREDICTIONS": "{'a': ()}"}, "PREDICTIONS is empty"),
         (GOOD, {"PREDICTIONS": "{'a': 3}"}, "PREDICTIONS=3 must be a path"),
-        (GOOD, {"PREDICTIONS": "3"}, "PREDICTIONS must be a path, several, or a dict of them"),
+        (
+            GOOD,
+            {"PREDICTIONS": "3"},
+            "PREDICTIONS must be a path, several paths, or a dict of paths",
+        ),
         (GOOD, {"METRICS": "3"}, "METRICS must be a tuple of names, got 3"),
-        (GOOD, {"REFERENCES": "3"}, "REFERENCES must be a path or several, got 3"),
+        (GOOD, {"REFERENCES": "3"}, "REFERENCES must be a path or several paths, got 3"),
         (GOOD, {"COSTS": "3"}, "COSTS must be a dict such as"),
-        (GOOD, {"COSTS": "{'verifier': 1}"}, "does not say how many passes its rows took"),
+        (GOOD, {"COSTS": "{'verifier': 1}"}, "has no counts of passes (`info`)"),
         (GOOD, {"RESAMPLES": "3"}, "Bootstrap: RESAMPLES must be"),
         (GOOD, {"LEVEL": "2.0"}, "Bootstrap: LEVEL must lie in (0, 1)"),
     ],
@@ -231,7 +235,7 @@ def test_a_table_of_references_needs_the_name_of_a_column(tmp_path):
     path = tmp_path / "both.tsv"
     path.write_text("a dog\tein Hund\na man\tein Mann\n")
     assert read_references(path, field=1) == [("ein Hund",), ("ein Mann",)]
-    with pytest.raises(ValueError, match="has 2 columns: say which one has the references"):
+    with pytest.raises(ValueError, match="has 2 columns: choose the column of the references"):
         read_references(path)
     path.write_text("ein Hund\nein Mann\n")
     assert read_references(path) == [("ein Hund",), ("ein Mann",)]

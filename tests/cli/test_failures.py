@@ -54,7 +54,7 @@ def test_anything_else_is_one_line_with_a_log_and_status_1(capsys, tmp_path, mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert failures.tell("infer", error_of(oops)) == 1
     (log,) = tmp_path.iterdir()
-    line = f"specjax infer: unexpected ValueError: oops !; its traceback is in {log}\n"
+    line = f"specjax infer: unexpected ValueError: oops !; the traceback is in {log}\n"
     assert capsys.readouterr().err == line
     assert "Traceback" in log.read_text() and "raise ValueError" in log.read_text()
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")
@@ -79,7 +79,7 @@ def test_a_command_that_breaks_says_so(monkeypatch, capsys, tmp_path):
         ({"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS=cuda: JAX cannot start this platform"),
         (
             {"JAX_ENABLE_X64": "maybe"},
-            "'JAX_ENABLE_X64': correct or unset the environment variable",
+            "'JAX_ENABLE_X64': correct or unset this environment variable",
         ),
         ({"JAX_TRANSFER_GUARD": "disallow"}, "JAX_TRANSFER_GUARD=disallow: specjax must move"),
     ],
@@ -129,7 +129,7 @@ def test_an_output_that_cannot_be_written_is_named(work, tmp_path):
             env={**os.environ, "XLA_FLAGS": ""},
         )
     assert process.returncode == 2
-    told = "specjax infer: standard output cannot be written (No space left on device): choose"
+    told = "specjax infer: standard output cannot be written (No space left on device): redirect"
     assert process.stderr.splitlines()[-1].startswith(told)
 
 

@@ -253,21 +253,21 @@ def test_what_was_chosen_makes_the_same_prompts_of_new_records_elsewhere(
 
 WRONG = {
     "field": ({"PROMPT": "{task}"}, "there is no field 'task': the record has 'question'"),
-    "template": ({"PROMPT": "{question"}, "has a '{' without its counterpart at character 1"),
+    "template": ({"PROMPT": "{question"}, "has an unpaired '{' at character 1"),
     "template's kind": ({"PROMPT": "3"}, "a template must be a text such as"),
     "task": ({"TASK": "@FewShots()"}, "FewShots"),
     "no task": ({"TASK": "GSM8K", "REFERENCES": None}, "task must"),
     "stop": ({"STOP": "('',)"}, "stop has an empty text, which every text contains"),
     "references": ({"REFERENCES": "targets"}, "there is no field 'targets'"),
-    "metric": ({"METRICS": "('accuracy',)"}, "`metrics` must be among"),
+    "metric": ({"METRICS": "('accuracy',)"}, "`metrics` must be names in"),
     "pass_at_1": ({"METRICS": "('pass_at_1',)"}, "give problems, and a sandbox"),
-    "problems": ({"PROBLEMS": "{source}"}, "the line has neither the keys of HumanEval"),
-    "sandbox": ({"SANDBOX": "@Sandbox()"}, "needs problems, such as PROBLEMS="),
-    "answer": ({"ANSWER": "3"}, "answer must be such as AnswerAfter('####'), got 3"),
+    "problems": ({"PROBLEMS": "{source}"}, "the line must have the keys of HumanEval"),
+    "sandbox": ({"SANDBOX": "@Sandbox()"}, "needs both problems (PROBLEMS="),
+    "answer": ({"ANSWER": "3"}, "answer must be like AnswerAfter('####'), got 3"),
     "truncate": ({"TRUNCATE": "left"}, "truncate must be None, 'end' or 'beginning', got 'left'"),
     "inputs": ({"INPUTS_FIELD": "question"}, "inputs_field= must be left out: the task names"),
     "shots": ({"EXAMPLES": None}, "shots=2 needs examples"),
-    "texts": ({"LIMIT": 1}, "there are 1 texts: intervals of latency need at least 2"),
+    "texts": ({"LIMIT": 1}, "1 texts are too few for an interval of the latency"),
 }
 
 
@@ -354,14 +354,14 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
         ("MAX_DRAFT", "0", "max_draft must be a whole number of at least 1, got 0"),
         ("MIN_DRAFT", "-1", "min_draft must be"),
         ("TASK", "@FewShots()", "FewShots"),
-        ("PROMPT", "{question", "has a '{' without its counterpart"),
-        ("PROMPT", "solve it", "prompt='solve it' names no field, so that all inputs would read"),
+        ("PROMPT", "{question", "has an unpaired '{'"),
+        ("PROMPT", "solve it", "prompt='solve it' has no field, so all prompts would be equal"),
         (
             "PROMPT",
             "{questoin}",
             "the record has 'question', 'answer'; did you mean question?",
         ),
-        ("COMPLETION", "''", "completion must say how an example goes on"),
+        ("COMPLETION", "''", "completion must be the template of an answer"),
     ],
 )
 def test_values_are_refused_before_a_model_is_read(tmp_path, capsys, name, value, told):

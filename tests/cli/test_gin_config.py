@@ -88,23 +88,23 @@ def test_literals_are_parsed(files, text, value):
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
-        ([], "required but not given: NAME; add a gin file that gives it, or --gin.NAME=..."),
+        ([], "required but not given: NAME; add a gin file that defines it, or --gin.NAME=..."),
         (["NAM=x"], "--gin.NAM: no such name; did you mean NAME?"),
         (["name=x"], "--gin.name: no such name; did you mean NAME?"),
         (["ZZZ=x"], "--gin.ZZZ: no such name; the gin files define DOORS, NAME, SIZE"),
-        (["ALPHA=x"], "--gin.ALPHA: no such name; it is now called STRENGTH"),
-        (["NAME"], "--gin.NAME: must have the form --gin.NAME=value"),
-        (["NAME=x", "vehicle.dors=1"], "vehicle has no dors; did you mean doors?"),
+        (["ALPHA=x"], "--gin.ALPHA: no such name; it was renamed to STRENGTH"),
+        (["NAME"], "--gin.NAME: the form must be --gin.NAME=value"),
+        (["NAME=x", "vehicle.dors=1"], "vehicle has no parameter dors; did you mean doors?"),
         (
             ["NAME=x", "boat.sail=1"],
-            "--gin.boat.sail: boat is no function or class that gin can use; gin files can name ",
+            "--gin.boat.sail: boat is not a function or class for gin files; the known names are ",
         ),
         (
             ["NAME=x", "vehicle.wheel=@Whel()"],
-            "--gin.vehicle.wheel: Whel is no function or class that gin can use; "
+            "--gin.vehicle.wheel: Whel is not a function or class for gin files; "
             "did you mean Wheel?",
         ),
-        (["NAME=@"], "--gin.NAME: @ is not a gin reference"),
+        (["NAME=@"], "--gin.NAME: @ is not a valid gin reference"),
         (["NAME=x", "DOORS=-1"], "DOORS=-1 must not be negative"),
         (["NAME=disk"], "disk is full"),
     ],
@@ -119,8 +119,8 @@ def test_errors_are_one_clear_line(files, bindings, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("DOOR = 5", "define DOOR, which nothing in them uses; did you mean DOORS?"),
-        ("X = 5", "define X, which nothing in them uses; delete it"),
+        ("DOOR = 5", "define but do not use DOOR; did you mean DOORS?"),
+        ("X = 5", "define but do not use X; delete it"),
     ],
 )
 def test_a_name_that_nothing_uses_is_told(files, tmp_path, line, message):
@@ -139,9 +139,9 @@ def test_a_file_may_set_names_of_other_commands(files, tmp_path):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Tyre.width=3", "--gin.Tyre.width: nothing here uses Tyre: leave it out"),
-        ("front/Wheel.size=3", "nothing here uses Wheel in the scope front: leave it out"),
-        ("NAME=a\nDOORS = 5", "--gin.NAME: the value has a line break: give it in one line"),
+        ("Tyre.width=3", "--gin.Tyre.width: Tyre is not used: leave it out"),
+        ("front/Wheel.size=3", "Wheel in the scope front is not used: leave it out"),
+        ("NAME=a\nDOORS = 5", "--gin.NAME: the value has a line break: write it in one line"),
         ("vehicle.name=a\rb", "--gin.vehicle.name: the value has a line break"),
     ],
 )
@@ -158,9 +158,12 @@ def test_a_scope_that_is_used_may_be_bound(files):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("A = %B\nB = %A\nvehicle.wheel = %A", r"define %A by itself \(%A -> %B -> %A\): give one"),
+        (
+            "A = %B\nB = %A\nvehicle.wheel = %A",
+            r"define %A by itself \(%A -> %B -> %A\): change one",
+        ),
         ("vehicle.wheel = @vehicle()", r"define vehicle by itself \(vehicle -> vehicle\)"),
-        ("vehicle.wheel = [{'a': (%NONE,)}]", "use %NONE, but none defines it; add the file"),
+        ("vehicle.wheel = [{'a': (%NONE,)}]", "use but do not define %NONE; add the file"),
         ("include 'parts/wheel.gin'", "wheel.gin: this gin file includes itself"),
     ],
 )
@@ -203,14 +206,14 @@ def test_a_method_that_is_misspelt_is_told_with_the_near_one(files):
     bindings = ["INPUT=a", "OUTPUT_DIR=b"]
     with pytest.raises(ValueError, match=r"did you mean Block\?$"):
         gin_config.configure(["runs/infer.gin"], [*bindings, "Decoder.verification=@Blok()"])
-    with pytest.raises(ValueError, match=r"Zzz is no .*Block, .*GreedyBlock, .*Token, "):
+    with pytest.raises(ValueError, match=r"Zzz is not .*Block, .*GreedyBlock, .*Token, "):
         gin_config.configure(["runs/infer.gin"], [*bindings, "VERIFICATION=@Zzz()"])
 
 
 def test_an_unknown_function_in_a_file_is_told_with_its_line(tmp_path):
     own = tmp_path / "own.gin"
     own.write_text("vehicle.name = 'x'\nvehicle.wheel = @Whel()\n")
-    with pytest.raises(ValueError, match=r"own\.gin:2: Whel is no .* did you mean Wheel\?$"):
+    with pytest.raises(ValueError, match=r"own\.gin:2: Whel is not .* did you mean Wheel\?$"):
         gin_config.configure([str(own)], [])
 
 
@@ -307,7 +310,7 @@ def test_a_folder_of_the_same_name_hides_no_recipe(tmp_path, monkeypatch):
 
 def test_a_method_without_the_run_it_belongs_to_is_told():
     infer.register()
-    with pytest.raises(ValueError, match=r"use %MAX_DRAFT, but none defines it; add") as error:
+    with pytest.raises(ValueError, match=r"use but do not define %MAX_DRAFT; add") as error:
         gin_config.configure(["methods/opt.gin"], ["VERIFICATION=@Block()"])
     assert "--gin.MAX_DRAFT=..." in str(error.value)
     assert "\n" not in str(error.value)
@@ -357,21 +360,21 @@ def test_messages_name_what_was_typed(files):
     [
         (
             ["infer", "--input=a.txt"],
-            "--input=a.txt: no such option; did you mean --gin.INPUT=a.txt?",
+            "--input=a.txt: unknown option; did you mean --gin.INPUT=a.txt?",
         ),
-        (["infer", "--max-draft"], "--max-draft: no such option; did you mean --gin.MAX_DRAFT?"),
-        (["infer", "--nonsense"], "--nonsense: no such option; see specjax infer --help"),
+        (["infer", "--max-draft"], "--max-draft: unknown option; did you mean --gin.MAX_DRAFT?"),
+        (["infer", "--nonsense"], "--nonsense: unknown option; see specjax infer --help"),
         (["infer", "--gin.input=a"], "--gin.input: no such name; did you mean INPUT?"),
         (
             ["infer", "--gin.OPT.alpha=1"],
-            "--gin.OPT.alpha: OPT has no alpha; it is now called strength",
+            "--gin.OPT.alpha: OPT has no parameter alpha; it was renamed to strength",
         ),
-        (["infer", "--gin_file=methods/max_gram.gin"], "it is now called methods/lookup.gin"),
-        (["train_head"], "no such command; it is now called train head"),
-        (["train-bigram", "x"], "it is now called train bigram"),
+        (["infer", "--gin_file=methods/max_gram.gin"], "it was renamed to methods/lookup.gin"),
+        (["train_head"], "unknown command; it was renamed to train head"),
+        (["train-bigram", "x"], "it was renamed to train bigram"),
         (
             ["infer", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.VERIFIER=c"],
-            "VERIFIER is given without DRAFTER: give both, or decode with it alone: "
+            "VERIFIER is given without DRAFTER: give both, or add "
             "--gin_file=methods/verifier_alone.gin",
         ),
     ],
@@ -412,7 +415,7 @@ def test_the_operative_configuration_can_be_read_again(files, tmp_path):
 
 def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"^--gin_file=absent\.gin: no such file, neither here nor in \['/"
+        FileNotFoundError, match=r"^--gin_file=absent\.gin: file not found in \., /"
     ):
         gin_config.configure(["absent.gin"], [])
     broken = tmp_path / "broken.gin"
@@ -421,11 +424,11 @@ def test_missing_files_and_syntax_errors_are_told(files, tmp_path):
         gin_config.configure([str(broken)], [])
     assert "\n" not in str(error.value)
     broken.write_text("import no_such_module\n")
-    with pytest.raises(ValueError, match="no_such_module.* name its folder in PYTHONPATH"):
+    with pytest.raises(ValueError, match="no_such_module.* add its folder to PYTHONPATH"):
         gin_config.configure([str(broken)], [])
     broken.write_text("include 'nowhere.gin'\n")
     with pytest.raises(
-        FileNotFoundError, match=r"broken\.gin:1: include 'nowhere\.gin': no such file"
+        FileNotFoundError, match=r"broken\.gin:1: include 'nowhere\.gin': file not found"
     ) as error:
         gin_config.configure([str(broken)], [])
     assert str(tmp_path) in str(error.value) and "--gin_search_paths" in str(error.value)

@@ -38,7 +38,7 @@ def test_replicas_write_what_one_process_writes(paths, alone, tmp_path, capsys, 
     monkeypatch.setenv("SPECJAX_PROCESS_COUNT", "2")
     monkeypatch.setenv("SPECJAX_PROCESS_INDEX", "1")
     assert main(command) == 0
-    assert "this is part 1 of 2. The last part to end merges them in" in capsys.readouterr().err
+    assert "part 1 of 2 is done. The last part to end merges all in" in capsys.readouterr().err
     assert not (output / "predictions.jsonl").exists()
     monkeypatch.delenv("SPECJAX_PROCESS_COUNT")
     monkeypatch.delenv("SPECJAX_PROCESS_INDEX")
@@ -68,18 +68,18 @@ def test_a_part_of_another_run_is_refused_before_it_decodes(paths, alone, capsys
     source, output = alone
     assert main([*arguments(paths, source, output, SEED=7, **BUCKETS), *replica(0)]) == 2
     told = capsys.readouterr().err
-    assert "holds a run of another configuration (seed: 0 there, 7 here)" in told
+    assert "has a run of another configuration (seed: 0 there, 7 here)" in told
     assert not list(output.glob("part-*"))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--process_count", "2"], "--process_count is given without --process_index"),
-        (["--process_index", "2"], "--process_index is given without --process_count"),
-        (replica(2), "process_index must be in 0 .. 1, below process_count, got 2"),
+        (["--process_count", "2"], "--process_count needs --process_index"),
+        (["--process_index", "2"], "--process_index needs --process_count"),
+        (replica(2), "process_index must be in 0 .. 1 (process_count - 1), got 2"),
         (replica("one"), "--process_index (or SPECJAX_PROCESS_INDEX) must be a whole number"),
-        (["--distributed", *replica(0)], "--distributed takes all from the cluster"),
+        (["--distributed", *replica(0)], "--distributed reads these options from the cluster"),
         (["--coordinator_address", "a:1"], "--coordinator_address needs --process_count"),
         ([*replica(0), "--coordinator_address", "a"], "must be HOST:PORT, the same for all"),
     ],
@@ -109,7 +109,9 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         assert hosts.start(Arguments) is None
         assert joined == [(None, None, None)]
-        with pytest.raises(ValueError, match="several hosts, and specjax compare is no program of"):
+        with pytest.raises(
+            ValueError, match="several hosts, but specjax compare cannot run as one program of"
+        ):
             hosts.start(Apart)
         assert len(joined) == 1
         # JAX must leave SIGTERM alone.
@@ -145,7 +147,7 @@ def test_meshes_that_divide_nothing_are_refused(paths, alone, tmp_path, capsys):
     assert "choose one of 1, 2 (MESH_MODEL)" in told and told.count("\n") == 1
     told = refused(MESH_DATA=3, MESH_MODEL=1)
     assert (
-        "BATCH_SIZE=4 must be a multiple of 3, over which the mesh spreads rows: choose 6" in told
+        "BATCH_SIZE=4 must be a multiple of 3, because the mesh splits the rows: choose 6" in told
     )
     assert "MESH_DATA=8 times MESH_MODEL=2 needs 16 devices" in refused(MESH_DATA=8, MESH_MODEL=2)
 
@@ -157,10 +159,10 @@ def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, monkeypatch
     monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
     command = arguments(paths, alone[0], tmp_path / "out", method="adaptive_cost", **BUCKETS)
     assert main([*command, *replica(0)]) == 2
-    assert "costs cannot be measured by each of several processes" in capsys.readouterr().err
+    assert "several processes must share the same costs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_one_process_scores(capsys):
     assert main(["evaluate", "--gin.PREDICTIONS=nothing.jsonl", *replica(1)]) == 0
-    assert "process 1 of 2 has nothing to do: process 0 scores" in capsys.readouterr().err
+    assert "process 1 of 2 ends: only process 0 scores" in capsys.readouterr().err

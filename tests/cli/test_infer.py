@@ -65,8 +65,8 @@ def test_a_run_leaves_a_record_of_how_it_was_started(paths, tmp_path, monkeypatc
     argv = arguments(paths, "input.txt", "out", SEED=3)
     assert main(argv) == 0
     told = capsys.readouterr()
-    assert f"{len(TEXTS)} predictions are in {tmp_path}/out/predictions.jsonl" in told.err
-    assert f"totals in {tmp_path}/out/metrics.json" in told.err
+    assert f"wrote {len(TEXTS)} predictions to {tmp_path}/out/predictions.jsonl" in told.err
+    assert f"totals to {tmp_path}/out/metrics.json" in told.err
     assert len(told.out.splitlines()) == 1
     config = (tmp_path / "out/config.gin").read_text()
     assert "infer.seed = %SEED" in config and "\nSEED = 3\n" in config
@@ -199,7 +199,7 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
         (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
         (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
-        (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no rulez; did you mean rule?"),
+        (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no parameter rulez; did you mean rule?"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (b"ba\n", {"CHAT": "no"}, "CHAT must be True or False, got 'no'"),
         (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a file"),
@@ -455,4 +455,4 @@ def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monke
     others = [["infer", *given], [*first, "--gin.BATCH_SIZE=1"]]
     for argv in others:
         assert main(argv) == 2
-        assert "holds a run of another configuration" in capsys.readouterr().err
+        assert "has a run of another configuration" in capsys.readouterr().err

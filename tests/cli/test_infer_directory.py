@@ -43,7 +43,7 @@ def test_a_second_process_is_kept_out(paths, done, capsys):
     with (output / ".specjax.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(arguments(paths, source, output)) == 2
-    assert "another process works in it" in capsys.readouterr().err
+    assert "is used by another process" in capsys.readouterr().err
 
 
 def copy_of(output, directory, predictions):
@@ -89,7 +89,7 @@ def test_predictions_of_unknown_origin_are_not_taken_over(paths, done, tmp_path,
     config.unlink()
     assert main(arguments(paths, source, tmp_path)) == 2
     assert (
-        "predictions.jsonl exists, but infer_config.json does not say that a run made it"
+        "predictions.jsonl exists, but infer_config.json does not list it as a file of a run"
         in capsys.readouterr().err
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.jsonl"]
@@ -141,7 +141,7 @@ def test_a_full_disk_is_told_and_the_run_continues_once_there_is_room(
     )
     assert main(arguments(paths, source, tmp_path)) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "predictions.jsonl cannot be written any further (no space left)" in message
+    assert "predictions.jsonl cannot be written (no space left)" in message
     assert (tmp_path / "predictions.jsonl").stat().st_size == room
     monkeypatch.setattr(inference, "_write", write_line)
     assert main(arguments(paths, source, tmp_path)) == 0
@@ -170,7 +170,7 @@ def test_an_edited_row_is_refused(paths, done, tmp_path, capsys, old, new):
     copy_of(output, tmp_path, first + edited)
     assert main(arguments(paths, source, tmp_path)) == 2
     message = capsys.readouterr().err
-    assert "predictions.jsonl:2: the line is not a row of this run, has been changed" in message
+    assert "predictions.jsonl:2: the line is not a row of this run, was changed" in message
     assert (tmp_path / "predictions.jsonl").read_bytes() == first + edited
 
 
@@ -180,7 +180,7 @@ def test_an_end_that_is_no_row_is_refused_and_kept(paths, done, tmp_path, capsys
     before = (output / "predictions.jsonl").read_bytes() + end
     copy_of(output, tmp_path, before)
     assert main(arguments(paths, source, tmp_path)) == 2
-    assert "is no part of a row: delete it and run the same" in capsys.readouterr().err
+    assert "which is not part of a row: delete this end and run the same" in capsys.readouterr().err
     assert (tmp_path / "predictions.jsonl").read_bytes() == before
 
 
@@ -190,7 +190,7 @@ def test_what_is_not_the_runs_own_is_refused_and_kept(paths, done, tmp_path, cap
     mine.parent.mkdir()
     mine.write_text("mine")
     assert main(arguments(paths, done[0], mine.parent)) == 2
-    assert f"{mine} exists, but infer_config.json does not say" in capsys.readouterr().err
+    assert f"{mine} exists, but infer_config.json does not list" in capsys.readouterr().err
     assert [path.name for path in mine.parent.iterdir()] == [name]
     assert mine.read_text() == "mine"
 
@@ -208,7 +208,7 @@ def test_another_machine_continues_a_run_only_if_that_is_allowed(
     assert "set allow_other_environment=True" in message
     allowed = {"infer__allow_other_environment": True}
     assert main(arguments(paths, source, tmp_path, **allowed)) == 0
-    assert f"warning: the run goes on, though environment.{name}" in capsys.readouterr().err
+    assert f"warning: continuing the run, although environment.{name}" in capsys.readouterr().err
     assert rows(tmp_path) == rows(output)
 
 
@@ -226,7 +226,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(paths, done, tmp_path, 
         assert str(models[name]) in message and message.count("\n") == 1
         assert main([*argv, "--gin.load_pair.check_weights=False"]) == 0
         told = capsys.readouterr().err
-        assert f"11 of 11 outputs are truncated, the first is 0: {name} gave NaN" in told
+        assert f"11 of 11 outputs are truncated; the first is 0 ({name} gave NaN" in told
         assert told.count("check the checkpoint") == 1
         found = rows(tmp_path / name)
         metrics = json.loads((tmp_path / name / "metrics.json").read_text())
@@ -262,8 +262,8 @@ def test_text_without_a_known_token_is_told(paths, tmp_path, capsys):
     assert main(arguments(paths, source, tmp_path / "out")) == 0
     told = capsys.readouterr().err
     assert (
-        f"warning: 2 of 3 inputs have no token that the vocabulary knows; the first is {source}:2"
-        in told
+        "warning: 2 of 3 inputs have only tokens that are unknown to the model; the first is "
+        f"{source}:2" in told
     )
 
 

@@ -113,9 +113,9 @@ def test_bad_input_is_one_line_and_a_traceback_on_request(monkeypatch, capsys, k
         ({"process": Process(1, 4), "joins": True}, "give --distributed, or run launch/tpu.sh"),
         (
             {"process": Process(1, 4), "joins": False},
-            "keep them apart, by launch/tpu.sh run --replicas",
+            "use launch/tpu.sh run --replicas",
         ),
-        ({}, "specjax drive takes a TPU of one host, or JAX_PLATFORMS=cpu"),
+        ({}, "run specjax drive on a TPU of one host, or with JAX_PLATFORMS=cpu"),
         ({"process": Process(1, 4, together=True), "joins": True}, None),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_tpu_of_hosts_that_were_not_joined_is_refused(monkeypatch, capsys, fou
 def test_a_fault_of_ours_is_not_taken_for_bad_input(monkeypatch, capsys):
     monkeypatch.setattr(Command, "error", RuntimeError("a fault"))
     assert main.main(["drive"]) == 1
-    assert "unexpected RuntimeError: a fault; its traceback is in" in capsys.readouterr().err
+    assert "unexpected RuntimeError: a fault; the traceback is in" in capsys.readouterr().err
 
 
 CHILD = """
@@ -161,7 +161,7 @@ assert main.main(["drive"]) == 0 and jax.config.jax_compilation_cache_dir is not
 def test_commands_keep_programs_and_tell_of_compiling_once(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     environment |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
-    for told in ([f"later runs read the programs from {tmp_path}/specjax/programs"], []):
+    for told in ([f"later runs load the programs from {tmp_path}/specjax/programs"], []):
         child = [sys.executable, "-c", CHILD]
         out = subprocess.run(child, env=environment, capture_output=True, text=True, check=True)
         lines = [line for line in out.stderr.splitlines() if "later runs" in line]

@@ -16,7 +16,7 @@ REFUSED = {
         (["--gin.INPUT=nowhere.txt", "--gin.OUTPUT_DIR=out"], "nowhere.txt: no such file"),
     ],
     "evaluate": [
-        (["--gin.PREDICTIONS=in.txt", "--gin.METRICS=('blue',)"], "`METRICS` must be among"),
+        (["--gin.PREDICTIONS=in.txt", "--gin.METRICS=('blue',)"], "`METRICS` must be names in"),
         (["--gin.PREDICTIONS=nowhere.jsonl"], "nowhere.jsonl: no such file"),
     ],
     "train": [
@@ -51,11 +51,11 @@ REFUSED = {
     ],
     "convert": [
         (["nowhere", "new", "--to=hf"], "nowhere"),
-        (["nowhere", ".", "--to=hf"], "is not empty; give a new directory"),
+        (["nowhere", ".", "--to=hf"], "is not empty: give a new directory"),
     ],
     "merge": [
-        (["nowhere"], "there is no part-I-of-N of a run of several processes"),
-        (["nowhere", "also"], "there is no part-I-of-N of a run of several processes"),
+        (["nowhere"], "there is no directory part-I-of-N"),
+        (["nowhere", "also"], "there is no directory part-I-of-N"),
     ],
 }
 CASES = [(command, *case) for command, cases in REFUSED.items() for case in cases]

@@ -243,7 +243,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["TOKENS_PER_BATCH=x"], "Batching: tokens_per_batch must be a number, got 'x'"),
         (
             ["Batching.bucket_lengths=24"],
-            "must be lengths that increase, such as (64, 128)",
+            "must be increasing lengths, such as (64, 128)",
         ),
         (["T5Config.embed_dim=wide"], "embed_dim='wide' must be a whole number"),
         (["OUTPUT_DIR=2024"], "output_dir=2024 must be a path"),
@@ -298,8 +298,11 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
             ],
             "with gradients and optimizer state: this needs at least",
         ),
-        (["NUM_STEPS=[1]"], "num_steps must be one whole number, got [1]"),
-        (["TEACHER_SAMPLES=[1]"], "Teacher: teacher_samples must be one whole number, got [1]"),
+        (["NUM_STEPS=[1]"], "num_steps must be a single whole number, got [1]"),
+        (
+            ["TEACHER_SAMPLES=[1]"],
+            "Teacher: teacher_samples must be a single whole number, got [1]",
+        ),
         (["training/read_examples.source=absent.tsv"], "absent.tsv: no such file"),
         (["training/read_examples.source=seqio:x"], "seqio"),
         (["read_examples.targets_field=2"], "there is no field '2': the record has '0', '1'"),

@@ -179,7 +179,7 @@ def _gone(place):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, "the content of bigram.safetensors has changed since specjax wrote it"),
+        (_cut, "bigram.safetensors was changed after specjax wrote it"),
         (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
         (_other_dtype, "successors must be uint16 or uint32, got int32"),
         (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
@@ -196,7 +196,7 @@ def test_damage_is_told(tmp_path, damage, message):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, "the content of bigram.safetensors has changed since specjax wrote it"),
+        (_cut, "bigram.safetensors was changed after specjax wrote it"),
         (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
         (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
         (_rewritten(lambda x: x.pop("contexts")), "lacks 'contexts': copy the table again"),
@@ -251,7 +251,7 @@ def test_a_bad_table_is_told(table, message):
         (["--tokenizer=absent"], "absent: no such file or directory; give a model's directory"),
         (["--field=x"], "there is no field 'x': the record has '0'"),
         (["--format=tsv", "--field=4"], "there is no field '4': the record has '0'"),
-        (["--output=."], "is not empty; give a new directory"),
+        (["--output=."], "is not empty: give a new directory"),
         (["", "--min-count=0"], "--min-count must be a whole number of at least 1, got 0"),
     ],
 )
@@ -269,4 +269,4 @@ def test_a_text_without_pairs_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("specjax.tokenizers.load_tokenizer", lambda _: words)
     (tmp_path / "t.txt").write_text("\n\n")
     assert train(tmp_path / "t.txt", "--tokenizer=bytes", f"--output={tmp_path / 'o'}") == 2
-    assert "t.txt: no token follows another: give files with more text" in capsys.readouterr().err
+    assert "t.txt: no text has two tokens: give files with more text" in capsys.readouterr().err

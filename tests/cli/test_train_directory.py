@@ -57,7 +57,7 @@ def test_what_is_not_the_runs_own_is_refused_and_kept(data, tmp_path, capsys, na
     before = content(tmp_path)
     assert run(data, tmp_path) == 2
     error = capsys.readouterr().err
-    assert f"{mine} exists, but train_config.json does not say that a run made it" in error
+    assert f"{mine} exists, but train_config.json does not list it as a file of a run" in error
     assert error.count("\n") == 1
     assert content(tmp_path) == before
 
@@ -82,7 +82,7 @@ def test_checkpoints_without_a_configuration_are_not_continued(data, trained, tm
     (place / "train_config.json").unlink()
     before = content(place)
     assert run(data, place, "SEED=9") == 2
-    assert "train_config.json does not say that a run made it" in capsys.readouterr().err
+    assert "train_config.json does not list it as a file of a run" in capsys.readouterr().err
     assert content(place) == before
 
 
@@ -93,7 +93,7 @@ def test_a_trainer_that_is_kept_out_touches_nothing(data, trained, tmp_path, cap
     makes = json.loads((place / "train_config.json").read_text())["files"]
     with RunDirectory(place, config_name="train_config.json", makes=makes):
         assert run(data, place, "VOCABULARY=bytes", "T5Config.vocab_size=259") == 2
-    assert "another process works in it" in capsys.readouterr().err
+    assert "is used by another process" in capsys.readouterr().err
     assert content(place) == before
 
 

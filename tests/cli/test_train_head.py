@@ -177,7 +177,7 @@ def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys
     (shard,) = (output / "head_data").glob("training-1-*")
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     assert run(data, output) == 2
-    assert f"{shard} is not the record that its name stands for" in capsys.readouterr().err
+    assert f"{shard} is not a valid record of this run" in capsys.readouterr().err
     shard.unlink()
     assert run(data, output) == 0
     assert outcome(output) == outcome(trained)
@@ -275,7 +275,7 @@ def test_a_grid_has_a_row_for_each_head(data, tmp_path, capsys):
     assert [row["kl"] for row in again["heads"]] == [even, weighted]
     capsys.readouterr()
     assert run(data, tmp_path, *grid, **{**bindings, "MAX_DRAFT": 4}) == 2
-    assert "holds a run of another configuration (grid.MAX_DRAFT" in capsys.readouterr().err
+    assert "has a run of another configuration (grid.MAX_DRAFT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

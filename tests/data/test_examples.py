@@ -97,13 +97,13 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.jsonl",
             "[" * 100_000 + "\n",
             {},
-            r"a\.jsonl:1: .* not readable .* one JSON object",
+            r"a\.jsonl:1: .* not readable .* a JSON object",
         ),
         (
             "a.jsonl",
             "9" * 9999 + "\n",
             {},
-            r"a\.jsonl:1: .* not readable .* one JSON object",
+            r"a\.jsonl:1: .* not readable .* a JSON object",
         ),
         ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object .* got \[1\]"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no field 'inputs': .* 'text'"),
@@ -121,7 +121,7 @@ def test_bad_input_gives_an_error_of_one_line(tmp_path, name, text, options, mes
 
 def test_a_number_is_not_a_path(tmp_path):
     (tmp_path / "a.txt").write_text("a\n")
-    with pytest.raises(TypeError, match="2024 must be a path; put a path of digits in quotes"):
+    with pytest.raises(TypeError, match="2024 must be a path: put a path of digits in quotes"):
         list(read_examples("a.tsv", directory=2024))
     with pytest.raises(TypeError, match="1 must be a path"):
         list(read_aligned("a.txt", 1, directory=tmp_path))

@@ -42,7 +42,7 @@ def test_a_template_goes_into_objects_and_lists(template, text):
         ("{b.x}", r"f:3: there is no field 'b.x': b has 'd'"),
         ("{a.0}", r"f:3: there is no field 'a.0': a is 'x'"),
         ("{b.d.4}", r"f:3: there is no field 'b.d.4': b.d is a list of 1, counted from 0"),
-        ("{b}", "f:3: 'b' must be a text, a number or a list of them"),
+        ("{b}", "f:3: 'b' must be a text, a number or a list of these"),
     ],
 )
 def test_what_is_missing_is_named_with_its_line(template, message):
@@ -104,7 +104,7 @@ def test_inputs_are_drawn_in_their_order(tmp_path):
 def test_of_fewer_inputs_than_the_limit_all_are_taken(tmp_path, capsys):
     source = jsonl(tmp_path / "test.jsonl", ROWS)
     assert len(FewShot(**TASK, limit=9).read(source)) == 8
-    assert "has 8 inputs: all are taken, fewer than limit=9" in capsys.readouterr().err
+    assert "using all 8 inputs of" in capsys.readouterr().err
     assert len(FewShot(**TASK, limit=8).read(source)) == 8
     assert capsys.readouterr().err == ""
 
@@ -135,12 +135,12 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
     ("options", "error", "message"),
     [
         ({"shots": 2}, ValueError, "shots=2 needs examples"),
-        ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must say"),
+        ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must be"),
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
         ({"separator": 3}, TypeError, "separator must be a text, got 3"),
-        ({"references": 3}, TypeError, "references must be a field's name, got 3"),
-        ({"prompt": "{"}, ValueError, "without its counterpart"),
+        ({"references": 3}, TypeError, "references must be the name of a field, got 3"),
+        ({"prompt": "{"}, ValueError, "has an unpaired"),
     ],
 )
 def test_a_wrong_task_is_refused(options, error, message):
@@ -152,7 +152,7 @@ def test_too_few_examples_are_told(tmp_path):
     examples = jsonl(tmp_path / "train.jsonl", ROWS[:2])
     with pytest.raises(ValueError, match="has 2 examples, but shots=3"):
         FewShot(**TASK, examples=examples, shots=3).read(examples)
-    with pytest.raises(ValueError, match="1 is one of the 2 examples, and there is no other"):
+    with pytest.raises(ValueError, match="1 is itself an example, and no other"):
         FewShot(**TASK, examples=examples, shots=2).read(examples)
     (tmp_path / "a.txt").write_text("a line\n")
     assert FewShot(prompt="Say {0}.").read(tmp_path / "a.txt")[0].inputs == "Say a line."
@@ -214,5 +214,7 @@ def test_tasks_on_tensorflow_datasets_have_the_fields_of_public_files(seqio):
         "title": "T", "context": "C", "question": "Q", "answers": {"text": ["grün"]}
     }  # fmt: skip
     assert record.where == "seqio:specjax_squad2, validation, example 0"
-    with pytest.raises(ValueError, match="has no seqio task 'specjax_other'; it has specjax_wmt14"):
+    with pytest.raises(
+        ValueError, match="unknown seqio task 'specjax_other': choose from specjax_wmt14"
+    ):
         list(read_records("seqio:specjax_other"))

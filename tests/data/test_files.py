@@ -67,7 +67,7 @@ def test_what_would_fill_the_memory_once_unpacked_is_refused(tmp_path, monkeypat
         list(read_lines(path))
     monkeypatch.setattr(files, "MOST_UNPACKED", 2000)
     assert len(list(read_lines(path))) == 100_000
-    for room, error in ((200_000, None), (199_999, "holds more than 200 kB once it is unpacked")):
+    for room, error in ((200_000, None), (199_999, "unpacks to more than 200 kB")):
         monkeypatch.setattr(files, "host_bytes", lambda room=room: room)
         if error is None:
             assert len(list(read_lines(path))) == 100_000
@@ -82,7 +82,7 @@ def test_a_gzipped_line_without_an_end_is_not_unpacked_whole(tmp_path, monkeypat
     monkeypatch.setattr(files, "LEAST_ROOM", 2**10)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="holds more than 1.6. MB once it is unpacked"):
+        with pytest.raises(ValueError, match="unpacks to more than 1.6. MB"):
             next(read_lines(path))
         assert tracemalloc.get_traced_memory()[1] < 2**23
     finally:
@@ -122,5 +122,5 @@ def test_a_pipe_without_a_writer_is_told_before_it_is_waited_for(tmp_path, monke
     writer.start()
     assert [line for _, line in read_lines(path)] == ["a", "b"]
     writer.join()
-    message = f"specjax: {path} is a pipe: waiting until something is written into it"
+    message = f"specjax: {path} is a pipe: waiting for input"
     assert says == [((message,), sys.stderr)]

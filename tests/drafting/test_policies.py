@@ -325,7 +325,7 @@ def test_a_number_that_was_left_out_is_named(policy):
     ],
 )
 def test_numbers_of_a_policy_are_single_ones(make):
-    with pytest.raises(TypeError, match="must be one number, got"):
+    with pytest.raises(TypeError, match="must be a single number, got"):
         make((0.5, 0.6))
 
 

@@ -121,7 +121,7 @@ def test_weights_are_undone():
         ([0.5], [0.1, 0.2], r"got \(1,\) and \(2,\)"),
         ([1.1], [0.0], r"labels must be probabilities in \[0, 1\]"),
         ([np.nan], [0.0], r"labels must be probabilities in \[0, 1\]"),
-        ([0.5], [np.nan], "predictions must be numbers: one is NaN"),
+        ([0.5], [np.nan], "predictions must not be NaN"),
     ],
 )
 def test_what_is_no_label_or_prediction_is_refused(labels, values, message):

@@ -94,7 +94,7 @@ def test_rows_of_a_decoder_count_as_their_records(tmp_path):
 @pytest.mark.parametrize(
     ("costs", "kind", "message"),
     [
-        ({"verifier": 1.0}, ValueError, "no cost of a pass of drafter"),
+        ({"verifier": 1.0}, ValueError, "no cost for drafter"),
         ({"verifier": -1.0, "drafter": 1}, ValueError, "costs: verifier must"),
         ({"verifier": "1"}, TypeError, "costs: verifier must be a number"),
         ([1.0], TypeError, "costs must be a dict such as"),

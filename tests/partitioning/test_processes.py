@@ -45,4 +45,4 @@ def test_a_process_that_refuses_its_input_ends_both(setting, tmp_path):
     assert second.returncode == 2 and "nothing.txt" in told
     _, told = first.communicate(timeout=300)
     assert first.returncode == 1, told
-    assert re.search(r"^specjax infer: process 0 of 2 has lost another one", told, re.M)
+    assert re.search(r"^specjax infer: process 0 of 2 lost another process", told, re.M)

@@ -307,7 +307,7 @@ def test_bad_shapes_are_named_at_trace_time():
         rules.Lossless()([0.5, 0.5], [0.5, 0.5])
     for rule in (rules.Chow([0.1] * 4), rules.TokenV3([0.1] * 4), rules.Mentored([0.1] * 4)):
         with pytest.raises(
-            ValueError, match=r"has shape \(4,\), but must be one number per position"
+            ValueError, match=r"must be a scalar for each position, got shape \(4,\)"
         ):
             rule(q, q, q, q)
 

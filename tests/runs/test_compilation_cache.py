@@ -107,7 +107,7 @@ def test_damaged_programs_are_compiled_again_and_replaced(tmp_path):
     compiled, read, told = run()
     assert compiled >= len(DAMAGES) and read >= 1
     assert told == (
-        f"specjax: {tmp_path}/specjax/programs has programs that are damaged or have no checksum: "
+        f"specjax: {tmp_path}/specjax/programs has damaged programs, or programs without checksum: "
         "compiling them again\n"
     )
     assert all(entry.read_bytes() != data for entry, data in damaged.items())
@@ -153,6 +153,6 @@ def test_a_full_disk_is_told_once_and_leaves_no_torn_entry(tmp_path, capsys):
     cache.put("one", b"program" * 99)
     cache.put("two", b"program" * 99)
     assert capsys.readouterr().err == (
-        f"specjax: compiled programs are not kept: {tmp_path}: No space left on device\n"
+        f"specjax: compiled programs are not saved: {tmp_path}: No space left on device\n"
     )
     assert not list(tmp_path.iterdir())

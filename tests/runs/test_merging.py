@@ -36,8 +36,11 @@ def test_parts_become_one_in_the_order_of_the_inputs(tmp_path, capsys):
     assert main(["merge", str(tmp_path)]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["emitted"] == 2 * ROWS
-    assert "merged 2 parts: 6 predictions are in" in told.err
-    assert "was decoded elsewhere (environment.device: 'cpu' there, 'other' here)" in told.err
+    assert "merged 2 parts: 6 predictions in" in told.err
+    assert (
+        "was decoded in another environment (environment.device: 'cpu' there, 'other' here)"
+        in told.err
+    )
     merged = (tmp_path / PREDICTIONS_NAME).read_bytes()
     assert merged == b"".join(line_of(record(i)) for i in range(ROWS))
     config = json.loads((tmp_path / CONFIG_NAME).read_text())
@@ -53,7 +56,7 @@ def test_parts_are_scored_as_the_run_that_they_make(tmp_path, capsys):
     other = write_part(tmp_path / "run" / "worker-1", 1, 2, [1, 4])
     score = ["evaluate", f"--gin.PREDICTIONS={tmp_path / 'run'}", "--gin.METRICS=()"]
     assert main(score) == 2
-    assert "1 of 6 rows are in no part, the first is 3" in capsys.readouterr().err
+    assert "1 of 6 rows are in no part; the first is 3" in capsys.readouterr().err
     with (other / PREDICTIONS_NAME).open("ab") as file:
         file.write(line_of(record(3)))
     assert main(score) == 0
@@ -75,7 +78,7 @@ def test_the_last_part_to_end_merges(tmp_path, capsys):
 
     write_part(tmp_path, 0, 2, [0, 2, 4])
     assert not ends(0)
-    assert "this is part 0 of 2. The last part to end merges them in" in capsys.readouterr().err
+    assert "part 0 of 2 is done. The last part to end merges all in" in capsys.readouterr().err
     other = write_part(tmp_path, 1, 2, [1, 3])
     with (other / PREDICTIONS_NAME).open("ab") as file:
         file.write(line_of(record(5))[:-5])  # as it is being written
@@ -93,18 +96,18 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
         assert not (tmp_path / PREDICTIONS_NAME).exists()
         return told
 
-    assert "there is no part-I-of-N of a run of several processes" in refused(tmp_path)
+    assert "there is no directory part-I-of-N" in refused(tmp_path)
     first = write_part(tmp_path, 0, 2, [0, 1, 2])
-    assert "has no part-00001-of-00002: bring the parts of all 2" in refused(tmp_path)
+    assert "has no part-00001-of-00002: copy the parts of all 2" in refused(tmp_path)
     other = write_part(tmp_path, 1, 2, [3, 4], seed=1)
-    assert "is a part of another run than" in (told := refused(tmp_path))
+    assert "is not part of the same run as" in (told := refused(tmp_path))
     assert "seed: 0 there, 1 here" in told
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4])
-    assert "1 of 6 rows are in no part, the first is 5: start" in refused(tmp_path)
+    assert "1 of 6 rows are in no part; the first is 5: run" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5, 0])
-    assert "has row 0, which another part has, too" in refused(tmp_path)
+    assert "is in another part, too" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5, 6])
     assert "has row 6, but the run has 6 rows" in refused(tmp_path)
@@ -116,10 +119,10 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
     shutil.rmtree(other)
     write_part(tmp_path / "moved", 0, 2, [0])
     (tmp_path / "moved" / Process(0, 2).directory).rename(tmp_path / Process(1, 2).directory)
-    assert "holds the part of process 0: give it its own name" in refused(tmp_path)
+    assert "has the part of process 0: rename it" in refused(tmp_path)
     again = tmp_path / "again"
     write_part(again, 0, 2, [0])
-    assert "are the same part: name one of them" in refused(tmp_path, tmp_path, again)
+    assert "are the same part: leave out one of them" in refused(tmp_path, tmp_path, again)
     write_part(tmp_path, 0, 3, [])
     assert "has parts of 2 processes and 3 processes" in refused(tmp_path)
     (tmp_path / "more").mkdir()
@@ -146,7 +149,7 @@ def test_a_lost_process_is_told_in_one_line():
     lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed:\nConnection closed by peer")
     together = Process(0, 2, together=True)
     with (
-        pytest.raises(processes.LostProcessError, match="process 0 of 2 has lost another one"),
+        pytest.raises(processes.LostProcessError, match="process 0 of 2 lost another process"),
         processes.naming_lost_processes(together),
     ):
         raise lost

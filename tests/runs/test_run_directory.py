@@ -38,7 +38,7 @@ def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
         with pytest.raises(OSError, match=message), opened(path):
             pass
     (tmp_path / "link").symlink_to("nothing")
-    with pytest.raises(NotADirectoryError, match="link is a link that leads to nothing"):
+    with pytest.raises(NotADirectoryError, match="link is a broken link"):
         opened(tmp_path / "link").__enter__()
     with pytest.raises(ValueError, match="has a NUL character"):
         opened(f"{tmp_path}/nul\0")
@@ -116,7 +116,10 @@ def test_names_that_the_run_does_not_make_are_refused_and_stay(tmp_path, name, k
     listed = str(tmp_path / "docs") if name == "ABSOLUTE" else name
     stored = json.dumps({"a": 1, "files": [listed], "kept": kept})
     (tmp_path / "run" / "config.json").write_text(stored)
-    with pytest.raises(ValueError, match="as made by the run"), opened(tmp_path / "run"):
+    with (
+        pytest.raises(ValueError, match="which is not a file of this run"),
+        opened(tmp_path / "run"),
+    ):
         pass
     assert (tmp_path / "docs" / "page").exists()
     assert (tmp_path / "run" / "docs" / "page").exists()
@@ -127,7 +130,7 @@ def test_what_no_run_has_made_is_refused_and_kept(tmp_path, name):
     with opened(tmp_path) as run:
         run.claim({})
     (tmp_path / name).mkdir()
-    with pytest.raises(FileExistsError, match=f"{name} exists, but config.json does not say"):
+    with pytest.raises(FileExistsError, match=f"{name} exists, but config.json does not list"):
         opened(tmp_path).__enter__()
     assert (tmp_path / name).is_dir()
     assert names(tmp_path) == sorted(["config.json", name])
@@ -145,7 +148,7 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_what_it_leads_to_kept(tmp_
     (place / name).symlink_to(other)
     if there:
         other.write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match=f"{name} is a link, which no run made"):
+    with pytest.raises(FileExistsError, match=f"{name} is a link, not a file of a run"):
         opened(place).__enter__()
     assert other.read_bytes() == b"mine" if there else not other.exists()
 
@@ -246,7 +249,7 @@ def test_a_configuration_that_cannot_be_read_is_not_called_damaged(tmp_path):
 
 def test_only_one_process_works_in_a_directory(tmp_path):
     with opened(tmp_path):
-        with pytest.raises(OSError, match="another process works in it"):
+        with pytest.raises(OSError, match="is used by another process"):
             opened(tmp_path).__enter__()
         assert names(tmp_path) == [".specjax.lock"]
     with opened(tmp_path):

@@ -136,10 +136,10 @@ def link(store, path):
 
 
 CHANGES = {
-    other_key: r"it is of the key",
-    other_run: "it is of a run of another configuration",
-    changed: "it has been changed",
-    resealed: "it has been changed",
+    other_key: r"its key is",
+    other_run: "it is from a run of another configuration",
+    changed: "it was changed",
+    resealed: "it was changed",
     pipe: "it is not a regular file",
     link: "it is not a regular file",
     lambda _, path: path.write_bytes(path.read_bytes()[:-1]): "it is damaged",

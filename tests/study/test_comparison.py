@@ -162,17 +162,17 @@ def test_no_time_has_compiling_in_it(monkeypatch, always):
 def test_times_with_compiling_in_them_are_told(copy, capsys):
     store = read_points(copy).store
     value, arrays = store.get((OPT.key, "texts"))
-    assert "include compiling" not in capsys.readouterr().err
+    assert "include compilation" not in capsys.readouterr().err
     value["about"]["process"]["compiled_while_timed"] = 3
     with RunDirectory(copy, config_name=CONFIG_NAME, makes=MADE) as run:
         Store(run, RECORDS).put((OPT.key, "texts"), value, arrays)
     world.run(copy, ASKED)
     told = capsys.readouterr().err
     path = record_of(copy, OPT)
-    assert f"the times of {OPT.described()} include compiling" in told and str(path) in told
+    assert f"the times of {OPT.described()} include compilation" in told and str(path) in told
     path.unlink()  # as it says
     assert world.run(copy, ASKED)["done"] == len(ASKED)
-    assert "include compiling" not in capsys.readouterr().err
+    assert "include compilation" not in capsys.readouterr().err
 
 
 def test_another_temperature_compiles_nothing(done, tmp_path):
@@ -306,12 +306,12 @@ def test_without_the_verifier_there_is_nothing_to_compare_with(tmp_path, monkeyp
     assert [r["status"] for r in lines(tmp_path / "out")] == 3 * ["done"] + 3 * ["failed"]
     assert len(results["table_2"]) == 1
     told = results["failures"][asked[-1].described()]
-    assert told == "the verifier alone failed: there is nothing to compare with"
+    assert told == "the verifier alone failed, so there is no baseline"
 
 
 def test_another_run_is_refused(copy):
     with pytest.raises(
-        ValueError, match=r"holds a run of another configuration .*num_samples: 2 there, 3"
+        ValueError, match=r"has a run of another configuration .*num_samples: 2 there, 3"
     ):
         world.run(copy, ASKED, how=world.measuring(num_samples=3))
     with pytest.raises(ValueError, match=r"another configuration .*texts"):

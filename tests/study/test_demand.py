@@ -19,16 +19,16 @@ READ = {
     "nats per  token ≤ 0.05": Clause("nats_per_token", 0.05),
 }
 WRONG = {
-    "": "demand must be such as",
-    "quality <= 35": "demand must be such as",
-    "quality >= much": "demand must be such as",
-    "quality >= 1.2.3": "demand must be such as",
+    "": "demand must look like",
+    "quality <= 35": "demand must look like",
+    "quality >= much": "demand must look like",
+    "quality >= 1.2.3": "demand must look like",
     "latency <= 0 s": "out of range",
-    "latency <= 0.7": "demand must be such as",  # seconds, or of the verifier?
-    "latency <= 0.7 of the drafter": "demand must be such as",
+    "latency <= 0.7": "demand must look like",  # seconds, or of the verifier?
+    "latency <= 0.7 of the drafter": "demand must look like",
     "nats per token <= -1": "out of range",
     "as good as the verifier within -1": "out of range",
-    "quality >= 3 and fast": "demand must be such as",
+    "quality >= 3 and fast": "demand must look like",
 }
 
 

@@ -215,16 +215,16 @@ def test_texts_of_each_temperature_are_told_apart(models, texts):
 
 CANNOT = {
     "carry": ({"verification": "greedy_block"}, "GreedyBlock carries its targets from round"),
-    "online": ({"stopping": "Survival(OnlineEstimate(), 0.5)"}, "learns from earlier rounds"),
+    "online": ({"stopping": "Survival(OnlineEstimate(), 0.5)"}, "uses earlier rounds"),
     "head": ({"stopping": "Survival(HeadEstimate(), 0.5)"}, "the drafter has no acceptance head"),
-    "model": ({"drafter": "other"}, "no model 'other', only verifier, drafter"),
-    "budget": ({"rule": "Budgeted(OPT(0.5), 0.1)"}, "Budgeted may spend depends on the tokens"),
-    "method": ({"method": "TokenCascade"}, "which model writes depends on the text so far"),
-    "rule": ({"rule": "OPT(0.1)", "drafting": "Lookup()"}, "only the rule Lossless can"),
+    "model": ({"drafter": "other"}, "no model 'other'; the models are verifier, drafter"),
+    "budget": ({"rule": "Budgeted(OPT(0.5), 0.1)"}, "decisions of Budgeted depend on"),
+    "method": ({"method": "TokenCascade"}, "choice of the model depends on the text"),
+    "rule": ({"rule": "OPT(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
     "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
     "rules": (
         {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=OPT(0.1))"},
-        "of a Cascade only K, models, last and lenience",
+        "a Cascade may set only K, models, last and lenience",
     ),
 }
 

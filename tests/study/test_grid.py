@@ -105,11 +105,11 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
         ({"methods": "opt"}, "methods must be a tuple of names or a dict, got 'opt'"),
         ({"methods": {}}, "methods is empty"),
         ({"methods": {"opt": ("a",)}}, "methods: opt must be a number, got 'a'"),
-        ({"methods": {"opt": {"ALPHA": 1}}}, "methods: opt must have numbers, got"),
+        ({"methods": {"opt": {"ALPHA": 1}}}, "methods: the values of opt must be numbers, got"),
         ({"methods": {"lossless": (0.1,)}}, "lossless takes no number"),
         ({"methods": {"opt": ()}}, "opt has no numbers"),
         ({"methods": ("never",)}, "must be one of"),
-        ({"methods": (3,)}, "methods must be names, got 3"),
+        ({"methods": (3,)}, "a method must be a name or a text, got 3"),
         ({"methods": {"lossy": 1.5}}, "strength must lie in"),
         ({"temperatures": (-1.0,)}, "temperatures must be finite and at least 0"),
         ({"temperatures": 1.0}, "temperatures must be a tuple"),
@@ -118,7 +118,7 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
         ({"verifications": ("Blok",)}, "verification must be one of Token, Block, GreedyBlock"),
         ({"stopping": {None: 0.3}}, "None takes no number"),
         ({"stopping": ("sure",)}, "must be one of"),
-        ({"stopping": {"adaptive_confidence": 0.3}}, "adaptive_confidence is called confidence"),
+        ({"stopping": {"adaptive_confidence": 0.3}}, "'adaptive_confidence' was renamed"),
     ],
 )
 def test_what_is_no_grid_is_refused(axes, message):

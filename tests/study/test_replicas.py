@@ -44,9 +44,11 @@ def test_a_temperature_with_the_verifier_alone_is_one_parts():
 
 
 def test_too_many_parts_are_refused():
-    with pytest.raises(ValueError, match="process_count must be at most 8, the settings beside"):
+    with pytest.raises(
+        ValueError, match="process_count must be at most 8, the number of settings to"
+    ):
         share(SETTINGS, Process(0, 9))
-    with pytest.raises(ValueError, match="replicas of a comparison have a machine each"):
+    with pytest.raises(ValueError, match="a comparison cannot run as one program"):
         share(SETTINGS, Process(0, 2, together=True))
 
 
@@ -64,11 +66,11 @@ def test_replicas_measure_each_setting_once_and_the_last_merges(tmp_path, capsys
     shares = [share(ASKED, Process(i, 2)) for i in range(2)]
     assert all(len(own) > 1 for own in shares)
     world.run(output, ASKED, process=Process(1, 2))
-    assert "this is part 1 of 2. The last part to end merges" in capsys.readouterr().err
+    assert "part 1 of 2 is done. The last part to end merges" in capsys.readouterr().err
     assert not (output / "points.jsonl").exists()
     assert set(read_points(output / Process(1, 2).directory).of()) == set(shares[1])
     world.run(output, ASKED, process=Process(0, 2))
-    assert "merged 2 parts: 5 settings are in" in capsys.readouterr().err
+    assert "merged 2 parts: 5 settings in" in capsys.readouterr().err
     # What one process has: its settings in its order, the same texts and quality.
     for ours, theirs in zip(lines(output), lines(alone), strict=True):
         for name in ("setting", "status", "seeds", "infer", "over_verifier"):
@@ -82,9 +84,9 @@ def test_replicas_measure_each_setting_once_and_the_last_merges(tmp_path, capsys
     assert rows[0] == rows[1] and results["done"] == 5
     # It is a run like any other, which a single process goes on with.
     world.run(output, ASKED)
-    assert "5 of 5 settings are measured already" in capsys.readouterr().err
+    assert "5 of 5 settings were measured before" in capsys.readouterr().err
     # A grown grid moves no setting to another part.
-    for index, told in ((1, "this is part 1 of 2"), (0, "merged 2 parts: 7 settings")):
+    for index, told in ((1, "part 1 of 2 is done"), (0, "merged 2 parts: 7 settings")):
         world.run(output, GROWN, process=Process(index, 2))
         captured = capsys.readouterr().err
         assert told in captured
@@ -100,7 +102,7 @@ def test_replicas_measure_each_setting_once_and_the_last_merges(tmp_path, capsys
         Store(run, "points").remove("grid")
     assert main(["merge", str(output)]) == 2
     told = capsys.readouterr().err
-    assert "part-00001-of-00002 has not measured all of its settings: start that process" in told
+    assert "part-00001-of-00002 has not measured all of its settings: run the same command" in told
 
 
 def test_parts_of_another_run_are_refused(tmp_path):
@@ -111,7 +113,7 @@ def test_parts_of_another_run_are_refused(tmp_path):
             contextlib.nullcontext()
             if index == 0
             else pytest.raises(
-                ValueError, match=r"is a part of another comparison than .*num_samples: 1 there, 2"
+                ValueError, match=r"is not part of the same comparison as .*num_samples: 1 there, 2"
             )
         ):
             world.run(tmp_path / "out", one, how=how, process=Process(index, 2))

@@ -42,7 +42,7 @@ def test_another_environment_is_refused_unless_allowed(
     with monkeypatch.context() as patch:
         patch.setattr("specjax.training.trainer.training_environment", lambda: ours | changes)
         train_copies(tmp_path, num_steps=1)
-    with pytest.raises(ValueError, match="holds a run of another configuration") as error:
+    with pytest.raises(ValueError, match="has a run of another configuration") as error:
         train_copies(tmp_path, num_steps=2)
     assert message in str(error.value)
     assert "allow_other_environment=True" in str(error.value)

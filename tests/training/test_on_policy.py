@@ -73,7 +73,7 @@ def test_samples_that_cannot_be_drawn_again_are_named(finished, tmp_path):
     shutil.copytree(path, tmp_path / "run")
     (sample,) = (tmp_path / "run" / SAMPLES_NAME).glob("student-8-*")
     sample.write_bytes(sample.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"student-8-.* is not the record that its name"):
+    with pytest.raises(ValueError, match=r"student-8-.* is not a valid record of this run"):
         train_on_policy(tmp_path / "run", num_steps=11)
     sample.unlink()
     with pytest.raises(

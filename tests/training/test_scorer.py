@@ -135,7 +135,7 @@ def test_nothing_but_long_inputs_scores_0():
     ("changes", "error", "message"),
     [
         ({"metrics": "bleu"}, TypeError, r"`metrics` must be a tuple of names, got 'bleu'; write"),
-        ({"metrics": ("meteor",)}, ValueError, "`metrics` must be among bleu, .* got 'meteor'"),
+        ({"metrics": ("meteor",)}, ValueError, "`metrics` must be names in bleu, .* got 'meteor'"),
         ({"max_new_tokens": 0}, ValueError, "Evaluation: max_new_tokens must be .* got 0"),
         ({"limit": 1.5}, ValueError, "Evaluation: limit must be .* got 1.5"),
         ({"batch_size": "x"}, TypeError, "Evaluation: batch_size must be a number, got 'x'"),

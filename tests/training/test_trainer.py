@@ -94,7 +94,7 @@ def test_a_finished_run_gives_its_result_again(finished):
 )
 def test_another_configuration_is_refused(finished, changes, told):
     directory, _ = finished
-    with pytest.raises(ValueError, match="holds a run of another configuration") as error:
+    with pytest.raises(ValueError, match="has a run of another configuration") as error:
         train_copies(directory, **changes)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
@@ -196,7 +196,7 @@ def test_fewer_updates_than_done_are_refused(finished):
 
 def test_a_second_process_is_kept_out(finished):
     directory, _ = finished
-    with run_directory(directory), pytest.raises(OSError, match="another process works in it"):
+    with run_directory(directory), pytest.raises(OSError, match="is used by another process"):
         train_copies(directory)
 
 
