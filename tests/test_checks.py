@@ -122,7 +122,7 @@ def test_a_range_without_an_end_is_told_in_words(value, span, message):
 @pytest.mark.parametrize("bad", [[1, 2], [1, [2]], {"a": 1}, [[1]], None, "1"])
 def test_one_whole_number_is_no_list(bad):
     assert whole_number("x", 1e3, low=1) == 1000
-    with pytest.raises((TypeError, ValueError), match="^x must be (one whole|a) number"):
+    with pytest.raises((TypeError, ValueError), match="^x must be (a single whole|a) number"):
         whole_number("x", bad, low=1)
 
 

@@ -1,4 +1,4 @@
-"""From models and parts to a decoding method with its parameters."""
+"""Builds a decoding method, with its parameters, from models and parts."""
 
 import contextlib
 import contextvars
@@ -27,7 +27,7 @@ from specjax.verification import Block
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a user may choose of a method; None where nothing was said. See `Decoder`."""
+    """The parts of a method that a user may choose; None: the default. See `Decoder`."""
 
     rule: Rule | None = None
     verification: Verification | None = None
@@ -41,7 +41,7 @@ class Parts:
 
     @property
     def policy(self) -> Stopping | None:
-        """The stopping policy, whoever has made it."""
+        """The stopping policy without its parameters."""
         return self.stopping.part if isinstance(self.stopping, Own) else self.stopping
 
     @property
@@ -53,14 +53,14 @@ class Parts:
 
     @property
     def longest(self) -> int:
-        """G of a drafter that does not say it by itself."""
+        """G, unless the drafter has its own."""
         return whole_number("max_draft", 5 if self.max_draft is None else self.max_draft, low=1)
 
     def check_none(self, why: str, *, but: tuple[str, ...] = ()) -> None:
-        """Raises ValueError if a part was given, unless it is among `but`."""
+        """Raises ValueError if a part was given that is not in `but`."""
         for field in dataclasses.fields(self):
             if field.name not in but and getattr(self, field.name) is not None:
-                raise ValueError(f"{field.name}= must be left out: {why}")
+                raise ValueError(f"{field.name} must be left out: {why}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,12 +70,12 @@ class Assembled:
     Attributes:
       method: the method.
       params: its parameters.
-      models: the models that take part, by name.
+      models: the models of the method, by name.
       main: the model whose tokenizer is used.
-      own_params: a hash of the parameters that are none of the models', or None.
-      stopping: the policy with its costs, in words; None without one.
-      costs: those that were measured for a policy that brought none, or None.
-      most_rows: the largest batch that a policy has costs of; None if it weighs none.
+      own_params: a hash of the parameters that belong to no model, or None.
+      stopping: the text of the policy with its costs, or None.
+      costs: the costs measured for a policy without costs, or None.
+      most_rows: the largest batch with known costs; None if the policy needs no costs.
     """
 
     method: Method
@@ -89,20 +89,20 @@ class Assembled:
 
 
 def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length: int) -> Assembled:
-    """Makes the method that models and parts ask for.
+    """Makes a method from models and parts.
 
     Args:
-      models: a pair or more models, or one to decode alone.
-      parts: what was chosen.
-      rows: the batch size, for which costs are measured.
-      prompt_length: the length of their prompts.
+      models: a pair, several models, or a single model.
+      parts: the chosen parts.
+      rows: the batch size for measuring costs.
+      prompt_length: the length of prompts for measuring costs.
 
     Returns:
       The method and its parameters.
 
     Raises:
-      TypeError: if `models` is neither, or a part is not what it must be.
-      ValueError: if the parts do not go together.
+      TypeError: `models` or a part has a wrong type.
+      ValueError: the parts cannot be combined.
     """
     made = _assembled(models, parts, rows, prompt_length)
     return made if parts.processor is None else _processed(made, parts.processor)
@@ -129,14 +129,15 @@ def _assembled(
         named, main = models.named, models.verifier
     else:
         raise TypeError(
-            f"models must be a Pair or a TextModel, got {type(models).__name__}: see load_pair"
+            f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
         )
     if parts.method is not None:
         more = () if isinstance(parts.method, Own) else ("processor",)
-        parts.check_none("the method has its own", but=("method", "rule", *more))
+        parts.check_none("`method` has its own", but=("method", "rule", *more))
         return _whole(named, main, parts)
     if parts.drafting is None and len(named) == 1:
-        parts.check_none("it needs a drafter: give a Pair, or drafting=", but=("rule", "processor"))
+        why = "this option needs a drafter: give a Pair, or drafting"
+        parts.check_none(why, but=("rule", "processor"))
         return _alone(main, parts.rule)
     plan = parts.plan
     _check_plan(named, parts, plan)
@@ -147,7 +148,7 @@ def _assembled(
 
 
 def _alone(main: TextModel, rule: Rule | None) -> Assembled:
-    """One model, one token per pass."""
+    """A single model: one token per pass."""
     method = Autoregressive(
         main.model, eos_ids=tuple(main.tokenizer.eos_ids), partitioner=main.partitioner
     )
@@ -158,7 +159,7 @@ def _alone(main: TextModel, rule: Rule | None) -> Assembled:
 
 
 def _whole(named: Mapping[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
-    """A cascade over the models, or a method of the user's own."""
+    """A cascade of the models, or the user's own method."""
     own = parts.method
     if isinstance(own, Own):
         return _own_method(named, main, own, parts.rule)
@@ -167,7 +168,7 @@ def _whole(named: Mapping[str, TextModel], main: TextModel, parts: Parts) -> Ass
     name = type(own).__name__
     _check_names(named, ("verifier", "drafter"), f"method={name}")
     if parts.rule is None:
-        raise ValueError(f"rule= must be given: {name} decides by it, see docs/baselines.md")
+        raise ValueError(f"rule must be given: {name} needs it, see docs/baselines.md")
     small = named["drafter"]
     method = own.bound(main.model, small.model, tuple(main.tokenizer.eos_ids), main.partitioner)
     method.check_rule(parts.rule)
@@ -200,8 +201,8 @@ def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: st
     for name in needed:
         if name not in named:
             raise ValueError(
-                f"{what} needs a model called {name}, got {', '.join(named)}: give a Pair, or "
-                "Models with such a name"
+                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair, or "
+                "Models with this name"
             )
 
 
@@ -212,11 +213,11 @@ def _check_plan(named: Mapping[str, TextModel], parts: Parts, plan: DraftPlan) -
     _check_names(named, plan.needs, what)
     for part, why in plan.left_out.items():
         if getattr(parts, part) is not None:
-            raise ValueError(f"{part}= must be left out: {why}")
+            raise ValueError(f"{part} must be left out: {why}")
     if isinstance(parts.policy, CostAware) and not plan.weighs_costs:
         raise ValueError(
-            "stopping=CostAware weighs one drafter's passes against the verifier's: choose another "
-            f"policy with drafting={plan!r}"
+            f"stopping=CostAware cannot be used with drafting={plan!r}, because it needs a single "
+            "drafter: choose another policy"
         )
 
 
@@ -249,7 +250,7 @@ def _speculative(
 def _planned(
     named: Mapping[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
 ) -> Planned:
-    """The drafter of a plan; its parameters lie where they are needed."""
+    """The drafter of a plan, with its parameters on the right devices."""
     where = main.partitioner
     place = jax.device_put if where is None else where.replicate
 
@@ -258,7 +259,7 @@ def _planned(
     ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
         small = named[model] if isinstance(model, str) else model
         drafter, params = _neural(small, main, parts, longest)
-        # Else each call of the loop would send them.
+        # Placed now, so that the calls of the loop do not transfer them.
         return drafter, params._replace(stopping=place(params.stopping))
 
     return plan.make(Ingredients({**named, "verifier": main}, parts.longest, neural, place))
@@ -267,9 +268,9 @@ def _planned(
 def _neural(
     small: TextModel, main: TextModel, parts: Parts, longest: int | None
 ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-    """The drafter that decodes with a small model, up to `longest` tokens or `max_draft`."""
+    """The drafter of a small model, for up to `longest` tokens (None: `max_draft`)."""
     min_draft = whole_number("min_draft", parts.min_draft or 0, low=0)
-    # A level of a cascade may draft fewer.
+    # A level of a cascade may draft fewer tokens.
     min_draft = min_draft if longest is None else min(min_draft, longest)
     stopping = FixedLength() if parts.policy is None else parts.policy
     check_policy(stopping)
@@ -277,7 +278,7 @@ def _neural(
         own = parts.stopping.params
     else:
         stopping, own = stopping.bind(small.head)
-    # A draft of a fixed length goes on: rows then do not depend on each other's passes.
+    # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     drafter = NeuralDrafter(
         small.model,
@@ -295,7 +296,7 @@ _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("cos
 
 @contextlib.contextmanager
 def known_costs(costs: Costs) -> Iterator[None]:
-    """A `Decoder` made inside takes these costs, if they are its pair's, and measures none."""
+    """A `Decoder` made in this context uses these costs, if they belong to its pair."""
     token = _known_costs.set(costs)
     try:
         yield
@@ -306,7 +307,7 @@ def known_costs(costs: Costs) -> Iterator[None]:
 def _with_costs(
     parts: Parts, pair: Pair, rows: int, prompt_length: int
 ) -> tuple[Parts, Costs | None]:
-    """The same parts, a policy without costs with measured ones; and these."""
+    """The parts, with measured costs for a policy without costs; and these costs."""
     policy = parts.stopping
     if not isinstance(policy, CostAware):
         return parts, None
@@ -318,11 +319,11 @@ def _with_costs(
     if policy.costs is None:
         costs = _known_costs.get()
         if costs is None or costs.pair != pair.fingerprint:
-            # The length of the prompts is not known; the shortest bucket is the usual one.
+            # The length of the prompts is unknown; the shortest bucket is usual.
             sizes = sorted({multiple, rows})
             costs = measure_costs(pair, sizes, widths, prompt_length=prompt_length)
     weighed = policy.costs or costs
-    policy = dataclasses.replace(policy, costs=weighed)  # its checks
+    policy = dataclasses.replace(policy, costs=weighed)  # checks them
     assert weighed is not None
     check_costs(weighed, pair, rows, widths[-1] - 1)
     policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
@@ -330,7 +331,7 @@ def _with_costs(
 
 
 def _widths(parts: Parts) -> tuple[int, ...]:
-    """How many tokens the verifier's passes will read."""
+    """The numbers of tokens in the verifier's passes."""
     longest = parts.plan.longest(parts.longest) + 1
     widths = _given_widths(parts) or powers_of_two(longest)
     check_widths(widths, longest)
@@ -344,12 +345,12 @@ def _given_widths(parts: Parts) -> tuple[int, ...] | None:
 
 
 def _hash(params: Params, described: str = "") -> str | None:
-    """A hash of parameters, and of a text; None where there is neither."""
+    """A hash of parameters and a text; None if both are empty."""
     return digest(params, described) if described or jax.tree.leaves(params) else None
 
 
 def checked_rule(method: Method, rule: Any) -> Rule:
-    """A rule that the method takes; those of `specjax.rules` are known to be right."""
+    """Returns a rule after checking that the method accepts it; traces a user's own rule."""
     method.check_rule(rule)
     inner = rule.rule if isinstance(rule, Budgeted) else rule
     if not type(inner).__module__.startswith("specjax.rules"):

@@ -1,4 +1,4 @@
-"""Drafters of several levels of a decoder's models: `Decoder(drafting=Cascade(...))`."""
+"""Drafters of several levels: `Decoder(drafting=Cascade(...))`."""
 
 import dataclasses
 import os
@@ -29,31 +29,30 @@ from specjax.verification import Block
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cascade(DraftPlan):
-    """Drafts with several models, the larger ones reviewing what smaller ones draft.
+    """Drafts with several models; the larger models review the drafts of the smaller models.
 
-    Row r of K says how many tokens of each drafter there are in the blocks that the reviewer above
-    drafter r reviews: the verifier in the first row, drafter r - 1 in the others; see
-    `drafting.cascade`. The decoder's `stopping` and `min_draft` are those of every model where it
-    drafts token by token.
+    Row r of K has the number of tokens of each drafter in the blocks that the reviewer of drafter r
+    reviews: the verifier in the first row, drafter r - 1 in the others; see `drafting.cascade`. The
+    decoder's `stopping` and `min_draft` apply to every model that drafts token by token.
 
     Attributes:
       lengths: K, `[n, n]` whole numbers, upper triangular; n counts `models` and `last`.
-      models: the drafters, largest first: the name of one of the decoder's models, a directory (see
-        `load_text_model`) or a `TextModel` each. Those without a name are called level_1, level_2,
-        ... by their places.
-      last: what copies, as the last drafter; None for none.
-      lenience: l >= 1; at the levels without a rule of their own what stands below is accepted with
-        probability min(1, l p / q). At temperature 0 it changes nothing; see `drafting.lenience`.
-      rules: under which the models review: one for all, or one for each of `models`, with None
-        where `lenience` says it, or where a model reviews nothing.
-      verification: of all inner rounds.
-      cumulative: how the counts in a row are meant; see `drafting.HorizontalCascade`.
-      dtype: of the models that are loaded from directories; by default that of each checkpoint.
+      models: the drafters, largest first: each a name of the decoder's models, a directory (see
+        `load_text_model`) or a `TextModel`. Models without a name are named level_1, level_2, ...
+        by their places.
+      last: a `Lookup` as the last drafter, or None.
+      lenience: l >= 1; levels without their own rule accept a token with probability
+        min(1, l p / q). It has no effect at temperature 0; see `drafting.lenience`.
+      rules: the rules for reviews: one for all models, or one for each of `models`, with None for
+        the lenience rule and for a model that reviews nothing.
+      verification: the verification of all inner rounds.
+      cumulative: the meaning of the counts in a row; see `drafting.HorizontalCascade`.
+      dtype: the dtype of models loaded from directories; by default that of each checkpoint.
 
     Raises:
-      TypeError: if a part is not what it must be.
-      ValueError: if K is of another size or not upper triangular, or `lenience` is below 1 or of no
-        use.
+      TypeError: a part has a wrong type.
+      ValueError: K has a wrong size or is not upper triangular, or `lenience` is below 1 or has no
+        effect.
     """
 
     lengths: Any
@@ -69,14 +68,14 @@ class Cascade(DraftPlan):
         models = self.models
         if not isinstance(models, tuple | list) or not models:
             raise TypeError(
-                "models must be a tuple of names, directories or loaded models, the largest first, "
+                "models must be a tuple of names, directories or TextModels, the largest first, "
                 f"got {models!r}"
             )
         for i, model in enumerate(models):
             if not isinstance(model, str | os.PathLike | TextModel):
                 raise TypeError(
-                    f"models[{i}] must be the name of one of the decoder's models, a directory or "
-                    f"a TextModel, got {model!r}"
+                    f"models[{i}] must be the name of a model, a directory or a TextModel, got "
+                    f"{model!r}"
                 )
         _check_last(self.last)
         lenience(self.lenience)  # its checks
@@ -88,8 +87,8 @@ class Cascade(DraftPlan):
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """K says it."""
-        return {"max_draft": "K says how long the drafts of a cascade are"}
+        """Only `max_draft`."""
+        return {"max_draft": "K has the lengths of a cascade's drafts"}
 
     def make(self, given: Ingredients) -> Planned:
         """See `DraftPlan`."""
@@ -120,15 +119,15 @@ class Cascade(DraftPlan):
             drafter,
             cascade_params(drafter, prepared, table, rules, stopping),
             own=(table, stopping, rules),
-            # Of a rule without strengths no parameters tell.
+            # A rule without strengths has no parameters to hash.
             described=", ".join(f"{name}: {type(rule).__name__}" for name, rule in rules.items()),
             models=levels,
         )
 
     def _levels(self, given: Ingredients) -> dict[str, TextModel]:
-        """The models by their names; each is loaded after all have been told apart."""
+        """The models by name, loaded after all have been checked to be different."""
         main, named = given.models["verifier"], given.models
-        places = {_place(main): "the verifier, which reviews them all"}
+        places = {_place(main): "the verifier"}
         found: dict[str, str | os.PathLike[str] | TextModel] = {}
         for i, model in enumerate(self.models):
             known = named.get(model) if isinstance(model, str) else None
@@ -138,15 +137,15 @@ class Cascade(DraftPlan):
                 and not os.path.isdir(real_path(model))
             ):
                 raise ValueError(
-                    f"models[{i}]={os.fspath(model)!r} is neither one of the decoder's models "
+                    f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
                     f"({', '.join(named)}) nor a directory: check the name or the path"
                 )
             level, name = model if known is None else known, f"level_{i + 1}"
             place = _place(level)
             if place in places:
                 raise ValueError(
-                    f"models[{i}]={_shown(model)!r} is the same as {places[place]}: each level "
-                    "must be another model; in K a model may have several places"
+                    f"models[{i}]={_shown(model)!r} is the same as {places[place]}: give different "
+                    "models; K may use a model several times"
                 )
             places[place] = f"models[{i}]"
             found[name if known is None else str(model)] = level
@@ -154,12 +153,12 @@ class Cascade(DraftPlan):
         for name, level in found.items():
             if not isinstance(level, TextModel):
                 level = load_text_model(level, dtype=self.dtype, mesh=main.mesh)
-            Models(**{name: level, "verifier": main})  # one vocabulary, one mesh
+            Models(**{name: level, "verifier": main})  # checks the vocabulary and the mesh
             levels[name] = level
         return levels
 
     def _rules(self) -> list[Rule]:
-        """For each of `models`, under which rule it reviews."""
+        """The rule of each model's reviews."""
         given = (
             self.rules if isinstance(self.rules, tuple | list) else [self.rules] * len(self.models)
         )
@@ -170,8 +169,8 @@ class Cascade(DraftPlan):
         several = isinstance(self.rules, tuple | list)
         if several and len(self.rules) != len(self.models):
             raise ValueError(
-                f"rules must have one for each of the {len(self.models)} models (None where it has "
-                f"no rule of its own), got {len(self.rules)}"
+                f"rules must have {len(self.models)} entries, a rule or None for each model, got "
+                f"{len(self.rules)}"
             )
         each = self.rules if several else (self.rules,)
         for i, rule in enumerate(each):
@@ -181,16 +180,16 @@ class Cascade(DraftPlan):
             check_is_rule(name, rule)
             if isinstance(rule, Budgeted):
                 raise ValueError(
-                    f"{name} must be without a budget, got {rule!r}: hold it where the verifier "
-                    "reviews, with rule=rules.Budgeted(...)"
+                    f"{name} must not be Budgeted, got {rule!r}: give the budget to the verifier, "
+                    "with rule=rules.Budgeted(...)"
                 )
             if any(np.ndim(strength) for strength in jax.tree.leaves(rule)):
-                raise ValueError(f"{name} must have one number for each strength, got {rule!r}")
+                raise ValueError(f"{name} must have scalar strengths, got {rule!r}")
         if self.lenience != 1.0 and None not in each:
-            raise ValueError("lenience= must be left out: rules= says how each level reviews")
+            raise ValueError("lenience must be left out: each level has its own rule in `rules`")
 
     def _check_used(self, drafter: Drafter, rules: Mapping[str, Rule]) -> set[str]:
-        """Makes sure that nothing was given in vain, and that each rule has what it reads.
+        """Checks that all parts are used, and that each rule has its inputs.
 
         Returns:
           The names of the models that review.
@@ -203,8 +202,8 @@ class Cascade(DraftPlan):
         for name, has_tokens in used.items():
             if not has_tokens:
                 raise ValueError(
-                    f"K={[list(row) for row in self.lengths]} gives {name} no tokens in any row "
-                    "that is used: leave that drafter out, or give it some"
+                    f"K={[list(row) for row in self.lengths]} has no tokens for {name} in any row "
+                    "that is used: leave out this drafter, or give it tokens"
                 )
         reviewers = [part for part in parts if isinstance(part, VerticalCascade)]
         for reviewer in reviewers:
@@ -214,17 +213,17 @@ class Cascade(DraftPlan):
         for i, name in enumerate(rules):
             if several and self.rules[i] is not None and name not in names:
                 raise ValueError(
-                    f"rules[{i}] must be None: by K={[list(row) for row in self.lengths]} {name} "
-                    "reviews nothing"
+                    f"rules[{i}] must be None: {name} reviews nothing with "
+                    f"K={[list(row) for row in self.lengths]}"
                 )
         if not names and (self.lenience != 1.0 or (self.rules is not None and not several)):
             name = "rules" if self.rules is not None else "lenience"
-            raise ValueError(f"{name}= must be left out: by K no level reviews another")
+            raise ValueError(f"{name} must be left out: no level of K reviews another level")
         return names
 
 
 def _parts(drafter: Drafter) -> Iterator[Drafter]:
-    """A drafter and all those that it is made of."""
+    """A drafter and all drafters in it."""
     yield drafter
     below: tuple[Drafter, ...] = ()
     if isinstance(drafter, HorizontalCascade):
@@ -242,9 +241,7 @@ def _check_last(last: Any) -> None:
         raise TypeError(f"last must be Lookup(...) or None, got {last!r}")
     for name in ("min_match", "max_copy"):
         if getattr(last, name) is not None:
-            raise ValueError(
-                f"last must have no {name}: K says who drafts how many tokens, got {last!r}"
-            )
+            raise ValueError(f"last must not set {name}, because K has the lengths, got {last!r}")
 
 
 def _shown(model: Any) -> str:
@@ -252,6 +249,6 @@ def _shown(model: Any) -> str:
 
 
 def _place(model: str | os.PathLike[str] | TextModel) -> Any:
-    """What two levels have in common if they are one model."""
+    """A key that is equal for equal models."""
     path = model.name if isinstance(model, TextModel) else model
     return os.path.realpath(path) if os.path.exists(path) else id(model)

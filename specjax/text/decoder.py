@@ -1,4 +1,4 @@
-"""From prompts to texts: `Decoder`.
+"""`Decoder`: from prompts to texts.
 
     pair = specjax.load_pair(drafter=SMALL, verifier=LARGE)
     decoder = specjax.Decoder(pair, rule=specjax.rules.OPT(strength=0.2), max_draft=5)
@@ -53,49 +53,49 @@ from specjax.types import Rule, Sampling, Stopping, Verification
 class Decoder:
     """Turns prompts into texts: speculatively with a pair, token by token with a single model.
 
-    Programs are compiled per shape and shared between Decoders; changing a rule's strength, the
-    temperature, the seed or a length limit compiles nothing. Another rule or a first top-k or top-p
+    Programs are compiled per shape and shared between Decoders. Changing a rule's strength, the
+    temperature, the seed or a length limit compiles nothing; another rule or a first top-k or top-p
     does. `specjax.enable_compilation_cache()` keeps programs on disk.
 
     Args:
-      models: a `Pair` or `Models`, or one `TextModel` to decode alone (`pair.verifier`).
+      models: a `Pair`, `Models`, or a single `TextModel` (such as `pair.verifier`).
       rule: the target distribution, `rules.Lossless()` by default; strengths may be per prompt. A
-        model that decodes alone takes one that reads no drafter.
+        single model needs a rule that does not read a drafter.
       verification: the algorithm; `verification.Block()` by default.
       max_draft: G, tokens drafted per round; 5 by default.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
       stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`, or
         `Own(policy, params)`; `drafting.FixedLength()` by default. Another threshold compiles
-        nothing. `drafting.CostAware()` without costs has them measured at once.
+        nothing. `drafting.CostAware()` without costs measures them now.
       drafting: how drafts are made, such as `Lookup()`, `Cascade(...)` or `Own(drafter, params)`;
         by default the pair's small model drafts.
-      method: a cascade such as `TokenCascade()`, or `Own(method, params)`; it has all of the above
-        but the rule.
-      widths: how many tokens a pass of the verifier may read; see `decoding.Round`.
+      method: a cascade such as `TokenCascade()`, or `Own(method, params)`; it replaces all of the
+        above except the rule.
+      widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
       processor: `Own(processor, params)` changes the logits (see `types.Processor`); or None.
-      sampling: temperature, top-k and top-p, each one value or one per prompt of the call;
+      sampling: temperature, top-k and top-p, each a value or one value per prompt of the call;
         `Sampling(temperature=1.0)` by default.
       max_new_tokens: N, the longest output; also the default limit of each row.
-      stop: texts such as `("Q:", "END")`; a row ends with the token that completes one of them in
-        its text, also inside a draft, and its text is cut before it.
-      batch_size: rows decoded together; a finished one makes room for the next prompt. Over a
+      stop: texts such as `("Q:", "END")`; a row ends with the token that completes a stop string,
+        also inside a draft, and its text is cut before the string.
+      batch_size: the number of rows decoded together; the next prompt replaces a finished row. On a
         mesh it is rounded up to a multiple of its `data`.
-      buckets: increasing prompt lengths in tokens; a batch is padded to the first that holds its
-        longest prompt. Each one used is a program to compile; the last is the longest prompt.
+      buckets: increasing prompt lengths in tokens; a batch is padded to the first bucket that is
+        long enough. Each used bucket is a program to compile; the last is the longest prompt.
 
     Attributes:
-      models: what was given.
+      models: the given models.
       method: the decoding method.
       params: its parameters.
       rule: the rule, or None.
-      sampling: how tokens are drawn.
-      tokenizer: the verifier's.
-      costs: those that were measured for `drafting.CostAware()`, or None.
+      sampling: the temperature, top-k and top-p.
+      tokenizer: the verifier's tokenizer.
+      costs: the costs measured for `drafting.CostAware()`, or None.
       stop: the stop strings.
 
     Raises:
-      TypeError: if `models` is neither, a value is of the wrong type, or there is no such option.
-      ValueError: if a value is out of range, or the parts do not go together.
+      TypeError: a value has a wrong type, or an option is unknown.
+      ValueError: a value is out of range, or the parts cannot be combined.
     """
 
     def __init__(
@@ -163,25 +163,25 @@ class Decoder:
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
           **options: any of
 
-            - seed: one number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
-            - ids: n numbers in 0 .. 2**32 - 1. A row's randomness depends on its seed and its id
-              alone; by default the id is the prompt's place.
-            - rule: instead of the Decoder's; each strength one number or n.
-            - sampling: instead of the Decoder's; each of its fields one value or n.
-            - max_new_tokens: one or n in 1 .. N, how many tokens each row may emit.
-            - draft_limit: one or n in 0 .. G, the longest draft of each row; a row with 0 takes
-              one token per round.
+            - seed: a number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
+            - ids: n numbers in 0 .. 2**32 - 1. A row's randomness depends only on its seed and its
+              id; by default the id is the prompt's place.
+            - rule: replaces the Decoder's rule; each strength is a number or n numbers.
+            - sampling: replaces the Decoder's sampling; each field is a value or n values.
+            - max_new_tokens: a number or n numbers in 1 .. N, the most tokens of each row.
+            - draft_limit: a number or n numbers in 0 .. G, the longest draft of each row; a row
+              with 0 gets one token per round.
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
-              and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN where a method of
-              your own does not write them.
+              and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
+              method does not write them.
 
         Returns:
-          A `Result`, in the order of the prompts. Of several processes each gets its own rows.
+          A `Result`, in the order of the prompts. With several processes each gets its own rows.
 
         Raises:
-          ValueError: if a prompt is empty or does not fit, or a value is out of range.
-          TypeError: if `prompts` is a single prompt or in no order, a value is no number, or there
-            is no such option.
+          ValueError: a prompt is empty or too long, or a value is out of range.
+          TypeError: `prompts` is a single prompt or unordered, a value is not a number, or an
+            option is unknown.
         """
         start, compiled = time.perf_counter(), compile_seconds()
         rows = self._rows(self._asked(prompts, **options), frozenset(), progress, eager=False)
@@ -189,9 +189,9 @@ class Decoder:
         return Result(found, **apart(time.perf_counter() - start, compile_seconds() - compiled))
 
     def stream(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
-        """Decodes all prompts, and yields whole rows as they finish: (place of the prompt, text).
+        """Decodes all prompts, and yields rows when they finish: (place of the prompt, text).
 
-        A row comes once, with all of its text; the tokens of a row that still runs are not told.
+        Each row is yielded once, with its complete text.
 
         Args:
           prompts: as in a call.
@@ -201,7 +201,7 @@ class Decoder:
           (index, text), every index once.
 
         Raises:
-          ValueError: as a call does, at once.
+          ValueError: as in a call, immediately.
           TypeError: likewise.
         """
         return ((row.index, row.text) for row in self.rows(prompts, **options))
@@ -214,16 +214,15 @@ class Decoder:
         progress: bool | None = None,
         **options: Any,
     ) -> Iterator[Row]:
-        """Like `stream`, with all that is known of a row.
+        """Like `stream`, with all information about a row.
 
         Args:
           prompts: as in a call.
-          done: places of prompts that are not wanted any more; the others come out bit for bit as
-            without it. In a mapping each place has its row's `info.rounds`: then only what is
-            missing is decoded, if the rows beside a row change nothing in it
-            (`Method.independent_rows`: drafts of a fixed length, or none) and no draft limit is
-            given. Else a group (prompts that share slots) of which something is wanted is decoded
-            from its start.
+          done: places of prompts to skip; the other rows are bit for bit the same as without
+            `done`. If it maps each place to the row's `info.rounds`, rows are independent
+            (`Method.independent_rows`: drafts of a fixed length, or none) and there are no draft
+            limits, only the missing rows are decoded. Otherwise each group (prompts that share
+            slots) with a missing row is decoded from its start.
           progress: as in a call.
           **options: as in a call.
 
@@ -231,8 +230,8 @@ class Decoder:
           An iterator over `Row`s.
 
         Raises:
-          ValueError: as a call does, at once; also if there is no prompt at a place of `done`, or
-            its rounds are no whole number of at least 1.
+          ValueError: as in a call, immediately; also if `done` has a place without a prompt, or a
+            number of rounds that is not a whole number of at least 1.
           TypeError: likewise.
         """
         asked = self._asked(prompts, **options)
@@ -241,19 +240,19 @@ class Decoder:
     def encode(
         self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None
     ) -> np.ndarray:
-        """The tokens of one prompt.
+        """Returns the tokens of a prompt.
 
         Args:
           prompt: as in a call.
-          name: what messages call it.
-          truncate: "end" or "beginning", where a prompt that is too long is cut; None refuses it.
+          name: its name in messages.
+          truncate: "end" or "beginning", where a long prompt is cut; None: it is an error.
 
         Returns:
-          `[n]` int32, which a call takes as a prompt too.
+          `[n]` int32, also a valid prompt of a call.
 
         Raises:
-          ValueError: if it is empty or does not fit.
-          TypeError: if it is no prompt.
+          ValueError: the prompt is empty or too long.
+          TypeError: it is not a prompt.
         """
         tokens = self._encoded(prompt, name)
         if truncate is not None:
@@ -264,26 +263,24 @@ class Decoder:
     def parts(self, prompts: Iterable[Prompt], count: int) -> list[list[int]]:
         """Splits prompts among several replicas of this decoder, each with the same options.
 
-        A part is whole groups of prompts that share slots. So if each replica decodes all prompts
-        with `done` naming the places of the others, the rows come out bit for bit as those of one
-        that decodes them all.
+        A part has whole groups of prompts that share slots. So if each replica decodes all prompts
+        with the places of the others in `done`, the rows are bit for bit those of a single decoder.
 
         Args:
           prompts: as in a call.
           count: the number of replicas.
 
         Returns:
-          The places of each replica's prompts, increasing; none where there are too few groups.
+          The places of each replica's prompts, increasing; empty if there are too few groups.
         """
         check_count("count", count, "give the number of replicas")
         return split(self._groups(self._asked(prompts).requests), count)
 
     def describe(self) -> dict[str, Any]:
-        """What determines the outputs, as JSON values: two equal ones give equal texts.
+        """Returns the JSON values that determine the outputs; equal values give equal texts.
 
         Returns:
-          Fingerprints of the models, the method and its settings, the versions, and the kind of
-          device.
+          Fingerprints of the models, the method and its settings, the versions, and the device.
         """
         made = self._made
         return {
@@ -292,7 +289,7 @@ class Decoder:
             "own_params": made.own_params,
             "stopping": made.stopping,
             "rule": None if self.rule is None else repr(self.rule),
-            # In full: what is shown of many numbers leaves some out.
+            # All numbers: the text of a rule abbreviates them.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
             **{name: _as_written(getattr(self.sampling, name)) for name in DRAWN},
             "max_new_tokens": self.max_new_tokens,
@@ -312,34 +309,34 @@ class Decoder:
         rule: Rule | None = None,
         log_probs: bool = False,
     ) -> Engine:
-        """An engine of this method, for requests that arrive one by one.
+        """Returns an engine of this method, for requests that arrive one by one.
 
         Args:
           prompt_length: the longest prompt in tokens.
-          rows: the slots; the batch size by default. Over a mesh they are rounded up.
-          refill: how many free slots are filled at once; see `Engine`.
-          rule: instead of the Decoder's; each strength one number.
+          rows: the number of slots; the batch size by default. On a mesh it is rounded up.
+          refill: the number of free slots to fill together; see `Engine`.
+          rule: replaces the Decoder's rule; each strength must be a number.
           log_probs: whether the log-probability of each token is kept, as in a call.
 
         Returns:
-          An `Engine`, whose requests may hold texts.
+          An `Engine`, whose requests may have texts.
 
         Raises:
-          ValueError: as `Engine` does, or for strengths per prompt.
+          ValueError: see `Engine`; or a strength or a sampling field has several values.
         """
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         if any(np.ndim(value) for value in jax.tree.leaves((rule, self.sampling))):
             raise ValueError(
-                "an engine takes one value of each setting: give `rule` and `sampling` per row "
-                "with its requests"
+                "the rule and the sampling of an engine must have scalar values: give different "
+                "values per row in its requests"
             )
         rows = self.batch_size if rows is None else rows
         check_count("rows", rows, "give a whole number")
         most = self._made.most_rows
         if most is not None and rows > most:
             raise ValueError(
-                f"rows must be at most {most}, of which the costs of CostAware were measured, got "
-                f"{rows}: give the Decoder batch_size={rows}"
+                f"rows must be at most {most}, the largest batch with measured costs for "
+                f"CostAware, got {rows}: make the Decoder with batch_size={rows}"
             )
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
@@ -397,12 +394,12 @@ class Decoder:
     def _rows(
         self, asked: "_Asked", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
-        """The rows that are wanted; what cannot be decoded is refused now, not in its turn."""
-        # Requests carry their own strengths: here the engine needs the rule's structure alone.
+        """The rows that are not done; engines are made now, so that their errors are raised now."""
+        # Requests have their own strengths: the engine needs only the rule's structure.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], asked.rule)
 
         def make(group: Group) -> Engine:
-            # Of the first row; the others say their own.
+            # Of the first row; each request has its own.
             sampling = asked.requests[group.members[0]].sampling or self.sampling
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
             return self._engine(one_rule, sampling, log_probs=asked.log_probs, **sizes)
@@ -411,9 +408,9 @@ class Decoder:
             self._groups(asked.requests),
             set(range(len(asked.requests))).difference(done),
         )
-        wanted = [one for one in groups if not rest.isdisjoint(one.members)]
-        shapes = {one[1:]: one for one in reversed(wanted)}
-        engines = {shape: make(one) for shape, one in shapes.items()}
+        wanted = [group for group in groups if not rest.isdisjoint(group.members)]
+        shapes = {group[1:]: group for group in reversed(wanted)}
+        engines = {shape: make(group) for shape, group in shapes.items()}
         rounds: Mapping[int, int] = {}
         if isinstance(done, Mapping) and are_independent(self.method, asked.requests):
             rounds = done
@@ -433,7 +430,7 @@ class Decoder:
 
 
 class _Asked(NamedTuple):
-    """A call: its requests, their tokens, its rule, and whether log-probabilities are by token."""
+    """A call: its requests, their tokens, its rule, and whether it keeps log-probabilities."""
 
     requests: list[Request]
     tokens: list[np.ndarray]
@@ -442,7 +439,7 @@ class _Asked(NamedTuple):
 
 
 def _told(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
-    """The rows, with a progress bar and warnings of those that NaN ended."""
+    """The rows, with a progress bar, and warnings about NaN."""
     disable = None if progress is None else not progress
     shown = {"total": total, "initial": done, "desc": "decoding", "unit": "row"}
     with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
@@ -455,20 +452,19 @@ def _told(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> 
 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
-    """Places 0 .. count - 1 of prompts, or a mapping from them to rounds.
+    """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds.
 
     Raises:
-      TypeError: if `done` is no collection, or a number of rounds is none.
-      ValueError: if there is no prompt at one of the places.
+      TypeError: `done` is not a collection.
+      ValueError: a place has no prompt, or a number of rounds is not a whole number.
     """
     try:
         found = dict(done) if isinstance(done, Mapping) else frozenset(done)
     except TypeError:
-        raise TypeError(f"done must be places of prompts, such as {{0, 3}}, got {done!r}") from None
+        raise TypeError(f"done must have places of prompts, as in {{0, 3}}, got {done!r}") from None
     if absent := set(found).difference(range(count)):
         raise ValueError(
-            f"done names {sorted(absent, key=str)[0]!r}, but the prompts' places are "
-            f"0 .. {count - 1}"
+            f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
         )
     for place, rounds in found.items() if isinstance(found, Mapping) else ():
         check_count(f"done[{place}]", rounds, "give the row's info.rounds")
@@ -476,12 +472,12 @@ def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
 
 
 def _as_written(value: Any) -> Any:
-    """Numbers for JSON as a user wrote them: 0.7, not the float32 next to it."""
+    """Numbers for JSON as a user wrote them: 0.7, not the nearest float32."""
     return None if value is None else np.asarray(value).astype(str).astype(float).tolist()
 
 
 def _shown(part: Any) -> str:
-    """A part with those of its fields that are set, and numbers as a user wrote them."""
+    """A part with its fields that are not None, and numbers as a user wrote them."""
     if isinstance(part, np.ndarray | np.generic | jax.Array):
         return str(_as_written(part) if np.size(part) < 5 else f"[{np.size(part)} numbers]")
     if not dataclasses.is_dataclass(part):

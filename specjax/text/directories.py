@@ -1,4 +1,4 @@
-"""Models from directories; the pairs that come with the package: "built-in:gsm8k/drafter"."""
+"""Loads models from directories, and built-in pairs: "built-in:gsm8k/drafter"."""
 
 import dataclasses
 import os
@@ -21,44 +21,44 @@ PathLike = str | os.PathLike[str]
 
 
 def built_in_pairs() -> tuple[str, ...]:
-    """The names of the pairs that this installation has."""
+    """Returns the names of the installed built-in pairs."""
     return tuple(sorted(path.parent.parent.name for path in PAIRS.glob("*/verifier/config.json")))
 
 
 def built_in_pair(name: str) -> Path:
-    """The directory of a built-in pair.
+    """Returns the directory of a built-in pair.
 
     Args:
-      name: of the pair.
+      name: the name of the pair.
 
     Raises:
-      FileNotFoundError: this installation has no built-in pair.
-      ValueError: there is no such pair.
+      FileNotFoundError: this installation has no built-in pairs.
+      ValueError: the pair does not exist.
     """
     names = built_in_pairs()
     if not names:
         raise FileNotFoundError(
-            f"{PAIRS}: this installation has no built-in pair: call load_pair("
+            f"{PAIRS}: this installation has no built-in pairs: call load_pair("
             "drafter=DIRECTORY, verifier=DIRECTORY), or give --gin.DRAFTER and "
             "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
         )
     if name not in names:
         raise ValueError(
-            f"there is no built-in pair {name!r}: choose from {', '.join(names)}, or give "
-            "directories as load_pair(drafter=..., verifier=...)"
+            f"there is no built-in pair {name!r}: choose from {', '.join(names)}, or give two "
+            "directories: load_pair(drafter=..., verifier=...)"
         )
     return PAIRS / name
 
 
 def real_path(path: PathLike) -> PathLike:
-    """The path itself, or the directory that "built-in:PAIR/PART" names.
+    """Returns the directory of "built-in:PAIR/PART", and any other path unchanged.
 
     Args:
-      path: of a model or a table.
+      path: the path of a model or a table.
 
     Raises:
-      FileNotFoundError: this installation has no built-in pair.
-      ValueError: there is no such pair, or the pair has no such part.
+      FileNotFoundError: this installation has no built-in pairs.
+      ValueError: the pair or its part does not exist.
     """
     if not isinstance(path, str) or not path.startswith(PREFIX):
         return path
@@ -66,12 +66,12 @@ def real_path(path: PathLike) -> PathLike:
     pair = built_in_pair(name)
     parts = sorted(found.name for found in pair.iterdir() if found.is_dir())
     if part not in parts:
-        raise ValueError(f"{path}: the built-in pair {name} has {', '.join(parts)}: give one")
+        raise ValueError(f"{path}: no such part of {name}: choose from {', '.join(parts)}")
     return pair / part
 
 
 def portable_path(path: PathLike) -> str:
-    """The absolute path, or for a part of a built-in pair the name that `real_path` takes."""
+    """Returns the absolute path; for a part of a built-in pair its "built-in:" name."""
     absolute = os.path.abspath(os.path.expanduser(real_path(path)))
     if not absolute.startswith(f"{PAIRS}{os.sep}"):
         return absolute
@@ -79,7 +79,7 @@ def portable_path(path: PathLike) -> str:
 
 
 def built_in_table(model: PathLike) -> Path:
-    """The bigram table of the built-in pair that a model is of; for others the default pair's.
+    """Returns the bigram table of a built-in model's pair; for other models the default pair's.
 
     Args:
       model: the model's directory.
@@ -99,7 +99,7 @@ def load_text_model(
     head: bool = True,
     replicate: bool = False,
 ) -> TextModel:
-    """Loads one model with its tokenizer.
+    """Loads a model with its tokenizer.
 
     Args:
       path: a Hugging Face, T5X or specjax directory (see `specjax.checkpoints.load_model`), or a
@@ -108,9 +108,9 @@ def load_text_model(
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path; by default that of the directory.
       check_weights: see `specjax.checkpoints.load_model`.
-      head: whether to load the acceptance head in the directory, if there is one.
-      replicate: whether each device of the mesh has the whole model, which then computes without
-        collectives; else the mesh's axis `model` splits it.
+      head: whether to load the acceptance head, if the directory has it.
+      replicate: whether each device of the mesh has the whole model, which then needs no
+        collectives; if not, the mesh's axis `model` splits it.
 
     Returns:
       The model.
@@ -118,10 +118,10 @@ def load_text_model(
     Raises:
       FileNotFoundError: a directory or file is missing.
       TypeError: `path` is not a path or `mesh` is not a mesh.
-      ValueError: the directory is unreadable; model and tokenizer, or its head, do not agree; or
-        the mesh does not divide the model's heads.
+      ValueError: the directory is unreadable; the model does not match its tokenizer or its head;
+        or the mesh does not divide the model's heads.
     """
-    # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
+    # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
 
     path = real_path(path)
@@ -157,9 +157,9 @@ def load_pair(
     """Loads a drafter and a verifier; by default a built-in pair.
 
     Args:
-      built_in: without directories, the name of the pair: "multi30k_ende" (two T5s, English to
-        German captions) or "gsm8k" (Llamas, questions of school mathematics).
-      *more: nothing.
+      built_in: the name of a built-in pair: "multi30k_ende" (two T5 models, English to German
+        captions) or "gsm8k" (Llama models, school mathematics); not used with directories.
+      *more: must be empty.
       drafter: the small model's directory (see `load_text_model`).
       verifier: the large model's directory.
       dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
@@ -173,21 +173,21 @@ def load_pair(
       The pair.
 
     Raises:
-      FileNotFoundError: a directory or file is missing, or the installation has no built-in pair.
-      TypeError: a path is not a path, `mesh` is not a mesh, or directories have no names.
-      ValueError: only one path is given, no built-in pair has this name, a directory is unreadable,
-        or the vocabularies differ.
+      FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
+      TypeError: a path is not a path, `mesh` is not a mesh, or a directory has no argument name.
+      ValueError: only one path is given, the built-in pair does not exist, a directory is
+        unreadable, or the vocabularies differ.
     """
     if more:
         raise TypeError(
-            "load_pair takes one name of a built-in pair: give directories as "
+            "load_pair takes only one name of a built-in pair: give directories by name: "
             "load_pair(drafter=..., verifier=...)"
         )
     if (drafter is None) != (verifier is None):
         missing = "drafter" if drafter is None else "verifier"
         raise ValueError(
-            f"load_pair: {missing}= is not given: give both directories, or none for the "
-            "built-in pair"
+            f"load_pair: {missing} is missing: give both directories, or neither for a built-in "
+            "pair"
         )
     if drafter is None or verifier is None:
         found = built_in_pair(built_in)
@@ -207,7 +207,7 @@ def load_models(
     replicate: Collection[str] = (),
     **paths: PathLike,
 ) -> Models:
-    """Loads any number of models, and checks that they have one vocabulary.
+    """Loads any number of models with the same vocabulary.
 
     Args:
       dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
@@ -215,8 +215,8 @@ def load_models(
       tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
       check_weights: see `specjax.checkpoints.load_model`.
       head: whether to load the acceptance heads in the directories, if there are any.
-      replicate: the names of models of which each device has the whole (see `load_text_model`).
-      **paths: name -> directory (see `load_text_model`); one of them is `verifier`.
+      replicate: the names of models to replicate (see `load_text_model`).
+      **paths: name -> directory (see `load_text_model`); `verifier` is required.
 
     Returns:
       The models, each under its name.
@@ -228,7 +228,7 @@ def load_models(
     """
     if "verifier" not in paths:
         raise ValueError(
-            f"load_models: one path must be called verifier, got {', '.join(paths) or 'no paths'}"
+            f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
         )
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     return Models(**_loaded(paths, tokenizer, replicate, options))
@@ -240,7 +240,7 @@ def _loaded(
     replicate: Collection[str],
     options: dict[str, Any],
 ) -> dict[str, TextModel]:
-    """The models by name; that they have one vocabulary is checked before any array is read."""
+    """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
 
     paths = {name: real_path(path) for name, path in paths.items()}
@@ -271,8 +271,8 @@ def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
         ):
             if ours != theirs:
                 warnings.warn(
-                    f"the {name} {what} with {theirs}, the verifier with {ours}: the tokens of the "
-                    "verifier are used",
+                    f"the {name} {what} with {theirs}, the verifier with {ours}: using the tokens "
+                    "of the verifier",
                     stacklevel=4,
                 )
 
@@ -291,8 +291,8 @@ def _check_path(name: str, path: Any) -> None:
     check_path(path, f"{name}=")
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"{name}={os.fspath(path)!r}: no such file or directory: check the path; a model on a "
-            "hub must be downloaded first"
+            f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
+            "models from a hub first"
         )
 
 
@@ -302,7 +302,7 @@ def _check_mesh(mesh: Any) -> None:
     if mesh is not None and "model" not in mesh.shape:
         axes = ", ".join(mesh.axis_names)
         raise ValueError(
-            f"mesh must have an axis called model, got {axes}: make it with "
+            f"mesh must have an axis named model, got {axes}: make it with "
             "specjax.partitioning.make_mesh"
         )
 
@@ -313,6 +313,6 @@ def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ValueError(
             f"the mesh's model={ways} does not divide the {heads} heads of {os.fspath(path)}: "
-            f"choose one of {', '.join(map(str, fitting))} (MESH_MODEL), or let each device have "
-            "all of a drafter (replicate_drafter, REPLICATE_DRAFTER)"
+            f"choose MESH_MODEL from {', '.join(map(str, fitting))}, or replicate a small drafter "
+            "(REPLICATE_DRAFTER)"
         )

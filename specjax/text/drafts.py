@@ -1,4 +1,4 @@
-"""How drafts are made of the models that a decoder has: `Decoder(drafting=...)`.
+"""Makes drafters from the models of a decoder: `Decoder(drafting=...)`.
 
 Axes: V vocabulary.
 """
@@ -24,14 +24,14 @@ from specjax.types import Drafter, Params
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ingredients:
-    """What a plan makes a drafter of.
+    """The inputs of a plan that makes a drafter.
 
     Attributes:
-      models: those that the decoder has, by name; `verifier` is among them.
+      models: the decoder's models by name, `verifier` among them.
       max_draft: G, the longest block.
-      neural: (a model or the name of one, the longest draft or None for `max_draft`) -> the drafter
-        that draws from it as the decoder's `stopping` says, and its parameters.
-      place: puts parameters of the plan's own where the decoder computes.
+      neural: (a model or its name, the longest draft or None for `max_draft`) -> the drafter of
+        this model with the decoder's `stopping`, and its parameters.
+      place: puts the plan's own parameters on the decoder's devices.
     """
 
     models: Mapping[str, TextModel]
@@ -41,14 +41,14 @@ class Ingredients:
 
 
 class Planned(NamedTuple):
-    """What a plan has made.
+    """The result of a plan.
 
     Attributes:
       drafter: the drafter.
       params: its parameters.
-      own: those of them that are no model's, which a fingerprint of the decoder must have.
-      described: what a fingerprint must have besides.
-      models: those that the plan has brought, by name.
+      own: the parameters that belong to no model, for the decoder's fingerprint.
+      described: a text for the fingerprint.
+      models: the models that the plan has added, by name.
     """
 
     drafter: Drafter
@@ -59,11 +59,11 @@ class Planned(NamedTuple):
 
 
 class DraftPlan(abc.ABC):
-    """Says how a drafter is made of the decoder's models.
+    """Makes a drafter from the decoder's models.
 
     Attributes:
-      needs: the names of the decoder's models that it drafts with; none by default.
-      left_out: those options of a decoder that must not be given with it, and why.
+      needs: the names of the decoder's models that draft; empty by default.
+      left_out: option of the decoder that must not be given -> why.
     """
 
     @property
@@ -78,11 +78,11 @@ class DraftPlan(abc.ABC):
 
     @property
     def weighs_costs(self) -> bool:
-        """Whether `drafting.CostAware` may end the drafts, which weighs one model's passes."""
+        """Whether `drafting.CostAware` can be used, which needs a single drafter."""
         return self.needs == ("drafter",)
 
     def longest(self, max_draft: int) -> int:
-        """G of the drafter that `make` makes, where the decoder's `max_draft` is so many."""
+        """Returns G of the drafter, for the decoder's `max_draft`."""
         return max_draft
 
     @abc.abstractmethod
@@ -90,12 +90,12 @@ class DraftPlan(abc.ABC):
         """Makes the drafter.
 
         Raises:
-          ValueError: if it cannot be made of these.
+          ValueError: the drafter cannot be made.
         """
 
 
 class ModelDrafts(DraftPlan):
-    """The model called drafter drafts, token by token: what a `Decoder` does by itself."""
+    """The model named drafter drafts, token by token: the default of `Decoder`."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -110,13 +110,13 @@ class ModelDrafts(DraftPlan):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnDrafts(DraftPlan):
-    """A drafter of the user's own drafts."""
+    """The user's own drafter drafts."""
 
     own: Own
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """What it has of its own."""
+        """The options that the drafter replaces."""
         why = "the drafter of drafting=Own(...) has its own"
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
@@ -129,23 +129,22 @@ class OwnDrafts(DraftPlan):
 class Lookup(DraftPlan):
     """Copies drafts from the prompt and the text so far; see `drafting.LookupDrafter`.
 
-    With `min_match` only where so many tokens of the text's ending have occurred before, and the
-    pair's drafter drafts where they have not; see `drafting.LookupFirst`.
+    With `min_match` it copies only if that many tokens at the text's end have occurred before;
+    otherwise the pair's drafter drafts; see `drafting.LookupFirst`.
 
     Attributes:
       max_ngram: see `drafting.LookupDrafter`.
       min_ngram: likewise.
       latest: likewise.
       overlap: likewise.
-      bigram: a table of successors, of longer contexts too, or the directory that
-        `specjax train bigram` has written, or "built-in" for that of the built-in pair whose models
-        decode; it goes on where nothing can be copied. None for none.
-      min_match: at least 1; None where no model drafts.
+      bigram: a table of successors that drafts if nothing can be copied: a `Bigram`, a directory of
+        `specjax train bigram`, "built-in" for the built-in pair's table, or None.
+      min_match: at least 1; None: no model drafts.
       max_copy: the longest copied block; `max_draft` by default.
 
     Raises:
-      TypeError: if `bigram` is neither.
-      ValueError: if a number is out of range.
+      TypeError: `bigram` has a wrong type.
+      ValueError: a number is out of range.
     """
 
     max_ngram: int | None = None
@@ -162,19 +161,19 @@ class Lookup(DraftPlan):
         for name in ("min_match", "max_copy"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), "give a number of tokens, or None")
-        self.copier(1, 1)  # its checks
+        self.copier(1, 1)  # checks the other fields
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The drafter, where one is asked for."""
+        """The drafter, with `min_match`."""
         return () if self.min_match is None else ("drafter",)
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """What a drafter that is no model has no use for."""
+        """The options of models, without `min_match`."""
         if self.needs:
             return {}
-        why = f"with drafting={self!r} no model drafts"
+        why = f"drafting={self!r} has no drafter model"
         return dict.fromkeys(("min_draft", "stopping"), why)
 
     def longest(self, max_draft: int) -> int:
@@ -194,16 +193,16 @@ class Lookup(DraftPlan):
         return Planned(both, (table, params), (table, params.stopping))
 
     def copier(self, vocab_size: int, max_draft: int) -> LookupDrafter:
-        """What copies, for blocks of `max_draft` tokens."""
+        """Returns the drafter that copies, for blocks of `max_draft` tokens."""
         return LookupDrafter(
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
     def table(self, given: Ingredients) -> Params:
-        """The parameters of what copies: the bigram table, or () for none.
+        """Returns the parameters of `copier`: the bigram table, or ().
 
         Raises:
-          ValueError: if it is one of another vocabulary.
+          ValueError: the table has another vocabulary.
         """
         if self.bigram is None:
             return ()
@@ -216,5 +215,4 @@ class Lookup(DraftPlan):
 
 
 def _load(path: str | os.PathLike[str], model: str) -> Bigram:
-    # Imported here to keep `import specjax` fast: Orbax alone takes as long as all else.
     return load_bigram(built_in_table(model) if path == "built-in" else real_path(path))

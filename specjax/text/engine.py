@@ -27,10 +27,10 @@ from specjax.text.stops import cut
 from specjax.text.text_models import TextModel
 from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
 
-# Steps between two returns to the host, so that an interrupt is heard.
+# Steps between two returns to the host, so that Ctrl-C works.
 STOP_AFTER = 64
 _REMEDY = (
-    "choose a smaller max_new_tokens, batch_size or last bucket (of an Engine: rows or "
+    "choose a smaller max_new_tokens, batch_size or last bucket (for an Engine: rows or "
     "prompt_length)"
 )
 
@@ -38,32 +38,30 @@ _REMEDY = (
 class Engine:
     """Decodes requests that may arrive while others run.
 
-    One engine has one shape: all its programs are compiled once, and shared with other engines of
-    the same method and shape. Which slot a request gets, and beside whom, does not change its text,
-    but where a stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate).
+    An engine has a fixed shape: all its programs are compiled once, and shared with other engines
+    of the same method and shape. The slot of a request and the other requests do not change its
+    text, unless a stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate).
 
     Args:
       method: the method.
-      params: its parameters; where they have a field `rule`, its strengths are scalars.
-      rows: B, the slots.
+      params: its parameters; the strengths of a field `rule` are scalars.
+      rows: B, the number of slots.
       prompt_length: L, the longest prompt in tokens; all are padded to it.
       max_new_tokens: N, the longest output.
-      refill: how many free slots are filled at once; a quarter of the slots by default.
-      sampling: fields are scalars: what requests do not say. A field that is None cannot be asked
-        for: its filter is not compiled in.
-      model: whose tokenizer reads prompts and writes the rows' texts; without one, prompts are
-        token ids and texts are empty.
-      log_probs: whether log-probabilities are kept token by token; NaN where the method writes
-        none.
+      refill: the number of free slots to fill together; a quarter of the slots by default.
+      sampling: the scalar defaults of requests. Requests cannot set a field that is None here,
+        because its filter is not compiled.
+      model: its tokenizer reads prompts and writes texts; without a model prompts are token ids
+        and texts are empty.
+      log_probs: whether to keep log-probabilities token by token; NaN if the method writes none.
       stop: a row's text is cut before the first of these.
-      stop_table: what ends rows by their texts; see `specjax.types.StopState`. A method is told of
-        it only where there is one.
-      fitting: the shapes for which the memory is known to suffice, this one once it is made; shared
-        by engines of one method and parameters, for asking takes as long as some tokens.
+      stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
+      fitting: the shapes that are known to fit into memory; engines of the same method and
+        parameters share it, because the check takes as long as some tokens.
 
     Raises:
-      ValueError: if a size is no whole number of at least 1, a mesh does not divide the slots, or
-        they cannot fit into the memory.
+      ValueError: a size is not a whole number of at least 1, the mesh does not divide the slots, or
+        they cannot fit into memory.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class Engine:
         for name, size in (("rows", rows), ("refill", refill)):
             if size % multiple:
                 raise ValueError(
-                    f"{name} must be a multiple of {multiple}, over which the mesh spreads rows, "
+                    f"{name} must be a multiple of {multiple}, because the mesh splits the rows, "
                     f"got {size}"
                 )
         self._method, self._params, self._model = method, params, model
@@ -110,25 +108,25 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """How many requests wait or run."""
+        """The number of requests that wait or run."""
         return len(self._slots.waiting) + self._rows - self._slots.free
 
     def add(self, request: Request, *, rounds: int | None = None) -> int:
-        """Takes a request, which waits for a free slot.
+        """Adds a request, which waits for a free slot.
 
         Args:
           request: the request.
-          rounds: for a row whose result is known, its `info.rounds`. It is not decoded and will not
-            be among the finished, but has a slot for so many steps: the others are decoded in the
-            slots and at the steps at which they would be beside it.
+          rounds: the `info.rounds` of a row with a known result. The row is neither decoded nor
+            returned, but has a slot for so many steps, so that the other rows get the same slots
+            and steps as if it were decoded.
 
         Returns:
-          Its index, which its `Row` has: 0, 1, 2, ... in the order of the calls.
+          The index of its `Row`: 0, 1, 2, ... in the order of the calls.
 
         Raises:
-          TypeError: if it is not a `Request`, or a field is of a wrong type.
-          ValueError: if it does not fit the engine, or `rounds` is no whole number of at least 1.
-            The engine goes on without it.
+          TypeError: it is not a `Request`, or a field has a wrong type.
+          ValueError: it does not fit the engine, or `rounds` is not a whole number of at least 1.
+            The engine can still be used.
         """
         if not isinstance(request, Request):
             raise TypeError(
@@ -139,11 +137,11 @@ class Engine:
         tokens = prompts.encode(request.prompt, name, vocab_size, words)
         check_request(request, tokens, self._border)
         if rounds is not None:
-            check_count("rounds", rounds, "leave it out for a row that is to be decoded")
+            check_count("rounds", rounds, "leave it out to decode the row")
         return self.put(request, tokens, rounds)
 
     def put(self, request: Request, tokens: np.ndarray, rounds: int | None = None) -> int:
-        """Like `add`, for a request that is checked, with the tokens of its prompt."""
+        """Like `add`, for a checked request with the tokens of its prompt."""
         strengths = None if request.rule is None else jax.tree.leaves(request.rule)
         entry = Entry(self._next_index, request, tokens, strengths, rounds)
         self._slots.waiting.append(entry)
@@ -151,13 +149,13 @@ class Engine:
         return entry.index
 
     def abort(self, index: int) -> bool:
-        """Drops a request, whether it waits or runs; it will not be among the finished.
+        """Drops a waiting or running request; its row is not returned.
 
         Args:
-          index: what `add` returned.
+          index: the index from `add`.
 
         Returns:
-          Whether it was there.
+          Whether the request was there.
         """
         dropped, place = self._slots.drop(index)
         if place is not None:
@@ -166,18 +164,18 @@ class Engine:
         return dropped
 
     def step(self, *, until_empty: bool = False) -> list[Row]:
-        """Fills free slots and decodes on, until a row is finished or `STOP_AFTER` steps are done.
+        """Fills free slots and decodes, until a row is finished or `STOP_AFTER` steps are done.
 
         While requests wait, it decodes until `refill` slots are free.
 
         Args:
-          until_empty: if nothing waits, decode until all rows are finished, not one.
+          until_empty: if no request waits, decode until all rows are finished.
 
         Returns:
-          The rows that are finished; of several processes each returns its own.
+          The finished rows; with several processes each returns its own.
 
         Raises:
-          ValueError: if the memory does not suffice; this engine can go no further.
+          ValueError: out of memory; this engine cannot be used any more.
         """
         with told_if_full(self._in_words(), _REMEDY):
             return self._step(until_empty)
@@ -190,15 +188,15 @@ class Engine:
         wanted = self._rows if until_empty else free + 1
         wanted = max(self._slots.refill, free + 1) if self._slots.waiting else wanted
         if free + len(known) == self._rows:
-            # Nothing is decoded, so the time passes at once.
+            # All rows are known: skip their steps.
             self._slots.pass_steps(known[wanted - free - 1])
             return []
         assert self._state is not None
-        # In the state the known rows are finished.
+        # The state has known rows as finished.
         wanted = min(wanted + len(known), self._rows)
         stop_after = min([STOP_AFTER, *known])
-        asked = self._params_now(), self._state, stop_after, wanted
-        self._state = self._method.run(*asked, **self._stops)
+        args = self._params_now(), self._state, stop_after, wanted
+        self._state = self._method.run(*args, **self._stops)
         return self._drain()
 
     def _fill(self) -> None:
@@ -211,12 +209,12 @@ class Engine:
             self._slots.occupy(places, since, compiled)
 
     def _insert(self, places: list[int], entries: Sequence[Entry]) -> None:
-        """Takes prompts in; slots without one, at the end, are finished from the start."""
+        """Reads prompts into slots; the last slots may have none, and are finished at once."""
         new = self._init(entries, len(places))
         if self._state is None and len(places) == self._rows:
             self._state = new
             return
-        # Where all the first rows are known, no slot has a state yet.
+        # If all the first rows were known, there is no state yet.
         state = self._init([], self._rows) if self._state is None else self._state
         self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
@@ -231,7 +229,7 @@ class Engine:
         return watch_stops(state) if self._stops else state
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
-        """The entries as a method takes them; what is None in a request is the engine's own."""
+        """The entries as a batch; the engine's values replace None in requests."""
         asked = [entry.request for entry in entries]
         longest, most = self._method.max_draft, self._border.max_new_tokens
         pad = 0 if self._model is None else self._model.tokenizer.pad_id
@@ -240,7 +238,7 @@ class Engine:
         for row, entry in enumerate(entries):
             lengths[row] = len(entry.tokens)
             inputs[row, : lengths[row]] = entry.tokens
-        # A known row keeps its place in the prefill, but makes no step.
+        # A known row is in the prefill, but makes no step.
         limits = [0 if entry.known else entry.request.max_new_tokens for entry in entries]
         drawn = {name: self._drawn(name, asked, rows) for name in DRAWN}
         return PromptBatch(
@@ -259,11 +257,11 @@ class Engine:
         )
 
     def _drawn(self, name: str, asked: Sequence[Request], rows: int) -> np.ndarray | None:
-        """`[rows]`, a field of `Sampling`; None where it is not compiled in."""
+        """`[rows]`, a field of `Sampling`; None if it is not compiled."""
         own = getattr(self._border.sampling, name)
         if own is None:
             return None
-        # What switches a filter off that is compiled in.
+        # The values that disable a compiled filter.
         off = {"top_k": self._method.vocab_size, "top_p": 1.0}.get(name)
         values = [own if r.sampling is None else getattr(r.sampling, name) for r in asked]
         column = np.full(rows, own)
@@ -286,7 +284,7 @@ class Engine:
         return self._params._replace(rule=rule)
 
     def _drain(self) -> list[Row]:
-        """Takes the finished rows out of their slots."""
+        """Removes the finished rows from their slots and returns them."""
         assert self._state is not None
         ended_by, steps, places, rows = _read(self._state)
         own = {int(place): i for i, place in enumerate(places)}
@@ -343,7 +341,7 @@ class Engine:
         _, length, most, *kinds = self._border
         key = (self._rows, length, most, self._log_probs, jax.tree.structure(kinds))
         if key not in fitting:
-            # Nothing is allocated: of the prompts only the shapes are told.
+            # Only shapes, to allocate nothing.
             sizes = self._rows, length
             shapes = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
@@ -369,16 +367,15 @@ def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.n
 
 
 def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """What the host needs, in one go: all rows' `ended_by` and `steps`, and its own rows.
+    """Reads all rows' `ended_by` and `steps`, and this process's rows, in a single transfer.
 
-    Each process learns how long every slot is held, so that all refill the same ones. On an
-    accelerator each array read by itself is a round trip.
+    All processes get the steps of all slots, so that they refill the same slots.
     """
     known = (state.ended_by, state.steps)
     wanted = (state.tokens, state.lengths, state.steps, state.info)
     if state.ended_by.is_fully_addressable:
         (device, *_) = state.ended_by.devices()
-        # On a CPU nothing is copied, and what `device_get` does for it takes four times as long.
+        # On a CPU `np.asarray` copies nothing, and is four times as fast as `device_get`.
         get = functools.partial(jax.tree.map, np.asarray)
         (ended_by, steps), rows = (get if device.platform == "cpu" else jax.device_get)(
             (known, wanted)

@@ -1,4 +1,4 @@
-"""Which requests share slots: prompts of any number and length, in few static shapes."""
+"""Groups requests that share slots: any number of prompts of any length, in few static shapes."""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,19 @@ from specjax.checks import checked
 from specjax.decoding import Method
 from specjax.text.requests import Request
 
-# Powers of two and one length in between: padding adds at most about half to a row.
+# Powers of two and a length between them: padding adds at most about half to a row.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# How often the slots may be filled before all must be empty once.
+# The most prompts per slot in a group.
 TURNS = 16
-# The same where a resumed run must decode an unfinished group from its start.
+# The same if a resumed run must decode an unfinished group from its start.
 TURNS_AGAIN = 4
 
 
 class Group(NamedTuple):
-    """Requests that are decoded in one set of slots.
+    """Requests that share a set of slots.
 
     Attributes:
-      members: their places, the longest prompt first.
+      members: the requests' places, the longest prompt first.
       rows: B, the number of slots.
       refill: the number of finished slots that get new prompts at once.
       length: L, the length of the bucket.
@@ -40,17 +40,17 @@ def check_buckets(buckets: Any) -> tuple[int, ...]:
         raise ValueError("buckets is empty: give lengths such as (64, 128)")
     lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
     if not lengths.ndim or np.any(np.diff(lengths) < 1):
-        raise ValueError(f"buckets must be lengths that increase, such as (64, 128), got {buckets}")
+        raise ValueError(f"buckets must be increasing lengths, such as (64, 128), got {buckets}")
     return tuple(lengths.tolist())
 
 
 def row_multiple(method: Method) -> int:
-    """Slots and refills are multiples of this: the rows of a mesh are on several devices."""
+    """Returns the divisor of slots and refills: a mesh spreads rows over several devices."""
     return 1 if method.partitioner is None else method.partitioner.row_multiple
 
 
 def are_independent(method: Method, requests: Sequence[Request]) -> bool:
-    """Whether a row comes out the same without the others, if these keep their slots."""
+    """Whether a row's output does not depend on the rows beside it."""
     longest = (None, method.max_draft)
     return method.independent_rows and all(r.draft_limit in longest for r in requests)
 
@@ -58,7 +58,7 @@ def are_independent(method: Method, requests: Sequence[Request]) -> bool:
 def groups_of(
     method: Method, requests: Sequence[Request], buckets: Sequence[int], batch_size: int
 ) -> list[Group]:
-    """The groups of a call; they follow from the arguments alone."""
+    """Returns the groups of a call; they depend only on the arguments."""
     lengths = [len(request.prompt) for request in requests]
     turns = TURNS if are_independent(method, requests) else TURNS_AGAIN
     return list(group(lengths, buckets, batch_size, row_multiple(method), turns))
@@ -73,8 +73,8 @@ def group(
 ) -> Iterator[Group]:
     """Sorts prompts by length and splits them into groups.
 
-    The groups depend only on the arguments, and decoding one does not depend on those before it. So
-    a resumed run finds the same groups, and what is missing of them comes out as before.
+    The groups depend only on the arguments, and are decoded independently. So a resumed run finds
+    the same groups, and decodes the missing rows to the same outputs.
 
     Args:
       lengths: the lengths of the prompts, at most that of the last bucket.
@@ -82,10 +82,10 @@ def group(
       batch_size: the number of slots. Fewer prompts get the next power of four of slots, so that
         there are few shapes.
       row_multiple: slots and refills are multiples of this.
-      turns: how often the slots may be filled in one group.
+      turns: the most prompts per slot in a group.
 
     Yields:
-      Groups of at most `turns * B` prompts. One that fills the slots ends at the next end of a
+      Groups of at most `turns * B` prompts. A group that fills the slots ends at the next end of a
       bucket.
     """
     rows = 1
@@ -107,17 +107,17 @@ def group(
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[int]]:
-    """Deals whole groups to `count` parts of much the same number of rows.
+    """Distributes whole groups over `count` parts with similar numbers of rows.
 
     Args:
-      groups: which requests share slots.
+      groups: the groups.
       count: the number of parts.
 
     Returns:
       The places of each part's requests, increasing.
     """
     parts: list[list[int]] = [[] for _ in range(count)]
-    # The largest first, each to the part that has least.
-    for one in sorted(groups, key=lambda one: -len(one.members)):
-        min(parts, key=len).extend(one.members)
+    # The largest group first, always to the smallest part.
+    for largest in sorted(groups, key=lambda group: -len(group.members)):
+        min(parts, key=len).extend(largest.members)
     return [sorted(part) for part in parts]

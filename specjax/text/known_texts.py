@@ -1,4 +1,4 @@
-"""Known texts, and what models say along them: read in one pass, without decoding.
+"""Known texts, and the models' outputs along them, from one pass without decoding.
 
 Axes: B rows, P prompt length, N longest output, T positions read at once, V vocabulary, D width.
 """
@@ -17,7 +17,7 @@ from specjax.text.decoder import Decoder
 from specjax.text.text_models import TextModel
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
-# Entries of the arrays over the vocabulary that are held at once.
+# The most entries of arrays over the vocabulary in memory.
 _ENTRIES = 2**27
 
 
@@ -26,7 +26,7 @@ class KnownTexts(NamedTuple):
 
     Attributes:
       prompts: the tokens of each prompt, at least one.
-      outputs: the tokens that follow, at least one, with the end of sequence where a text has it.
+      outputs: the tokens that follow, at least one, end-of-sequence tokens included.
     """
 
     prompts: Sequence[np.ndarray]
@@ -34,11 +34,11 @@ class KnownTexts(NamedTuple):
 
 
 class KnownRows(NamedTuple):
-    """Some known texts, padded.
+    """A padded batch of known texts.
 
     Attributes:
       inputs: `[B, P]` int32 prompts.
-      lengths: `[B]` int32, of the prompts.
+      lengths: `[B]` int32, the lengths of the prompts.
       outputs: `[B, N]` int32.
       ends: `[B]` int32, the lengths of the outputs; 0 in rows that only fill a batch.
     """
@@ -69,12 +69,12 @@ class Begun(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a model says of outputs, position by position.
+    """A model's outputs along texts, position by position.
 
     Attributes:
-      logits: `[B, T, V]` float32, of the output's token there.
-      hidden: `[B, T, D]`, the last hidden states of the tokens before.
-      before: `[B, T]` int32, these tokens.
+      logits: `[B, T, V]` float32, for the output's token at each position.
+      hidden: `[B, T, D]`, the last hidden states of the previous tokens.
+      before: `[B, T]` int32, the previous tokens.
     """
 
     logits: Array  # [B, T, V]
@@ -82,7 +82,7 @@ class Reading(NamedTuple):
     before: Array  # [B, T]
 
     def probs(self, sampling: Sampling) -> Array:
-        """`[B, T, V]` float32, what tokens are drawn from; `sampling` has one value of each."""
+        """`[B, T, V]` float32, the distributions after `sampling`, whose fields are scalars."""
         return _by_position(lambda logits: distribution(logits, sampling), self.logits)
 
     def confidences(self) -> Array:
@@ -90,18 +90,18 @@ class Reading(NamedTuple):
         return _by_position(confidence, self.logits)
 
     def log_probs(self, tokens: Array, sampling: Sampling) -> Array:
-        """`[B, T]` float32, of tokens `[B, T]`; -inf of those that are never drawn."""
+        """`[B, T]` float32, for tokens `[B, T]`; -inf for impossible tokens."""
         probs = self.probs(sampling)
         return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
 
 
 def rows_at_once(texts: KnownTexts, vocab_size: int, arrays: int) -> int:
-    """How many rows fit into memory: a power of two.
+    """Returns the largest batch that fits into memory, a power of two.
 
     Args:
-      texts: of which batches are made, all of one shape.
+      texts: the texts of the batches, which have one shape.
       vocab_size: V.
-      arrays: how many arrays `[B, N, V]` are held at once.
+      arrays: the number of arrays `[B, N, V]` in memory.
     """
     longest = _rounded(max(map(len, texts.outputs)))
     most = max(1, _ENTRIES // (arrays * longest * vocab_size))
@@ -111,13 +111,13 @@ def rows_at_once(texts: KnownTexts, vocab_size: int, arrays: int) -> int:
 def batches(
     texts: KnownTexts, rows: int, *, by_length: bool = False
 ) -> Iterator[tuple[np.ndarray, KnownRows]]:
-    """Cuts texts into batches, of few shapes.
+    """Splits texts into batches, of few shapes.
 
     Args:
-      texts: at least one.
-      rows: B; a last batch of fewer texts is filled with rows of one token and no output.
-      by_length: whether texts of like lengths go together, and each batch is as long as it must be;
-        else texts stay in order and all batches have one shape.
+      texts: at least one text.
+      rows: B; the last batch is filled with rows of one token and no output.
+      by_length: whether to sort texts by length and pad each batch to its own length; if not, texts
+        stay in order and all batches have one shape.
 
     Yields:
       The indices of the texts in a batch, and the batch.
@@ -141,13 +141,13 @@ def begin(model: LanguageModel, params: Params, rows: KnownRows, more: int = 0) 
     """Reads the prompts; to be jitted.
 
     Args:
-      model: what reads.
-      params: its parameters, prepared.
+      model: the model.
+      params: its prepared parameters.
       rows: the texts.
-      more: for how many tokens after the outputs the cache has room.
+      more: the number of tokens after the outputs for which the cache has room.
 
     Returns:
-      Where `read_on` begins.
+      The state for `read_on`.
     """
     longest = model.prompt_positions(rows.inputs.shape[1], 0) + rows.outputs.shape[1] + more
     filled = model.prefill(params, rows.inputs, rows.lengths, longest)
@@ -161,14 +161,14 @@ def read_on(
     """Reads the positions `at .. at + width` of the outputs; to be jitted.
 
     Args:
-      model: what reads.
-      params: its parameters, prepared.
-      begun: up to there.
+      model: the model.
+      params: its prepared parameters.
+      begun: the state up to `at`.
       at: the first position; it is traced.
       width: T.
 
     Returns:
-      What the model says there, and how far it has read.
+      The model's outputs there, and the new state.
     """
     before = jax.lax.dynamic_slice_in_dim(begun.before, at, width, axis=1)
     said = model.extend(params, begun.cache, before, begun.positions + at)
@@ -182,22 +182,22 @@ def read(model: LanguageModel, params: Params, rows: KnownRows) -> Reading:
 
 
 def check_read(finite: Any, *models: TextModel) -> None:
-    """Raises ValueError unless what models say is finite."""
+    """Raises ValueError unless the models' outputs are finite."""
     if not np.all(finite):
         names = " or ".join(model.name for model in models)
         raise ValueError(f"{names} gives NaN: check the checkpoint")
 
 
 def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[np.ndarray]:
-    """The log-probability of each token of the outputs.
+    """Returns the log-probability of each token of the outputs.
 
     Args:
-      model: what reads the texts.
+      model: the model.
       texts: the texts.
-      sampling: with one value of each setting.
+      sampling: its fields are scalars.
 
     Returns:
-      For each text an array `[n]` float32, -inf for tokens that are never drawn.
+      For each text an array `[n]` float32, -inf for impossible tokens.
 
     Raises:
       ValueError: the model gives NaN.
@@ -214,13 +214,13 @@ def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[n
 def written(
     decoder: Decoder, prompts: Sequence[np.ndarray], *, seed: int, ids: Sequence[int] | None = None
 ) -> KnownTexts:
-    """What a decoder writes.
+    """Decodes prompts to known texts.
 
     Args:
-      decoder: of the verifier alone, for texts that follow its own distribution.
-      prompts: the tokens of each.
-      seed: of the draws.
-      ids: of the rows; see `Decoder`.
+      decoder: the decoder; with the verifier alone, texts follow the verifier's distribution.
+      prompts: the tokens of each prompt.
+      seed: see `Decoder`.
+      ids: see `Decoder`.
 
     Returns:
       The texts, in order.
@@ -249,7 +249,7 @@ def _by_position(function: Any, logits: Array) -> Array:
 
 
 def _padded(tokens: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """`[rows, width]` int32, filled up with token 0, and the lengths `[rows]`."""
+    """`[rows, width]` int32, padded with token 0, and the lengths `[rows]`."""
     padded, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
     for i, each in enumerate(tokens):
         padded[i, : len(each)], lengths[i] = each, len(each)
@@ -257,5 +257,5 @@ def _padded(tokens: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.nda
 
 
 def _rounded(length: int) -> int:
-    """The next power of two from 16 up: few shapes."""
+    """The next power of two, at least 16, for few shapes."""
     return max(16, 1 << (length - 1).bit_length())

@@ -11,11 +11,11 @@ from specjax.text.requests import DRAWN
 from specjax.text.stops import check_stops
 from specjax.types import Params
 
-# The whole numbers, and the least of each; methods may leave the lengths of drafts open.
+# Whole numbers and their minima; the lengths of drafts may be None.
 _COUNTS = ("max_new_tokens", 1), ("batch_size", 1)
 _LENGTHS = ("max_draft", 1), ("min_draft", 0)
 CHECKED = ("stop", "buckets", *(name for name, _ in (*_COUNTS, *_LENGTHS)))
-# Where the value of an option that does not exist belongs.
+# Unknown option -> the right way to give its value.
 _INSTEAD = {
     **{name: f"sampling=Sampling({name}=...)" for name in DRAWN},
     "min_p": "sampling=Sampling(top_p=...); there is no min_p",
@@ -29,7 +29,7 @@ _INSTEAD = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Own:
-    """A part of your own with its parameters, for a `Decoder`.
+    """A user's own part with its parameters, for a `Decoder`.
 
         Decoder(verifier, drafting=Own(MyDrafter(), params))
         Decoder(pair, stopping=Own(MyPolicy(), params))
@@ -37,7 +37,7 @@ class Own:
 
     Attributes:
       part: a drafter, a stopping policy or a method; see `specjax.types`.
-      params: its parameters, a pytree of arrays; those of a method are a NamedTuple.
+      params: its parameters, a pytree of arrays; for a method a NamedTuple.
     """
 
     part: Any
@@ -45,26 +45,24 @@ class Own:
 
 
 def check_options(unknown: Iterable[str], known: Sequence[str]) -> None:
-    """Raises TypeError for an option that does not exist, naming the one that is meant."""
+    """Raises TypeError for an unknown option, with a similar option."""
     for name in unknown:
         if name in _INSTEAD:
             raise TypeError(f"there is no option {name}: write {_INSTEAD[name]}")
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        raise TypeError(f"there is no option {name}{hint}; the options are {', '.join(known)}")
+        hint = f": did you mean {close[0]}?" if close else "."
+        raise TypeError(f"there is no option {name}{hint} The options are {', '.join(known)}")
 
 
 def check_decoding(options: Mapping[str, Any]) -> None:
-    """Checks stop strings, buckets and whole numbers as `Decoder` does.
-
-    They can be known before its models are read, which may take minutes.
+    """Checks stop strings, buckets and whole numbers before the models are read.
 
     Args:
-      options: some of its arguments by name; those not in `CHECKED` are not looked at.
+      options: arguments of `Decoder` by name; only those in `CHECKED` are checked.
 
     Raises:
-      TypeError: a value of the wrong type.
-      ValueError: one out of range.
+      TypeError: a value has a wrong type.
+      ValueError: a value is out of range.
     """
     check_stops(options.get("stop"))
     check_buckets(options.get("buckets", BUCKETS))

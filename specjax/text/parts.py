@@ -1,7 +1,7 @@
-"""Parts of a decoder named by texts: `OPT(0.2)`, `Survival(OnlineEstimate(shared=True), 0.6)`.
+"""Parts of a decoder as texts: `OPT(0.2)`, `Survival(OnlineEstimate(shared=True), 0.6)`.
 
 A text calls classes with literals and other parts, in Python's notation. So a part is a plain
-value: it can be compared, hashed, kept in JSON and written in a gin file.
+value, which can be compared, hashed, and written in JSON and gin files.
 """
 
 import ast
@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 PLACE = "{}"
-_EXAMPLE = "write it as in 'OPT(0.2)'"
+_EXAMPLE = "write a text such as 'OPT(0.2)'"
 
 
 class Part(NamedTuple):
     """A class and its arguments.
 
     Attributes:
-      name: of the class; with dots it is one of a module of the user's own.
+      name: the name of the class; with dots a class in a user's own module.
       arguments: by position: numbers, texts, None, tuples of these, or parts.
-      named: (name, value) of the others.
+      named: (name, value) of keyword arguments.
     """
 
     name: str
@@ -29,15 +29,15 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, what: str = "the part") -> Self:
-        """Reads a text.
+        """Parses a text.
 
         Args:
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
-          what: what messages call it.
+          what: its name in messages.
 
         Raises:
           TypeError: `text` is not a text.
-          ValueError: it calls no class, or has another argument than a literal or a part.
+          ValueError: the text is not a call of a class with literals and parts.
         """
         if not isinstance(text, str):
             raise TypeError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
@@ -46,24 +46,24 @@ class Part(NamedTuple):
         except (SyntaxError, ValueError, RecursionError):
             found = None
         if not isinstance(found, Part):
-            raise ValueError(f"{what}={text!r} is not a class with its arguments: {_EXAMPLE}")
+            raise ValueError(f"{what}={text!r} is not a class with arguments: {_EXAMPLE}")
         return cls(*found)
 
     def __str__(self) -> str:
-        """The text that `parse` reads."""
+        """The text for `parse`."""
         given = [_written(value) for value in self.arguments]
         given += [f"{name}={_written(value)}" for name, value in self.named]
         return f"{self.name}({', '.join(given)})" if given else self.name
 
     @property
     def number(self) -> float | None:
-        """The last number among its arguments: a rule's strength, a policy's threshold."""
+        """The last number in its arguments: a rule's strength, a policy's threshold."""
         found = [value for value in _leaves(self) if _is_number(value)]
         return float(found[-1]) if found else None
 
     @property
     def template(self) -> str:
-        """The text with `{}` in the place of `number`."""
+        """The text with `{}` instead of `number`."""
         text = str(self)
         number = [value for value in _leaves(self) if _is_number(value)][-1:]
         if not number:
@@ -76,11 +76,11 @@ class Part(NamedTuple):
 
         Args:
           known: name -> class.
-          what: what messages call it.
+          what: its name in messages.
 
         Raises:
           TypeError: the class does not take these arguments.
-          ValueError: there is no such class, or an argument is out of range.
+          ValueError: the class is unknown, or an argument is out of range.
         """
         kind = self.kind(known, what)
         arguments = [_made(value, known, what) for value in self.arguments]
@@ -92,7 +92,7 @@ class Part(NamedTuple):
         return kind(*arguments, **named)
 
     def kind(self, known: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
-        """The class that is named; see `make`."""
+        """Returns the class; see `make`."""
         if "." not in self.name:
             return known[known_name(what, self.name, known)]
         module, _, name = self.name.rpartition(".")
@@ -104,7 +104,7 @@ class Part(NamedTuple):
             ) from None
 
     def canonical(self, known: Mapping[str, Any], what: str = "the part") -> "Part":
-        """The same with every class by its own name, so that equal parts have equal texts."""
+        """Returns the part with standard names of classes, so that equal parts have equal texts."""
 
         def of(value: Any) -> Any:
             if isinstance(value, Part):
@@ -116,7 +116,7 @@ class Part(NamedTuple):
         return Part(name, tuple(map(of, self.arguments)), named)
 
     def bindings(self, known: Mapping[str, Callable[..., Any]], scope: str = "") -> dict[str, str]:
-        """Gin's bindings by which a reference to the class, in this scope, makes the part."""
+        """Returns the gin bindings with which a reference to the class, in a scope, is the part."""
         kind = self.kind(known, "the part")
         names = list(inspect.signature(kind).parameters)
         found: dict[str, str] = {}
@@ -128,11 +128,11 @@ class Part(NamedTuple):
 
 
 def known_name(what: str, given: str, known: Mapping[str, Any]) -> str:
-    """The name in a table that is meant, whatever its case and underscores.
+    """Finds a name in a table, ignoring case and underscores.
 
     Raises:
-      TypeError: it is no text.
-      ValueError: there is no such name.
+      TypeError: the name is not a text.
+      ValueError: the name is not in the table.
     """
     if not isinstance(given, str):
         raise TypeError(f"{what} must be a name such as {next(iter(known))!r}, got {given!r}")
@@ -176,7 +176,7 @@ def _made(value: Any, known: Mapping[str, Any], what: str) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The arguments of a part and of those in it, as they are written."""
+    """The arguments of a part and of the parts in it, in the order of the text."""
     if isinstance(value, Part):
         yield from _leaves((*value.arguments, *(each for _, each in value.named)))
     elif isinstance(value, tuple):
@@ -187,7 +187,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _in_gin(value: Any, known: Mapping[str, Any], scope: str) -> tuple[str, dict[str, str]]:
-    """A value in gin's language, and the bindings that it needs."""
+    """A value as gin code, and the bindings that it needs."""
     if isinstance(value, Part):
         name = value.name.rpartition(".")[2]
         return f"@{scope}{name}()", value.bindings(known, scope)

@@ -1,10 +1,10 @@
-"""Measures what a pass of each model costs, from runs of the decoding loop itself.
+"""Measures the cost of a pass of each model, from runs of the decoding loop.
 
-`measure_costs` makes the table that a policy weighs; `measure_times` makes such tables of models
-that review what others draft, and the times of steps and calls of models that decode alone.
+`measure_costs` makes the table for a stopping policy; `measure_times` makes such tables for
+reviewers and drafters, and measures the steps and calls of models that decode alone.
 
-Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: the times of passes are found by
-linear regression of runs' times on their counts of passes.
+Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: linear regression of the runs'
+times on their numbers of passes.
 
 Axes: B rows, P prompt length.
 """
@@ -37,21 +37,20 @@ from specjax.rules import Lossless
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
 
-# A short and a long run tell the cost of a round from that of a call.
+# A short and a long run separate the cost of a round from the cost of a call.
 _ROUNDS = (2, 10)
 _ATTEMPTS, _CALLS = 3, 6
-# The width of a pass in a program with one width, whose rounds cost something else.
+# The width of passes in a program with a single width, whose rounds have another cost.
 WIDE = 0
 
 
 class Run(NamedTuple):
-    """A run of the loop, all of whose verifier's passes had one width.
+    """A run of the loop in which all passes of the verifier had the same width.
 
     Attributes:
-      draft: how many passes the drafter made; each serves the whole batch.
-      verifier: how many the verifier made.
-      width: how many tokens each of the verifier's passes read; passes of equal width have one
-        cost.
+      draft: the number of the drafter's passes; each serves the whole batch.
+      verifier: the number of the verifier's passes.
+      width: the number of tokens in each of the verifier's passes.
       seconds: the time of the run.
     """
 
@@ -62,12 +61,12 @@ class Run(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What the passes of runs cost, in seconds.
+    """The costs of passes, in seconds.
 
     Attributes:
       draft: a pass of the drafter.
       verifier: width -> a pass of the verifier, with the rest of its round.
-      call: what a run takes besides, however long it is.
+      call: the constant time of a run.
       r_squared: 1 - (sum of squared residuals) / (sum of squares about the mean).
     """
 
@@ -77,20 +76,20 @@ class Fit(NamedTuple):
     r_squared: float
 
     def seconds(self, run: Run) -> float:
-        """The predicted time of a run."""
+        """Returns the predicted time of a run."""
         return self.call + self.draft * run.draft + self.verifier[run.width] * run.verifier
 
 
 def fit(runs: Sequence[Run]) -> Fit:
-    """Least squares with times of at least 0: one for the drafter, one for each width, one a call.
+    """Fits nonnegative times by least squares: of the drafter, of each width, and of a call.
 
     Args:
-      runs: at least two, which differ in their counts of passes.
+      runs: at least two, with different numbers of passes.
 
     Returns:
       The times.
     """
-    # Not imported where nothing is fitted: it takes a while.
+    # Imported here because it takes long.
     from scipy.optimize import nnls
 
     widths = sorted({run.width for run in runs})
@@ -108,13 +107,13 @@ def fit(runs: Sequence[Run]) -> Fit:
 def count_passes(
     method: Method, params: Params, state: DecodeState, rounds: int | None = None
 ) -> list[dict[str, int]]:
-    """Counts the passes of one batch; each serves all its rows.
+    """Counts the passes of a batch; each pass serves all rows.
 
     Args:
       method: the method.
       params: its parameters.
       state: the rows; donated.
-      rounds: how many rounds at most; None until all rows are finished.
+      rounds: the most rounds; None: until all rows are finished.
 
     Returns:
       For each round: a model's name -> its passes up to the end of that round.
@@ -122,7 +121,7 @@ def count_passes(
     passes = dict.fromkeys(method.model_names, 0)
     before = jax.device_get(state.info.calls)
     counted: list[dict[str, int]] = []
-    # Step by step: a row counts the pass after a whole block only if the block was its own.
+    # Step by step: only rows with a whole accepted block count the drafter's extra pass.
     while not np.all(state.finished) and len(counted) != rounds:
         state = method.run(params, state, 1)
         after = jax.device_get(state.info.calls)
@@ -134,13 +133,13 @@ def count_passes(
 
 
 class LoopCase(NamedTuple):
-    """One way to run the loop, all of whose verifier's passes have one width.
+    """A way to run the loop in which all passes of the verifier have the same width.
 
     Attributes:
       method: the method.
       params: its parameters.
-      width: of the passes; `WIDE` where the program has no other width.
-      limit: the length of all drafts; None where nothing is drafted.
+      width: the width of the passes; `WIDE` in a program with a single width.
+      limit: the length of all drafts; None without drafts.
     """
 
     method: Method
@@ -155,10 +154,10 @@ class PassTimes:
 
     Attributes:
       rows: B.
-      steps: model's name -> a step of it that decodes alone.
-      prompts: model's name -> taking B prompts in.
-      call: what B prompts take the verifier alone besides its steps.
-      tables: (a reviewer's name, its drafter's, or None where drafts are copied) -> their costs.
+      steps: model's name -> a step of the model alone.
+      prompts: model's name -> reading B prompts.
+      call: a call of the verifier alone with B prompts, without its steps.
+      tables: (reviewer's name, drafter's name or None for copied drafts) -> their costs.
     """
 
     rows: int
@@ -168,7 +167,7 @@ class PassTimes:
     tables: Mapping[tuple[str, str | None], Costs]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Returns JSON values."""
         tables = [
             {"reviewer": reviewer, "drafter": drafter, **costs.to_dict()}
             for (reviewer, drafter), costs in self.tables.items()
@@ -187,38 +186,36 @@ def measure_costs(
 ) -> Costs:
     """Measures a pair on this machine with a few rounds, for the start of a run.
 
-    `specjax bench cost` measures longer, on real prompts, and says how well the costs predict.
+    `specjax bench cost` measures longer, on real prompts, and evaluates the costs.
 
     Args:
       pair: the models.
       rows: the batch sizes, increasing.
-      widths: how many tokens a pass of the verifier may read, increasing; the last is G + 1, at
+      widths: the numbers of tokens in the verifier's passes, increasing; the last is G + 1, at
         least 2 (`decoding.Round.verifier_widths`).
-      prompt_length: P, the tokens of the invented prompts.
-      seconds: how long a batch size is measured, without compiling; each run is made three times
-        at least. Where other work disturbs it so much that a pass seems to take no time, it is
-        measured up to twice more, each time for longer.
+      prompt_length: P, the tokens of artificial prompts.
+      seconds: the time to measure a batch size, without compilation; each run is made at least
+        three times. If noise makes the time of a pass 0, it is measured up to twice more, longer.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
     Returns:
       The costs.
 
     Raises:
-      ValueError: if a size is wrong; if other work disturbs the measurement so much that a pass
-        seems to take no time; or if several processes decode together: each would find other
-        costs, and they must agree.
+      ValueError: a size is wrong; the time of a pass is 0 because of noise; or several processes
+        decode together, which must share their costs.
     """
     check_count("prompt_length", prompt_length, "give the usual length of the prompts")
     for size in rows:
         check_count("rows", size, "give batch sizes")
     if jax.process_count() > 1:
         raise ValueError(
-            "costs cannot be measured by several processes, which must agree on them: measure them "
-            "on one, with specjax bench cost --output FILE, and read that file"
+            "several processes must share the same costs: measure them in a single process with "
+            "specjax bench cost --output FILE, and read that file"
         )
     widths = tuple(widths)
     if not widths or widths[-1] < 2:
-        raise ValueError(f"widths must end with G + 1, at least 2, got {widths}: draft something")
+        raise ValueError(f"widths must end with G + 1 (at least 2), got {widths}: increase G")
     cases = _of_review(pair.verifier, pair.drafter, widths)
     with _progress(len(rows) * len(cases), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar)[0] for batch in rows]
@@ -236,17 +233,16 @@ def measure_times(
     seconds: float = 1.0,
     progress: bool | None = None,
 ) -> PassTimes:
-    """Measures all that a call of models takes.
+    """Measures all times of calls.
 
     Args:
-      models: by name, the verifier among them.
-      tables: (a reviewer's name, its drafter's, or None for drafts that are copied), of which costs
-        are measured.
+      models: by name, `verifier` among them.
+      tables: (reviewer's name, drafter's name or None for copied drafts), for measuring costs.
       widths: see `measure_costs`.
       rows: B.
-      prompt_length: P, the tokens of the invented prompts.
-      call: lets the verifier alone emit one token of each of B prompts.
-      seconds: see `measure_costs`, of each table and each model.
+      prompt_length: P, the tokens of artificial prompts.
+      call: makes the verifier alone emit a token for each of B prompts.
+      seconds: see `measure_costs`, for each table and each model.
       progress: likewise.
 
     Returns:
@@ -256,8 +252,8 @@ def measure_times(
       ValueError: see `measure_costs`.
     """
     groups: dict[Any, list[LoopCase]] = {
-        (one, other): _of_review(models[one], None if other is None else models[other], widths)
-        for one, other in tables
+        (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
+        for reviewer, name in tables
     }
     groups |= {name: _of_steps(model) for name, model in models.items()}
     with _progress(sum(map(len, groups.values())), progress) as bar:
@@ -278,26 +274,26 @@ def measure_times(
 
 
 def draft_lengths(widths: Sequence[int]) -> list[int]:
-    """The shortest and the longest draft that each of these widths of the verifier holds."""
+    """Returns the shortest and the longest draft for each width of the verifier's passes."""
     shortest = [0, *widths[:-1]]
     return sorted({*shortest, *(width - 1 for width in widths)})
 
 
 def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pair: str) -> Costs:
-    """The costs of several batch sizes, as policies read them; without the cost of a call.
+    """Returns the costs of several batch sizes for stopping policies, without the cost of a call.
 
     Args:
-      fits: for each batch size what its passes cost.
+      fits: the costs of passes for each batch size.
       rows: the batch sizes.
       widths: the widths of the verifier's passes.
       pair: see `Pair.fingerprint`.
 
     Returns:
-      The costs. A drafter whose time is lost in the verifier's noise costs 0, and a pass that seems
-      to take longer than a wider one, whose measurement was disturbed, as much as that.
+      The costs. They may be 0 for the drafter, because of noise. A pass does not cost more than a
+      wider pass.
 
     Raises:
-      ValueError: if a pass of the verifier seems to take no time.
+      ValueError: the time of a verifier's pass is 0.
     """
     verifier = []
     for batch, found in zip(rows, fits, strict=True):
@@ -315,11 +311,11 @@ def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pa
 
 
 def costs_file(costs: Costs, **more: Any) -> bytes:
-    """The content of a file that `drafting.read_costs` reads.
+    """Returns the content of a file for `drafting.read_costs`.
 
     Args:
       costs: the costs.
-      **more: JSON values that the file tells besides.
+      **more: additional JSON values.
     """
     values = {**more, "environment": environment(), **costs.to_dict()}
     return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
@@ -329,25 +325,25 @@ def _check_took_time(found: Fit, widths: Sequence[int], rows: int, what: str) ->
     for width in widths:
         if found.verifier[width] <= 0:
             raise ValueError(
-                f"{what} of {width} tokens and {rows} rows seems to take no time: other work has "
-                "disturbed the measurement; repeat it on a quieter machine"
+                f"the measured time of {what} of {width} tokens and {rows} rows is 0: other work "
+                "disturbed the measurement; repeat it on a machine without other work"
             )
 
 
 def _of_review(
     reviewer: TextModel, drafter: TextModel | None, widths: Sequence[int]
 ) -> list[LoopCase]:
-    """Cases that tell what rounds cost; None: what copies drafts, which costs next to nothing."""
+    """Cases for the costs of rounds; without a drafter drafts are copied at almost no cost."""
     longest, vocab_size = widths[-1] - 1, reviewer.model.vocab_size
     drafts: Any = LookupDrafter(vocab_size, longest)
-    # Each token has a successor in the table, so that drafts are as long as they may be.
+    # Each token has a successor in the table, so that drafts have the full length.
     own: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
     if drafter is not None:
-        catches_up = catches_up_on(drafter.platform)  # as a Decoder's
+        catches_up = catches_up_on(drafter.platform)  # like in a Decoder
         drafts = NeuralDrafter(drafter.model, longest, catches_up=catches_up)
         own = NeuralDrafterParams(drafter.prepared)
     params = MethodParams(reviewer.prepared, own, Lossless())
-    # Without tokens that end a row, all rows make all rounds.
+    # Without end-of-sequence tokens all rows make all rounds.
     several = Speculative(
         reviewer.model, drafts, widths=tuple(widths), partitioner=reviewer.partitioner
     )
@@ -356,9 +352,9 @@ def _of_review(
         for limit in draft_lengths(widths)
     ]
     if len(widths) > 1 and drafter is not None:
-        # Of one width, also for short drafts: they tell the drafter's time from the verifier's.
-        one = dataclasses.replace(several, widths=tuple(widths[-1:]))
-        cases += [LoopCase(one, params, WIDE, limit) for limit in (0, longest)]
+        # A single width also for short drafts separates the drafter's time from the verifier's.
+        wide = dataclasses.replace(several, widths=tuple(widths[-1:]))
+        cases += [LoopCase(wide, params, WIDE, limit) for limit in (0, longest)]
     return cases
 
 
@@ -368,17 +364,17 @@ def _of_steps(model: TextModel) -> list[LoopCase]:
 
 
 def _progress(cases: int, progress: bool | None) -> Any:
-    """A bar whose time left is that of compiling, which takes most of the time."""
+    """A bar over the cases, whose compilation takes most of the time."""
     disable = None if progress is None else not progress
-    return tqdm.tqdm(total=cases, desc="what passes cost", unit="case", disable=disable, delay=2.0)
+    return tqdm.tqdm(total=cases, desc="costs of passes", unit="case", disable=disable, delay=2.0)
 
 
 def _steady_fit(
     cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
 ) -> tuple[Fit, float]:
-    """The costs of passes, and the seconds in which prompts are taken in.
+    """The costs of passes, and the seconds for reading prompts.
 
-    Measures longer, up to a point, while other work hides what a pass takes.
+    Measures again, longer, if noise makes the time of a pass 0.
     """
     for attempt in range(_ATTEMPTS):
         runs, start = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
@@ -392,7 +388,7 @@ def _steady_fit(
 def _runs(
     cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
 ) -> tuple[list[Run], float]:
-    """Runs of both lengths of each case, with the least of its times, and the least of starts."""
+    """Runs of both lengths of each case with their least times, and the least time of a start."""
     max_new = _ROUNDS[-1] * (cases[0].method.max_draft + 1)
     words = np.arange(rows * prompt_length, dtype=np.int32).reshape(rows, prompt_length)
 
@@ -408,7 +404,7 @@ def _runs(
         return jax.block_until_ready(case.method.init(case.params, prompts, max_new=max_new))
 
     counts = []
-    for case in cases:  # compiles
+    for case in cases:  # compiles the programs
         counts.append(count_passes(*case[:2], start(case), _ROUNDS[-1]))
         bar.update(bar.n < bar.total)
     least = dict.fromkeys(itertools.product(range(len(cases)), _ROUNDS), math.inf)
@@ -440,22 +436,22 @@ def _least_seconds(call: Callable[[], Any]) -> float:
 
 
 def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
-    """Makes sure that costs are those of a pair and of its sizes; warns of another machine.
+    """Checks that costs belong to a pair and to the sizes; warns of another machine.
 
     Args:
-      costs: what is to be weighed.
+      costs: the costs.
       pair: the models.
       rows: the batch size.
-      max_draft: the longest draft; a warning tells where the costs are those of shorter ones.
+      max_draft: the longest draft; warns if the costs are for shorter drafts.
 
     Raises:
-      ValueError: if they are of another pair, or of smaller or larger batches alone.
+      ValueError: the costs are of another pair, or only of smaller or larger batches.
     """
     how = "measure them with `specjax bench cost --output FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
         raise ValueError(
-            f"CostAware: the costs are those of another pair ({costs.pair}; this one is "
-            f"{pair.fingerprint}): {how} for this pair"
+            f"CostAware: the costs belong to another pair ({costs.pair}, not {pair.fingerprint}): "
+            f"{how} for this pair"
         )
     if rows > costs.rows[-1]:
         raise ValueError(
@@ -470,14 +466,14 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
     if costs.widths[-1] <= max_draft:
         warnings.warn(
             f"CostAware: the costs were measured with drafts of up to {costs.widths[-1] - 1} "
-            f"tokens, max_draft is {max_draft}: the times of wider passes are guessed; {how} and "
-            f"--max-draft {max_draft}",
+            f"tokens, but max_draft is {max_draft}, so the times of wider passes are extrapolated: "
+            f"{how} and --max-draft {max_draft}",
             stacklevel=2,
         )
     here = machine()
     if costs.machine and costs.machine != here:
         warnings.warn(
-            f"CostAware: the costs were measured on another machine ({costs.machine}; this one is "
-            f"{here}): drafts may end too early or late; {how} here",
+            f"CostAware: the costs were measured on another machine ({costs.machine}, not {here}), "
+            f"so drafts may end too early or too late: {how} here",
             stacklevel=2,
         )

@@ -12,18 +12,18 @@ Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 
 
 def as_list(prompts: Any) -> list[Prompt]:
-    """The prompts of a call.
+    """Returns the prompts of a call as a list.
 
     Raises:
-      TypeError: if `prompts` is a single prompt or has no order.
-      ValueError: if there are no prompts.
+      TypeError: `prompts` is a single prompt or unordered.
+      ValueError: there are no prompts.
     """
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of prompts, got a single text: give [text]")
     unordered = bytes | Mapping | AbstractSet
     if isinstance(prompts, unordered) or not isinstance(prompts, Iterable):
         raise TypeError(
-            f"prompts must be a list of texts, of lists of token ids or of chats, got "
+            f"prompts must be a list of texts, lists of token ids or chats, got "
             f"{type(prompts).__name__}: {str(prompts)[:60]}"
         )
     prompts = list(prompts)
@@ -35,32 +35,32 @@ def as_list(prompts: Any) -> list[Prompt]:
 def encode(
     prompt: Prompt, name: str, vocab_size: int, tokenizer: Tokenizer | None = None
 ) -> np.ndarray:
-    """The tokens of a prompt.
+    """Returns the tokens of a prompt.
 
     Args:
       prompt: a text, token ids, or the messages of a chat (dicts with `role` and `content`).
       name: its name in messages.
       vocab_size: V of the model.
-      tokenizer: the tokenizer of the model; without one a prompt must be token ids.
+      tokenizer: the tokenizer of the model; without it a prompt must be token ids.
 
     Returns:
       `[n]` int32 in 0 .. V - 1, n >= 1.
 
     Raises:
-      ValueError: if it is empty, is not valid text, has another id, or is a chat and the tokenizer
-        has no chat template.
-      TypeError: if it is neither a text, nor token ids, nor the messages of a chat.
+      ValueError: the prompt is empty or not valid text, has an id out of range, or is a chat for a
+        tokenizer without a chat template.
+      TypeError: it is neither a text, nor token ids, nor the messages of a chat.
     """
     ids: Any
     if tokenizer is not None and isinstance(prompt, str):
         if not prompt.strip():
-            raise ValueError(f"{name} is empty: give it some text, or leave it out")
+            raise ValueError(f"{name} is empty: add text, or leave it out")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{name} has half a surrogate pair at character {error.start + 1}, which is not "
-                "text: correct or remove it"
+                f"{name} has half a surrogate pair at character {error.start + 1}: correct or "
+                "remove this character"
             ) from None
         ids = tokenizer.encode(prompt)
     elif tokenizer is not None and _is_chat(prompt):
@@ -72,11 +72,11 @@ def encode(
         ids = _token_ids(prompt, name)
     array = np.asarray(ids)
     if not array.size:
-        raise ValueError(f"{name} has no tokens: give it some text, or leave it out")
-    bad = (array < 0) | (array >= vocab_size)  # before int32 would wrap them around
+        raise ValueError(f"{name} has no tokens: add text, or leave it out")
+    bad = (array < 0) | (array >= vocab_size)  # before the cast to int32
     if bad.any():
         first = array[bad][0]
-        raise ValueError(f"{name} has token {first}: ids must be in 0 .. {vocab_size - 1}")
+        raise ValueError(f"{name} has token {first}: tokens must be in 0 .. {vocab_size - 1}")
     return array.astype(np.int32)
 
 
@@ -87,7 +87,7 @@ def _is_chat(prompt: Any) -> bool:
 def _token_ids(prompt: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(prompt)
-    except (TypeError, ValueError):  # its lists have different lengths
+    except (TypeError, ValueError):  # lists of different lengths
         array = np.empty((1, 1))
     if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
         return array
@@ -101,15 +101,13 @@ def _token_ids(prompt: Any, name: str) -> np.ndarray:
 
 
 def shortened(tokenizer: Tokenizer, tokens: np.ndarray, longest: int, side: str) -> np.ndarray:
-    """The tokens of a prompt, cut where they are too many.
-
-    The token that the tokenizer puts at the other end of a prompt, and the one at this end, stay.
+    """Cuts the tokens of a prompt that is too long; keeps the tokenizer's special tokens.
 
     Args:
       tokenizer: the tokenizer of the model.
       tokens: `[n]` int32.
-      longest: how many may stay.
-      side: "end" cuts at the end, as seqio does, or "beginning".
+      longest: the most tokens to keep.
+      side: "end" cuts at the end, like seqio, or "beginning".
 
     Returns:
       `[min(n, longest)]` int32.

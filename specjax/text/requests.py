@@ -1,4 +1,4 @@
-"""What is asked of one row, and whether it can be done.
+"""Requests of an engine, and their checks.
 
 Axes: n prompts of a call, G longest draft.
 """
@@ -20,16 +20,16 @@ _WORD = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """What is asked of one row; what is None is as the engine has it.
+    """The request of a row; the engine's values replace None.
 
     Attributes:
-      prompt: `[n]` token ids; also a text or a chat, where the engine has a tokenizer.
-      max_new_tokens: how many tokens it may emit.
+      prompt: `[n]` token ids; also a text or a chat, if the engine has a tokenizer.
+      max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
-      id: in 0 .. 2**32 - 1; randomness depends on the seed and this number alone.
-      sampling: temperature, top-k and top-p, one number each.
-      rule: another strength of the engine's rule.
-      draft_limit: the longest block in 0 .. G; None for G, as GreedyBlock needs it.
+      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id.
+      sampling: temperature, top-k and top-p, a number each.
+      rule: the engine's rule with other strengths.
+      draft_limit: the longest block in 0 .. G; None: G, which GreedyBlock requires.
     """
 
     prompt: Prompt
@@ -42,13 +42,13 @@ class Request:
 
 
 class Border(NamedTuple):
-    """What requests must fit.
+    """The limits of requests.
 
     Attributes:
       method: the method.
       prompt_length: the longest prompt.
       max_new_tokens: the longest output.
-      sampling: what requests leave open; a field that is None cannot be asked for.
+      sampling: the defaults of requests; a field that is None here must be None in requests.
       rule: likewise, or None.
     """
 
@@ -60,17 +60,17 @@ class Border(NamedTuple):
 
 
 def check_request(request: Request, tokens: np.ndarray, border: Border, name: str = "") -> None:
-    """Checks a request, so that it does not fail once it enters a slot.
+    """Checks a request, so that it does not fail when it enters a slot.
 
     Args:
       request: the request.
       tokens: its prompt.
-      border: what it must fit.
-      name: of the prompt among others, for messages.
+      border: the limits.
+      name: the prompt's name in messages.
 
     Raises:
-      TypeError: if a field is of a wrong type; it is named, with its value and what it must be.
-      ValueError: likewise, if its value is out of range.
+      TypeError: a field has a wrong type.
+      ValueError: a value is out of range.
     """
     if len(tokens) > border.prompt_length:
         raise ValueError(
@@ -94,9 +94,8 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
             )
     if request.draft_limit is not None and request.draft_limit < border.method.min_draft:
         raise ValueError(
-            f"draft_limit{of} must be None or {border.method.max_draft}, got "
-            f"{request.draft_limit}: this verification needs drafts of a fixed length; use Block "
-            "or Token"
+            f"draft_limit{of} must be None or {border.method.max_draft}, because this verification "
+            f"needs drafts of a fixed length, got {request.draft_limit}: use Block or Token"
         )
     if request.sampling is not None:
         _check_sampling(request.sampling, border.sampling)
@@ -105,7 +104,7 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
 
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
-    """Whether it is a whole number in `low` .. `high`; True and 5.0 are none."""
+    """Whether it is a whole number in `low` .. `high`; True and 5.0 are not."""
     try:
         return not isinstance(value, bool | np.bool_) and low <= operator.index(value) <= high
     except TypeError:
@@ -113,7 +112,7 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 
 
 def checked_sampling(value: Any) -> Sampling:
-    """Raises TypeError unless it says how tokens are drawn; at temperature 1 by default."""
+    """Returns a checked `Sampling`, by default at temperature 1; raises TypeError."""
     if not isinstance(value, Sampling | None):
         raise TypeError(f"sampling must be Sampling(temperature=...), got {value!r}")
     return Sampling() if value is None else value
@@ -123,20 +122,20 @@ def _check_sampling(asked: Any, own: Sampling) -> None:
     for name in DRAWN:
         value = getattr(checked_sampling(asked), name)
         if np.ndim(value):
-            raise ValueError(f"{name} of a request must be one number, got {value}")
+            raise ValueError(f"{name} of a request must be a single number, got {value}")
         if value is not None and getattr(own, name) is None:
             raise ValueError(
-                f"{name} must be None: this engine is compiled without it; make the Decoder or "
-                f"the Engine with sampling=Sampling({name}=...)"
+                f"{name} must be None, because this engine is compiled without it: make the "
+                f"Decoder or the Engine with sampling=Sampling({name}=...)"
             )
 
 
 def _check_rule(asked: Any, own: Rule | None) -> None:
     strengths = jax.tree.leaves(asked)
     if not isinstance(asked, type(own)) or len(strengths) != len(jax.tree.leaves(own)):
-        raise TypeError(f"rule must be {type(own).__name__}(...) as the engine's is, got {asked!r}")
+        raise TypeError(f"rule must be {type(own).__name__}(...) like the engine's, got {asked!r}")
     if any(np.ndim(strength) for strength in strengths):
-        raise ValueError(f"rule of a request must have one number for each strength, got {asked!r}")
+        raise ValueError(f"rule of a request must have scalar strengths, got {asked!r}")
 
 
 def requests_of(
@@ -149,20 +148,20 @@ def requests_of(
     max_new_tokens: Any = None,
     draft_limit: Any = None,
 ) -> list[Request]:
-    """One request per prompt, of values that are given once or per prompt.
+    """Makes a request for each prompt from scalar values or values per prompt.
 
     Args:
-      prompts: their tokens.
-      seed: one number or n.
+      prompts: the tokens of n prompts.
+      seed: a number or n numbers.
       ids: n numbers, or None for the places of the prompts.
-      sampling: its fields are one number or n each, or None.
-      rule: its strengths are one number or n each; or None.
-      max_new_tokens: one number or n.
-      draft_limit: one number or n, or None.
+      sampling: each field is a number, n numbers, or None.
+      rule: each strength is a number or n numbers; or None.
+      max_new_tokens: a number or n numbers.
+      draft_limit: a number or n numbers, or None.
 
     Raises:
-      TypeError: if a value is no number.
-      ValueError: if there are not as many values as prompts.
+      TypeError: a value is not a number.
+      ValueError: the number of values is not the number of prompts.
     """
     count = len(prompts)
     if ids is not None and not np.ndim(ids):
@@ -187,13 +186,13 @@ def requests_of(
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """One value per prompt; numbers of Python."""
+    """A Python number for each prompt."""
     array = _one_or_each(name, value, count)
     return array.tolist() if array.ndim else [array.item()] * count
 
 
 def _rows_of(name: str, tree: Any, count: int) -> list[Any]:
-    """The tree of each prompt, of one whose leaves are one number or one per prompt."""
+    """The tree of each prompt, from a tree whose leaves are scalars or have a value per prompt."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     for path, leaf in leaves:
         _one_or_each(f"{name}{jax.tree_util.keystr(path)}", leaf, count)
@@ -212,10 +211,10 @@ def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
         array = np.asarray("")
     if array.dtype.kind in "US":
         shown = " ".join(repr(value).split())[:60]
-        raise TypeError(f"{name} must be one number, or one per prompt, got {shown}")
+        raise TypeError(f"{name} must be a number, or a number per prompt, got {shown}")
     if array.shape not in ((), (count,)):
         raise ValueError(
-            f"{name} has shape {list(array.shape)}, but there are {count} prompts: give one "
-            "value or one per prompt"
+            f"{name} has shape {list(array.shape)}, but there are {count} prompts: give a single "
+            "value, or a value per prompt"
         )
     return array

@@ -1,4 +1,4 @@
-"""What decoding returns: texts, tokens, and what they took."""
+"""The results of decoding: texts, tokens and counts."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax.types.method import discarded
 
-# What is counted of each row, and summed over rows.
+# The counts of each row, also summed over rows.
 COUNTS = (
     "emitted",
     "rounds",
@@ -25,20 +25,20 @@ COUNTS = (
 
 
 class RowInfo(NamedTuple):
-    """What one row took, or all rows where arrays have a leading axis of rows.
+    """The counts of a row, or of all rows with a leading axis.
 
     Attributes:
-      emitted: int32, tokens emitted, an end-of-sequence token included.
+      emitted: int32, emitted tokens, an end-of-sequence token included.
       rounds: int32, steps of the method.
       calls: model's name -> int32, its passes while the row was unfinished. A pass serves the whole
-        batch. Where one model decodes alone, its passes count as the verifier's.
-      drafted_lengths: `[G + 1]` int32, in how many rounds 0 .. G tokens were drafted.
-      accepted_lengths: `[G + 1]` int32, in how many rounds 0 .. G drafted tokens were accepted.
+        batch. If a single model decodes, its passes count as the verifier's.
+      drafted_lengths: `[G + 1]` int32, the numbers of rounds with 0 .. G drafted tokens.
+      accepted_lengths: `[G + 1]` int32, the numbers of rounds with 0 .. G accepted tokens.
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
       log_prob: float32, log-probability of the output under the verifier, in nats, after
-        temperature, top-k and top-p; NaN where the verifier has not read all of it, 0.0 where a
-        method of one's own writes none.
+        temperature, top-k and top-p; NaN if the verifier has not read all of it, 0.0 if a user's
+        own method does not write it.
       log_prob_target: float32, the same under the rule's target distribution.
       deferrals: int32, see `specjax.types.DecodeInfo`.
       rollbacks: int32, likewise.
@@ -58,7 +58,7 @@ class RowInfo(NamedTuple):
 
     @classmethod
     def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
-        """What a loop has counted, from its `specjax.types.DecodeInfo`."""
+        """Makes the counts from a loop's `specjax.types.DecodeInfo`."""
         return cls(
             emitted,
             rounds,
@@ -86,12 +86,12 @@ class RowInfo(NamedTuple):
 
     @property
     def drafted(self) -> np.ndarray:
-        """Tokens drafted."""
+        """Drafted tokens."""
         return _total(self.drafted_lengths)
 
     @property
     def accepted(self) -> np.ndarray:
-        """Drafted tokens accepted; those past the row's end count too."""
+        """Accepted tokens, also those past the row's end."""
         return _total(self.accepted_lengths)
 
     @property
@@ -100,7 +100,7 @@ class RowInfo(NamedTuple):
         return discarded(self.drafted, self.accepted, self.rounds, self.emitted)
 
     def to_dict(self) -> dict[str, Any]:
-        """One row's numbers as JSON values, under the same names."""
+        """Returns the counts of a row as JSON values, under the same names."""
         names = (*COUNTS, "drafted_lengths", "accepted_lengths", "token_sum", "block_sum")
         calls = {name: value.tolist() for name, value in self.calls.items()}
         return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
@@ -112,25 +112,25 @@ def _total(lengths: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One finished row.
+    """A finished row.
 
     Attributes:
-      index: the prompt's place in the input; of an `Engine` what `add` returned.
-      text: the output; of a decoder-only network what it adds to the text of its prompt. Empty from
-        an `Engine` that has no tokenizer.
-      tokens: `[n]` int32, the output without its end-of-sequence token; where a stop string ended
-        it, up to the token that completed the string, though `text` is cut before it.
+      index: the prompt's place in the input; for an `Engine` the index from `add`.
+      text: the output; for a decoder-only network the text added to its prompt. Empty for an
+        `Engine` without a tokenizer.
+      tokens: `[n]` int32, the output without its end-of-sequence token; after a stop string up to
+        the token that completed it, although `text` is cut before the string.
       ended_by: "eos"; "stop": a stop string; "length": its limit; "nan": a model gave NaN, see
         `error`.
-      info: what it took.
-      seconds: from its entering the batch until the batch was looked at, without compilation.
-      compile_seconds: what was compiled or read from the cache of programs meanwhile.
+      info: its counts.
+      seconds: from entering the batch until the host saw its end, without compilation.
+      compile_seconds: the time of compiling, or reading programs from the cache, meanwhile.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
         end-of-sequence token) under the verifier, after temperature, top-k and top-p: at
-        temperature 0 all are 0.0, or -inf where a rule took another token. NaN where a method of
-        one's own does not write them. None unless `log_probs=True` asked for them.
+        temperature 0 all are 0.0, or -inf for a token that the verifier would not take. NaN if a
+        user's own method does not write them. None without `log_probs=True`.
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
-      error: which model gave NaN in which step, or None.
+      error: the model that gave NaN and the step, or None.
       eos_id: the end-of-sequence token that ended it, or None.
     """
 
@@ -152,7 +152,7 @@ class Row:
         return self.ended_by == "eos"
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as JSON values; a log-probability of minus infinity or NaN is None."""
+        """Returns the row as JSON values; a log-probability of minus infinity or NaN is None."""
         made: dict[str, Any] = {
             "index": self.index,
             "text": self.text,
@@ -171,7 +171,7 @@ class Row:
 
 
 def apart(seconds: float, compiling: float) -> dict[str, float]:
-    """A time without its compilation, and that, as `Row` and `Result` have them."""
+    """Returns the time without compilation and the time of compilation, for `Row` and `Result`."""
     return {"seconds": max(0.0, seconds - compiling), "compile_seconds": compiling}
 
 
@@ -180,24 +180,24 @@ class NanWarning(UserWarning):
 
 
 def finite(value: Any) -> float | None:
-    """A number for JSON, which has no infinity and no NaN; None for these."""
+    """Returns a number for JSON; None for infinity and NaN."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RunInfo:
-    """What decoding took, in all and per row.
+    """The counts of decoding, in total and per row.
 
     Attributes:
       per_row: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
-      rows: how many there are.
-      emitted: tokens emitted, end-of-sequence tokens included. This and what follows are totals.
+      rows: the number of rows.
+      emitted: emitted tokens, end-of-sequence tokens included. This and the following are totals.
       rounds: steps of the method.
-      verifier_calls: passes of the verifier; one that serves several rows counts for each.
+      verifier_calls: passes of the verifier; a pass counts for each row that it serves.
       drafter_calls: passes of all other models, likewise.
-      drafted: tokens drafted.
-      accepted: drafted tokens accepted; those past a row's end count too.
+      drafted: drafted tokens.
+      accepted: accepted tokens, also those past a row's end.
       deferrals: see `specjax.types.DecodeInfo`.
       rollbacks: likewise.
     """
@@ -219,7 +219,7 @@ class RunInfo:
             object.__setattr__(self, name, int(np.sum(getattr(self.per_row, name))))
 
     def __repr__(self) -> str:
-        """Its totals and rates, by their names: arrays of all rows would hide them."""
+        """The totals and rates, without the arrays."""
         return f"RunInfo({', '.join(f'{k}={v}' for k, v in self.summary().items())})"
 
     @property
@@ -239,18 +239,18 @@ class RunInfo:
 
     @property
     def discard_rate(self) -> float:
-        """Drafted tokens that were discarded, per emitted token (SpecDec++, section 4.2)."""
+        """Discarded tokens per emitted token (SpecDec++, section 4.2)."""
         return _ratio(int(np.sum(self.per_row.discarded)), self.emitted)
 
     @property
     def acceptance_by_position(self) -> np.ndarray:
-        """`[G]` float64: of the blocks that long, the share whose tokens up to i were accepted."""
+        """`[G]` float64: the share of blocks with a token i whose tokens up to i were accepted."""
         drafted = _reached(self.per_row.drafted_lengths)
         accepted = _reached(self.per_row.accepted_lengths)
         return np.divide(accepted, drafted, out=np.full_like(accepted, np.nan), where=drafted > 0)
 
     def summary(self) -> dict[str, float | None]:
-        """Totals and rates over all rows, as JSON numbers; a rate of nothing is None."""
+        """Returns totals and rates over all rows as JSON numbers; an undefined rate is None."""
         return {
             "rows": self.rows,
             **{name: getattr(self, name) for name in COUNTS},
@@ -260,7 +260,7 @@ class RunInfo:
 
 
 def _reached(lengths: np.ndarray) -> np.ndarray:
-    """`[G]` float64, how many blocks have a token at position i; `lengths` is `[n, G + 1]`."""
+    """`[G]` float64, the number of blocks with a token at position i; `lengths` is `[n, G + 1]`."""
     counts = lengths.sum(axis=0, dtype=np.float64)
     return np.cumsum(counts[::-1])[-2::-1]
 
@@ -274,9 +274,9 @@ class Result(Sequence[Row]):
     """Outputs in the order of the prompts: a sequence of `Row`s, whose slices are results too.
 
     Attributes:
-      rows: one per prompt.
-      seconds: of the whole call, without compilation.
-      compile_seconds: of the whole call; programs that are read from the cache count too.
+      rows: a row per prompt.
+      seconds: the time of the call, without compilation.
+      compile_seconds: the time of compilation, and of reading programs from the cache.
     """
 
     rows: tuple[Row, ...]
@@ -302,7 +302,7 @@ class Result(Sequence[Row]):
 
     @property
     def texts(self) -> list[str]:
-        """One per prompt."""
+        """A text per prompt."""
         return [row.text for row in self.rows]
 
     @property
@@ -327,9 +327,9 @@ class Result(Sequence[Row]):
 
     @functools.cached_property
     def info(self) -> RunInfo:
-        """What it took; there must be a row."""
+        """The counts; there must be a row."""
         return RunInfo(jax.tree.map(lambda *x: np.stack(x), *[row.info for row in self.rows]))
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """One dict of JSON values per row."""
+        """Returns a dict of JSON values per row."""
         return [row.to_dict() for row in self.rows]

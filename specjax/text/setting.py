@@ -1,4 +1,4 @@
-"""One way to decode, in plain values: `Setting`."""
+"""`Setting`: a way to decode, in plain values."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ from specjax.types import Sampling
 
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
 
-# The methods in which one model writes at a time.
+# The methods in which a single model writes at a time.
 CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
 
 
@@ -40,8 +40,8 @@ _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
         },
     }
 )
-# Methods by the names of their gin files in `gin_configs/methods`, where these are no classes;
-# `{}` is the place of the strength.
+# Methods by the names of their gin files in `gin_configs/methods`, unless these are classes; `{}`
+# is replaced by the strength.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         "token_cascade": "TokenCascade(rule=Chow({}))",
@@ -54,7 +54,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "budgeted": "Budgeted(OPT(0.5), {})",
     }
 )
-# Policies that end drafts, likewise; `{}` is the place of the threshold.
+# Stopping policies, likewise; `{}` is replaced by the threshold.
 STOPPING: Mapping[str, str] = MappingProxyType(
     {
         "head": "Survival(HeadEstimate(), {})",
@@ -67,7 +67,7 @@ STOPPING: Mapping[str, str] = MappingProxyType(
 
 
 class Named(NamedTuple):
-    """A method that a name means: the fields of a `Setting`."""
+    """The fields of a `Setting` for a method's name."""
 
     rule: str
     method: str | None
@@ -75,30 +75,29 @@ class Named(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to decode with a verifier and a drafter: plain values, hashable.
+    """A way to decode with a verifier and a drafter: plain values, hashable.
 
     Its parts are texts that name a class with its arguments (see `specjax.text.parts`); case and
-    underscores of names do not matter, so that `token_v3(0.5)` is `TokenV3(0.5)`. A class of one's
-    own is named with its module: `my_package.rules.Mine(0.3)`.
+    underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. A user's own class is named
+    with its module: `my_package.rules.Mine(0.3)`.
 
     Attributes:
       rule: a rule of `specjax.rules`, such as `OPT(0.2)`.
       method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, or a cascade in which
-        one model writes at a time, such as `TokenCascade(limit=10)`.
-      verification: an algorithm of `specjax.verification`; None where the method has none.
-      max_draft: G, the tokens of a draft, or the most of them; None where the method or `drafting`
-        says it.
-      min_draft: the fewest tokens of a draft, whatever `stopping` says.
-      stopping: what ends a draft before that, such as `Confidence(0.4)`, or None.
-      drafting: how drafts are made, such as `Lookup(min_match=3)`; None for the drafter alone.
+        a single model writes at a time, such as `TokenCascade(limit=10)`.
+      verification: an algorithm of `specjax.verification`; None if the method has none.
+      max_draft: G, the length of a draft, or the longest; None if the method or `drafting` sets it.
+      min_draft: the fewest tokens of a draft, whatever `stopping` decides.
+      stopping: the stopping policy, such as `Confidence(0.4)`, or None.
+      drafting: how drafts are made, such as `Lookup(min_match=3)`; None: by the drafter.
       drafter: the drafter's name among the models.
-      temperature: of both models; 0 is greedy.
+      temperature: the temperature of both models; 0 is greedy.
       top_k: likewise; None for all tokens.
       top_p: likewise.
 
     Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for an unknown name, or a value out of range.
+      TypeError: a value has a wrong type.
+      ValueError: a name is unknown, or a value is out of range.
     """
 
     rule: str = "Lossless"
@@ -123,7 +122,7 @@ class Setting:
                 part = Part.parse(given, name).canonical(known, name)
                 put(name, str(part))
                 if name != "method" or not self.is_alone:
-                    part.make(known, name)  # its checks
+                    part.make(known, name)  # checks the arguments
         if self.method is not None:
             for name in ("verification", "max_draft", "stopping", "drafting"):
                 put(name, None)
@@ -137,10 +136,10 @@ class Setting:
         put("temperature", one_number("temperature", self.temperature, **span))
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
-        self.sampling  # noqa: B018  its checks
+        self.sampling  # noqa: B018  checks the values
 
     def _leave_out(self, put: Callable[[str, Any], None]) -> None:
-        """Sets what the method or the plan has no use for to its default: equal ways are equal."""
+        """Sets unused fields to their defaults, so that equivalent settings are equal."""
         if self.method is not None:
             put("min_draft", 0)
         if self.method == VERIFIER_ALONE or self._drafts_alone():
@@ -157,28 +156,28 @@ class Setting:
 
     @property
     def sampling(self) -> Sampling:
-        """Of both models."""
+        """The sampling of both models."""
         return Sampling(self.temperature, self.top_k, self.top_p)
 
     @property
     def is_alone(self) -> bool:
-        """Whether one model decodes by itself."""
+        """Whether a single model decodes."""
         return self.method in (VERIFIER_ALONE, DRAFTER_ALONE)
 
     @property
     def is_lossless(self) -> bool:
-        """Whether texts follow the verifier's own distribution, by law."""
+        """Whether outputs certainly follow the verifier's distribution."""
         return self.rule == "Lossless" and self.method in (None, VERIFIER_ALONE)
 
     @property
     def verifier_alone(self) -> "Setting":
-        """The verifier alone, which draws as this setting does."""
+        """The verifier alone, with the same sampling."""
         names = ("temperature", "top_k", "top_p")
         return Setting(method=VERIFIER_ALONE, **{name: getattr(self, name) for name in names})
 
     @property
     def strength(self) -> float | None:
-        """The rule's strength: the last number in its text; None for a rule without any."""
+        """The rule's strength: the last number in its text, or None."""
         return Part.parse(self.rule).number
 
     @property
@@ -188,19 +187,19 @@ class Setting:
 
     @property
     def curve(self) -> tuple[Any, ...]:
-        """What the settings of one curve, of several strengths, have in common."""
+        """A key shared by settings that differ only in their strength."""
         values = self.to_dict() | {"rule": Part.parse(self.rule).template}
         return tuple(values.items())
 
     @property
     def key(self) -> str:
-        """A name for a file: another one for each setting, the same in every version and grid."""
+        """A file name, unique for each setting and the same in every version and grid."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         plain = "".join(c if c.isalnum() else "-" for c in self.described(without=_USUAL))
         return f"{plain[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def made(self, name: str) -> Any:
-        """The object that a field names, such as the rule for "rule"; None where it is None."""
+        """Makes the object of a field, such as the rule for "rule"; None if the field is None."""
         text = getattr(self, name)
         return None if text is None else Part.parse(text).make(_PARTS[name], name)
 
@@ -208,21 +207,21 @@ class Setting:
         """Makes a decoder.
 
         Args:
-          models: by name, `verifier` among them, and `drafter` unless the verifier decodes alone.
-          **options: further ones of a `Decoder`, such as `batch_size`.
+          models: by name, `verifier` among them, and the drafter if the setting needs it.
+          **options: more options of `Decoder`, such as `batch_size`.
 
         Returns:
-          A `Decoder`. Those of settings that differ in a strength, a threshold or the temperature
-          alone share their programs.
+          A `Decoder`. Settings that differ only in a strength, a threshold or the temperature share
+          their programs.
 
         Raises:
-          ValueError: a model is missing, or the parts do not go together.
+          ValueError: a model is missing, or the parts cannot be combined.
         """
         options = {"sampling": self.sampling} | options
         needed = [self.drafter] * (self.method != VERIFIER_ALONE and not self._drafts_alone())
         for name in ("verifier", *needed):
             if name not in models:
-                raise ValueError(f"there is no model {name!r}, only {', '.join(models)}")
+                raise ValueError(f"there is no model {name!r}; the models are {', '.join(models)}")
         if self.is_alone:
             alone = self.drafter if self.method == DRAFTER_ALONE else "verifier"
             return Decoder(models[alone], **options)
@@ -238,7 +237,7 @@ class Setting:
         return Decoder(named, rule=self.made("rule"), **parts, **options)
 
     def to_gin(self) -> dict[str, str]:
-        """Names of `runs/infer.gin` and parameters, and their values in gin's language."""
+        """Returns names of `runs/infer.gin` and parameters -> their values as gin code."""
         alone = {VERIFIER_ALONE: "verifier", DRAFTER_ALONE: "drafter"}
         if self.is_alone:
             name = alone[str(self.method)]
@@ -266,22 +265,22 @@ class Setting:
         return {name: f"@{scope}{part.name.rpartition('.')[2]}()", **own}
 
     def _drafts_alone(self) -> bool:
-        """Whether what drafts needs no model."""
+        """Whether drafts need no model."""
         plan = self.made("drafting")
         return isinstance(plan, Lookup) and not plan.needs
 
     def described(self, *, without: Collection[str] = ()) -> str:
-        """In words, for a table or a legend.
+        """Returns a short text for a table or a legend.
 
         Args:
-          without: fields that are left out, such as those that all settings of a table share, or
+          without: fields to leave out, such as those that all settings of a table share, or
             "strength".
         """
-        told = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
-        if "strength" in without and "rule" in told:
+        given = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
+        if "strength" in without and "rule" in given:
             template = Part.parse(self.rule).template
-            told["rule"] = template.replace(f"({PLACE})", "").replace(f", {PLACE}", "")
-        parts = [told.get("rule", "")] if not self.is_alone else []
+            given["rule"] = template.replace(f"({PLACE})", "").replace(f", {PLACE}", "")
+        parts = [given.get("rule", "")] if not self.is_alone else []
         if self.method is not None:
             parts.insert(
                 0,
@@ -289,8 +288,8 @@ class Setting:
                     self.method, self.method
                 ),
             )
-        parts += [told[name] for name in ("drafting", "stopping", "verification") if name in told]
-        if told.get("drafter", "drafter") != "drafter":
+        parts += [given[name] for name in ("drafting", "stopping", "verification") if name in given]
+        if given.get("drafter", "drafter") != "drafter":
             parts.append(self.drafter)
         shown = {
             "max_draft": "G",
@@ -300,12 +299,12 @@ class Setting:
             "top_p": "p",
         }
         for name, short in shown.items():
-            if told.get(name) is not None and not (name == "min_draft" and not self.min_draft):
-                parts.append(f"{short}={told[name]:g}")
+            if given.get(name) is not None and not (name == "min_draft" and not self.min_draft):
+                parts.append(f"{short}={given[name]:g}")
         return ", ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, of which `Setting(**values)` makes the same."""
+        """Returns JSON values; `Setting(**values)` is an equal setting."""
         return dataclasses.asdict(self)
 
 
@@ -313,16 +312,16 @@ _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("ru
 
 
 def named_method(name: str, strength: float | None = None) -> Named:
-    """The rule and the method that a name or a text means.
+    """Returns the rule and the method of a name or a text.
 
     Args:
       name: a method's name, such as `opt` or `token_cascade`, or a text such as `Lossy(0.3)` or
         `TokenCascade(rule=Chow({}), limit=4)`.
-      strength: what stands in the place of `{}`, or the only argument of a rule named alone.
+      strength: replaces `{}`, or is the only argument of a rule's name.
 
     Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: there is no such method, or its strength is missing, or it has none.
+      TypeError: a value has a wrong type.
+      ValueError: the method is unknown, its strength is missing, or it takes no strength.
     """
     if known := _known(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
         name = METHODS.get(known, known)
@@ -335,7 +334,7 @@ def named_method(name: str, strength: float | None = None) -> Named:
 
 
 def named_stopping(name: str | None, threshold: float | None = None) -> str | None:
-    """The policy that a name or a text means, with its threshold; see `named_method`."""
+    """Returns the policy of a name or a text, with its threshold; see `named_method`."""
     if name is None:
         return None
     known = _known(name, STOPPING)
@@ -344,7 +343,7 @@ def named_stopping(name: str | None, threshold: float | None = None) -> str | No
 
 
 def known_or_none(name: str, known: Mapping[str, Any]) -> str | None:
-    """Like `known_name`, or None where there is no such name."""
+    """Like `known_name`, but returns None for an unknown name."""
     try:
         return known_name("", name, known)
     except ValueError:
@@ -356,18 +355,18 @@ def _known(name: str, table: Collection[str]) -> str | None:
 
 
 def _filled(what: str, text: str, number: float | None, known: Mapping[str, Any]) -> str:
-    """The text with the number in its place."""
+    """The text with its number."""
     if number is not None:
         number = float(one_number(f"{what}: {text}", number, dtype=float))
     if PLACE in text:
         if number is None:
-            raise ValueError(f"{what}: {text} needs a number in the place of {PLACE}: give it one")
+            raise ValueError(f"{what}: {text} needs a number for {PLACE}: give a number")
         return text.replace(PLACE, repr(number))
     if number is None:
         return text
     name = known_name(what, text, known) if "(" not in text and "." not in text else text
     if "(" in text or not _takes_number(known.get(name)):
-        raise ValueError(f"{what}: {text} takes no number, got {number:g}: leave it out")
+        raise ValueError(f"{what}: {text} takes no number, got {number:g}: give None")
     return f"{name}({number!r})"
 
 

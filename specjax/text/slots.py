@@ -1,4 +1,4 @@
-"""Which request has which slot of an engine, and for how long, in steps of the loop."""
+"""Assigns requests to the slots of an engine, for a number of steps of the loop."""
 
 import collections
 import dataclasses
@@ -13,18 +13,17 @@ from specjax.text.requests import Request
 
 @dataclasses.dataclass
 class Entry:
-    """A request in an engine, while it waits for a slot and while it has one.
+    """A request that waits for a slot or has a slot.
 
     Attributes:
-      index: which it is.
-      request: what is asked.
+      index: its index in the engine.
+      request: the request.
       tokens: `[n]` int32, its prompt.
-      strengths: the leaves of its rule, or None for the engine's own.
-      known: for a row whose result is known, how many steps it still has the slot; None for one
-        that is decoded.
+      strengths: the leaves of its rule, or None for the engine's rule.
+      known: the remaining steps of a row with a known result; None for a row that is decoded.
       since: when it got the slot, in seconds.
       compiled: the seconds of compilation until then.
-      steps: the steps that it has made.
+      steps: the number of its steps so far.
     """
 
     index: int
@@ -38,16 +37,16 @@ class Entry:
 
 
 class Slots:
-    """B slots, and the requests that wait for one.
+    """B slots, and the requests that wait.
 
-    The rows of a refill share one prefill, and a row's place in it is part of what is computed. So
-    a row whose result is known has its slot for as many steps as it took, though nothing is decoded
-    there: then all others come into the slots, and beside the places, that they would have had.
+    The rows of a refill share a prefill, and results may depend on a row's place in it. So a row
+    with a known result keeps its slot for as many steps as it took, without decoding: all other
+    rows then get the same slots and neighbours.
 
     Attributes:
       held: the B slots; None is free.
-      waiting: the requests that wait, in their order.
-      refill: how many are filled together, after the first.
+      waiting: the waiting requests, in order.
+      refill: the number of slots to fill together, after the first time.
     """
 
     def __init__(self, rows: int, refill: int) -> None:
@@ -57,11 +56,11 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many slots are free."""
+        """The number of free slots."""
         return self.held.count(None)
 
     def next_group(self) -> tuple[list[int], list[Entry]]:
-        """The slots that are filled together now, first all of them, and the requests for them."""
+        """Returns the slots to fill together now, at first all slots, and their requests."""
         wanted = self.refill if self._begun else len(self.held)
         if not self.waiting or self.free < wanted:
             return [], []
@@ -76,7 +75,7 @@ class Slots:
             entry.since, entry.compiled = since, compiled
 
     def drop(self, index: int) -> tuple[bool, int | None]:
-        """Removes a request; says whether it was there, and the slot in which it was decoded."""
+        """Removes a request; returns whether it was there, and the slot if it was decoded."""
         for entry in self.waiting:
             if entry.index == index:
                 self.waiting.remove(entry)
@@ -88,11 +87,11 @@ class Slots:
         return False, None
 
     def known(self) -> list[int]:
-        """How many steps each row whose result is known still has its slot, increasing."""
+        """Returns the remaining steps of the known rows, increasing."""
         return sorted(x.known for x in self.held if x is not None and x.known is not None)
 
     def pass_steps(self, steps: int) -> None:
-        """Frees the slots of known rows whose time is over after so many steps more."""
+        """Counts steps, and frees the slots of known rows that have no steps left."""
         for place, entry in enumerate(self.held):
             if entry is not None and entry.known is not None:
                 entry.known -= steps

@@ -1,7 +1,7 @@
-"""Stop strings: a row ends as soon as its text has one, which may lie across tokens.
+"""Stop strings: a row ends when its text has a stop string, which may span several tokens.
 
-An automaton reads the bytes of the text (Aho & Corasick 1975). What it does at a token is one entry
-of a table, so that the loop needs no text: a row ends inside a block, at the very token.
+An automaton reads the bytes of the text (Aho & Corasick 1975). A table has its state after each
+token, so the loop needs no text: a row ends inside a block, at the completing token.
 
 Axes: S states, V vocabulary.
 """
@@ -23,11 +23,11 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def check_stops(stop: Any) -> tuple[str, ...]:
-    """The strings that end a row.
+    """Returns the checked stop strings.
 
     Raises:
-      TypeError: if `stop` is no text and no tuple of them.
-      ValueError: if one is empty, or has characters that stand for what is no text.
+      TypeError: `stop` is neither a text nor a tuple of texts.
+      ValueError: a string is empty, or has replacement characters or half a surrogate pair.
     """
     strings = (stop,) if isinstance(stop, str) else stop
     if strings is None:
@@ -36,26 +36,26 @@ def check_stops(stop: Any) -> tuple[str, ...]:
         raise TypeError(f"stop must be texts such as ('\\n\\n', 'Q:'), got {stop!r}")
     for string in strings:
         if not string:
-            raise ValueError("stop has an empty text, which every text contains: leave it out")
+            raise ValueError("stop has an empty text: leave it out")
         if _REPLACEMENT in string or not _is_unicode(string):
             raise ValueError(
-                f"stop has {string!r}, with a character that stands for what is no text: leave it "
-                "out"
+                f"stop has {string!r}, with a replacement character or half a surrogate pair: "
+                "leave it out"
             )
     return tuple(dict.fromkeys(strings))
 
 
 def cut(text: str, strings: Sequence[str]) -> str:
-    """What stands before the stop string that is the first to be complete; of several the longest.
+    """Cuts a text before the stop string that is completed first; of several before the longest.
 
-    So what is cut does not depend on how the text was split into tokens.
+    So the result does not depend on the tokens of the text.
 
     Args:
       text: a text.
       strings: the stop strings.
 
     Returns:
-      The beginning of `text`, all of it if it has none of them.
+      The beginning of `text`, or all of it without a stop string.
     """
     places = [(text.find(string), string) for string in strings]
     ends = [(start + len(string), start) for start, string in places if start >= 0]
@@ -65,21 +65,21 @@ def cut(text: str, strings: Sequence[str]) -> str:
 def token_table(
     strings: Sequence[str], tokenizer: Tokenizer, vocab_size: int, *, goes_on: bool = False
 ) -> np.ndarray:
-    """The automaton's state after each token in each state.
+    """Returns the automaton's next state for each state and token.
 
-    State 0 is that of a text without a token, and S - 1 is kept once a stop string is complete.
+    State 0 is the state before the first token; S - 1 is final: a stop string is complete.
 
     Args:
       strings: the stop strings, at least one.
-      tokenizer: whose tokens the texts have.
+      tokenizer: the tokenizer of the texts.
       vocab_size: V; ids that the tokenizer does not know add no text.
-      goes_on: whether the texts go on with that of a prompt.
+      goes_on: whether the texts continue the text of a prompt.
 
     Returns:
-      `[S, V]` int16, or int32 where there are that many states.
+      `[S, V]` int16, or int32 if there are too many states.
 
     Raises:
-      ValueError: if what a token adds to a text depends on the others.
+      ValueError: the text of a token depends on other tokens.
     """
     pieces = tokenizer.pieces()
     steps = automaton([string.encode() for string in strings])
@@ -88,7 +88,7 @@ def token_table(
     later = _over_tokens(steps, pieces.later, vocab_size)
     if goes_on:
         return later.astype(size)
-    # A token without text leaves a text as empty as it was.
+    # After a token without text the text is still empty.
     empty = np.ones(vocab_size, bool)
     known = [not piece for piece in pieces.later[:vocab_size]]
     empty[: len(known)] = known
@@ -98,7 +98,7 @@ def token_table(
 
 
 def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:
-    """`token_table` of a model's outputs, where the method computes."""
+    """Returns `token_table` for a model's outputs, on the method's devices."""
     goes_on = model.continues_prompts
     table = token_table(strings, model.tokenizer, method.vocab_size, goes_on=goes_on)
     where = method.partitioner
@@ -106,13 +106,13 @@ def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Arra
 
 
 def automaton(strings: Sequence[bytes]) -> np.ndarray:
-    """The states of Aho and Corasick's automaton after each byte.
+    """Returns the next states of Aho and Corasick's automaton for each byte.
 
     Args:
-      strings: what is looked for, none of them empty.
+      strings: the strings to find, none of them empty.
 
     Returns:
-      `[S, 256]` int32; 0 is the start, S - 1 is kept once one has been found.
+      `[S, 256]` int32; 0 is the start, S - 1 is final: a string has been found.
     """
     children: list[dict[int, int]] = [{}]
     complete = [False]
@@ -126,7 +126,7 @@ def automaton(strings: Sequence[bytes]) -> np.ndarray:
             node = children[node][byte]
         complete[node] = True
     steps = np.zeros((len(children), 256), np.int32)
-    falls = [0] * len(children)  # the longest proper ending that is a beginning of a string
+    falls = [0] * len(children)  # the longest proper suffix that is a prefix of a string
     waiting = collections.deque([0])
     while waiting:
         node = waiting.popleft()
@@ -145,7 +145,7 @@ def automaton(strings: Sequence[bytes]) -> np.ndarray:
 
 
 def _first(steps: np.ndarray, pieces: Pieces, vocab_size: int) -> np.ndarray:
-    """`[V]`, the numbers in the table of the states after a first token."""
+    """`[V]`, the states in the table after a first token."""
     return _over_tokens(steps, pieces.first, vocab_size)[0] + 1
 
 
@@ -156,7 +156,7 @@ def _over_tokens(steps: np.ndarray, pieces: Sequence[bytes], vocab_size: int) ->
     lengths = np.array([len(known[i]) for i in order])
     states = np.tile(np.arange(len(steps), dtype=np.int32)[:, None], (1, vocab_size))
     for place in range(int(lengths.max(initial=0))):
-        # The longest come first.
+        # The longest pieces come first.
         longer = order[: int(np.sum(lengths > place))]
         bytes_there = np.array([known[i][place] for i in longer], np.intp)
         states[:, longer] = steps[states[:, longer], bytes_there[None]]

@@ -1,4 +1,4 @@
-"""Models with their tokenizers, and several of one vocabulary."""
+"""Models with their tokenizers, and sets of models with the same vocabulary."""
 
 import dataclasses
 import functools
@@ -31,11 +31,11 @@ class TextModel:
       tokenizer: its tokenizer.
       mesh: the mesh that the parameters are split over; None for one device.
       name: its name in messages, such as its path.
-      head: its acceptance head, which says how likely a verifier accepts its drafts, or None.
+      head: its acceptance head, which predicts how likely drafts are accepted, or None.
 
     Raises:
-      TypeError: if the model, the tokenizer or the head is not what it must be.
-      ValueError: if the tokenizer has ids that the model has not, or the head is of another model.
+      TypeError: the model, the tokenizer or the head has a wrong type.
+      ValueError: the tokenizer has more ids than the model, or the head is of another model.
     """
 
     model: LanguageModel
@@ -71,12 +71,12 @@ class TextModel:
 
     @property
     def platform(self) -> str:
-        """Of the devices that hold its parameters: "cpu", "gpu" or "tpu"."""
+        """The platform of its parameters: "cpu", "gpu" or "tpu"."""
         return min(platforms_of(next(iter(jax.tree.leaves(self.params)), None)))
 
     @property
     def words(self) -> Words:
-        """What a model of the same vocabulary shares with it, and its name."""
+        """Its name, its tokenizer's fingerprint and its vocabulary's size."""
         return self.name, self.tokenizer.fingerprint, self.model.vocab_size
 
     @functools.cached_property
@@ -91,17 +91,17 @@ class TextModel:
 
     @functools.cached_property
     def continues_prompts(self) -> bool:
-        """Whether outputs go on with their prompt's text; those of an encoder-decoder do not."""
+        """Whether outputs continue their prompt's text; not for an encoder-decoder."""
         short, long = (self.model.prompt_positions(n, 0) for n in (1, 2))
         return bool(short != long)
 
     @functools.cached_property
     def width(self) -> int:
         """D, the width of its last hidden states."""
-        one: Any = np.ones((1, 1), np.int32)
+        token: Any = np.ones((1, 1), np.int32)
 
         def read(params: Params) -> Any:
-            filled = self.model.prefill(params, one, one[0], 2)
+            filled = self.model.prefill(params, token, token[0], 2)
             tokens = filled.tokens[:, None]
             return self.model.extend(params, filled.cache, tokens, filled.positions)
 
@@ -109,7 +109,7 @@ class TextModel:
 
     @functools.cached_property
     def weights_fingerprint(self) -> str:
-        """A hash of the weights as bfloat16 has them, by which a head knows its drafter.
+        """A hash of the weights in bfloat16, with which a head identifies its drafter.
 
         It is the same for a checkpoint loaded as float32 or bfloat16, or written as bfloat16.
         """
@@ -123,13 +123,13 @@ class TextModel:
         return digest(self.params, f"{self.model.describe()}\n{words.fingerprint}\n{marks}")
 
     def decode(self, prompt: np.ndarray, output: np.ndarray) -> str:
-        """The text of an output, both given as tokens; what it adds to that of its prompt."""
+        """Returns the text of an output, without the text of its prompt, from tokens."""
         before = prompt.tolist() if self.continues_prompts else ()
         return added_text(self.tokenizer, before, output.tolist())
 
 
 class Models:
-    """Any number of models of one vocabulary, each with a name; one is the `verifier`.
+    """Any number of named models with the same vocabulary; `verifier` is required.
 
     Args:
       **named: models by their names, such as `verifier=`, `middle=`, `drafter=`.
@@ -138,8 +138,8 @@ class Models:
       named: name -> model, in the order given.
 
     Raises:
-      TypeError: if a model is not a `TextModel`.
-      ValueError: if there is no verifier, or the vocabularies or meshes differ.
+      TypeError: a model is not a `TextModel`.
+      ValueError: there is no verifier, or the vocabularies or meshes differ.
     """
 
     def __init__(self, **named: TextModel) -> None:
@@ -148,14 +148,15 @@ class Models:
                 raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
         if "verifier" not in named:
             raise ValueError(
-                f"one of the models must be called verifier, got {', '.join(named) or 'no models'}"
+                f"the verifier is missing, got {', '.join(named) or 'no models'}: name a model "
+                "verifier"
             )
         self.named = named
         for name, model in named.items():
             check_vocabularies({name: model.words, "verifier": self.verifier.words})
             if model.mesh != self.verifier.mesh:
                 raise ValueError(
-                    f"{name} and verifier have different meshes: load both with one mesh="
+                    f"{name} and verifier have different meshes: load both with the same mesh"
                 )
         drafter = named.get("drafter")
         if drafter is not None and drafter.size > self.verifier.size:
@@ -176,15 +177,15 @@ class Models:
 
 
 class Pair(Models):
-    """A drafter and a verifier of one vocabulary.
+    """A drafter and a verifier with the same vocabulary.
 
     Args:
       drafter: the small model.
       verifier: the large model; its tokenizer and its end-of-sequence tokens are used.
 
     Raises:
-      TypeError: if a model is not a `TextModel`.
-      ValueError: if their vocabularies or meshes differ.
+      TypeError: a model is not a `TextModel`.
+      ValueError: the vocabularies or meshes differ.
     """
 
     def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
@@ -192,7 +193,7 @@ class Pair(Models):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the drafter and one of the verifier."""
+        """The fingerprints of the drafter and the verifier."""
         return f"{self.drafter.fingerprint}+{self.verifier.fingerprint}"
 
     @property
@@ -202,7 +203,7 @@ class Pair(Models):
 
 
 def check_vocabularies(models: dict[str, Words]) -> None:
-    """Compares the vocabularies of two models, given by name (or of one with itself)."""
+    """Raises ValueError if the vocabularies of two models, given by name, differ."""
     if len({words[1:] for words in models.values()}) == 1:
         return
     (_, first, _), (_, second, _) = models.values()
@@ -211,13 +212,13 @@ def check_vocabularies(models: dict[str, Words]) -> None:
     ]
     what = "tokenizers" if first != second else "vocabulary sizes"
     raise ValueError(
-        f"{' and '.join(models)} have different {what}: {' but '.join(described)}; every id "
-        "must have the same meaning in both: choose models of one family"
+        f"{' and '.join(models)} have different {what}: {', '.join(described)}; every id must "
+        "have the same meaning in both: choose models of the same family"
     )
 
 
 def any_float32(models: Iterable[TextModel]) -> bool:
-    """Whether products of float32 may take part; of a network that is not ours nobody knows."""
+    """Whether a model may have float32 products; a user's own network counts as float32."""
     configs = [getattr(model.model, "config", None) for model in models]
     return any(getattr(config, "dtype", np.float32) == np.float32 for config in configs)
 
@@ -227,12 +228,12 @@ def digest(
     described: str = "",
     change: Callable[[np.ndarray], np.ndarray] = lambda array: array,
 ) -> str:
-    """A hash of parameters' names, shapes, dtypes and values.
+    """Returns a hash of parameters' names, shapes, dtypes and values.
 
     Args:
       params: a pytree of arrays.
-      described: what else it depends on.
-      change: what is done to each array before.
+      described: a text to include in the hash.
+      change: a function applied to each array first.
 
     Returns:
       16 hexadecimal digits.
@@ -256,7 +257,7 @@ def weights_fingerprint(params: Params) -> str:
 
 
 def _whole(array: Any) -> np.ndarray:
-    """The values of an array, also if this process has only a part of them."""
+    """All values of an array, also if this process has only a part."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     from jax.experimental import multihost_utils

@@ -195,7 +195,7 @@ def test_a_model_alone(paths, done, tmp_path):
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        (b"\n \n", {}, "input.txt:1 is empty: give it some text, or leave it out (none of the 2"),
+        (b"\n \n", {}, "input.txt:1 is empty: add text, or leave it out (all 2"),
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
         (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
         (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
@@ -313,7 +313,7 @@ def test_cascades_decode_files(paths, tmp_path, name, capsys):
     assert (output / "predictions.jsonl").read_bytes() == whole
     wrong = arguments(paths, source, tmp_path / "other", name, Decoder__max_draft=3)
     assert main(wrong) == 2
-    assert "max_draft= must be left out" in capsys.readouterr().err
+    assert "max_draft must be left out" in capsys.readouterr().err
 
 
 def written_costs(directory, pair):
@@ -354,7 +354,7 @@ def test_lookups_go_with_a_rule(paths, name, other):
     )
     make = gin.get_configurable(specjax.Decoder)
     if (name, other) == ("lookup_first", "verifier_alone"):
-        with pytest.raises(ValueError, match="needs a model called drafter, got verifier: give a"):
+        with pytest.raises(ValueError, match="needs a model named drafter, got verifier: give a"):
             make()
         return
     decoder = make()
@@ -406,7 +406,7 @@ def test_a_rule_is_held_to_a_budget(paths):
     assert type(rule.rule) is rules.Lossy
     with pytest.raises(ValueError, match="rule must have a strength to lower, got Lossless"):
         cascading(paths, files, "RULE=@Lossless()")
-    with pytest.raises(ValueError, match=r"rules\[0\] must be without a budget, got Budgeted"):
+    with pytest.raises(ValueError, match=r"rules\[0\] must not be Budgeted, got Budgeted"):
         cascading(paths, [*files, "methods/cascade.gin"], "RULES=(@Budgeted(),)")
 
 

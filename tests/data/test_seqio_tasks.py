@@ -53,7 +53,7 @@ def test_texts_are_pretokenized_or_decoded(seqio):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("seqio:other", {}, "seqio has no task or mixture 'other'; import the module"),
+        ("seqio:other", {}, "seqio has no task or mixture 'other': import the module"),
         ("seqio:my_task", {"split": "dev"}, "has no split 'dev'; its splits are"),
         (
             "seqio:my_task",

@@ -117,10 +117,10 @@ def test_weights_are_undone():
 @pytest.mark.parametrize(
     ("labels", "values", "message"),
     [
-        ([], [], "one length n >= 1, got"),
+        ([], [], "equal length n >= 1, got"),
         ([0.5], [0.1, 0.2], r"got \(1,\) and \(2,\)"),
-        ([1.1], [0.0], r"labels must be probabilities in \[0, 1\]"),
-        ([np.nan], [0.0], r"labels must be probabilities in \[0, 1\]"),
+        ([1.1], [0.0], r"labels must be in \[0, 1\]"),
+        ([np.nan], [0.0], r"labels must be in \[0, 1\]"),
         ([0.5], [np.nan], "predictions must not be NaN"),
     ],
 )

@@ -95,14 +95,14 @@ def test_settings_are_each_requests_own(decoder):
         ({"max_new_tokens": 13}, "max_new_tokens must be a whole number in 1 .. 12, got 13"),
         ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number in 1 .. 12, got 2.5"),
         ({"sampling": Sampling(top_k=3)}, r"the Engine with sampling=Sampling\(top_k=\.\.\.\)"),
-        ({"sampling": Sampling([0.0, 1.0])}, "temperature of a request must be one number"),
+        ({"sampling": Sampling([0.0, 1.0])}, "temperature of a request must be a single number"),
         ({"draft_limit": 4}, "draft_limit must be a whole number in 0 .. 3, got 4"),
         ({"seed": -1}, r"seed must be a whole number in 0 .. 4294967295, got -1"),
         ({"max_new_tokens": 5.0}, "max_new_tokens must be .* in 1 .. 12, got 5.0"),
         ({"seed": None}, "seed must be a whole number in 0 .. 4294967295, got None"),
         ({"id": "a"}, "id must be a whole number in 0 .. 4294967295, got 'a'"),
         ({"draft_limit": True}, "draft_limit must be a whole number in 0 .. 3, got True"),
-        ({"rule": rules.OPT([0.1, 0.2])}, "rule of a request must have one number for each"),
+        ({"rule": rules.OPT([0.1, 0.2])}, "rule of a request must have scalar"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
@@ -118,8 +118,8 @@ def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
     [
         ({"prompt": np.zeros((1, 3), np.int32)}, "prompt must be a text, a list of token ids or a"),
         ({"prompt": np.zeros(3)}, "prompt must be a text, a list of token ids or a"),
-        ({"rule": 0.1}, r"rule must be OPT\(...\) as the engine's is, got 0.1"),
-        ({"rule": rules.Chow(0.1)}, r"rule must be OPT\(...\) as the engine's is, got Chow"),
+        ({"rule": 0.1}, r"rule must be OPT\(...\) like the engine's, got 0.1"),
+        ({"rule": rules.Chow(0.1)}, r"rule must be OPT\(...\) like the engine's, got Chow"),
         ({"sampling": 0.1}, r"sampling must be Sampling\(temperature=...\), got 0.1"),
     ],
 )
@@ -154,7 +154,7 @@ def test_an_engine_goes_on_after_a_refusal():
 
 
 def test_an_engine_takes_one_value_of_each_setting(decoder):
-    with pytest.raises(ValueError, match="an engine takes one value of each setting"):
+    with pytest.raises(ValueError, match="sampling of an engine must have scalar values"):
         decoder.engine(prompt_length=16, rule=rules.OPT([0.1, 0.2]))
     with pytest.raises(ValueError, match="rows must be a whole number of at least 1, got 0"):
         decoder.engine(prompt_length=16, rows=0)

@@ -78,7 +78,7 @@ def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypa
     assert decoder(PROMPTS).texts == expected
     with pytest.raises(ValueError, match=r"G \+ 1 = 7, got \(1, 4\)"):
         specjax.Decoder(pair, drafting=plan, widths=(1, 4), **policy, **SHAPE)
-    with pytest.raises(ValueError, match="stopping= must be left out: with drafting=Lookup"):
+    with pytest.raises(ValueError, match="stopping must be left out: drafting=Lookup"):
         specjax.Decoder(pair, drafting=specjax.Lookup(), stopping=drafting.CostAware(), **SHAPE)
 
 
@@ -112,7 +112,7 @@ def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
     assert decoder.method.drafter.model is pair.verifier.model
     result = decoder(PROMPTS)
     assert result.texts == expected and result.info.acceptance_rate > 0.7
-    with pytest.raises(ValueError, match="needs a model called middle, got drafter, verifier"):
+    with pytest.raises(ValueError, match="needs a model named middle, got drafter, verifier"):
         specjax.Decoder(pair, drafting=Middle())
 
 
@@ -124,9 +124,9 @@ def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
         (
             {"stopping": drafting.Entropy(1.0)},
             ValueError,
-            "stopping= must be left out: with",
+            "stopping must be left out: drafting=",
         ),
-        ({"min_draft": 1}, ValueError, "min_draft= must be left out: .* no model"),
+        ({"min_draft": 1}, ValueError, "min_draft must be left out: .* no drafter model"),
         (
             {"rule": rules.OPT(0.1)},
             ValueError,

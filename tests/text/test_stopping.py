@@ -116,9 +116,9 @@ def test_a_draft_ends_with_the_text(pair):
 
 
 def test_costs_of_another_pair_or_machine_are_told(pair):
-    with pytest.raises(ValueError, match=r"costs are those of another pair \(a\+b; this one is"):
+    with pytest.raises(ValueError, match=r"costs belong to another pair \(a\+b, not"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, pair="a+b")))
-    with pytest.warns(UserWarning, match="measured on another machine \\(elsewhere; this one is"):
+    with pytest.warns(UserWarning, match="measured on another machine \\(elsewhere, not"):
         specjax.Decoder(
             pair,
             batch_size=8,
@@ -186,5 +186,5 @@ def test_costs_of_smaller_batches_are_refused(pair):
 def test_an_engine_has_no_more_rows_than_the_costs(pair):
     policy = drafting.CostAware(costs(pair))
     decoder = specjax.Decoder(pair, batch_size=8, max_draft=4, stopping=policy)
-    with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: give the Decoder"):
+    with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: make the Decoder"):
         decoder.engine(prompt_length=8, rows=9)
