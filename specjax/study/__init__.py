@@ -1,4 +1,4 @@
-"""Compares ways to decode: estimates and measures settings; what `specjax compare` does."""
+"""Compares settings by estimates and measurements: the library of `specjax compare`."""
 
 from specjax.study.comparison import compare
 from specjax.study.grid import Grid

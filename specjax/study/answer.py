@@ -1,4 +1,4 @@
-"""The answer to a demand: rounds of measuring, the choice, and its figures on held-out texts."""
+"""Answers a demand: rounds of measurements, a choice, and its figures on held-out texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,17 +11,17 @@ from specjax.study.scores import RELATIVE, Scores, over
 from specjax.text.setting import Setting
 
 HELD_OUT = "held out"
-# Of each setting in `results.json`.
+# The figures of each setting in `results.json`.
 _FIGURES = (RELATIVE, LATENCY, NATS, "tokens_per_verifier_call", "output_length")
-# Name -> where the texts of a part begin and end, and how many of them are timed.
+# Name of a part -> the start and end of its texts, and how many of them are timed.
 Parts = Mapping[str, tuple[int, int, int]]
 Look = Callable[[Setting, Sequence[str]], Scores]
 
 
 def parts_of(search: Search, rows: int, measuring: Measuring) -> dict[str, tuple[int, int, int]]:
-    """The parts of the texts: those of the rounds, then the held-out ones.
+    """Returns the parts of the texts: a part for each round, then the held-out part.
 
-    In all rounds together about `latency_limit` texts are timed, and as many held-out ones.
+    About `latency_limit` texts are timed in all rounds together, and as many held-out texts.
 
     Raises:
       ValueError: there are too few texts.
@@ -48,24 +48,24 @@ def answer(
     quality: str | None,
     bootstrap: Bootstrap,
 ) -> tuple[dict[str, Any], Choice]:
-    """Measures candidates by successive halving, and what is chosen on the held-out texts.
+    """Chooses a setting by successive halving, and measures it on the held-out texts.
 
     Args:
-      look: a setting's figures on some of these parts together; the last of them is measured.
-      candidates: what is measured besides the verifier alone.
+      look: measures a setting on the last of some parts; returns its figures on all of them.
+      candidates: the settings to measure, without the verifier alone.
       alone: the verifier alone.
       search: the demand.
       parts: see `parts_of`.
-      quality: the figure that is called quality; None if there is none.
+      quality: the name of the quality figure, or None.
       bootstrap: the resampling.
 
     Returns:
-      What `results.json` says of it, and the choice.
+      The answer's part of `results.json`, and the choice.
     """
     demand = search.asked
     assert demand is not None
     if quality is None and demand.reads_quality:
-        lossless = all(one.is_lossless for one in candidates)
+        lossless = all(setting.is_lossless for setting in candidates)
         if demand.wants_quality or not lossless:
             raise ValueError(
                 f"demand={demand.described()!r} needs a measured quality: give references and "
@@ -80,7 +80,7 @@ def answer(
 
     judge = Judge(demand, quality, search.confidence, seen[-1], counts[-1])
     choice, found = halve(
-        candidates, alone, lambda one, i: look(one, rounds[: i + 1]), judge, seen, tell
+        candidates, alone, lambda setting, i: look(setting, rounds[: i + 1]), judge, seen, tell
     )
     results: dict[str, Any] = {
         "demand": demand.described(),
@@ -88,12 +88,12 @@ def answer(
         "setting": None if choice.setting is None else choice.setting.to_dict(),
         "described": None if choice.setting is None else choice.setting.described(),
         "why": choice.why,
-        "rounds": [_of_round(one, quality) for one in found],
+        "rounds": [_of_round(halving, quality) for halving in found],
         "held_out": None,
     }
     if choice.setting is not None:
         tell(f"measuring {choice.setting.described()} on {counts[-1].rows} held-out texts ...")
-        verifier, scores = (_held_out(look, one) for one in (alone, choice.setting))
+        verifier, scores = _held_out(look, alone), _held_out(look, choice.setting)
         clauses = verdict(demand, choice.setting, scores, verifier, quality, bootstrap)
         apart = None if quality is None else over(scores, verifier, quality, bootstrap)
         results["held_out"] = {
@@ -109,24 +109,24 @@ def answer(
 
 
 def _held_out(look: Look, setting: Setting) -> Scores:
-    """Its figures there; what fails on these texts ends the run."""
+    """A setting's figures on the held-out texts; an error ends the run."""
     try:
         return look(setting, [HELD_OUT])
     except MeasuringError as error:
         raise ValueError(f"{setting.described()} failed on the held-out texts: {error}") from None
 
 
-def _of_round(one: HalvingRound, quality: str | None) -> dict[str, Any]:
+def _of_round(halving: HalvingRound, quality: str | None) -> dict[str, Any]:
     settings = [
         {
             "setting": setting.described(),
-            "chance": one.judged[setting].chance,
-            "passes": one.judged[setting].passes,
+            "chance": halving.judged[setting].chance,
+            "passes": halving.judged[setting].passes,
             "figures": _figures(scores, quality),
         }
-        for setting, scores in one.found.items()
+        for setting, scores in halving.found.items()
     ]
-    return {"texts": one.texts.rows, "timed": one.texts.timed, "settings": settings}
+    return {"texts": halving.texts.rows, "timed": halving.texts.timed, "settings": settings}
 
 
 def _figures(scores: Scores, quality: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which of many estimated settings are measured, and successive halving among these."""
+"""Selects settings by their estimates, and chooses among them by successive halving."""
 
 import dataclasses
 import itertools
@@ -19,15 +19,15 @@ from specjax.study.tables import pareto
 from specjax.text.parts import Part
 from specjax.text.setting import Setting
 
-# The setting, the number of the round from 0 -> its figures on all texts up to that round's.
+# (setting, number of the round from 0) -> its figures on all texts up to that round.
 Look = Callable[[Setting, int], Scores]
-# A chance that is none.
+# Settings with a lower chance are dropped.
 _HOPELESS = 0.01
-# What is expected to be so fast may still be faster than the verifier alone.
+# A setting with this estimated speed-up may still be faster than the verifier alone.
 _LEEWAY = 0.8
-# What has this share of the highest speed-up may be taken for another rule's sake.
+# Settings with this share of the highest speed-up may be preferred for the variety of rules.
 _NEAR = 0.9
-# Of plans that differ in numbers alone so many are measured.
+# The number of measured plans among those that differ only in numbers.
 _OF_A_KIND = 2
 
 
@@ -36,18 +36,18 @@ class Search:
     """How settings are estimated and chosen.
 
     Attributes:
-      demand: see `Demand.of`; None to measure the best without a choice.
-      held_out: the share of the texts that a choice does not see.
-      confidence: how likely what is chosen meets the demand on these.
-      estimate_limit: how many of the other texts the verifier decodes for the estimates.
-      candidates: how many settings are measured.
-      rounds: of successive halving; each looks at twice as many texts as the one before.
+      demand: see `Demand.of`; None: measure the best settings without a choice.
+      held_out: the share of the texts that are not used for the choice.
+      confidence: the probability that the chosen setting meets the demand on the held-out texts.
+      estimate_limit: the most texts that the verifier decodes for the estimates.
+      candidates: the number of settings to measure.
+      rounds: the rounds of successive halving; each uses twice as many texts as the last.
       draws: see `expect`.
-      seed: of estimates, and of which texts are held out.
+      seed: the seed of the estimates and of the selection of held-out texts.
 
     Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for one out of range, or a demand that cannot be read.
+      TypeError: a value has a wrong type.
+      ValueError: a value is out of range, or the demand cannot be parsed.
     """
 
     demand: Demand | str | None = None
@@ -72,21 +72,19 @@ class Search:
 
     @property
     def asked(self) -> Demand | None:
-        """The demand as it was read."""
+        """The parsed demand."""
         assert not isinstance(self.demand, str)
         return self.demand
 
     def ends(self, rows: int, least: int) -> list[int]:
-        """Where each round's texts end, of so many; the held-out ones follow.
-
-        Each round looks at twice as many texts as the one before.
+        """Returns the end of each round's texts; the held-out texts follow.
 
         Args:
-          rows: all texts.
-          least: how many the first round and the held-out part need.
+          rows: the number of texts.
+          least: the fewest texts of the first round and of the held-out part.
 
         Raises:
-          ValueError: there are too few.
+          ValueError: there are too few texts.
         """
         seen = rows - round(rows * self.held_out)
         ends = [max(seen >> (self.rounds - 1 - i), 1) for i in range(self.rounds)]
@@ -99,100 +97,99 @@ class Search:
         return ends
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        asked = None if self.asked is None else self.asked.described()
-        return dataclasses.asdict(self) | {"demand": asked}
+        """Returns JSON values."""
+        demand = None if self.asked is None else self.asked.described()
+        return dataclasses.asdict(self) | {"demand": demand}
 
 
 def promising(
     estimates: Sequence[Expected], demand: Demand | None, count: int, rows: int = 1
 ) -> list[Setting]:
-    """The settings that are worth measuring.
+    """Selects the settings to measure by their estimates.
 
-    Those that cannot be expected to meet the demand, or to be faster than the verifier alone, are
-    left out, and so are those that another one of the same rule beats: faster, and nearer to the
-    verifier. Of plans that differ in their numbers alone the two fastest stay. Where quality
-    matters, of which estimates tell nothing, the rest is cut into bands of divergence (of speed,
-    where that is endless), and each gives one that is about as fast as its fastest, of the rule
-    that was taken least often. Elsewhere about the fastest are taken. Of the lossless ones that are
-    left, the fastest is always there.
+    It drops settings that will probably not meet the demand, or not be faster than the verifier
+    alone, and settings that another strength of the same rule beats (faster, and closer to the
+    verifier). Of plans that differ only in numbers it keeps the two fastest. If quality matters,
+    which estimates do not predict, it splits the rest into bands of divergence (of speed, if the
+    divergence is infinite), and takes from each band a setting that is almost as fast as the
+    fastest, of the rule that was taken least often. Otherwise it takes almost the fastest. The
+    fastest remaining lossless setting is always selected.
 
     Args:
-      estimates: of all settings.
-      demand: what is demanded; None where quality, speed and divergence are to be compared.
-      count: the most that are taken.
-      rows: how many texts were estimated at once; a demand is of the seconds of one.
+      estimates: the estimates of all settings.
+      demand: the demand; None to compare quality, speed and divergence.
+      count: the most settings to select.
+      rows: the batch size of the estimates; a demand is about the seconds of a single text.
 
     Returns:
       The settings, lossless first; no model alone.
     """
     clauses = () if demand is None else demand.clauses
-    fit = [one for one in estimates if not (one.setting.is_alone or one.speedup <= _LEEWAY)]
-    fit = [one for one in fit if all(clause.may_hold(one, rows) for clause in clauses)]
-    fit = [one for kind in _by_kind(fit).values() for one in kind]
-    lossless = [one for one in fit if one.setting.is_lossless]
-    taken = sorted(lossless, key=lambda one: -one.speed)[:1]
-    left = [one for one in fit if one not in taken]
+    fit = [x for x in estimates if not (x.setting.is_alone or x.speedup <= _LEEWAY)]
+    fit = [x for x in fit if all(clause.may_hold(x, rows) for clause in clauses)]
+    fit = [x for kind in _by_kind(fit).values() for x in kind]
+    lossless = [x for x in fit if x.setting.is_lossless]
+    taken = sorted(lossless, key=lambda x: -x.speed)[:1]
+    left = [x for x in fit if x not in taken]
     more = min(count - len(taken), len(left))
     bands: list[Sequence[Expected]] = [left] * more
     at_once = _OF_A_KIND
     if (demand is None or demand.reads_quality) and more > 0:
-        left.sort(key=lambda one: (one.nats_per_token, one.speed))
+        left.sort(key=lambda x: (x.nats_per_token, x.speed))
         bands, at_once = _parts(left, more), 1
     kinds: Counter[Any] = Counter()
     for band in bands:
-        rest = [one for one in band if one not in taken]
-        enough = _NEAR * max(one.speed for one in rest)
-        near = [one for one in rest if one.speed >= enough]
-        taken.append(min(near, key=lambda one: (kinds[_kind(one)] // at_once, -one.speed)))
+        rest = [x for x in band if x not in taken]
+        enough = _NEAR * max(x.speed for x in rest)
+        near = [x for x in rest if x.speed >= enough]
+        taken.append(min(near, key=lambda x: (kinds[_kind(x)] // at_once, -x.speed)))
         kinds[_kind(taken[-1])] += 1
-    return [one.setting for one in taken]
+    return [x.setting for x in taken]
 
 
-def _kind(one: Expected) -> Any:
-    """What a setting has in common with those that have other numbers alone."""
-    rule = Part.parse(one.setting.rule).name
-    return rule if one.setting.drafting is None else (rule, Plan.of(one.setting).kind)
+def _kind(estimate: Expected) -> Any:
+    """A key shared by settings that differ only in numbers."""
+    setting = estimate.setting
+    rule = Part.parse(setting.rule).name
+    return rule if setting.drafting is None else (rule, Plan.of(setting).kind)
 
 
 def _by_kind(estimates: Sequence[Expected]) -> dict[Any, list[Expected]]:
-    """Those of each kind that no other of it beats."""
+    """The best estimates of each kind."""
     found: dict[Any, list[Expected]] = {}
-    for one in estimates:
-        found.setdefault(_kind(one), []).append(one)
+    for estimate in estimates:
+        found.setdefault(_kind(estimate), []).append(estimate)
     for kind, group in found.items():
         if isinstance(kind, str):
             found[kind] = _front(group)
         else:
-            found[kind] = sorted(group, key=lambda one: -one.speed)[:_OF_A_KIND]
+            found[kind] = sorted(group, key=lambda x: -x.speed)[:_OF_A_KIND]
     return found
 
 
 def _front(estimates: Sequence[Expected]) -> list[Expected]:
-    seconds = [1.0 / one.speed for one in estimates]
-    kept = pareto(seconds, [-one.nats_per_token for one in estimates])
-    # Endless divergences, as those of lossy rules at temperature 0, order nothing.
+    seconds = [1.0 / x.speed for x in estimates]
+    kept = pareto(seconds, [-x.nats_per_token for x in estimates])
+    # Infinite divergences, such as of lossy rules at temperature 0, cannot be compared.
     return [
-        one
-        for one, stays in zip(estimates, kept, strict=True)
-        if stays or math.isinf(one.nats_per_token)
+        x for x, stays in zip(estimates, kept, strict=True) if stays or math.isinf(x.nats_per_token)
     ]
 
 
 def _parts(estimates: Sequence[Expected], count: int) -> list[Sequence[Expected]]:
-    """As many parts, one after the other, of about one length."""
+    """Splits estimates into consecutive parts of similar sizes."""
     ends = np.linspace(0, len(estimates), count + 1).round().astype(int)
     return [estimates[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 class HalvingRound(NamedTuple):
-    """One round.
+    """A round of successive halving.
 
     Attributes:
-      texts: what was looked at.
-      found: the figures of those that were in it.
-      judged: what was thought of them.
-      failed: the settings that could not be measured -> why.
+      texts: the number of texts so far.
+      found: the figures of the measured settings.
+      judged: their judgements.
+      failed: settings that could not be measured -> why.
     """
 
     texts: Counts
@@ -209,19 +206,19 @@ def halve(
     texts: Sequence[Counts],
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Choice, list[HalvingRound]]:
-    """Successive halving: each round looks at more texts and at half of the settings.
+    """Successive halving: each round measures more texts with half of the settings.
 
-    Those go on that may be expected to bring most: the chance that they meet the demand in the last
-    round times how much faster (or better) they are. The fastest lossless one that may meet it goes
-    on too: its texts are the verifier's by law. The verifier alone is in every round.
+    Each round keeps the settings with the highest worth: the chance to meet the demand in the last
+    round times their speed-up (or quality). It also keeps the fastest lossless setting that may
+    meet the demand. The verifier alone is in every round.
 
     Args:
-      settings: what is measured.
+      settings: the settings to measure.
       alone: the verifier alone.
-      look: measures; a `MeasuringError` of another setting than `alone` ends that setting alone.
-      judge: says what the figures are worth.
-      texts: how many texts each round looks at, those of the rounds before among them.
-      tell: is told how far it is.
+      look: measures a setting; a `MeasuringError` drops the setting, unless it is `alone`.
+      judge: judges the figures.
+      texts: the number of texts in each round, with those of earlier rounds.
+      tell: called with messages about the progress.
 
     Returns:
       The choice, and all rounds.
@@ -239,7 +236,7 @@ def halve(
             tell(f"  {setting.described()} ...")
             try:
                 found[setting] = look(setting, number)
-            except MeasuringError as error:  # the others go on
+            except MeasuringError as error:
                 failed[setting] = str(error)
                 tell(f"  failed: {failed[setting]}")
         judged = judge.judge(found, alone, here)

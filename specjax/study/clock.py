@@ -1,4 +1,4 @@
-"""What rounds of a batch take by the times of passes, where its B rows share each pass."""
+"""The expected times of a batch's rounds, from the times of passes that its B rows share."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,12 +10,12 @@ VERIFIER = "verifier"
 
 
 class Clock:
-    """Expected seconds; everything takes none where nothing was measured.
+    """Expected seconds; all are 0 without measured times.
 
     Args:
-      times: of a batch of B rows, or None.
-      owes: whether a drafter whose whole draft stands reads its last token in a pass of its own; on
-        devices where two tokens cost as much as one it reads it with the next.
+      times: the times for a batch of B rows, or None.
+      owes: whether a drafter reads the last token of an accepted draft in an extra pass; on devices
+        where two tokens cost as much as one, it reads that token together with the next.
     """
 
     def __init__(self, times: PassTimes | None, *, owes: bool = True):
@@ -28,33 +28,33 @@ class Clock:
         return 1 if self._times is None else self._times.rows
 
     def step(self, name: str) -> float:
-        """Of a step of a model that decodes alone."""
+        """A step of a model that decodes alone."""
         return 0.0 if self._times is None else self._times.steps[name]
 
     def start(self, drafters: Iterable[str] = ()) -> float:
-        """Of what prompts take besides rounds, where these drafters read them too."""
+        """The time of a call without its rounds, if these drafters also read the prompts."""
         if self._times is None:
             return 0.0
         return self._times.call + sum(self._times.prompts[name] for name in drafters)
 
     def start_alone(self, drafter: str) -> float:
-        """The same where the drafter decodes alone."""
+        """The same if the drafter decodes alone."""
         if self._times is None:
             return 0.0
         return self.start([drafter]) - min(self._times.prompts[VERIFIER], self._times.call)
 
     def draft(self, drafter: str, passes: float = 1.0) -> float:
-        """Of passes over a token of a draft."""
+        """The drafter's passes over a token each."""
         if self._times is None:
             return 0.0
         return passes * self._times.tables[VERIFIER, drafter].draft[0]
 
     def last_token(self, whole: float) -> float:
-        """How many passes a drafter owes, where a row's draft stands whole so likely."""
+        """The expected extra passes, if a row's whole draft is accepted with this probability."""
         return self.any(whole) * self._owes
 
     def review(self, reviewer: str, width: int, drafter: str | None = None) -> float:
-        """Of a pass over `width` tokens; `drafter` is what drafts for it, None what copies."""
+        """A reviewer's pass over `width` tokens; `drafter`: its drafter, None for copied drafts."""
         if self._times is None:
             return 0.0
         key = reviewer, drafter, width
@@ -66,11 +66,11 @@ class Clock:
     def longest_review(
         self, reviewer: str, widths: Sequence[int], lengths: np.ndarray, drafter: str | None = None
     ) -> float:
-        """Of a pass over the rows' longest block and a token more.
+        """A pass over the longest block of the rows and one more token.
 
         Args:
           reviewer: the model's name.
-          widths: increasing, those that its passes may have; the last holds every block.
+          widths: the widths of its passes, increasing; the last is enough for every block.
           lengths: `[n]` probabilities that a row's block has 0, 1, ... tokens.
           drafter: see `review`.
         """
@@ -83,10 +83,10 @@ class Clock:
         return spent
 
     def most(self, law: np.ndarray) -> float:
-        """The expected largest of the rows' numbers; `[n]` probabilities of 0, 1, ..."""
+        """The expected maximum of the rows' numbers; `law`: `[n]` probabilities of 0, 1, ..."""
         below = np.minimum(np.cumsum(law), 1.0) ** self.rows
         return float(np.sum(1.0 - below[:-1]))
 
     def any(self, probability: float) -> float:
-        """How likely something happens in any of the rows."""
+        """The probability that an event happens in any of the rows."""
         return 1.0 - (1.0 - min(max(probability, 0.0), 1.0)) ** self.rows

@@ -1,6 +1,6 @@
-"""Compares settings: measures them beside the verifier alone, into a directory; see `points`.
+"""Compares settings with the verifier alone, and writes a directory; see `points`.
 
-A run that was stopped goes on with what it has measured.
+A stopped run can be resumed.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ from specjax.text import TextModel
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
 PathLike = str | os.PathLike[str]
-# Which settings are measured: those that estimates recommend, all of them, or none.
+# The settings to measure: those selected by estimates, all, or none.
 FRONT, ALL, NONE = "front", "all", "none"
 
 
@@ -84,36 +84,35 @@ def compare(
     `output_dir`; the last one to end merges those that are on one file system.
 
     Args:
-      make_models: gives the models of settings by name, "verifier" and the drafters; called after
+      make_models: returns the models of settings by name, "verifier" and the drafters; called after
         the arguments have been checked.
-      settings: what is compared: a grid, or settings, at each temperature the verifier alone first.
-      texts: on what.
-      measuring: how.
-      output_dir: a new directory, or that of a comparison on the same texts, measured alike.
-      measured: which settings are measured: "front", those that estimates recommend; "all", without
-        estimates; or "none".
-      search: how settings are estimated and chosen, and for which demand.
-      with_times: whether the times of passes are measured for estimates; they need not be where
-        nothing else is.
-      options: further ones of every decoder, such as `max_new_tokens`.
-      prompts: how prompts are made of texts.
-      one_bucket: whether all prompts are padded to one length, the first of the buckets that holds
-        them: one program in the place of several.
-      allow_other_environment: continue a run that was begun on another device or with other
-        versions.
-      on_start: is called with the `RunDirectory` before the long work, after all checks; before a
-        merge also with `paths=`, those of the parts.
-      process: which of several replicas this is; None for one alone.
+      settings: a grid, or settings, with the verifier alone first at each temperature.
+      texts: the texts.
+      measuring: how settings are measured.
+      output_dir: a new directory, or that of a comparison with the same texts and measuring.
+      measured: the settings to measure: "front", selected by estimates; "all", without estimates;
+        or "none".
+      search: how settings are estimated and chosen, and the demand.
+      with_times: whether to measure the times of passes for estimates; required unless `measured`
+        is "none".
+      options: more options of every decoder, such as `max_new_tokens`.
+      prompts: how prompts are made from texts.
+      one_bucket: whether to pad all prompts to the same bucket, for fewer programs.
+      allow_other_environment: continue a run that began on another device or with other versions.
+      on_start: called with the `RunDirectory` after all checks and before the long work; before a
+        merge also with `paths=`, the paths of the parts.
+      process: this process among several replicas; None for a single process.
 
     Returns:
       The content of `results.json`: `best` (see `tables.best_rows`), `table_2`, `quality`, the
       numbers of settings that are `estimated`, `done` and `failed`, `failures`: setting -> why,
-      `rank_correlation` of expected and measured speed-ups; of a demand what `answer` returns.
+      `rank_correlation` of expected and measured speed-ups; with a demand also the result of
+      `answer`.
 
     Raises:
       ImportError: the figures cannot be drawn, or a metric cannot be computed.
       OSError: the directory cannot be written, or another process works there.
-      TypeError: a value of the wrong type.
+      TypeError: a value has a wrong type.
       ValueError: a text cannot be decoded, or the directory has another run.
     """
     plots.check()
@@ -151,7 +150,7 @@ def compare(
         names = [*parts]
         if demand is not None:
             alone = settings[0].verifier_alone
-            others = [one for one in taken if not one.is_alone]
+            others = [setting for setting in taken if not setting.is_alone]
             more, choice = answer(
                 measurer.look, others, alone, search, parts, points.quality, points.bootstrap
             )
@@ -168,7 +167,7 @@ def compare(
 
 
 def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | None) -> None:
-    """Raises unless these go together."""
+    """Raises an error unless these arguments can be combined."""
     if measured not in (FRONT, ALL, NONE):
         raise ValueError(f"`measured` must be 'front', 'all' or 'none', got {measured!r}")
     if not isinstance(with_times, bool):
@@ -194,10 +193,10 @@ def _promising(
     parts: Mapping[str, tuple[int, int, int]],
     with_times: bool,
 ) -> list[Setting]:
-    """Estimates settings; returns those that are worth measuring, in the order of the grid."""
-    why_not = {one: cannot_estimate(one, bench.models) for one in settings}
-    known = [one for one in settings if why_not[one] is None]
-    if left := [one for one in settings if why_not[one] is not None]:
+    """Estimates settings; returns the settings to measure, in the order of the grid."""
+    why_not = {setting: cannot_estimate(setting, bench.models) for setting in settings}
+    known = [setting for setting in settings if why_not[setting] is None]
+    if left := [setting for setting in settings if why_not[setting] is not None]:
         tell(
             f"{len(left)} of {len(settings)} settings cannot be estimated and will be "
             f"measured; the first is {left[0].described()}: {why_not[left[0]]}"
@@ -222,17 +221,17 @@ def _promising(
             **how,
         ),
     )
-    taken = [one for one in settings if one.is_alone] + left
+    taken = [setting for setting in settings if setting.is_alone] + left
     for group in drawn_alike(known):
-        estimates = [points.estimates[one] for one in group]
+        estimates = [points.estimates[setting] for setting in group]
         taken += promising(estimates, search.asked, search.candidates, rows)
-    return [one for one in settings if one in set(taken)]
+    return [setting for setting in settings if setting in set(taken)]
 
 
 def _write_chosen(
     run: RunDirectory, choice: Choice, bench: Bench, prompts: Prompting
 ) -> str | None:
-    """Writes what was chosen for `specjax infer`; returns the path, None where nothing was."""
+    """Writes the chosen setting as a gin file for `specjax infer`; returns its path, or None."""
     if choice.setting is None:
         return None
     options = {**bench.options, "batch_size": bench.measuring.latency_batch_size}
@@ -244,7 +243,7 @@ def _write_chosen(
 
 
 def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in settings]
+    return [setting.to_dict() for setting in settings]
 
 
 def _bench(
@@ -255,13 +254,11 @@ def _bench(
     prompts: Prompting,
     one_bucket: bool,
 ) -> Bench:
-    """What is measured on, with the tokens of all texts."""
+    """The bench with the tokens of all texts."""
     decoder = Setting(method=VERIFIER_ALONE).decoder(models, batch_size=1, **options)
     tokens = [
-        tokens_of(
-            decoder, one.inputs, f"text {one.id}", chat=prompts.chat, truncate=prompts.truncate
-        )
-        for one in texts.examples
+        tokens_of(decoder, x.inputs, f"text {x.id}", chat=prompts.chat, truncate=prompts.truncate)
+        for x in texts.examples
     ]
     if one_bucket:
         longest = max(map(len, tokens))
@@ -271,7 +268,7 @@ def _bench(
 
 
 def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
-    """What determines every point, but its setting."""
+    """The values that determine every point, except its setting."""
     alone = Setting(method=VERIFIER_ALONE)
     described = bench.decoder(alone, bench.measuring.batch_size).describe()
     written = [(e.id, e.inputs) for e in bench.texts.examples], list(bench.texts.references)
@@ -300,10 +297,10 @@ class Measurer:
 
     Args:
       bench: all texts.
-      points: where it is written.
+      points: stores the results.
       prompts: how prompts were made.
-      parts: name -> where the texts of each part begin and end, and how many are timed; by default
-        one part of all texts.
+      parts: name -> the start and end of a part's texts, and how many are timed; by default a
+        single part of all texts.
     """
 
     def __init__(
@@ -318,9 +315,9 @@ class Measurer:
         self._parts = dict(parts or {WHOLE: everything})
 
     def measure_all(self, settings: Sequence[Setting]) -> None:
-        """Measures the settings that are not done; those that fail do not stop the others."""
+        """Measures the missing settings; a failed setting does not stop the others."""
         done = self._points.scored()
-        missing = [one for one in settings if one not in done]
+        missing = [setting for setting in settings if setting not in done]
         if len(missing) < len(settings):
             tell(f"{len(settings) - len(missing)} of {len(settings)} settings were measured before")
         begin = time.perf_counter()
@@ -334,10 +331,10 @@ class Measurer:
                 tell(f"  failed: {error}")
 
     def look(self, setting: Setting, names: Sequence[str]) -> Scores:
-        """A setting's figures on parts of the texts together, in order; measures the last of them.
+        """Measures a setting on the last of some parts; returns its figures on all of them.
 
         Raises:
-          MeasuringError: it could not be measured; the point says why.
+          MeasuringError: the setting could not be measured; the point says why.
         """
         last = names[-1]
         point = self._points.of(last).get(setting)
@@ -355,7 +352,7 @@ class Measurer:
             scores = score(setting, joined([*earlier, own]), everything)
         except Exception as error:
             self._points.put_failed(setting, last, error)
-            error.__traceback__ = None  # and what its frames hold
+            error.__traceback__ = None  # frees the objects in its frames
             gc.collect()
             raise MeasuringError(error) from None
         about = self._about(setting, own, scores, alone or scores)
@@ -367,7 +364,7 @@ class Measurer:
     def _about(
         self, setting: Setting, measured: Measured, scores: Scores, alone: Scores
     ) -> dict[str, Any]:
-        """What a point's line says besides its figures."""
+        """The other values of a point's line, besides its figures."""
         how, bench = self._bench.measuring, self._bench
         used = [name for name in ("verifier", setting.drafter) if name in bench.models]
         options = {**bench.options, "batch_size": how.batch_size}
@@ -400,6 +397,6 @@ def _shown(scores: Scores, quality: str | None) -> str:
 
 
 def in_random_order(texts: Texts, seed: int) -> Texts:
-    """The texts of a search: which of them are held out follows from the seed."""
+    """Shuffles the texts of a search; the last texts are held out."""
     order = np.random.default_rng(seed).permutation(len(texts.examples))
     return texts.in_order([int(i) for i in order])

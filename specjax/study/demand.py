@@ -1,11 +1,11 @@
-"""What a user demands of a way to decode, such as `quality >= 35`, and which settings meet it.
+"""Demands of a user, such as `quality >= 35`, and the settings that meet them.
 
-A figure of n texts differs from that of m others of the same kind by s sqrt(1 + n / m), where s is
-its standard error on the n. A setting is taken to meet the demand if it does so by z times that on
-the texts that were looked at. z is the quantile of the largest standardised error among all
-settings that might be chosen, by the bootstrap, whose resamples are the same for all: so it holds
-for the one that looks best. Likewise the best one is surely faster than the verifier alone (or
-better) if it is so by another such z times its standard error.
+The difference of a figure on n texts and on m other texts has the standard error s sqrt(1 + n / m),
+where s is the standard error on the n texts. A setting passes if it meets the demand by z times
+this on the measured texts. z is the quantile of the largest standardised error among all settings
+that might be chosen, from the bootstrap, whose resamples all settings share: so it is valid for the
+best setting, too. Likewise a setting is reliably faster (or better) than the verifier alone if its
+lead is another such z times its standard error.
 
 Axes: R resamples.
 """
@@ -24,7 +24,7 @@ from specjax.study.scores import RELATIVE, Scores
 from specjax.text.setting import Setting
 
 QUALITY, LATENCY, NATS, DIFFERENCE = "quality", "latency", "nats_per_token", "difference"
-# What passes' times and the verifier's contexts leave open: how far past a bound estimates may be.
+# How far past a bound an estimate may be, because times and contexts differ from measurements.
 _LEEWAY = {LATENCY: 1.3, RELATIVE: 1.3, NATS: 1.5}
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 _FORMS = {
@@ -45,11 +45,11 @@ _PLAIN = Bootstrap()
 
 
 class Slack(NamedTuple):
-    """How far a figure is on the good side of its bound; negative on the other.
+    """The distance of a figure from its bound; negative if the bound is missed.
 
     Attributes:
-      value: of all texts.
-      resampled: `[R]`, of each resample.
+      value: on all texts.
+      resampled: `[R]`, on each resample.
     """
 
     value: float
@@ -57,18 +57,18 @@ class Slack(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The standard error; infinite where there is none."""
+        """The standard error; infinite if undefined."""
         finite = np.isfinite(self.resampled)
         return float(self.resampled.std()) if finite.all() else math.inf
 
 
 class Clause(NamedTuple):
-    """One demand.
+    """A single demand.
 
     Attributes:
-      figure: `QUALITY`, `LATENCY` (seconds of a text), `RELATIVE` (the same over the verifier's),
-        `NATS` or `DIFFERENCE` (of the quality from the verifier's).
-      bound: the least, or the most.
+      figure: `QUALITY`, `LATENCY` (seconds of a text), `RELATIVE` (latency over the verifier's),
+        `NATS` or `DIFFERENCE` (quality minus the verifier's).
+      bound: the smallest or the largest value.
     """
 
     figure: str
@@ -76,16 +76,16 @@ class Clause(NamedTuple):
 
     @property
     def at_least(self) -> bool:
-        """Whether more of the figure is better."""
+        """Whether larger figures are better."""
         return self.figure in (QUALITY, DIFFERENCE)
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is of the texts that are timed."""
+        """Whether it is a figure of the timed texts."""
         return self.figure in (LATENCY, RELATIVE)
 
     def described(self) -> str:
-        """In words that `Demand.of` reads."""
+        """Returns the text for `Demand.of`."""
         bound = f"{self.bound:g}"
         if self.figure == DIFFERENCE:
             return "as good as the verifier" + (f" within {-self.bound:g}" if self.bound else "")
@@ -97,18 +97,16 @@ class Clause(NamedTuple):
         }[self.figure]
 
     def holds_by_law(self, setting: Setting) -> bool:
-        """Whether it holds of a setting because its texts follow the verifier's distribution."""
-        of_law = self.figure in (DIFFERENCE, NATS)
-        return of_law and setting.is_lossless
+        """Whether a setting certainly meets it, because it is lossless."""
+        return self.figure in (DIFFERENCE, NATS) and setting.is_lossless
 
     def slack(self, scores: Scores, verifier: Scores, quality: str | None) -> Slack:
-        """How far a setting is on the good side.
+        """Returns the distance of a setting's figure from the bound.
 
         Args:
-          scores: of the setting.
-          verifier: of the verifier alone on the same texts.
-          quality: the figure that is called quality; None if there is none, so that nothing is
-            known of a demand on it.
+          scores: the setting's figures.
+          verifier: the figures of the verifier alone on the same texts.
+          quality: the name of the quality figure; None: the slack of a quality is NaN.
         """
         name = quality or "" if self.figure in (QUALITY, DIFFERENCE) else self.figure
         values = _values(scores, name)
@@ -118,7 +116,7 @@ class Clause(NamedTuple):
         return Slack(float(apart[0]), apart[1:])
 
     def may_hold(self, estimate: Expected, rows: int = 1) -> bool:
-        """Whether what is expected of `rows` texts at once leaves it possible."""
+        """Whether a setting may meet it, by an estimate for a batch of `rows` texts."""
         expected = {
             LATENCY: estimate.latency / rows,
             RELATIVE: 1.0 / estimate.speedup,
@@ -128,26 +126,26 @@ class Clause(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a way to decode must meet: all of the clauses.
+    """A demand: a setting must meet all clauses.
 
     Attributes:
-      clauses: at least one.
+      clauses: at least one clause.
     """
 
     clauses: tuple[Clause, ...]
 
     @classmethod
     def of(cls, text: Any) -> "Demand":
-        """Reads a demand.
+        """Parses a demand.
 
         Args:
           text: `quality >= x`, `latency <= y seconds`, `latency <= y of the verifier`, `as good as
             the verifier` (also `within d`, for a quality lower by up to d), `nats per token <= e`;
-            or several of them joined by `and`.
+            or several of these joined by `and`.
 
         Raises:
-          TypeError: it is no text.
-          ValueError: it is none of these, or a bound is out of range.
+          TypeError: `text` is not a text.
+          ValueError: it has another form, or a bound is out of range.
         """
         if isinstance(text, Demand):
             return text
@@ -157,17 +155,17 @@ class Demand(NamedTuple):
         return cls(tuple(_clause(part, text) for part in plain.split(" and ")))
 
     def described(self) -> str:
-        """In words that `of` reads."""
+        """Returns the text for `of`."""
         return " and ".join(clause.described() for clause in self.clauses)
 
     @property
     def wants_quality(self) -> bool:
-        """Whether the best, and not the fastest, is chosen: where only the latency is bounded."""
+        """Whether to choose the best and not the fastest setting: if only latency is bounded."""
         return all(clause.is_timed for clause in self.clauses)
 
     @property
     def reads_quality(self) -> bool:
-        """Whether the choice depends on texts' quality, of which estimates tell nothing."""
+        """Whether the choice depends on the quality, which estimates do not predict."""
         return self.wants_quality or any(clause.at_least for clause in self.clauses)
 
 
@@ -191,18 +189,18 @@ def _clause(part: str, text: str) -> Clause:
 
 
 def _values(scores: Scores, name: str) -> np.ndarray:
-    """A figure and its resamples; NaN, which meets nothing, for what is absent or not finite."""
+    """A figure and its resamples; NaN, which meets no demand, for a missing figure."""
     found = scores.figures.get(name, {}).get("value")
     again = scores.resampled.get(name, np.full(1, math.nan))
     return np.concatenate([[math.nan if found is None else found], again])
 
 
 class Counts(NamedTuple):
-    """How many texts there are.
+    """Numbers of texts.
 
     Attributes:
-      rows: with their quality.
-      timed: of these with their times.
+      rows: all texts, which have a quality.
+      timed: the timed texts among them.
     """
 
     rows: int
@@ -210,15 +208,15 @@ class Counts(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a setting's figures say of the demand, of the clause that is the least sure.
+    """The judgement of a setting, for the clause with the lowest chance.
 
     Attributes:
-      clause: that clause.
-      slack: how far its figure is on the good side of its bound; infinite where it holds by law.
+      clause: this clause.
+      slack: the distance of its figure from the bound; infinite if it is met by a lossless setting.
       error: the standard error of `slack`.
-      margin: how far it must be there in the last round.
-      chance: that it will be.
-      gain: how many times as fast as the verifier alone; its quality, where that is wanted.
+      margin: the required slack in the last round.
+      chance: the probability of at least that slack in the last round.
+      gain: the speed-up over the verifier alone; the quality if `Demand.wants_quality`.
     """
 
     clause: Clause
@@ -230,12 +228,12 @@ class Judged(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether it is far enough."""
+        """Whether the slack is large enough."""
         return self.slack >= self.margin
 
     @property
     def lead(self) -> float:
-        """How far past the margin, in standard errors: clauses have figures of different units."""
+        """The slack minus the margin, in standard errors, to compare clauses of different units."""
         apart = self.slack - self.margin
         if 0.0 < self.error < math.inf:
             return apart / self.error
@@ -243,7 +241,7 @@ class Judged(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """What it may be expected to bring."""
+        """The expected gain."""
         return self.chance * self.gain
 
 
@@ -252,8 +250,8 @@ class Choice(NamedTuple):
 
     Attributes:
       answer: `DRAFT`, `DO_NOT_DRAFT` or `NOT_MET`.
-      setting: to decode with; None for `NOT_MET`.
-      why: in words.
+      setting: the chosen setting; None for `NOT_MET`.
+      why: the reason.
     """
 
     answer: str
@@ -261,23 +259,23 @@ class Choice(NamedTuple):
     why: str
 
 
-# How far a setting leads the verifier alone.
+# The lead over the verifier alone.
 _FASTER, _BETTER = Clause(RELATIVE, 1.0), Clause(DIFFERENCE, 0.0)
 
 
 class Judge:
-    """Judges settings, more surely from round to round.
+    """Judges settings, round by round.
 
     Args:
-      demand: what is asked.
-      quality: the figure that is called quality; None if there is none: then only lossless
-        settings are as good as the verifier.
-      confidence: how likely what passes meets the demand on held-out texts.
+      demand: the demand.
+      quality: the name of the quality figure; None: only lossless settings are as good as the
+        verifier.
+      confidence: the probability that a passing setting meets the demand on the held-out texts.
       last: the texts of the last round.
-      held_out: the texts of the report.
+      held_out: the held-out texts.
 
     Raises:
-      ValueError: the demand reads the quality, and there is none.
+      ValueError: the demand needs a quality, but there is none.
     """
 
     def __init__(
@@ -292,20 +290,20 @@ class Judge:
         self.demand, self.quality, self.confidence = demand, quality or "", confidence
         self._last, self._held_out = last, held_out
         self._z = 0.0
-        # Of the lead over the verifier alone in speed and in quality.
+        # z for the lead over the verifier alone in speed and in quality.
         leads = (_FASTER, _BETTER) if demand.wants_quality else (_FASTER,)
         self._z_of_lead = dict.fromkeys(leads, 0.0)
 
     def judge(self, found: Found, alone: Setting, now: Counts) -> dict[Setting, Judged]:
-        """What is to be thought of each setting.
+        """Judges all settings of a round.
 
         Args:
-          found: the figures of all settings that are left, with the verifier alone.
+          found: the figures of the remaining settings, with the verifier alone.
           alone: the verifier alone.
           now: the texts of this round.
 
         Returns:
-          The same settings.
+          Setting -> its judgement.
         """
         slacks = {
             (setting, clause): clause.slack(scores, found[alone], self.quality)
@@ -313,7 +311,7 @@ class Judge:
             for clause in self.demand.clauses
             if not clause.holds_by_law(setting)
         }
-        # Settings that have left the race were in it: z does not fall with their number.
+        # z counts dropped settings, too: it must not decrease.
         self._z = max(self._z, self._quantile(slacks.values()))
         for lead, z in self._z_of_lead.items():
             leads = [
@@ -331,11 +329,11 @@ class Judge:
                     parts.append(Judged(clause, math.inf, 0.0, 0.0, 1.0, gain))
                 else:
                     parts.append(self._judged(clause, slack.value, slack.error, now, gain))
-            judged[setting] = min(parts, key=lambda one: (one.chance, one.lead))
+            judged[setting] = min(parts, key=lambda part: (part.chance, part.lead))
         return judged
 
     def _quantile(self, slacks: Iterable[Slack]) -> float:
-        """Of the largest standardised error; 0 where there is none."""
+        """The quantile of the largest standardised error; 0 without errors."""
         errors = [
             (slack.resampled - slack.value) / slack.error
             for slack in slacks
@@ -352,7 +350,7 @@ class Judge:
             return Judged(clause, -math.inf, error, 0.0, 0.0, gain)
         share = min(seen / last, 1.0)
         margin = self._z * error * math.sqrt(share * (1.0 + last / held_out))
-        spread = error * math.sqrt(1.0 - share)  # of the last round's figure, seen from here
+        spread = error * math.sqrt(1.0 - share)  # of the last round's figure, given this round's
         apart = value - margin
         chance = _normal(apart / spread) if spread else float(apart >= 0.0)
         return Judged(clause, value, error, margin, chance, gain)
@@ -365,21 +363,21 @@ class Judge:
         return value if self.demand.wants_quality else 1.0 / value
 
     def choose(self, found: Found, alone: Setting) -> Choice:
-        """The best setting that passes in the last round.
+        """Chooses a setting that passes in the last round.
 
-        The fastest; the one of the best quality where the demand bounds the latency alone. Where
-        the verifier alone passes too, and that one may be no faster (or no better): the verifier
-        alone, or a lossless setting that is surely faster.
+        The choice is the fastest setting, or the best if the demand bounds only the latency. If the
+        verifier alone also passes, and that setting is not reliably faster (or better), the choice
+        is the verifier alone, or a lossless setting that is reliably faster.
 
         Args:
-          found: the figures of all settings that are left, with the verifier alone.
+          found: the figures of the remaining settings, with the verifier alone.
           alone: the verifier alone.
 
         Returns:
           The answer.
         """
         judged = self.judge(found, alone, self._last)
-        passing = [setting for setting, one in judged.items() if one.passes]
+        passing = [setting for setting, judgement in judged.items() if judgement.passes]
         if not passing:
             return Choice(NOT_MET, None, self._why_not(judged))
         best = max(passing, key=lambda setting: judged[setting].gain)
@@ -406,7 +404,7 @@ class Judge:
         return Choice(DO_NOT_DRAFT, alone, told)
 
     def _compared(self, lead: Clause, best: Scores, alone: Scores) -> tuple[str, bool]:
-        """How a setting compares with the verifier alone, and whether it surely leads."""
+        """A text on a setting and the verifier alone, and whether the setting reliably leads."""
         found = lead.slack(best, alone, self.quality)
         least = found.value - self._z_of_lead[lead] * found.error
         if lead == _BETTER:
@@ -416,7 +414,7 @@ class Judge:
         return f"{told} (at least {1.0 / (1.0 - least):.3g})", least > 0.0
 
     def _why_not(self, judged: Mapping[Setting, Judged]) -> str:
-        finite = {setting: one for setting, one in judged.items() if math.isfinite(one.slack)}
+        finite = {setting: x for setting, x in judged.items() if math.isfinite(x.slack)}
         if not finite:
             return "no setting has the figures that the demand needs"
         nearest = max(finite, key=lambda setting: finite[setting].lead)
@@ -431,13 +429,13 @@ class Judge:
 
 
 def relative(scores: Scores) -> float:
-    """The latency over the verifier's; infinite where there is none."""
+    """Returns the latency over the verifier's; infinite if unknown."""
     value = scores.figures[RELATIVE]["value"]
     return math.inf if value is None else value
 
 
 def _normal(x: float) -> float:
-    """The normal distribution."""
+    """The standard normal distribution function."""
     return 0.5 * (1.0 + math.erf(x / math.sqrt(2.0)))
 
 
@@ -449,27 +447,27 @@ def verdict(
     quality: str | None,
     bootstrap: Bootstrap = _PLAIN,
 ) -> list[dict[str, Any]]:
-    """What texts that were not looked at say of each clause.
+    """Evaluates each clause on the held-out texts.
 
     Args:
-      demand: what was asked.
-      setting: what was chosen.
-      scores: its figures there.
-      verifier: those of the verifier alone.
-      quality: the figure that is called quality.
+      demand: the demand.
+      setting: the chosen setting.
+      scores: its figures on these texts.
+      verifier: the figures of the verifier alone.
+      quality: the name of the quality figure, or None.
       bootstrap: the resampling of the figures.
 
     Returns:
-      Of each clause `demand`; `slack` with `low` and `high`, how far its figure is on the good side
-      of the bound; `by_law`, whether it holds because the texts follow the verifier's distribution;
-      `met`, whether it holds by law or the slack is not below 0.
+      For each clause: `demand`; `slack` with `low` and `high`, the distance from the bound;
+      `by_law`, whether a lossless setting certainly meets it; `met`, whether `by_law` or the slack
+      is at least 0.
     """
-    told = []
+    verdicts = []
     for clause in demand.clauses:
         slack = clause.slack(scores, verifier, quality)
         found = as_json(bootstrap.summary(slack.value, slack.resampled))
         by_law = clause.holds_by_law(setting)
-        told.append(
+        verdicts.append(
             {
                 "demand": clause.described(),
                 "slack": found["value"],
@@ -479,4 +477,4 @@ def verdict(
                 "met": by_law or slack.value >= 0.0,
             }
         )
-    return told
+    return verdicts

@@ -1,6 +1,6 @@
-"""Ways to draft: one model, copies from the text, and cascades of these, as settings and in parts.
+"""Drafting plans: a single model, copies from the text, and cascades of these.
 
-Everything is lossless: whichever is taken, texts follow the verifier's own distribution.
+All are lossless: outputs follow the verifier's distribution.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from specjax.text import Cascade, Lookup
 from specjax.text.setting import Setting
 from specjax.verification import Block
 
-# Most tokens of a drafter in a row of K, within the longest draft.
+# Numbers of tokens of a drafter in a row of K, at most max_draft.
 _COUNTS = (1, 2, 3, 5, 8)
-# The same where there are three levels.
+# The same for three levels.
 _FEW_COUNTS = (2, 4)
 _MATCHES = (2, 3, 5)
 
@@ -26,13 +26,13 @@ class Plan(NamedTuple):
     """How a setting drafts.
 
     Attributes:
-      models: the drafters' names, largest first; none where no model drafts.
-      lengths: K; one number where one drafter drafts.
-      copies: what copies, as the last drafter; None for nothing.
-      min_match: copies come first where so many tokens match, and the model drafts elsewhere; 0
-        where copies are a level of their own.
+      models: the drafters' names, largest first; empty if no model drafts.
+      lengths: K; a single number for a single drafter.
+      copies: the `Lookup` as the last drafter, or None.
+      min_match: copy if that many tokens match, otherwise the model drafts; 0 if copies are a
+        separate level.
       max_copy: the longest copy, with `min_match`.
-      lenience: of the levels below the verifier.
+      lenience: the lenience of the levels below the verifier.
     """
 
     models: tuple[str, ...]
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, setting: Setting) -> "Plan":
-        """The plan of a setting that `cannot_plan` accepts."""
+        """Returns the plan of a setting for which `cannot_plan` returns None."""
         plan, count = setting.made("drafting"), setting.max_draft or 0
         if isinstance(plan, Cascade):
             return cls(plan.models, plan.lengths, plan.last, lenience=plan.lenience)
@@ -58,40 +58,40 @@ class Plan(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether one model drafts for the verifier, and nothing else does."""
+        """Whether a single model drafts, without copies."""
         return len(self.models) == 1 and len(self.lengths) == 1 and not self.copies
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What it has in common with those that have other numbers alone."""
+        """A key shared by plans that differ only in numbers."""
         filled = tuple(tuple(count > 0 for count in row) for row in self.lengths)
         return self.models, filled, self.copies, self.min_match > 0
 
     @property
     def longest(self) -> int:
-        """The most tokens of one drafter in a block."""
+        """The most tokens of a drafter in a block."""
         return max(self.max_copy, *map(max, self.lengths))
 
     @property
     def tables(self) -> set[tuple[str, str | None]]:
-        """Of which reviewers and drafters the costs of passes are needed; see `PassTimes`."""
+        """The (reviewer, drafter) pairs whose costs are needed; see `PassTimes`."""
         if not self.models:
             return {(VERIFIER, None)}
         found: set[tuple[str, str | None]] = {(VERIFIER, name) for name in self.models}
         return found if self.is_single else found | {(name, None) for name in self.models}
 
     def reviews(self, level: int) -> bool:
-        """Whether the drafter at a level, from 0, reviews what those below it draft."""
+        """Whether the drafter at a level, from 0, reviews drafts of lower levels."""
         return level + 1 < len(self.lengths) and any(self.lengths[level + 1])
 
     def read_by(self) -> Iterator[str]:
-        """The drafters that read the prompt, each once for each of its places in K."""
+        """The drafters that read the prompt, once for each of their places in K."""
         for level, name in enumerate(self.models):
             yield from (name for row in self.lengths if row[level])
 
 
 def cannot_plan(setting: Setting) -> str | None:
-    """Why what a setting's plan brings is not known from texts; None where it is."""
+    """Returns why a setting's plan cannot be estimated from texts, or None."""
     plan = setting.made("drafting")
     if not isinstance(plan, Cascade | Lookup):
         return f"drafting={setting.drafting} is neither a Cascade nor a Lookup"
@@ -115,13 +115,13 @@ def plans(
     levels: int = 2,
     bigram: str | os.PathLike[str] | None = None,
 ) -> list[Setting]:
-    """Every way to draft that is worth comparing; a `Grid` takes them at its temperatures.
+    """Returns settings with different ways to draft, for `Grid.plans`.
 
     Args:
       drafters: names of models, the largest first.
-      max_draft: G, the most tokens that one drafter adds to a block.
-      leniences: of the drafters that review for the verifier, at least 1 each; without effect at
-        temperature 0.
+      max_draft: G, the most tokens that a drafter adds to a block.
+      leniences: the leniences of reviewing drafters, at least 1 each; without effect at temperature
+        0.
       levels: the most drafters of a cascade, copies included: 1, 2 or 3.
       bigram: the directory of a bigram table for copies, "built-in", or None.
 
@@ -129,8 +129,8 @@ def plans(
       Lossless settings, each once.
 
     Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for one out of range.
+      TypeError: a value has a wrong type.
+      ValueError: a value is out of range.
     """
     max_draft = whole_number("max_draft", max_draft, low=1)
     if whole_number("levels", levels, low=1) > 3:
@@ -148,7 +148,7 @@ def plans(
         matrices = list(_matrices(size, sorted({min(count, max_draft) for count in grid})))
         for last, matrix in itertools.product((None, *copies), matrices):
             for models in itertools.combinations(drafters, size - (last is not None)):
-                # Where no drafter reviews for another there is nothing to be lenient with.
+                # Lenience needs a drafter that reviews.
                 for lenient in several if any(map(any, matrix[1:])) else (1.0,):
                     text = f"Cascade({matrix}, {models}, {last}, {lenient})"
                     found.append(Setting(drafting=text))
@@ -156,19 +156,19 @@ def plans(
 
 
 def _simple(drafters: Sequence[str], copies: Sequence[str], max_draft: int) -> Iterator[Setting]:
-    """One drafter, copies alone, and copies before a drafter."""
+    """A drafter, copies only, and copies with a drafter."""
     longest = sorted({max(1, max_draft // 2), max_draft})
     for count in range(1, max_draft + 1):
         yield from (Setting(drafter=name, max_draft=count) for name in drafters)
         yield from (Setting(drafting=text, max_draft=count) for text in copies)
-        # There a table would only make copies longer.
+        # No bigram table: it would only make copies longer.
         for name, least, most in itertools.product(drafters, _MATCHES, longest):
             text = f"Lookup(min_match={least}, max_copy={most})"
             yield Setting(drafter=name, max_draft=count, drafting=text)
 
 
 def _matrices(size: int, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every K in which the first drafter and each later one has a part."""
+    """Every K in which all drafters are used, and the first in the first row."""
     rows = [
         [((0,) * r + row) for row in itertools.product((0, *counts), repeat=size - r)]
         for r in range(size)
@@ -179,7 +179,7 @@ def _matrices(size: int, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...
 
 
 def _all_used(matrix: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether each drafter has tokens in a row that counts, and each row with tokens does."""
+    """Whether each drafter has tokens in a used row, and each row with tokens is used."""
     used = {i for i, count in enumerate(matrix[0]) if count}
     for r in range(1, len(matrix)):
         if any(matrix[r]):

@@ -1,7 +1,7 @@
-"""What settings should bring, from texts of the verifier's and without decoding with them.
+"""Estimates settings from the verifier's outputs, without decoding.
 
-Settings of one drafter are walked along the texts, rule by rule and position by position; plans of
-several drafters and of copies are weighed by acceptance rates (see `plan_rounds`).
+Settings of a single drafter are walked along the texts, rule by rule and position by position;
+plans of several drafters and of copies are estimated from acceptance rates (see `plan_rounds`).
 
 Axes: n texts, N longest text, S draws, G longest draft.
 """
@@ -41,32 +41,32 @@ from specjax.text.passes import PassTimes, measure_times
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.types import Stopping
 
-# Arrays over the vocabulary that one batch needs at once.
+# The number of arrays over the vocabulary that a batch needs.
 _ARRAYS = 8
-# What rounding may leave of a probability that is 0.
+# Rounding may make a probability of 0 this large.
 _ROUNDING = 1e-6
-# A rule that always keeps the drafter: what it makes of a position is what the drafter alone does.
+# A rule that always keeps the drafter, for the figures of the drafter alone.
 _KEEPS = Setting(rule="Diff(1.0)")
-# Temperature, top-k and top-p: settings that draw alike share a pass over texts.
+# Temperature, top-k and top-p: settings with the same sampling share a pass over the texts.
 SamplingKey = tuple[float, int | None, float | None]
 _Ends = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What is expected of a setting; NaN where nothing is.
+    """The estimate of a setting; NaN if unknown.
 
     Attributes:
-      setting: it.
-      acceptance: the mean over positions of sum_v min(pi, q): how likely token verification accepts
-        one drafted token.
+      setting: the setting.
+      acceptance: the mean over positions of sum_v min(pi, q), the probability that token
+        verification accepts a drafted token.
       defers: the share of positions at which a deferral rule defers to the verifier.
       tokens_per_call: emitted tokens per pass of the verifier; infinite for the drafter alone.
-      error: the standard error of that, over texts.
+      error: the standard error of `tokens_per_call`, over texts.
       drafted_per_call: drafted tokens per pass of the verifier.
-      nats_per_token: KL(pi || p), infinite where p cannot draw what pi may.
+      nats_per_token: KL(pi || p), infinite if pi has tokens that p cannot draw.
       latency: seconds of a text in a batch, prompt included.
-      speedup: over the verifier alone, likewise.
+      speedup: over the verifier alone, prompt included.
     """
 
     setting: Setting
@@ -81,20 +81,20 @@ class Expected:
 
     @property
     def speed(self) -> float:
-        """The speed-up; without times the tokens per pass of the verifier."""
+        """The speed-up; without times, the tokens per pass of the verifier."""
         return self.tokens_per_call if math.isnan(self.speedup) else self.speedup
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as JSON values: None for what is no finite number."""
+        """Returns the figures as JSON values, None for numbers that are not finite."""
         names = [field.name for field in dataclasses.fields(self)[1:]]
         found = {name: getattr(self, name) for name in names}
         return {name: x if math.isfinite(x) else None for name, x in found.items()}
 
     @classmethod
     def of(cls, setting: Setting, values: Mapping[str, Any]) -> "Expected":
-        """The estimate whose `to_dict` is given."""
-        endless = ("nats_per_token", "tokens_per_call")
-        absent = {name: math.inf if name in endless else math.nan for name in values}
+        """Returns the estimate of a `to_dict`."""
+        infinite = ("nats_per_token", "tokens_per_call")
+        absent = {name: math.inf if name in infinite else math.nan for name in values}
         found = {name: absent[name] if x is None else x for name, x in values.items()}
         return cls(setting=setting, **found)
 
@@ -111,25 +111,24 @@ def estimate(
     with_times: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> tuple[list[Expected], dict[str, Any] | None]:
-    """Estimates settings on what the verifier writes for some prompts.
+    """Estimates settings on the verifier's outputs for some prompts.
 
     Args:
       models: by name, "verifier" and the drafters.
-      settings: what is estimated.
-      prompts: the tokens of each, at least one.
-      options: further ones of every decoder, such as `max_new_tokens`.
-      batch_size: B, for which passes are measured.
+      settings: the settings to estimate.
+      prompts: the tokens of each prompt, at least one prompt.
+      options: more options of every decoder, such as `max_new_tokens`.
+      batch_size: B, for measuring passes.
       draws: see `expect`.
-      seed: of all draws.
-      with_times: whether passes are measured, for latencies.
-      tell: is told how far it is; by default it is printed on stderr.
+      seed: the seed of all draws.
+      with_times: whether to measure passes, for latencies.
+      tell: called with messages about the progress; by default they are printed on stderr.
 
     Returns:
-      One for each setting, in order; and the times of passes as JSON values, or None.
+      An estimate for each setting, in order; and the times of passes as JSON values, or None.
 
     Raises:
-      ValueError: a setting that cannot be estimated, a prompt that cannot be decoded, or a model
-        that gives NaN.
+      ValueError: a setting cannot be estimated, a prompt cannot be decoded, or a model gives NaN.
     """
     check_settings(settings, models)
     say = tell or _tell
@@ -144,7 +143,7 @@ def estimate(
         if times is None and with_times:
             say("measuring the time of each pass ...")
             times = _measured_times(models, settings, decoder, prompts)
-    spare_maps(0.1)  # of these programs few are needed again
+    spare_maps(0.1)  # few of these programs are needed again
     found = expect(models, texts, settings, times=times, draws=draws, seed=seed, tell=say)
     return found, None if times is None else times.to_dict()
 
@@ -155,7 +154,7 @@ def _measured_times(
     decoder: Any,
     prompts: Sequence[np.ndarray],
 ) -> PassTimes:
-    plans = [Plan.of(one) for one in settings if one.method is None]
+    plans = [Plan.of(setting) for setting in settings if setting.method is None]
     tables = sorted({table for plan in plans for table in plan.tables}, key=str)
     longest = max((plan.longest for plan in plans), default=1)
     given: list[Any] = list(prompts[: decoder.batch_size])
@@ -181,27 +180,26 @@ def expect(
 ) -> list[Expected]:
     """Estimates settings on known texts.
 
-    Each drafter and the verifier read the texts once at each temperature. For texts that the
-    verifier has drawn at a setting's own temperature, top-k and top-p, the rounds of each text
-    under `Lossless` are unbiased, by token and by block verification and with any stopping policy
-    that reads the draft alone. For other rules they are approximate: their texts follow pi, and
-    here contexts are the verifier's.
+    Each drafter and the verifier read the texts once at each temperature. If the verifier has drawn
+    the texts with the setting's own temperature, top-k and top-p, the numbers of rounds with
+    `Lossless` are unbiased, for token and block verification and for stopping policies that read
+    only the draft. For other rules they are approximate: their outputs follow pi, but here the
+    contexts are the verifier's.
 
     Args:
       models: by name: "verifier", and the drafters of the settings.
-      texts: what the verifier has written, by `sampling_key`.
-      settings: whatever is to be compared; rules, strengths, lengths and policies share the pass.
-      times: of passes, for latencies.
-      draws: S, how many tokens are drawn at each position where a rule's own law is not p.
-      seed: of these.
-      tell: is told how far it is.
+      texts: the verifier's outputs, by `sampling_key`.
+      settings: the settings; rules, strengths, lengths and policies share the pass.
+      times: the times of passes, for latencies.
+      draws: S, the number of tokens to draw at each position for rules whose pi is not p or q.
+      seed: the seed of these draws.
+      tell: called with messages about the progress.
 
     Returns:
-      One for each setting, in order.
+      An estimate for each setting, in order.
 
     Raises:
-      ValueError: a setting that cannot be estimated (see `cannot_estimate`), or a model that gives
-        NaN.
+      ValueError: a setting cannot be estimated (see `cannot_estimate`), or a model gives NaN.
     """
     check_settings(settings, models)
     draws, seed = whole_number("draws", draws, low=1), whole_number("seed", seed, low=0)
@@ -219,27 +217,28 @@ def expect(
             f"estimating {len(group)} settings with {drafter or 'drafting plans'} at "
             f"temperature {key[0]:g} ..."
         )
-        for one, latency in _of_group(models, own, group, clock, length, draws, seed):
+        for expected, latency in _of_group(models, own, group, clock, length, draws, seed):
             if times is not None:
-                one = dataclasses.replace(one, latency=latency, speedup=before / latency)
-            found[one.setting] = one
+                speedup = before / latency
+                expected = dataclasses.replace(expected, latency=latency, speedup=speedup)
+            found[expected.setting] = expected
     return [found[setting] for setting in settings]
 
 
 def sampling_key(setting: Setting) -> SamplingKey:
-    """What settings that share their texts have in common."""
+    """Returns a key shared by settings with the same sampling."""
     return setting.temperature, setting.top_k, setting.top_p
 
 
 def check_settings(settings: Sequence[Setting], models: Mapping[str, TextModel]) -> None:
-    """Raises ValueError unless settings can be estimated with these models."""
+    """Raises ValueError for a setting that cannot be estimated with these models."""
     for setting in settings:
         if reason := cannot_estimate(setting, models):
             raise ValueError(f"{setting.described()} cannot be estimated: {reason}")
 
 
 def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | None:
-    """Why a setting can only be measured by decoding; None where it can be estimated."""
+    """Returns why a setting cannot be estimated, or None."""
     if setting.method == VERIFIER_ALONE:
         return None
     needed: tuple[str, ...] = (setting.drafter,)
@@ -282,14 +281,15 @@ def _of_group(
     draws: int,
     seed: int,
 ) -> Iterator[tuple[Expected, float]]:
-    """The estimates of settings of one drafter, or of plans; with the seconds of a text."""
-    plans = {one: Plan.of(one) for one in settings if one.drafting is not None}
+    """Yields estimates for settings of one drafter, or for plans, with the seconds of a text."""
+    plans = {setting: Plan.of(setting) for setting in settings if setting.drafting is not None}
     if plans:
         sampling = settings[0].sampling
         known = known_rates(models, texts, sampling, list(plans.values()))
-        yield from (_planned(one, plan, known, clock, length) for one, plan in plans.items())
+        for setting, plan in plans.items():
+            yield _planned(setting, plan, known, clock, length)
         return
-    others = [one for one in settings if one.method != VERIFIER_ALONE]
+    others = [setting for setting in settings if setting.method != VERIFIER_ALONE]
     read = _read(models, texts, others, draws, seed) if others else None
     for setting in settings:
         if setting.method == VERIFIER_ALONE:
@@ -308,20 +308,20 @@ def _planned(
 ) -> tuple[Expected, float]:
     found = plan_round(plan, known, clock)
     spent = clock.start(plan.read_by()) + found.seconds * length / found.tokens
-    one = Expected(
+    expected = Expected(
         setting=setting, tokens_per_call=found.tokens, drafted_per_call=found.drafted, defers=1.0
     )
-    return one, spent
+    return expected, spent
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Read:
-    """What one drafter's settings need of the texts, of M tokens in all.
+    """The models' outputs along the texts, for the settings of a drafter; M tokens in total.
 
     Attributes:
-      real: `[n, N]` bool, which positions are of a text.
-      rules: fields `[M]` and `[S, M]`, those positions row by row.
-      lengths: of drafts under each policy.
+      real: `[n, N]` bool, which positions belong to a text.
+      rules: rule -> fields `[M]` and `[S, M]`, these positions row by row.
+      lengths: policy -> lengths of drafts.
     """
 
     real: np.ndarray  # [n, N]
@@ -336,13 +336,13 @@ def _read(
     draws: int,
     seed: int,
 ) -> _Read:
-    """One pass of both models over the texts, and all that the settings need of it."""
+    """Reads the texts with both models, in a single pass for all settings."""
     pair = models[settings[0].drafter], models[VERIFIER]
-    ruled = [_KEEPS if one.is_alone else one for one in settings]
-    rules = {one.rule: one.made("rule") for one in ruled}
-    stopped = [one for one in settings if one.stopping is not None]
-    bound = {_ends(one): _policy(one).bind(pair[0].head) for one in stopped}
-    longest = max((one.max_draft or 0 for one in stopped), default=0)
+    ruled = [_KEEPS if setting.is_alone else setting for setting in settings]
+    rules = {setting.rule: setting.made("rule") for setting in ruled}
+    stopped = [setting for setting in settings if setting.stopping is not None]
+    bound = {_ends(setting): _policy(setting).bind(pair[0].head) for setting in stopped}
+    longest = max((setting.max_draft or 0 for setting in stopped), default=0)
     reads = (
         any(rule.reads_draft_confidence for rule in rules.values())
         or any(policy.reads_confidence for policy, _ in bound.values()),
@@ -356,10 +356,10 @@ def _read(
     for i, (of_texts, rows) in enumerate(known):
         laws = list(_laws(pair, rows, settings[0], reads))
         tokens, own = jnp.asarray(rows.outputs), jax.random.fold_in(key, i)
-        # Rules read real positions alone, in so many places for all batches.
+        # Rules read only real positions, with the same size for all batches.
         count, at = int(rows.ends.sum()), np.resize(np.flatnonzero(rows.real), size)
         places = np.unravel_index(at, rows.outputs.shape)
-        drafter, verifier = (_picked(one, places) for one in laws)
+        drafter, verifier = (_picked(law, places) for law in laws)
         for name, rule in rules.items():
             found = positions(rule, drafter, verifier, tokens[places], own, samples=draws)
             parts[name].append(Positions._make(np.asarray(x)[..., :count] for x in found))
@@ -390,11 +390,11 @@ def _rounded(count: int) -> int:
 def _laws(
     pair: Sequence[TextModel], rows: KnownRows, setting: Setting, reads: Sequence[bool]
 ) -> Iterator[Laws]:
-    for one, with_confidence in zip(pair, reads, strict=True):
+    for model, with_confidence in zip(pair, reads, strict=True):
         laws = laws_along(
-            one.model, one.prepared, rows, setting.sampling, with_confidence=with_confidence
+            model.model, model.prepared, rows, setting.sampling, with_confidence=with_confidence
         )
-        check_read(np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[rows.real]), one)
+        check_read(np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[rows.real]), model)
         yield laws
 
 
@@ -408,7 +408,7 @@ def _walked(setting: Setting, read: _Read, clock: Clock, length: float) -> tuple
     emitted = int(of_texts.sum())
     lengths = np.full(real.shape, most)
     if setting.stopping is not None:
-        # Such a draft ends with its end-of-sequence token.
+        # With a policy a draft ends after an end-of-sequence token.
         left = np.maximum(of_texts[:, None] - np.arange(real.shape[1])[None], 0)
         lengths = np.minimum(np.minimum(read.lengths[_ends(setting)], most), left)
     ratios = np.ones((len(found.ratios), *real.shape))
@@ -416,7 +416,7 @@ def _walked(setting: Setting, read: _Read, clock: Clock, length: float) -> tuple
     block = setting.made("verification").keeps_last_pass
     walked = walk(ratios, of_texts, lengths, block=block)
     tokens = emitted / float(walked.rounds.sum())
-    one = Expected(
+    expected = Expected(
         setting=setting,
         acceptance=min(float(found.acceptance.mean(dtype=np.float64)), 1.0),
         defers=float(found.defers.mean(dtype=np.float64)),
@@ -426,7 +426,7 @@ def _walked(setting: Setting, read: _Read, clock: Clock, length: float) -> tuple
         nats_per_token=_nats(found),
     )
     spent = clock.start([setting.drafter]) + _round(setting, walked, clock) * length / tokens
-    return one, spent
+    return expected, spent
 
 
 def _nats(found: Positions) -> float:
@@ -436,7 +436,7 @@ def _nats(found: Positions) -> float:
 
 
 def _round(setting: Setting, walked: Walk, clock: Clock) -> float:
-    """The seconds of a round of the batch."""
+    """The seconds of a batch's round."""
     law, full, drafter = walked.drafted, (setting.max_draft or 0) + 1, setting.drafter
     widths = (full,) if setting.stopping is None else powers_of_two(full)
     law = np.pad(law, (0, max(full - len(law), 0)))
@@ -445,7 +445,7 @@ def _round(setting: Setting, walked: Walk, clock: Clock) -> float:
 
 
 def _error(emitted: np.ndarray, rounds: np.ndarray) -> float:
-    """The standard error of a ratio of sums over texts, linearised."""
+    """The linearised standard error of a ratio of sums over texts."""
     if len(rounds) < 2:
         return math.nan
     parts = (emitted - emitted.sum() / rounds.sum() * rounds) / rounds.sum()

@@ -1,4 +1,4 @@
-"""Many settings at once: methods and strengths with every temperature, draft and drafter."""
+"""Grids of settings: methods and strengths with every temperature, draft and drafter."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from specjax.text.setting import (
     named_stopping,
 )
 
-# Names, or name -> None, a number or several.
+# Names, or name -> None, a number or several numbers.
 Choices = Sequence[Any] | Mapping[Any, Any]
 _TENTHS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _MARGINS = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
@@ -43,29 +43,29 @@ USUAL_METHODS: Mapping[str, Sequence[float] | None] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid:
-    """All combinations of the values of each axis that go together.
+    """All valid combinations of the values of each axis.
 
     A method without drafts is there once, whatever the axes of drafts have.
 
     Attributes:
       methods: methods and their strengths; a name or a text (see `text.setting.named_method`) ->
-        None, a number or several, which take the place of `{}`. The verifier and the drafters
-        alone are always there. None: every rule with usual strengths.
+        None, a number or several numbers, which replace `{}`. The verifier alone and the drafters
+        alone are always included. None: every rule with usual strengths.
       temperatures: at least 0 each.
-      top_k: of all; None for all tokens.
+      top_k: the top-k of all settings; None for all tokens.
       top_p: likewise.
-      max_drafts: the lengths of drafts, or the longest ones under a policy; at least 1 each.
-      min_draft: the fewest tokens of a draft under a policy.
-      stopping: policies and their thresholds, in the same way; None is a draft of fixed length.
-      longest: the longest draft under a policy; None for each of `max_drafts`.
-      drafting: how drafts are made, such as "Lookup(min_match=3)"; None is the drafter alone.
+      max_drafts: the lengths of drafts, or the longest drafts with a policy; at least 1 each.
+      min_draft: the fewest tokens of a draft with a policy.
+      stopping: policies and their thresholds, in the form of `methods`; None is a fixed length.
+      longest: the longest draft with a policy; None: each of `max_drafts`.
+      drafting: how drafts are made, such as "Lookup(min_match=3)"; None: by the drafter.
       drafters: names of models; None is "drafter".
       verifications: such as "Block".
-      plans: further settings, at each temperature, top-k and top-p.
+      plans: more settings, at each temperature, top-k and top-p.
 
     Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for an unknown name, a value out of range, or an empty axis.
+      TypeError: a value has a wrong type.
+      ValueError: a name is unknown, a value is out of range, or an axis is empty.
     """
 
     methods: Choices | None = None
@@ -95,10 +95,10 @@ class Grid:
             given = getattr(self, name)
             for length in given if name == "max_drafts" else [1 if given is None else given]:
                 whole_number(name, length, low=1)
-        self.settings()  # the checks of their parts
+        self.settings()  # checks the parts
 
     def settings(self) -> list[Setting]:
-        """All settings, each once; at each temperature the models alone first."""
+        """Returns all settings, each once; at each temperature the models alone first."""
         found: dict[Setting, None] = {}
         drafters = ["drafter" if name is None else name for name in self.drafters]
         for temperature in self.temperatures:
@@ -114,7 +114,7 @@ class Grid:
                 self._methods(), drafters, self.drafting, self._drafts(), self.verifications
             )
             for (rule, method), drafter, drafting, draft, verification in combined:
-                one = Setting(
+                setting = Setting(
                     rule=rule,
                     method=method,
                     drafter=drafter,
@@ -123,7 +123,7 @@ class Grid:
                     **draft,
                     **drawn,
                 )
-                found[one] = None
+                found[setting] = None
             for plan in self.plans:
                 found[dataclasses.replace(plan, **drawn)] = None
         return list(found)

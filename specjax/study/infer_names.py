@@ -1,4 +1,4 @@
-"""The names of `specjax infer`, and their values, by which it decodes as a setting does."""
+"""The names and values with which `specjax infer` decodes with a setting."""
 
 import dataclasses
 import os
@@ -16,14 +16,14 @@ _FILE = "runs/infer.gin"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompting:
-    """How prompts are made of texts, and what decodes them besides a setting.
+    """How prompts are made from texts, and how models are loaded.
 
     Attributes:
       chat: whether each text is a user's message for the model's chat template.
-      truncate: where texts that are too long are cut: "end" or "beginning"; None refuses them.
-      task: what has made the texts of records, or None.
-      dtype: of the models; None for that of each checkpoint.
-      tokenizer: its path, where the models' directories have none.
+      truncate: where long texts are cut: "end" or "beginning"; None: long texts are errors.
+      task: the task that has made the texts from records, or None.
+      dtype: the dtype of the models; None: that of each checkpoint.
+      tokenizer: the path of the tokenizer, if the models' directories have none.
     """
 
     chat: bool = False
@@ -39,7 +39,7 @@ class Prompting:
             raise ValueError(f"truncate must be None, 'end' or 'beginning', got {self.truncate!r}")
 
     def names(self) -> dict[str, str]:
-        """In gin's language, for use from any directory, also for inputs without answers."""
+        """Returns gin names -> values, for any working directory and inputs without answers."""
         found = {"DTYPE": repr(self.dtype), "TOKENIZER": repr(self._tokenizer())}
         found |= {"CHAT": repr(self.chat), "TRUNCATE": repr(self.truncate)}
         if isinstance(self.task, FewShot):
@@ -64,12 +64,12 @@ def infer_names(
     options: Mapping[str, Any],
     prompts: Prompting,
 ) -> dict[str, str]:
-    """All names, and their values in gin's language.
+    """Returns all names, and their values as gin code.
 
     Args:
-      setting: what to decode with.
+      setting: the setting.
       models: by name.
-      options: further ones of every decoder, such as `max_new_tokens` and `batch_size`.
+      options: more options of every decoder, such as `max_new_tokens` and `batch_size`.
       prompts: how prompts are made.
     """
     drafter = models.get(setting.drafter, models.get("drafter", models["verifier"]))
@@ -83,23 +83,23 @@ def infer_names(
 
 
 def words(names: Mapping[str, str]) -> list[str]:
-    """The words behind `specjax infer`."""
+    """Returns the arguments of `specjax infer`."""
     return [f"--gin_file={_FILE}", *(f"--gin.{name}={value}" for name, value in names.items())]
 
 
 def gin_text(
-    told: str, names: Mapping[str, str], file: str | os.PathLike[str], more: Sequence[str] = ()
+    title: str, names: Mapping[str, str], file: str | os.PathLike[str], more: Sequence[str] = ()
 ) -> str:
-    """A gin file for `specjax infer`.
+    """Returns a gin file for `specjax infer`.
 
     Args:
-      told: what it decodes with, for a comment.
-      names: of `infer_names`.
-      file: where it will be, for a comment.
-      more: further lines of the comment.
+      title: the first line of the comment.
+      names: from `infer_names`.
+      file: its path, for the comment.
+      more: more lines of the comment.
     """
     lines = [
-        *(f"# {line}" for line in (told, *more)),
+        *(f"# {line}" for line in (title, *more)),
         "#",
         f"#   specjax infer --gin_file={os.fspath(file)} \\",
         "#     --gin.INPUT=FILE --gin.OUTPUT_DIR=DIRECTORY",

@@ -1,4 +1,4 @@
-"""How likely models accept one another's tokens along known texts, and what would be copied there.
+"""Acceptance rates between models along known texts, and the tokens that would be copied.
 
 Axes: B rows, P prompt length, N longest text, G longest draft, V vocabulary.
 """
@@ -30,13 +30,13 @@ from specjax.types import Array, LanguageModel, Params, Sampling
 
 
 class Law(NamedTuple):
-    """What the tokens of a drafter follow.
+    """The distribution of a drafter's tokens.
 
     Attributes:
-      name: the drafter's.
-      below: what it reviews leniently, a model's name or what copies; None where its tokens follow
-        its own distribution: it drafts alone, or reviews without lenience.
-      lenience: with which it reviews.
+      name: the drafter's name.
+      below: the drafter that it reviews with lenience, a model's name or a `Lookup`; None: tokens
+        follow its own distribution, because it reviews nothing or without lenience.
+      lenience: the lenience of its reviews.
     """
 
     name: str
@@ -44,18 +44,18 @@ class Law(NamedTuple):
     lenience: float = 1.0
 
 
-# A reviewer's name, what drafts for it, and the reviewer's lenience.
+# A reviewer's name, its drafter, and the reviewer's lenience.
 Judgement = tuple[str, Law | Lookup, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """What would be copied at every position of the texts, rows one after the other.
+    """The copied drafts at every position of the texts, row by row.
 
     Attributes:
-      matched: `[n]` how many tokens of the ending have occurred before.
-      drafted: `[n]` how many tokens would be copied, up to the longest draft G.
-      on_text: `[n]` how many of them, from the first, are the text's own.
+      matched: `[n]` the number of tokens before the position that have occurred before.
+      drafted: `[n]` the number of tokens to copy, up to the longest draft G.
+      on_text: `[n]` how many of these, from the first, agree with the text.
       offsets: `[texts + 1]`; the positions of text i are `offsets[i] .. offsets[i + 1]`.
     """
 
@@ -67,12 +67,12 @@ class Copies:
 
 @dataclasses.dataclass(frozen=True)
 class KnownRates:
-    """What texts tell of plans.
+    """The acceptance rates for plans.
 
     Attributes:
-      rates: how likely a token is accepted, a number; of copies `[G]`, where those before are the
-        text's own.
-      copies: what copies -> how it fares.
+      rates: the probability that a token is accepted; for copies `[G]`, if the tokens before it
+        agree with the text.
+      copies: the copied drafts of each `Lookup`.
       text_lengths: `[texts]` tokens of the verifier's texts.
     """
 
@@ -82,12 +82,12 @@ class KnownRates:
 
     @property
     def emitted(self) -> int:
-        """How many tokens the texts have."""
+        """The number of tokens of all texts."""
         return int(self.text_lengths.sum())
 
 
 class _Copied(NamedTuple):
-    """What would be copied at each position; see `Copies`."""
+    """The copied draft at each position; see `Copies`."""
 
     tokens: Any  # [B, N, G]
     matched: Any  # [B, N]
@@ -96,10 +96,10 @@ class _Copied(NamedTuple):
 
 
 def judgements(plan: Plan) -> Iterator[Judgement]:
-    """All that a plan's expectation asks of texts."""
+    """Yields the acceptance rates that a plan needs."""
     for r, row in enumerate(plan.lengths):
         reviewer = plan.models[r - 1] if r else VERIFIER
-        lenient = plan.lenience if r else 1.0  # the verifier never is
+        lenient = plan.lenience if r else 1.0  # the verifier has no lenience
         for level, count in enumerate(row):
             if count and level < len(plan.models):
                 yield reviewer, law_of(plan, level), lenient
@@ -108,11 +108,11 @@ def judgements(plan: Plan) -> Iterator[Judgement]:
 
 
 def law_of(plan: Plan, level: int) -> Law:
-    """The law of the tokens of a model's level, from 0."""
+    """Returns the distribution of the tokens of a level, from 0."""
     name = plan.models[level]
     if plan.lenience == 1.0 or not plan.reviews(level):
         return Law(name)
-    # Of several drafters below it the one that adds most.
+    # The drafter below that adds most tokens.
     row = plan.lengths[level + 1]
     most = max(range(len(row)), key=lambda i: row[i])
     below = plan.copies if most == len(plan.models) else plan.models[most]
@@ -125,27 +125,30 @@ def known_rates(
     sampling: Sampling,
     plans: Sequence[Plan],
 ) -> KnownRates:
-    """Reads texts with all models.
+    """Reads texts with all models, and returns the acceptance rates for plans.
 
-    A drafter's token is accepted with probability sum_v min(q(v), l p(v)) by a reviewer of lenience
-    l, averaged over the positions of the texts. At temperature 0 that is how often the two agree.
+    A reviewer with lenience l accepts a drafter's token with probability sum_v min(q(v), l p(v)),
+    averaged over the positions of the texts. At temperature 0 this is the rate of agreement.
 
     Args:
-      models: by name, the verifier among them.
-      texts: what the verifier has written.
-      sampling: with one value of each setting.
-      plans: of which everything is found out that their expectations need.
+      models: by name, `verifier` among them.
+      texts: the verifier's outputs.
+      sampling: its fields are scalars.
+      plans: the plans.
 
     Returns:
-      It.
+      The rates.
 
     Raises:
-      ValueError: if a model gives NaN.
+      ValueError: a model gives NaN.
     """
-    asked = tuple(dict.fromkeys(one for plan in plans for one in judgements(plan)))
-    known = {one.below for _, one, _ in asked if isinstance(one, Law)} | {x for _, x, _ in asked}
+    needed_rates = tuple(
+        dict.fromkeys(judgement for plan in plans for judgement in judgements(plan))
+    )
+    laws = {law for _, law, _ in needed_rates}
+    known = laws | {law.below for law in laws if isinstance(law, Law)}
     known |= {plan.copies for plan in plans}
-    kinds = sorted((one for one in known if isinstance(one, Lookup)), key=repr)
+    kinds = sorted((kind for kind in known if isinstance(kind, Lookup)), key=repr)
     vocab_size = models[VERIFIER].model.vocab_size
     longest = max(plan.longest for plan in plans)
     given = Ingredients({VERIFIER: models[VERIFIER]}, longest, _no_model, jnp.asarray)
@@ -156,18 +159,19 @@ def known_rates(
     copied: list[list[_Copied]] = [[] for _ in kinds]
     for places, rows in batches(texts, rows_at_once(texts, vocab_size, len(read_by))):
         said = {
-            name: _read(one.model, one.prepared, rows, sampling) for name, one in read_by.items()
+            name: _read(model.model, model.prepared, rows, sampling)
+            for name, model in read_by.items()
         }
-        probs = {name: one for name, (one, _) in said.items()}
+        probs = {name: distributions for name, (distributions, _) in said.items()}
         found = [
             _copy(kind.copier(vocab_size, longest), table, rows, said[VERIFIER][1])
             for kind, table in zip(kinds, tables, strict=True)
         ]
-        sums.append(jax.device_get(_sums(asked, tuple(kinds), probs, found, rows.ends)))
-        for own, one in zip(copied, jax.device_get(found), strict=True):
-            own.append(_Copied(*(x[: len(places)] for x in one)))
+        sums.append(jax.device_get(_sums(needed_rates, tuple(kinds), probs, found, rows.ends)))
+        for own, batch in zip(copied, jax.device_get(found), strict=True):
+            own.append(_Copied(*(x[: len(places)] for x in batch)))
     rates = {}
-    for judgement, parts in zip(asked, zip(*sums, strict=True), strict=True):
+    for judgement, parts in zip(needed_rates, zip(*sums, strict=True), strict=True):
         accepted, seen = np.sum(np.asarray(parts, np.float64), axis=0)
         check_read(~np.isnan(accepted), *(models[name] for name in _names(judgement)))
         rates[judgement] = np.clip(accepted / np.maximum(seen, 1.0), 0.0, 1.0)
@@ -181,8 +185,8 @@ def _no_model(*_: Any) -> Any:
 
 
 def _names(judgement: Judgement) -> list[str]:
-    reviewer, one, _ = judgement
-    return [reviewer, one.name] if isinstance(one, Law) else [reviewer]
+    reviewer, law, _ = judgement
+    return [reviewer, law.name] if isinstance(law, Law) else [reviewer]
 
 
 @functools.partial(jit, static_argnums=0)
@@ -196,7 +200,7 @@ def _read(
 
 @functools.partial(jit, static_argnums=0)
 def _copy(copier: LookupDrafter, table: Params, rows: KnownRows, before: Array) -> _Copied:
-    """What is copied after each beginning of each text."""
+    """The copied draft at each position of each text."""
     longest = rows.outputs.shape[1]
     step = jnp.arange(longest, dtype=jnp.int32)
 
@@ -216,7 +220,7 @@ def _copy(copier: LookupDrafter, table: Params, rows: KnownRows, before: Array) 
         return _Copied(block.tokens, copier.matched(state), block.num_drafted, on_text)
 
     rows_args = (rows.inputs, rows.lengths, rows.outputs, before)
-    return jax.lax.map(lambda one: of_row(*one), jax.tree.map(jnp.asarray, rows_args))
+    return jax.lax.map(lambda row: of_row(*row), jax.tree.map(jnp.asarray, rows_args))
 
 
 @functools.partial(jit, static_argnums=(0, 1))
@@ -227,7 +231,7 @@ def _sums(
     copied: list[_Copied],
     ends: Array,
 ) -> list[tuple[Array, Array]]:
-    """For each judgement the sum over positions of what is accepted, and of what is looked at."""
+    """For each judgement the sums over positions of acceptances, and of the positions' number."""
     place = jnp.arange(probs[VERIFIER].shape[1], dtype=jnp.int32)[None]
     real = place < ends[:, None]
 
@@ -245,7 +249,7 @@ def _sums(
     def of_copies(reviewer: str, found: _Copied, lenient: float) -> tuple[Array, Array]:
         step = jnp.arange(found.tokens.shape[-1], dtype=jnp.int32)[None, None]
         ahead = place[..., None] + step
-        # Where those before it stand, and the text has a token there.
+        # If the tokens before agree with the text, and the text has a token there.
         seen = (found.drafted[..., None] > step) & (found.on_text[..., None] >= step)
         seen &= ahead < ends[:, None, None]
         at = jnp.broadcast_to(jnp.minimum(ahead, place.shape[1] - 1), found.tokens.shape)
@@ -254,20 +258,20 @@ def _sums(
         return jnp.sum(stands, axis=(0, 1)), jnp.sum(seen.astype(jnp.float32), axis=(0, 1))
 
     sums = []
-    for reviewer, one, lenient in asked:
-        if isinstance(one, Lookup):
-            sums.append(of_copies(reviewer, copied[kinds.index(one)], lenient))
+    for reviewer, law, lenient in asked:
+        if isinstance(law, Lookup):
+            sums.append(of_copies(reviewer, copied[kinds.index(law)], lenient))
         else:
-            both = jnp.minimum(probs_of(one), jnp.float32(lenient) * probs[reviewer])
+            both = jnp.minimum(probs_of(law), jnp.float32(lenient) * probs[reviewer])
             accepted = jnp.sum(jnp.where(real, jnp.sum(both, axis=-1), 0.0))
             sums.append((accepted, jnp.sum(real.astype(jnp.float32))))
     return sums
 
 
 def _merged(parts: Sequence[_Copied], lengths: np.ndarray) -> Copies:
-    """Copies at the real positions of all texts."""
+    """The copied drafts at the real positions of all texts."""
     real = np.arange(parts[0].matched.shape[1])[None] < lengths[:, None]
-    # Past the end of a text nothing is the text's.
+    # Past the end of a text no token agrees.
     left = lengths[:, None] - np.arange(real.shape[1])[None]
     matched, drafted, on_text = (
         np.concatenate([getattr(part, name) for part in parts])

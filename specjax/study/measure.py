@@ -1,6 +1,6 @@
-"""Settings measured beside the verifier alone.
+"""Measures settings, and times them in turns with the verifier alone.
 
-Axes: n texts, c chunks of texts that are timed, s samples of a text.
+Axes: n texts, c timed chunks of texts, s samples of a text.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from specjax.study.texts import Texts
 from specjax.text import Decoder, TextModel
 from specjax.text.setting import Setting
 
-# How often a text is timed, at most, until nothing is compiled meanwhile.
+# The most times a chunk is timed until nothing is compiled meanwhile.
 _TRIES = 3
 
 
@@ -32,29 +32,26 @@ class Measuring:
     """How settings are measured.
 
     Attributes:
-      metrics: names in `specjax.evaluation.METRICS`, or "pass_at_1"; the first one is called
-        quality. Without any, speed and divergence alone are compared.
-      num_samples: how many texts are drawn for each prompt at a temperature above 0; at 0 there is
-        one.
-      seed: of the first; the others have the seeds that follow.
-      batch_size: the texts decoded together for their quality.
-      latency_batch_size: the same where time is measured.
-      latency_limit: how many texts are timed, the first ones of all.
-      repeats: how often each of them is timed.
+      metrics: names in `specjax.evaluation.METRICS`, or "pass_at_1"; the first is the quality.
+        Empty: only speed and divergence are compared.
+      num_samples: the number of outputs for each prompt at a temperature above 0; at 0 it is 1.
+      seed: the seed of the first sample; the others have the following seeds.
+      batch_size: the batch size for quality.
+      latency_batch_size: the batch size for times.
+      latency_limit: the number of timed texts, the first of all.
+      repeats: how often each of these is timed.
       bootstrap: the resampling.
-      answer: what of an output the metrics score, such as `AnswerAfter("####")`; all by default.
-      reference_answer: likewise, of a reference.
-      sandbox: where outputs are run as programs, which adds the metric "pass_at_1"; without one
-        nothing is run.
-      costs: what a pass of each model costs, in any unit, such as {"verifier": 1.0, "drafter":
-        0.05}, for the figure `cost_per_token`; of other drafters under their names. Settings
-        without a price have no such figure.
+      answer: extracts the scored part of an output, such as `AnswerAfter("####")`; None: all.
+      reference_answer: likewise, for references.
+      sandbox: runs outputs as programs, which adds the metric "pass_at_1"; None runs nothing.
+      costs: model's name -> the cost of a pass, in any unit, such as {"verifier": 1.0, "drafter":
+        0.05}, for the figure `cost_per_token`; settings of a drafter without a cost lack it.
 
     Raises:
       ImportError: a metric's library is not installed.
       OSError: programs cannot be contained here.
-      TypeError: for a value of the wrong type.
-      ValueError: for one out of range, or an unknown metric.
+      TypeError: a value has a wrong type.
+      ValueError: a value is out of range, or a metric is unknown.
     """
 
     metrics: Sequence[str] = ("bleu",)
@@ -86,19 +83,19 @@ class Measuring:
 
     @property
     def quality(self) -> str | None:
-        """The first metric; None without any."""
+        """The first metric, or None."""
         return self.metrics[0] if self.metrics else None
 
     def seeds_at(self, temperature: float) -> list[int]:
-        """The seeds at a temperature: greedy texts need one."""
+        """Returns the seeds at a temperature; a single seed at temperature 0."""
         count = self.num_samples if temperature > 0.0 else 1
         return list(range(self.seed, self.seed + count))
 
     def fitted(self, texts: Texts) -> "Measuring":
-        """The same for texts that may be few, or have no references; says what changes.
+        """Adapts to few texts or missing references, with messages about the changes.
 
         Raises:
-          ValueError: a metric cannot use the references, problems and a sandbox are not together,
+          ValueError: a metric cannot use the references, problems and sandbox are not both given,
             or there are too few texts to time.
         """
         how, count = self, len(texts.examples)
@@ -132,7 +129,7 @@ class Measuring:
         return how
 
     def scorers(self, texts: Texts) -> dict[str, Scoring]:
-        """The metrics with the references, or the problems, of all texts."""
+        """Returns the metrics with the references, or the problems, of all texts."""
         own = self.reference_answer
         wanted: Sequence[Sequence[str]] = texts.references
         if own is not None:
@@ -146,7 +143,7 @@ class Measuring:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """All of it as JSON values, but for what is left out."""
+        """Returns JSON values, without fields that are None."""
         made = dataclasses.asdict(dataclasses.replace(self, answer=None, reference_answer=None))
         for name in ("answer", "reference_answer"):
             made[name] = repr(getattr(self, name))
@@ -158,14 +155,14 @@ class Measuring:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bench:
-    """What settings are measured on.
+    """The models and texts for measuring settings.
 
     Attributes:
       models: by name: "verifier", and the drafters of the settings.
-      texts: n of them.
-      prompts: n, the tokens of their inputs.
-      measuring: how, fitted to the texts.
-      options: further ones of every decoder, such as `max_new_tokens`.
+      texts: n texts.
+      prompts: the tokens of their inputs.
+      measuring: how settings are measured, fitted to the texts.
+      options: more options of every decoder, such as `max_new_tokens`.
     """
 
     models: Mapping[str, TextModel]
@@ -175,11 +172,11 @@ class Bench:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def decoder(self, setting: Setting, batch_size: int) -> Decoder:
-        """What decodes with a setting."""
+        """Returns the decoder of a setting."""
         return setting.decoder(self.models, batch_size=batch_size, **self.options)
 
     def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
-        """The same of some of the texts, of which the first `timed` ones are timed."""
+        """Returns the bench of some texts, of which the first `timed` are timed."""
         how = self.measuring
         return dataclasses.replace(
             self,
@@ -194,8 +191,8 @@ class Times:
     """The seconds of chunks of texts.
 
     Attributes:
-      seconds: `[s, r, c]` of each sample, repeat and chunk.
-      tokens: `[s, c]` emitted.
+      seconds: `[s, r, c]`, of each sample, repeat and chunk.
+      tokens: `[s, c]`, emitted tokens.
     """
 
     seconds: np.ndarray  # [s, r, c]
@@ -203,12 +200,12 @@ class Times:
 
     @property
     def usual(self) -> np.ndarray:
-        """`[c]`: of the repeats the median, of the samples the mean."""
+        """`[c]`: the mean over samples of the median over repeats."""
         return np.median(self.seconds, axis=1).mean(axis=0)
 
     @property
     def mean(self) -> np.ndarray:
-        """`[c]`: the mean of all."""
+        """`[c]`: the mean over samples and repeats."""
         return self.seconds.mean(axis=(0, 1))
 
 
@@ -217,15 +214,15 @@ _OWN, _OF_VERIFIER = "own", "verifier"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """What one setting did.
+    """The measurements of a setting.
 
     Attributes:
-      seeds: s of them.
+      seeds: s seeds.
       rows: for each seed the n lines of a `predictions.jsonl`.
-      times: of the first texts.
-      verifier_times: those of the verifier alone, in turns with them; None for itself.
-      compiled: programs that were compiled or read from disk before it was timed.
-      compiled_late: and in the times that count: such a text is timed again, three times at most.
+      times: the times of the first texts.
+      verifier_times: the times of the verifier alone, measured in turns; None for itself.
+      compiled: the number of programs compiled or read from disk before the timing.
+      compiled_late: the same within the final times.
     """
 
     seeds: list[int]
@@ -236,7 +233,7 @@ class Measured:
     compiled_late: int
 
     def to_record(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """A JSON value and arrays, of which `of_record` makes the same."""
+        """Returns a JSON value and arrays for `of_record`."""
         value = {name: getattr(self, name) for name in _PLAIN}
         both = {_OWN: self.times, _OF_VERIFIER: self.verifier_times}
         arrays = {
@@ -249,7 +246,7 @@ class Measured:
 
     @classmethod
     def of_record(cls, value: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> "Measured":
-        """See `to_record`; other values and arrays may stand beside these."""
+        """Restores `to_record`; other values and arrays are ignored."""
         own, of_verifier = (
             Times(arrays[f"{name}/seconds"], arrays[f"{name}/tokens"])
             if f"{name}/seconds" in arrays
@@ -265,10 +262,10 @@ _PLAIN = ("seeds", "rows", "compiled", "compiled_late")
 
 
 class MeasuringError(Exception):
-    """A setting could not be measured, as where the memory is full or a model gives NaN.
+    """A setting could not be measured, for example because memory is full or a model gives NaN.
 
     Args:
-      error: what was raised.
+      error: the original error.
     """
 
     def __init__(self, error: Exception):
@@ -276,22 +273,21 @@ class MeasuringError(Exception):
 
 
 def measure(setting: Setting, bench: Bench) -> Measured:
-    """Decodes all texts, and times the first ones in turns with the verifier alone.
+    """Decodes all texts, and times the first texts in turns with the verifier alone.
 
-    A row's text depends on its seed and its place. So texts are the same at any batch size (but
-    where policies read the rows beside a row), and so are texts that another part of them is
-    measured with.
+    A row's output depends on its seed and its place. So it is the same at any batch size (unless a
+    policy reads the other rows), and in every part of the texts.
 
     Args:
-      setting: what is measured.
-      bench: on what, and how.
+      setting: the setting.
+      bench: the models and texts.
 
     Returns:
-      What was measured.
+      The measurements.
 
     Raises:
-      ValueError: a model gave NaN, or the parts of the setting do not go together. Anything that
-        decoding may raise, such as where the memory is full.
+      ValueError: a model gave NaN, or the parts of the setting cannot be combined; also any error
+        of decoding, such as a full memory.
     """
     how, alone = bench.measuring, setting.verifier_alone
     seeds = how.seeds_at(setting.temperature)
@@ -303,8 +299,8 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         if setting != alone:
             timed.append(bench.decoder(alone, how.latency_batch_size))
         chunks = _chunks(bench)
-        for one in timed:
-            _warm(one, bench, chunks, seeds[0])
+        for each in timed:
+            _warm(each, bench, chunks, seeds[0])
     times, late = _time(timed, bench, chunks, seeds)
     return Measured(
         seeds=seeds,
@@ -317,7 +313,7 @@ def measure(setting: Setting, bench: Bench) -> Measured:
 
 
 def joined(parts: Sequence[Measured]) -> Measured:
-    """What one setting did on several parts of the texts, in order."""
+    """Joins the measurements of a setting on several parts of the texts, in order."""
     others = [part.verifier_times for part in parts if part.verifier_times is not None]
     return Measured(
         seeds=parts[0].seeds,
@@ -333,7 +329,7 @@ def joined(parts: Sequence[Measured]) -> Measured:
 
 
 def tell(text: str) -> None:
-    """Tells the user, on stderr."""
+    """Prints a message on stderr."""
     print(f"specjax: {text}", file=sys.stderr, flush=True)
 
 
@@ -345,7 +341,7 @@ def _joined_times(parts: Sequence[Times]) -> Times:
 
 
 def _decode(decoder: Decoder, bench: Bench, seed: int) -> list[dict[str, Any]]:
-    # By their places: a part of the texts gets the same ones as all of them.
+    # Row ids are places in the file, so that a part of the texts has the same outputs.
     examples = bench.texts.examples
     prompts: list[Any] = list(bench.prompts)
     ids = [example.id for example in examples]
@@ -359,13 +355,13 @@ def _decode(decoder: Decoder, bench: Bench, seed: int) -> list[dict[str, Any]]:
 
 
 def _chunks(bench: Bench) -> list[list[int]]:
-    """The places of the texts that are timed together; those that fill no chunk are left out."""
+    """The places of the timed texts, in chunks; an incomplete last chunk is left out."""
     size, most = bench.measuring.latency_batch_size, bench.measuring.latency_limit
     return [list(range(start, start + size)) for start in range(0, most - size + 1, size)]
 
 
 def _warm(decoder: Decoder, bench: Bench, chunks: list[list[int]], seed: int) -> None:
-    """Decodes one chunk of each shape."""
+    """Decodes a chunk of each shape."""
     shapes: dict[int, list[int]] = {}
     for chunk in chunks:
         longest = max(len(bench.prompts[i]) for i in chunk)
@@ -375,7 +371,7 @@ def _warm(decoder: Decoder, bench: Bench, chunks: list[list[int]], seed: int) ->
 
 
 def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
-    """The seconds of a chunk, and the tokens that it emitted."""
+    """The seconds of a chunk, and its emitted tokens."""
     prompts: list[Any] = [bench.prompts[i] for i in chunk]
     ids = [bench.texts.examples[i].id for i in chunk]
     begin = time.perf_counter()
@@ -386,9 +382,9 @@ def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[f
 def _run_compiled(
     decoder: Decoder, bench: Bench, chunk: list[int], seed: int
 ) -> tuple[float, int, int]:
-    """The same without compiling: some programs, such as of a deferral, only some texts need.
+    """Like `_run`, again if programs were compiled; also returns how many still were.
 
-    The third number is how many programs were compiled all the same.
+    Only some texts need some programs, such as that of a deferral.
     """
     for _ in range(_TRIES):
         with count_compilations() as counts:
@@ -402,9 +398,9 @@ def _run_compiled(
 def _time(
     decoders: list[Decoder], bench: Bench, chunks: list[list[int]], seeds: list[int]
 ) -> tuple[list[Times], int]:
-    """The times of each, and how many programs were compiled within them.
+    """The times of each decoder, and the number of programs compiled within them.
 
-    They take turns at every chunk, each as often first as the other.
+    Decoders take turns at every chunk, in alternating order.
     """
     shape = (len(seeds), bench.measuring.repeats, len(chunks))
     found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
@@ -412,7 +408,7 @@ def _time(
     for repeat in range(shape[1]):
         for i, seed in enumerate(seeds):
             for j, chunk in enumerate(chunks):
-                # A text meets both orders over its repeats and seeds.
+                # A text gets both orders over its repeats and seeds.
                 order = both if (repeat + i + j) % 2 else both[::-1]
                 for decoder, times in order:
                     spent, emitted, late = _run_compiled(decoder, bench, chunk, seed)

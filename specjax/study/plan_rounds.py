@@ -1,12 +1,11 @@
-"""The expected rounds of every plan, from passes and acceptance rates that were measured once.
+"""The expected rounds of plans, from measured times of passes and acceptance rates.
 
-A token of a level is taken to be accepted independently of the others, at the rate of that level
-and of the one that reviews it. Lengths of copies follow those of a look along the texts. B rows
-share passes: a round of the batch takes as long as its longest row asks for.
+The model: each token of a level is accepted independently, at the rate of its level and reviewer.
+The lengths of copies are those along the texts. B rows share passes: a round of the batch takes the
+time of its longest row.
 
-Sources: Leviathan et al. (arXiv 2211.17192), Cascade Speculative Drafting (arXiv 2312.11462); see
-`specjax.theory`, whose closed forms these computations give for one row and blocks of fixed
-lengths.
+Sources: Leviathan et al. (arXiv 2211.17192), Cascade Speculative Drafting (arXiv 2312.11462). For
+one row and blocks of fixed lengths the results are the closed forms of `specjax.theory`.
 """
 
 from collections.abc import Sequence
@@ -23,12 +22,12 @@ _ENOUGH = 1e-9
 
 
 class PlanRound(NamedTuple):
-    """What is expected of a round.
+    """The expected values of a round.
 
     Attributes:
-      tokens: that a row's round emits.
+      tokens: emitted tokens of a row.
       drafted: tokens that the verifier reviews.
-      seconds: of a round of the batch.
+      seconds: the time of the batch's round.
     """
 
     tokens: float
@@ -37,11 +36,11 @@ class PlanRound(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What one drafter adds to a block.
+    """A drafter's part of a block.
 
     Attributes:
       lengths: `[n]` probabilities of 0, 1, ... tokens.
-      stands: `[n - 1]` how likely each is accepted where those before it are.
+      stands: `[n - 1]` the probability that each token is accepted, if those before it are.
     """
 
     lengths: np.ndarray
@@ -49,7 +48,7 @@ class Stage(NamedTuple):
 
     @classmethod
     def fixed(cls, count: int, rate: float) -> "Stage":
-        """Of so many tokens, each accepted at one rate."""
+        """Returns a stage of a fixed number of tokens with the same rate."""
         return cls(np.eye(count + 1)[count], np.full(count, rate))
 
 
@@ -58,9 +57,9 @@ class _Block(NamedTuple):
 
     Attributes:
       lengths: `[n]` probabilities of 0, 1, ... tokens.
-      accepted: `[n]` likewise of how many are accepted.
-      fixed: whether all have one length.
-      seconds: what drafting took.
+      accepted: `[n]` probabilities of 0, 1, ... accepted tokens.
+      fixed: whether the length is fixed.
+      seconds: the time of drafting.
     """
 
     lengths: np.ndarray
@@ -70,15 +69,12 @@ class _Block(NamedTuple):
 
 
 def plan_round(plan: Plan, known: KnownRates, clock: Clock) -> PlanRound:
-    """The expected tokens and time of a round.
+    """Returns the expected tokens and time of a round.
 
     Args:
-      plan: how is drafted.
-      known: what the texts tell.
-      clock: what passes take.
-
-    Returns:
-      The expectation.
+      plan: the plan.
+      known: the acceptance rates.
+      clock: the times of passes.
     """
     if plan.copies and len(plan.lengths) == 1:
         return _copies_first(plan, known, clock)
@@ -86,20 +82,20 @@ def plan_round(plan: Plan, known: KnownRates, clock: Clock) -> PlanRound:
     block = theory.block(0)
     seconds = block.seconds + theory.review(0, block)
     if plan.is_single:
-        # After a whole block the drafter reads its last token in a pass of its own.
+        # After a fully accepted block the drafter reads its last token in an extra pass.
         seconds += clock.draft(plan.models[0], clock.last_token(float(block.accepted[-1])))
     tokens = known.emitted / _rounds(block.accepted, known.text_lengths)
     return PlanRound(tokens, _mean(block.lengths), seconds)
 
 
 class _Theory:
-    """One plan beside what was measured; levels and rows of K count from 0."""
+    """The computation for a plan; levels and rows of K count from 0."""
 
     def __init__(self, plan: Plan, known: KnownRates, clock: Clock):
         self._plan, self._known, self._clock = plan, known, clock
 
     def block(self, r: int) -> _Block:
-        """What row r of K gives its reviewer."""
+        """The block of row r of K."""
         plan = self._plan
         stages: list[Stage] = []
         ends: list[tuple[int, int]] = []
@@ -120,7 +116,7 @@ class _Theory:
         return _Block(lengths, accepted, fixed, seconds)
 
     def review(self, r: int, block: _Block) -> float:
-        """The time of the pass over a block of row r and one token more."""
+        """The time of the reviewer's pass over a block of row r and one more token."""
         longest = len(block.lengths)
         widths = (longest,) if block.fixed else powers_of_two(longest)
         if r:
@@ -146,31 +142,31 @@ class _Theory:
         return Stage(lengths, np.full(len(lengths) - 1, rate)), spent
 
     def _catching_up(self, r: int, ends: list[tuple[int, int]], accepted: np.ndarray) -> float:
-        """What drafters read besides: what others wrote, with the first token of their draft."""
+        """The extra time of drafters that also read other drafters' tokens in their first pass."""
         clock, spent = self._clock, 0.0
         for level, end in ends:
             name, count = self._plan.models[level], self._plan.lengths[r][level]
-            # The second in a block lacks what the first has written, the first what stood.
+            # Later drafters lack the tokens of this block, the first the tokens accepted before.
             lags = 1.0 if end > count else clock.any(float(accepted[end:].sum()))
             spent += lags * _wider(clock, name, count)
         return spent
 
 
 def review(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
-    """The laws of a block's length and of how many of its tokens are accepted.
+    """Returns the distributions of a block's length and of its number of accepted tokens.
 
     Args:
-      stages: what adds to the block, in order.
+      stages: the parts of the block, in order.
 
     Returns:
-      Probabilities of 0, 1, ... tokens, both of one size.
+      Two arrays of probabilities of 0, 1, ... tokens, of the same size.
     """
     size = 1 + sum(len(stage.stands) for stage in stages)
     whole, lengths, stopped = np.zeros(size), np.zeros(size), np.zeros(size)
     whole[0] = lengths[0] = 1.0
     for stage in stages:
         survival = np.concatenate([[1.0], np.cumprod(stage.stands)])
-        longer = np.cumsum(stage.lengths[::-1])[::-1]  # P(the stage has so many, or more)
+        longer = np.cumsum(stage.lengths[::-1])[::-1]  # P(at least 0, 1, ... tokens)
         falls = survival[:-1] * (1.0 - stage.stands) * longer[1:]
         if len(falls):
             stopped += np.convolve(whole, falls)[:size]
@@ -180,11 +176,11 @@ def review(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def filled(accepted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The laws of a block that rounds fill until it has `count` tokens, and of their number.
+    """Returns the distributions of a block that rounds fill to `count` tokens, and of their number.
 
     Args:
-      accepted: how many drafted tokens stand in a round; each round adds one token more.
-      count: how many are enough.
+      accepted: probabilities of 0, 1, ... accepted tokens in a round, which adds one more token.
+      count: the number of tokens at which the rounds end.
 
     Returns:
       Probabilities of 0, 1, ... tokens, and of 0, 1, ... rounds.
@@ -203,19 +199,19 @@ def filled(accepted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _wider(clock: Clock, name: str, count: int) -> float:
-    """What a drafter's pass over `count` tokens more takes, beyond one over a single token."""
+    """The extra time of a drafter's pass over `count` more tokens."""
     return max(clock.review(name, count + 1) - clock.review(name, 1), 0.0)
 
 
 def _copied(copies: Copies, stands: Any, count: int) -> Stage:
-    """Up to `count` copied tokens, at any position of the texts."""
+    """The stage of up to `count` copied tokens, averaged over the positions of the texts."""
     drafted = np.minimum(copies.drafted, count)
     lengths = np.bincount(drafted, minlength=count + 1) / len(drafted)
     return Stage(lengths, np.asarray(stands)[:count])
 
 
 def _copies_first(plan: Plan, known: KnownRates, clock: Clock) -> PlanRound:
-    """A round with copies where they match, and a model elsewhere; or nothing but copies."""
+    """A round with copies where they match, and otherwise with the model, if there is one."""
     assert plan.copies is not None
     copies, count = known.copies[plan.copies], plan.lengths[0][0]
     longest = plan.max_copy or count
@@ -235,13 +231,13 @@ def _copies_first(plan: Plan, known: KnownRates, clock: Clock) -> PlanRound:
     if name is not None:
         whole = clock.last_token(drafts * float(accepted[-1]))
         seconds += clock.draft(name, count * clock.any(drafts) + whole)
-        # After a copy it reads what was copied.
+        # After copies the drafter also reads the copied tokens.
         seconds += _wider(clock, name, count) * clock.any(drafts * (1.0 - drafts))
     return PlanRound(known.emitted / rounds, _mean(law), seconds)
 
 
 def _visits(copies: Copies, least: int, longest: int, accepted: np.ndarray) -> np.ndarray:
-    """How often a round begins at each position of the texts, along the texts."""
+    """The expected number of rounds that begin at each position of the texts."""
     visits = np.zeros(len(copies.drafted))
     stands = np.minimum(copies.on_text, longest)
     copied = copies.matched >= least
@@ -261,7 +257,7 @@ def _visits(copies: Copies, least: int, longest: int, accepted: np.ndarray) -> n
 
 
 def _rounds(accepted: np.ndarray, lengths: np.ndarray) -> float:
-    """Over all texts, how many rounds are expected; those at the end may be cut short."""
+    """The expected number of rounds over all texts; the end of a text may cut the last round."""
     longest = int(lengths.max())
     needed = np.zeros(longest + 1)
     for left in range(1, longest + 1):

@@ -1,7 +1,4 @@
-"""Figures 1 to 3 of Faster Cascades for compared settings, and quality against divergence.
-
-Every figure is drawn as PNG and as PDF.
-"""
+"""Figures 1 to 3 of Faster Cascades, and quality against divergence, as PNG and PDF."""
 
 import io
 import itertools
@@ -16,7 +13,7 @@ from specjax.study.scores import DEFERRALS, NATS, RELATIVE, Scores
 from specjax.study.tables import common, curves, front
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting
 
-# Figure -> what is on its horizontal axis, and its words.
+# Plot -> the figure on its horizontal axis, and its label.
 PLOTS: Mapping[str, tuple[str, str]] = {
     "quality_deferrals": (DEFERRALS, "deferrals to the verifier per token"),
     "quality_latency": (RELATIVE, "latency relative to the verifier alone"),
@@ -26,38 +23,37 @@ PLOTS: Mapping[str, tuple[str, str]] = {
 }
 KINDS = ("png", "pdf")
 FILES = tuple(f"{name}.{kind}" for name in PLOTS for kind in KINDS)
-# Their numbers have no common factor: 52 curves differ.
+# Coprime numbers of marks and lines: 52 different curves.
 _MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
 _DPI = 130
 
 
 def check() -> None:
-    """Raises ImportError unless figures can be drawn."""
+    """Raises ImportError if matplotlib is missing."""
     require("matplotlib.figure", "eval")
 
 
 def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -> dict[str, bytes]:
-    """Draws all figures, with a panel for each temperature.
+    """Draws all plots, with a panel for each temperature.
 
-    A curve has a mark and a line of its own, and its shade gets lighter from curve to curve, so
-    that they are told apart without colours. Settings that no other is shown to beat, not the
-    models alone either (see `tables.front`), have a ring and are joined by steps. A setting without
-    a finite figure is left out of that plot.
+    Each curve has its own mark, line and shade, so that colours are not needed. Settings on the
+    front (see `tables.front`) have rings and are joined by steps. A setting without a finite figure
+    is left out of that plot.
 
     Args:
-      scored: the settings that have figures.
+      scored: the settings with figures.
       quality: the figure on the vertical axis.
-      bootstrap: the resampling, that of the figures.
+      bootstrap: the resampling of the figures.
 
     Returns:
-      File -> its content; those in which there would be no setting are left out.
+      File name -> content; empty plots are left out.
     """
     made = {}
     for name in PLOTS:
         drawn = figure(scored, name, quality, bootstrap)
         for kind in KINDS if drawn is not None else ():
             image = io.BytesIO()
-            # Without the date equal figures are equal files.
+            # No date, so that equal plots are equal files.
             about = {"CreationDate": None} if kind == "pdf" else {}
             drawn.savefig(image, format=kind, dpi=_DPI, metadata=about)
             made[f"{name}.{kind}"] = image.getvalue()
@@ -65,7 +61,7 @@ def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -
 
 
 def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap: Bootstrap) -> Any:
-    """One of the figures.
+    """Draws a plot.
 
     Args:
       scored: see `draw`.
@@ -74,19 +70,19 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
       bootstrap: see `draw`.
 
     Returns:
-      A matplotlib `Figure`, or None where there would be no setting.
+      A matplotlib `Figure`, or None for an empty plot.
     """
     cost, words = PLOTS[name]
     of_curves = itertools.chain(*curves(scored))
-    if not any(_values(scored[one], cost, quality) for one in of_curves):
+    if not any(_values(scored[setting], cost, quality) for setting in of_curves):
         return None
     figures: Any = require("matplotlib.figure", "eval")
-    temperatures = sorted({one.temperature for one in scored})
+    temperatures = sorted({setting.temperature for setting in scored})
     made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
     axes = made.subplots(1, len(temperatures), squeeze=False)[0]
     labels = _Labels(scored)
     for axis, temperature in zip(axes, temperatures, strict=True):
-        here = {one: scores for one, scores in scored.items() if one.temperature == temperature}
+        here = {x: scores for x, scores in scored.items() if x.temperature == temperature}
         _panel(axis, here, cost, quality, labels)
         _rings(axis, here, cost, quality, bootstrap)
         axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
@@ -101,7 +97,7 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
 
 
 class _Labels:
-    """The words and the style of each curve, the same in all panels and figures."""
+    """The label and the style of each curve, the same in all panels and plots."""
 
     def __init__(self, scored: Mapping[Setting, Scores]):
         self._shared = common(scored) | {"strength", "temperature"}
@@ -118,7 +114,7 @@ class _Labels:
         }
 
     def of(self, setting: Setting) -> str:
-        """A curve in words, without what all curves have in common."""
+        """The label of a curve, without the fields that all curves share."""
         return setting.described(without=self._shared)
 
 
@@ -130,16 +126,16 @@ def _panel(
     axis: Any, scored: Mapping[Setting, Scores], cost: str, quality: str, labels: _Labels
 ) -> None:
     lines = {VERIFIER_ALONE: "--", DRAFTER_ALONE: ":"}
-    for one, scores in scored.items():
+    for setting, scores in scored.items():
         value = scores.figures[quality]["value"]
-        if one.is_alone and value is not None:
-            words = one.described(without={"temperature", "top_k", "top_p"})
-            style = {"color": "black", "linestyle": lines[str(one.method)], "linewidth": 1.0}
+        if setting.is_alone and value is not None:
+            words = setting.described(without={"temperature", "top_k", "top_p"})
+            style = {"color": "black", "linestyle": lines[str(setting.method)], "linewidth": 1.0}
             axis.axhline(value, label=words, **style)
     if cost == RELATIVE:
         axis.axvline(1.0, color="black", linestyle="--", linewidth=0.6)
     for points in curves(scored):
-        found = [found for one in points if (found := _values(scored[one], cost, quality))]
+        found = [values for x in points if (values := _values(scored[x], cost, quality))]
         if not found:
             continue
         x, y, low, high = np.asarray(found).T
@@ -159,18 +155,18 @@ def _panel(
 def _rings(
     axis: Any, scored: Mapping[Setting, Scores], cost: str, quality: str, bootstrap: Bootstrap
 ) -> None:
-    """Rings around the front of what is shown; the models alone, which have none, count too."""
+    """Draws rings around the front; models alone count for the front but get no rings."""
     here = dict(scored)
-    for one, scores in scored.items():
-        if one.method == DRAFTER_ALONE and cost == DEFERRALS:  # it asks no verifier
+    for setting, scores in scored.items():
+        if setting.method == DRAFTER_ALONE and cost == DEFERRALS:  # it never defers
             nothing = dict.fromkeys(("value", "low", "high", "error"), 0.0)
             again = {name: np.zeros_like(x) for name, x in scores.resampled.items()}
-            here[one] = Scores(
+            here[setting] = Scores(
                 {**scores.figures, cost: nothing},
                 {**scores.resampled, **({cost: again[quality]} if again else {})},
             )
-    best = [one for one in front(here, cost, quality, bootstrap) if not one.is_alone]
-    places = sorted(_values(scored[one], cost, quality)[:2] for one in best)  # type: ignore[index]
+    best = [x for x in front(here, cost, quality, bootstrap) if not x.is_alone]
+    places = sorted(_values(scored[x], cost, quality)[:2] for x in best)  # type: ignore[index]
     if not places:
         return
     axis.plot(
@@ -188,7 +184,7 @@ def _rings(
 
 
 def _values(scores: Scores, name: str, quality: str) -> tuple[float, float, float, float] | None:
-    """x, y and the interval of y; None where one of them is missing."""
+    """x, y and the interval of y; None if x or y is missing."""
     x, y = scores.figures.get(name, {}).get("value"), scores.figures[quality]
     if x is None or y["value"] is None:
         return None

@@ -1,7 +1,7 @@
-"""What is known of compared settings, in the directory of their run.
+"""The measured settings of a comparison, in the directory of its run.
 
-points/         a sealed record of each setting and each part of the texts that it was measured
-                on: what it wrote, how long it took, its figures and their resamples
+points/         a sealed record for each setting and each part of the texts: its outputs, its
+                times, its figures and their resamples
 points.jsonl    a line for each setting, with its figures
 settings.csv    the same, a number in each column
 best.csv, .tex  the front, the models alone and the fastest lossless settings
@@ -32,7 +32,7 @@ from specjax.text.setting import Setting
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
 RECORDS = "points"
-# The part of the texts that is all of them.
+# The part with all texts.
 WHOLE = "texts"
 CHOSEN_NAME = "tuned.gin"
 _TABLES = ("settings.csv", "best.csv", "best.tex", "table_2.csv", "table_2.tex")
@@ -47,9 +47,9 @@ class Point:
     """A setting on a part of the texts.
 
     Attributes:
-      setting: it.
-      about: what its line says: `status` and more.
-      scores: its figures; None where it has failed.
+      setting: the setting.
+      about: the other values of its line: `status` and more.
+      scores: its figures; None if it has failed.
     """
 
     setting: Setting
@@ -62,7 +62,7 @@ class Point:
         return self.about["status"] == _FAILED
 
     def line(self, expected: Expected | None = None) -> bytes:
-        """Its line in `points.jsonl`."""
+        """Returns its line in `points.jsonl`."""
         found = {"setting": self.setting.described(), **self.setting.to_dict(), **self.about}
         if self.scores is not None:
             found["figures"] = self.scores.figures
@@ -73,18 +73,18 @@ class Point:
 
 
 class Points:
-    """The points of a run's directory, which is open and claimed.
+    """The points of a run.
 
     Args:
-      run: the directory.
-      quality: the name of the first metric; None without any.
+      run: the directory, open and claimed.
+      quality: the name of the first metric, or None.
       bootstrap: the resampling.
 
     Attributes:
       quality: likewise.
       bootstrap: likewise.
       store: the records.
-      estimates: what is expected of settings.
+      estimates: setting -> its estimate.
     """
 
     def __init__(self, run: RunDirectory, quality: str | None, bootstrap: Bootstrap):
@@ -94,10 +94,10 @@ class Points:
         self._found: dict[str, dict[Setting, Point]] = {}
 
     def read(self, models: Mapping[str, TextModel] | None = None) -> None:
-        """Reads what earlier starts have measured.
+        """Reads the points of earlier starts.
 
         Args:
-          models: by name; those that a point was measured with must be the same.
+          models: by name; the models of the points must be the same.
 
         Raises:
           ValueError: a record is damaged, or was measured with another model.
@@ -107,7 +107,7 @@ class Points:
             self._keep(str(key[1]), record)
 
     def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record]]:
-        """Those of points; other records of the run have keys that are texts."""
+        """The records of points; other records have keys that are texts."""
         keys = self.store.keys()
         for key in keys:
             record = self.store.get(key) if isinstance(key, tuple) else None
@@ -135,40 +135,40 @@ class Points:
         self._found.setdefault(part, {})[setting] = Point(setting, value["about"], scores)
 
     def of(self, part: str = WHOLE) -> dict[Setting, Point]:
-        """All points of a part of the texts."""
+        """Returns all points of a part of the texts."""
         return dict(self._found.get(part, {}))
 
     def scored(self, part: str = WHOLE) -> dict[Setting, Scores]:
-        """The settings that have figures."""
-        return {one: p.scores for one, p in self.of(part).items() if p.scores is not None}
+        """Returns the figures of the settings that have figures."""
+        return {x: p.scores for x, p in self.of(part).items() if p.scores is not None}
 
     def measured(self, setting: Setting, part: str = WHOLE) -> Measured:
-        """What was measured of a setting that is done."""
+        """Returns the measurements of a setting that is done."""
         record = self.store.get((setting.key, part))
         assert record is not None
         return Measured.of_record(record.value, record.arrays)
 
     def estimate(self, about: Any, make: Callable[[], tuple[list[Expected], Any]]) -> None:
-        """Estimates settings, or reads what an earlier start has estimated of the same.
+        """Estimates settings, or reads the estimates of an earlier start.
 
-        Times of passes are never the same twice, so a run that goes on measures what it has chosen.
+        New times of passes would differ, and a resumed run must measure the same settings.
 
         Args:
-          about: JSON values that tell these estimates from others.
-          make: gives them, and the times of passes as JSON values.
+          about: JSON values that identify these estimates.
+          make: makes the estimates, and the times of passes as JSON values.
         """
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         key = f"estimates {digest}"
         record = self.store.get(key)
         if record is None:
             found, times = make()
-            values = [[one.setting.to_dict(), one.to_dict()] for one in found]
+            values = [[estimate.setting.to_dict(), estimate.to_dict()] for estimate in found]
             self.store.put(key, {"estimates": values, "times": times})
             record = self.store.get(key)
         assert record is not None
-        for setting, figures in record.value["estimates"]:
-            one = Setting(**setting)
-            self.estimates[one] = Expected.of(one, figures)
+        for values, figures in record.value["estimates"]:
+            setting = Setting(**values)
+            self.estimates[setting] = Expected.of(setting, figures)
 
     def put(
         self,
@@ -178,7 +178,7 @@ class Points:
         scores: Scores,
         about: Mapping[str, Any],
     ) -> None:
-        """Writes what was measured; `about` is what else the setting's line says."""
+        """Writes a measured setting; `about` has the other values of its line."""
         value, arrays = measured.to_record()
         value |= {
             "setting": setting.to_dict(),
@@ -194,21 +194,21 @@ class Points:
         self._put(setting, part, Record(value, arrays))
 
     def put_failed(self, setting: Setting, part: str, error: Exception) -> str:
-        """Writes why a setting failed; returns it in words."""
-        told = " ".join(str(error).split())[:_LONGEST]
+        """Writes why a setting failed; returns the message."""
+        reason = " ".join(str(error).split())[:_LONGEST]
         if not isinstance(error, ValueError | TypeError | OSError | ImportError):
-            told = f"{type(error).__name__}: {told}"
+            reason = f"{type(error).__name__}: {reason}"
         trace = "".join(traceback.format_exception(error))
-        about = {"status": _FAILED, "error": told, "traceback": trace}
+        about = {"status": _FAILED, "error": reason, "traceback": trace}
         self._put(setting, part, Record({"setting": setting.to_dict(), "about": about}, {}))
-        return told
+        return reason
 
     def _put(self, setting: Setting, part: str, record: Record) -> None:
         self.store.put((setting.key, part), *record)
         self._keep(part, record)
 
     def take(self, other: "Points") -> None:
-        """Copies the points of another directory of the same run; what is done here stays."""
+        """Copies the points of another directory of the same run, except settings done here."""
         for key, record in other._records():
             mine = self._found.get(str(key[1]), {}).get(Setting(**record.value["setting"]))
             if mine is None or mine.scores is None or "figures" in record.value:
@@ -216,18 +216,18 @@ class Points:
                 self._keep(str(key[1]), record)
 
     def write(self, order: Iterable[Setting], parts: Sequence[str] = (WHOLE,)) -> list[Point]:
-        """Writes all lines, those of `order` first; returns the points in this order.
+        """Writes the lines of all points, those of `order` first; returns the points.
 
         Args:
-          order: settings; those that were neither estimated nor measured have no line.
-          parts: of several parts of the texts, the last one counts in which a setting was measured.
+          order: settings; settings that were neither estimated nor measured have no line.
+          parts: parts of the texts; the last part with a measurement of a setting counts.
         """
-        nothing = {"status": _ESTIMATED}
-        here = {one: Point(one, nothing, None) for one in self.estimates}
+        estimated = {"status": _ESTIMATED}
+        here = {setting: Point(setting, estimated, None) for setting in self.estimates}
         for part in parts:
             here |= self.of(part)
-        first = [one for one in order if one in here]
-        points = [here[one] for one in dict.fromkeys((*first, *here))]
+        first = [setting for setting in order if setting in here]
+        points = [here[setting] for setting in dict.fromkeys((*first, *here))]
         lines = (point.line(self.estimates.get(point.setting)) for point in points)
         self._run.write(POINTS_NAME, b"".join(lines))
         return points
@@ -238,19 +238,19 @@ class Points:
         parts: Sequence[str] = (WHOLE,),
         more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Draws and tabulates all points.
+        """Writes the tables and plots of all points.
 
         Args:
           order: see `write`.
-          parts: see `write`; tables and figures are of the last one, on which settings are paired.
-          more: what else `results.json` says.
+          parts: see `write`; tables and plots use only the last part, so that settings are paired.
+          more: more values of `results.json`.
 
         Returns:
           The content of `results.json`.
         """
         points = self.write(order, parts)
         paired = self.scored(parts[-1])
-        scored = {one: paired[one] for one in (p.setting for p in points) if one in paired}
+        scored = {p.setting: paired[p.setting] for p in points if p.setting in paired}
         failures = {p.setting.described(): p.about["error"] for p in points if p.has_failed}
         best = tables.best_rows(scored, self.quality, self.bootstrap, self.estimates)
         if not scored:
@@ -296,10 +296,10 @@ class Points:
 
 
 def read_points(directory: str | os.PathLike[str]) -> Points:
-    """The points of a directory that `specjax compare` has written, to read; nothing is locked.
+    """Reads the points of a directory of `specjax compare`, without a lock.
 
     Raises:
-      FileNotFoundError: there are none.
+      FileNotFoundError: it is not a directory of a comparison.
       ValueError: a record is damaged.
     """
     run = RunDirectory(directory, config_name=CONFIG_NAME, makes=MADE)
@@ -316,13 +316,13 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
 
 
 def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predictions]] | None:
-    """The predictions of each seed of all settings in a directory, by the settings' words.
+    """Reads the predictions of a comparison.
 
     Args:
-      directory: of a comparison; for any other path there are none.
+      directory: any path.
 
     Returns:
-      They, or None.
+      The setting's text -> the predictions of each seed; None if it is not a comparison.
 
     Raises:
       ValueError: a record is damaged, or no setting is done.
@@ -336,8 +336,8 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
             f"{place} has no setting that was measured on all texts: finish the run first"
         )
     made: dict[str, list[Predictions]] = {}
-    for one in found.scored():
-        name, measured = one.described(), found.measured(one)
+    for setting in found.scored():
+        name, measured = setting.described(), found.measured(setting)
         made[name] = [
             predictions_of(rows, f"{place}: {name}, seed {seed}")
             for seed, rows in zip(measured.seeds, measured.rows, strict=True)

@@ -1,4 +1,4 @@
-"""What a rule makes of a drafter and a verifier at each position of known texts.
+"""The figures of a rule, for a drafter and a verifier, at each position of known texts.
 
 Axes: B rows, N longest text, M positions, V vocabulary, S samples, G longest draft.
 """
@@ -18,12 +18,12 @@ from specjax.types.drafting import Drawn
 
 
 class Laws(NamedTuple):
-    """A model's distributions along texts; or `[M, ...]` at some positions of them.
+    """A model's distributions along texts; or `[M, ...]` at some positions.
 
     Attributes:
-      probs: `[B, N, V]` float32, what the token at each position is drawn from.
+      probs: `[B, N, V]` float32, the distribution of the token at each position.
       confidences: `[B, N, V]` float32, or None.
-      hidden: `[B, N, D]`, the last hidden states of the tokens before.
+      hidden: `[B, N, D]`, the last hidden states of the previous tokens.
     """
 
     probs: Array  # [B, N, V]
@@ -32,15 +32,15 @@ class Laws(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What one rule with one strength makes of M positions.
+    """The figures of a rule at M positions.
 
     Attributes:
       acceptance: `[M]` float32, sum_v min(pi, q).
-      defers: `[M]` float32, delta of a deferral rule; NaN of others.
+      defers: `[M]` float32, delta of a deferral rule; NaN for other rules.
       nats: `[M]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
-      impossible: `[M]` float32, the probability under pi of the others.
+      impossible: `[M]` float32, the probability under pi of tokens that p cannot draw.
       ratios: `[S, M]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
-        where nothing is drawn.
+        without draws.
     """
 
     acceptance: Any  # [M]
@@ -59,7 +59,7 @@ def laws_along(
     *,
     with_confidence: bool,
 ) -> Laws:
-    """A model's distributions at all positions of texts."""
+    """Returns a model's distributions at all positions of texts."""
     said = read(model, params, rows)
     return Laws(said.probs(sampling), said.confidences() if with_confidence else None, said.hidden)
 
@@ -68,31 +68,28 @@ def laws_along(
 def positions(
     rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array, *, samples: int
 ) -> Positions:
-    """What a rule makes of each position; its strength is traced.
+    """Returns the figures of a rule at each position; its strength is traced.
 
-    The text's token x is taken to have been drawn from p. A token y is coupled to it so that it
-    follows pi: y = x with probability min(1, pi(x) / p(x)), else y is drawn from
-    norm((pi - p)_+). For `Lossless` y is x, and where a deferral rule keeps the drafter all its
-    ratios are 1. The same key gives every rule the same uniforms, so that settings compare well.
+    The text's token x was drawn from p. A token y is coupled to it such that y follows pi: y = x
+    with probability min(1, pi(x) / p(x)), otherwise y is drawn from norm((pi - p)_+). For
+    `Lossless` y is x, and if a deferral rule keeps the drafter, all ratios are 1. The same key
+    gives every rule the same uniforms, which reduces the noise of comparisons.
 
     Args:
-      rule: one with one number for each strength.
-      drafter: its laws `[M, V]`; without confidences where the rule reads none.
+      rule: the rule, with scalar strengths.
+      drafter: its distributions `[M, V]`; confidences are needed only if the rule reads them.
       verifier: likewise.
-      tokens: `[M]` int32, the text's.
-      key: of the draws; it is consumed.
+      tokens: `[M]` int32, the text's tokens.
+      key: the key of the draws; it is consumed.
       samples: S.
-
-    Returns:
-      A `Positions`.
     """
     count, vocab = drafter.probs.shape
-    # Such a target is p or q: then y is x, or its ratio is 1.
+    # The target is p or q: y is x, or the ratio is 1.
     decides = isinstance(rule, Lossless | Deferral)
     size = (count, 0 if decides else samples, 1 + num_uniforms(vocab))
     uniforms = jax.random.uniform(key, size, jnp.float32)
 
-    def one(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, uniform: Any) -> tuple[Any, ...]:
+    def at(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, uniform: Any) -> tuple[Any, ...]:
         pi = rule(q, p, q_conf, p_conf)
         possible = p > 0.0
         logs = jnp.log(jnp.where(pi > 0.0, pi, 1.0)) - jnp.log(jnp.where(possible, p, 1.0))
@@ -119,12 +116,12 @@ def positions(
         uniforms,
     )
     axes = tuple(None if x is None else 0 for x in given)
-    found = jax.vmap(one, in_axes=axes)(*given)
+    found = jax.vmap(at, in_axes=axes)(*given)
     return Positions._make((*found[:-1], found[-1].T))
 
 
 def _coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:
-    """Tokens `[S]` of the law pi, each the same as the text's where that can be."""
+    """Tokens `[S]` that follow pi, coupled to the text's token."""
     kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
     others = jax.vmap(draw, in_axes=(None, 0))(residual_weights(pi, p), uniforms[:, 1:])
     return jnp.where(uniforms[:, 0] < kept, token, others)
@@ -146,18 +143,18 @@ def _defers(rule: Rule, q: Any, p: Any, q_conf: Any, p_conf: Any) -> Array:
 def draft_lengths(
     policy: Stopping, params: Params, drafter: Laws, texts: Array, *, longest: int, least: int = 0
 ) -> Array:
-    """How long a draft is that begins at each position, if it is the text.
+    """Returns the length of a draft from each position, if its tokens are those of the text.
 
     Args:
-      policy: the static part of a policy that reads no earlier rounds.
-      params: its numbers, which are traced.
-      drafter: the drafter's laws.
+      policy: the static part of a policy that does not read earlier rounds.
+      params: its parameters, which are traced.
+      drafter: the drafter's distributions.
       texts: `[B, N]` int32.
       longest: G.
-      least: the policy is not heard before a draft has so many tokens.
+      least: the fewest tokens of a draft, whatever the policy decides.
 
     Returns:
-      `[B, N]` int32 in 0 .. G. Past the end of its text a draft goes on with the last position.
+      `[B, N]` int32 in 0 .. G. Past the end of a text a draft repeats the last position.
     """
     rows, width = texts.shape
     count = rows * width

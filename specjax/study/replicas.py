@@ -1,7 +1,7 @@
-"""A comparison that several replicas share: each measures its settings, and a merge joins them.
+"""A comparison shared by several replicas: each measures its settings, and a merge joins them.
 
-Latency is compared with the verifier alone on the same machine, in turns. So each replica measures
-the verifier alone for itself, and the replicas need the same kind of machine.
+Each replica also measures the verifier alone, because latency is relative to the verifier on the
+same machine. All replicas need the same kind of machine.
 """
 
 import contextlib
@@ -22,51 +22,51 @@ from specjax.writing import InUseError
 
 PathLike = str | os.PathLike[str]
 SHARED = Shared(CONFIG_NAME, MADE, "comparison", same_machine=True)
-# The record that says that a replica has measured its share, and of which settings.
+# The key of the record with all settings of the grid; it shows that a replica is done.
 GRID = "grid"
 
 
 def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
-    """The settings that a replica measures.
+    """Returns the settings that a replica measures.
 
     Args:
-      settings: all, in order.
-      process: which replica.
+      settings: all settings, in order.
+      process: the replica.
 
     Returns:
-      In the same order: its own, which are the same whatever the rest of the grid is, and the
-      verifier alone of those. It may be none.
+      Its settings, in order, with the verifier alone of each; perhaps none. Whether a setting
+      belongs to a replica does not depend on the rest of the grid.
 
     Raises:
-      ValueError: the replicas are one program, or more than there are settings.
+      ValueError: the processes form one JAX program, or are more than the settings.
     """
     if process.together:
         raise ValueError(
             "a comparison cannot run as one program of several processes: give only "
             "--process_count and --process_index"
         )
-    others = [one for one in settings if one.method != VERIFIER_ALONE]
+    others = [setting for setting in settings if setting.method != VERIFIER_ALONE]
     if process.count > len(others):
         raise ValueError(
             f"process_count must be at most {len(others)}, the number of settings to measure, "
             f"got {process.count}"
         )
 
-    def is_own(one: Setting) -> bool:
-        return int(one.key.rpartition("-")[2], 16) % process.count == process.index
+    def is_own(setting: Setting) -> bool:
+        return int(setting.key.rpartition("-")[2], 16) % process.count == process.index
 
-    needed = {one.verifier_alone for one in others if is_own(one)}
+    needed = {setting.verifier_alone for setting in others if is_own(setting)}
     if not needed:
         tell(
             f"warning: process {process.index} of {process.count} has no settings to measure: "
             "use fewer processes"
         )
-    compared = {one.verifier_alone for one in others}
-    return [one for one in settings if (one in needed if one in compared else is_own(one))]
+    compared = {setting.verifier_alone for setting in others}
+    return [x for x in settings if (x in needed if x in compared else is_own(x))]
 
 
 def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> None:
-    """Merges the parts beside a finished one where all have measured the same grid."""
+    """Merges all parts if every part has measured the same grid."""
     found = beside(part, process)
     grids = [_grid_of(path) for path in found]
     if None not in grids and all(grid == grids[0] for grid in grids):
@@ -77,7 +77,7 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
 
 
 def is_comparison(roots: Sequence[PathLike]) -> bool:
-    """Whether there are parts of a comparison in some directories, or one level below."""
+    """Whether directories, or directories one level below, contain parts of a comparison."""
     paths = [Path(root).expanduser().absolute() for root in roots]
     places = [place for path in paths for place in SHARED.parts_in(path)]
     return any((place / CONFIG_NAME).is_file() for place in places)
@@ -86,18 +86,18 @@ def is_comparison(roots: Sequence[PathLike]) -> bool:
 def merge(
     output_dir: PathLike, parts: Sequence[PathLike] = (), *, on_start: OnStart | None = None
 ) -> dict[str, Any]:
-    """Makes one comparison of the parts of several replicas; the parts stay.
+    """Merges the parts of several replicas into one comparison; the parts are not removed.
 
     Args:
       output_dir: the directory of the comparison.
       parts: see `specjax.runs.merging.merge`.
-      on_start: is called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
+      on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
 
     Returns:
       The content of `results.json`.
 
     Raises:
-      FileNotFoundError: there are no parts, or not all of them.
+      FileNotFoundError: a part is missing, or all are.
       OSError: the directory cannot be written.
       ValueError: the parts are of different runs or grids, or one has not ended.
     """
@@ -122,7 +122,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
             on_start(run, paths={path.name: str(path) for path in found})
         points = Points(run, sources[0].quality, sources[0].bootstrap)
         points.read()
-        # The last first: the verifier alone is the first part's.
+        # In reverse, so that the verifier alone is that of the first part.
         for source in reversed(sources):
             points.take(source)
         if absent := [one for one in order if one not in points.of()]:
@@ -136,7 +136,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
 
 
 def _grid_of(path: Path) -> list[Setting] | None:
-    """All settings of the grid of which a part has measured its share; None if it has not ended."""
+    """All settings of a finished part's grid; None if the part has not ended."""
     run = RunDirectory(path, config_name=CONFIG_NAME, makes=MADE)
     record = None if run.peek() is None else Store(run, RECORDS).get(GRID)
     return None if record is None else [Setting(**values) for values in record.value]

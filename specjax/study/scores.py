@@ -1,4 +1,4 @@
-"""The figures of what was measured, with intervals.
+"""The figures of measured settings, with intervals.
 
 Axes: n texts, c timed chunks, R resamples.
 """
@@ -17,7 +17,7 @@ from specjax.study.measure import Bench, Measured, Times
 from specjax.text.setting import DRAFTER_ALONE, Setting
 
 RELATIVE, NATS = "relative_latency", "nats_per_token"
-# What `specjax.evaluation` says of a model that decodes alone as of a verifier.
+# Figures of the verifier, which `specjax.evaluation` also has for a drafter alone.
 _OF_A_VERIFIER = (
     "tokens_per_verifier_call",
     "deferrals_per_token",
@@ -32,7 +32,7 @@ class Scores:
     """Figures and their resamples.
 
     Attributes:
-      figures: name -> `value`, `low`, `high`, `error`: JSON values, None where there is none.
+      figures: name -> `value`, `low`, `high`, `error`: JSON values, None if undefined.
       resampled: name -> `[R]`, the figure of each resample of the texts.
     """
 
@@ -41,21 +41,21 @@ class Scores:
 
 
 def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
-    """All figures of what was measured.
+    """Returns all figures of a measured setting.
 
-    Those of `specjax evaluate`, over the outputs of all seeds together, and
-      `latency`: seconds of a text; of its repeats the median, of its samples the mean.
-      `latency_mean`: the same with the mean of the repeats.
+    They are the figures of `specjax evaluate`, pooled over all seeds, and
+      `latency`: seconds of a text: the mean over samples of the median over repeats.
+      `latency_mean`: the same with the mean over repeats.
       `relative_latency`: `latency` over the verifier's, both measured in turns on the same texts.
       `relative_time_per_token`: the same per emitted token.
 
     Args:
-      setting: what was measured.
-      measured: how it did.
-      bench: on what.
+      setting: the setting.
+      measured: its measurements.
+      bench: the texts and the metrics.
 
     Returns:
-      The figures. What is resampled are the texts, each with the outputs of all seeds.
+      The figures. The bootstrap resamples the texts, each with the outputs of all seeds.
 
     Raises:
       ValueError: a figure cannot be computed.
@@ -69,7 +69,7 @@ def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
     made = pooled_figures(runs, bench.measuring.scorers(bench.texts))
     made |= _latency(measured.times, measured.verifier_times, bench)
     if setting.method == DRAFTER_ALONE:
-        # Where a model decodes alone it counts as the verifier: the drafter is none.
+        # A model that decodes alone counts as the verifier, but this model is the drafter.
         made = {name: sums for name, sums in made.items() if name not in _OF_A_VERIFIER}
     bootstrap = bench.measuring.bootstrap
     resampled = {key: bootstrap.replicates(sums) for key, sums in made.items()}
@@ -80,14 +80,14 @@ def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
 
 
 def prices(setting: Setting, costs: Mapping[str, float] | None) -> dict[str, float] | None:
-    """What a pass of each model of a setting costs.
+    """Returns the cost of a pass of each model of a setting.
 
     Args:
       setting: the setting.
       costs: see `Measuring`.
 
     Returns:
-      Model's name -> cost; None where the setting's drafter has none.
+      Model's name -> cost; None if the setting's drafter has no cost.
     """
     if costs is None or setting.drafter not in costs:
         return None
@@ -113,10 +113,10 @@ def _latency(times: Times, verifier: Times | None, bench: Bench) -> dict[str, Su
     }
 
 
-def over(one: Scores, other: Scores, name: str, bootstrap: Bootstrap) -> dict[str, Any]:
-    """How much a figure of one is above that of the other; paired: both are resampled alike."""
-    ours, theirs = one.figures[name]["value"], other.figures[name]["value"]
+def over(scores: Scores, other: Scores, name: str, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Returns the paired difference of a figure to that of another setting."""
+    ours, theirs = scores.figures[name]["value"], other.figures[name]["value"]
     if ours is None or theirs is None:
         return as_json(bootstrap.summary(np.nan, np.zeros(1)))
-    apart = one.resampled[name] - other.resampled[name]
+    apart = scores.resampled[name] - other.resampled[name]
     return as_json(bootstrap.summary(ours - theirs, apart))

@@ -1,6 +1,6 @@
 """Tables of compared settings: the front, table 2 of Faster Cascades, CSV and LaTeX.
 
-Axes: m settings (of one curve in the order of their strengths), R resamples.
+Axes: m settings (of a curve in the order of their strengths), R resamples.
 """
 
 import csv
@@ -22,23 +22,23 @@ Rows = list[dict[str, Any]]
 
 
 def least_cost(cost: np.ndarray, quality: np.ndarray, wanted: ArrayLike) -> np.ndarray:
-    """The least cost on a curve at which the quality is as wanted, or better.
+    """Returns the least cost on a curve with at least the wanted quality.
 
-    The curve is straight between neighbouring points; of a single point it is that point.
+    The curve is linear between neighbouring points.
 
     Args:
       cost: `[..., m]`.
       quality: `[..., m]`, of the same points.
-      wanted: `[...]`.
+      wanted: `[...]`, the least quality.
 
     Returns:
-      `[...]`, NaN where no part of the curve is as good.
+      `[...]`, NaN if no part of the curve has this quality.
     """
     level = np.asarray(wanted, np.float64)[..., None]
     found = np.where(quality >= level, cost, np.inf)
     before, after = quality[..., :-1] - level, quality[..., 1:] - level
     crosses = (before < 0) != (after < 0)
-    # How far along the piece its quality is the wanted one.
+    # The place between two points with exactly the wanted quality.
     share = np.divide(before, before - after, out=np.zeros_like(before), where=crosses)
     there = cost[..., :-1] + share * (cost[..., 1:] - cost[..., :-1])
     found = np.concatenate([found, np.where(crosses, there, np.inf)], axis=-1)
@@ -47,21 +47,21 @@ def least_cost(cost: np.ndarray, quality: np.ndarray, wanted: ArrayLike) -> np.n
 
 
 def best_quality(cost: np.ndarray, quality: np.ndarray, most: ArrayLike) -> np.ndarray:
-    """The best quality on a curve at no more than a cost; see `least_cost`.
+    """Returns the best quality on a curve at a limited cost; see `least_cost`.
 
     Args:
       cost: `[..., m]`.
       quality: `[..., m]`.
-      most: `[...]`, the cost.
+      most: `[...]`, the largest cost.
 
     Returns:
-      `[...]`, NaN where every part of the curve costs more.
+      `[...]`, NaN if every part of the curve costs more.
     """
     return -least_cost(-quality, -cost, -np.asarray(most, np.float64))
 
 
 def pareto(cost: ArrayLike, quality: ArrayLike) -> np.ndarray:
-    """Which settings no other beats: none is cheaper and as good, or better and as cheap.
+    """Returns which settings are not beaten: by a cheaper one as good, or a better one as cheap.
 
     Args:
       cost: `[m]`.
@@ -77,35 +77,35 @@ def pareto(cost: ArrayLike, quality: ArrayLike) -> np.ndarray:
 
 
 def front(scored: Scored, cost: str, quality: str, bootstrap: Bootstrap) -> list[Setting]:
-    """The settings that no other is shown to beat.
+    """Returns the settings that no other setting is shown to beat.
 
-    One setting beats another if it is told apart as cheaper or as better, and the other is neither:
-    the paired interval of the difference leaves out 0. So of settings that noise alone tells apart
-    all are on the front, or none. Lossless settings have the verifier's quality, by law.
+    A setting beats another if it is shown to be cheaper or better, and the other is neither: the
+    paired interval of the difference does not contain 0. So settings that differ only by noise are
+    all on the front, or none is. Lossless settings count with the quality of the verifier alone.
 
     Args:
-      scored: those without one of the figures are left out.
-      cost: the figure of which less is better.
-      quality: the figure of which more is better; of `nats_per_token` less.
-      bootstrap: the resampling, that of the figures.
+      scored: the settings; those without either figure are left out.
+      cost: the figure to minimise.
+      quality: the figure to maximise; `nats_per_token` is minimised.
+      bootstrap: the resampling of the figures.
 
     Returns:
-      Those on the front, in order.
+      The settings on the front, in order.
     """
-    known = [one for one in scored if _has(scored[one], cost) and _has(scored[one], quality)]
+    known = [x for x in scored if _has(scored[x], cost) and _has(scored[x], quality)]
     if not known:
         return []
-    by_law = {one: one.verifier_alone for one in known if one.is_lossless}
-    of = {one: scored.get(by_law.get(one, one), scored[one]) for one in known}
+    equal = {x: x.verifier_alone for x in known if x.is_lossless}
+    of = {x: scored.get(equal.get(x, x), scored[x]) for x in known}
     better = _above(of, quality, bootstrap)
-    cheaper = _above({one: scored[one] for one in known}, cost, bootstrap).T
+    cheaper = _above({x: scored[x] for x in known}, cost, bootstrap).T
     leads = (better.T if quality == NATS else better) | cheaper
     beaten = (leads & ~leads.T).any(axis=0)
-    return [one for one, is_beaten in zip(known, beaten, strict=True) if not is_beaten]
+    return [x for x, is_beaten in zip(known, beaten, strict=True) if not is_beaten]
 
 
 def _above(scored: Scored, name: str, how: Bootstrap) -> np.ndarray:
-    """`[m, m]` bool: whether the first's figure is shown to be above the second's."""
+    """`[m, m]` bool: whether the figure of setting i is shown to be above that of setting j."""
     values = np.asarray([_value(scores, name) for scores in scored.values()])
     found = values[:, None] > values
     if not all(name in scores.resampled for scores in scored.values()):
@@ -120,42 +120,41 @@ def _above(scored: Scored, name: str, how: Bootstrap) -> np.ndarray:
 
 
 def curves(settings: Iterable[Setting]) -> list[list[Setting]]:
-    """The settings of each curve, in the order of their strengths; the models alone are none."""
+    """Returns the settings of each curve, in the order of their strengths, without models alone."""
     found: dict[Any, list[Setting]] = {}
     for setting in settings:
         if not setting.is_alone:
             found.setdefault(setting.curve, []).append(setting)
-    return [sorted(of_one, key=lambda one: one.strength or 0.0) for of_one in found.values()]
+    return [sorted(curve, key=lambda x: x.strength or 0.0) for curve in found.values()]
 
 
 def common(settings: Iterable[Setting]) -> set[str]:
-    """The fields, but rule and method, in which all settings are equal that have a say in them."""
-    # The models alone have no drafts, and sequential cascades no blocks.
-    drafting = [one for one in settings if not one.is_alone]
+    """Returns the fields, except rule and method, in which all settings that use them agree."""
+    # Models alone have no drafts, and sequential cascades no blocks.
+    drafting = [setting for setting in settings if not setting.is_alone]
     found = set()
     for name in set(Setting.__dataclass_fields__) - {"rule", "method"}:
-        own = {getattr(one, name) for one in drafting}
+        own = {getattr(setting, name) for setting in drafting}
         if len(own - {None} if name in ("max_draft", "verification") else own) < 2:
             found.add(name)
     return found
 
 
 def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
-    """Table 2: one row for each curve whose verifier was measured, drawing alike.
+    """Returns table 2: a row for each curve whose verifier alone was measured.
 
-    `latency_reduction`: the verifier's latency over the least latency at which a method is as good
-    as the verifier. `best_quality`: the best quality that it has within the verifier's latency.
-    Both by straight lines between the settings of neighbouring strengths. Their intervals are of
-    the same on resampled texts; `matched` and `within` say in which share of these there is such a
-    place; a resample without one is left out. `measured_reduction` is of the fastest setting, none
-    in between, whose quality is not shown to be below the verifier's: the paired interval of the
-    difference does not lie below 0. Its interval is of that setting's latency; the choice stays.
-    A lossless curve is as good as the verifier by law, whatever its texts' figures say.
+    `latency_reduction`: the verifier's latency over the least latency at which the method has at
+    least the verifier's quality. `best_quality`: the method's best quality at most at the
+    verifier's latency. Both interpolate linearly between neighbouring strengths, also on resampled
+    texts for the intervals; `matched` and `within` are the shares of resamples in which the value
+    exists. `measured_reduction`: at the fastest measured setting whose quality is not shown to be
+    below the verifier's (the paired interval of the difference is not below 0); its interval keeps
+    this setting. A lossless curve counts with the verifier's quality.
 
     Args:
-      scored: the settings that have figures.
-      quality: the figure that is called quality.
-      bootstrap: the resampling, that of the figures.
+      scored: the settings with figures.
+      quality: the name of the quality figure.
+      bootstrap: the resampling of the figures.
 
     Returns:
       The rows.
@@ -166,7 +165,7 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
     shared = common(scored) - {"temperature"}
     for points in curves(scored):
         verifier = scored.get(points[0].verifier_alone)
-        known = [one for one in points if all(_has(scored[one], x) for x in (RELATIVE, quality))]
+        known = [p for p in points if _has(scored[p], RELATIVE) and _has(scored[p], quality)]
         if verifier is None or not known or not _has(verifier, quality):
             continue
         method = known[0].described(without={*shared, "strength", "temperature"})
@@ -205,12 +204,12 @@ def _measured(
 ) -> dict[str, Any]:
     """The fastest of the measured settings that are not shown to be worse than the verifier."""
 
-    def kept(one: Setting) -> bool:
-        high = over(scored[one], verifier, quality, bootstrap)["high"]
-        return one.is_lossless or (high is not None and high >= 0.0)
+    def kept(setting: Setting) -> bool:
+        high = over(scored[setting], verifier, quality, bootstrap)["high"]
+        return setting.is_lossless or (high is not None and high >= 0.0)
 
-    def latency(one: Setting) -> float:
-        return _value(scored[one], RELATIVE)
+    def latency(setting: Setting) -> float:
+        return _value(scored[setting], RELATIVE)
 
     best = min(filter(kept, settings), key=latency, default=None)
     if best is None:
@@ -229,27 +228,27 @@ def best_rows(
     bootstrap: Bootstrap,
     estimates: Mapping[Setting, Expected] | None = None,
 ) -> Rows:
-    """The front of speed and quality (without one: of nats per token), setting by setting.
+    """Returns rows for the front of speed and quality (without a quality: nats per token).
 
-    At each temperature the models alone and the fastest lossless setting are there too, in the
-    order of their speed. `expected` is the speed-up that was estimated.
+    The models alone and the fastest lossless setting of each temperature are included. Rows are in
+    the order of speed. `expected` is the estimated speed-up.
     """
     rows = []
     for group in drawn_alike(scored):
-        here = {one: scored[one] for one in group}
+        here = {setting: scored[setting] for setting in group}
         first = front(here, RELATIVE, quality or NATS, bootstrap)
-        lossless = [one for one in group if one.is_lossless and not one.is_alone]
-        fastest = sorted(lossless, key=lambda one: _value(scored[one], RELATIVE))[:1]
-        for one in sorted(group, key=lambda one: -_value(scored[one], RELATIVE)):
-            if one in first or one in fastest or one.is_alone:
-                figures = scored[one].figures
-                on_front = "yes" if one in first else "-"
-                row: dict[str, Any] = {"setting": one.described(), "front": on_front}
+        lossless = [x for x in group if x.is_lossless and not x.is_alone]
+        fastest = sorted(lossless, key=lambda x: _value(scored[x], RELATIVE))[:1]
+        for setting in sorted(group, key=lambda x: -_value(scored[x], RELATIVE)):
+            if setting in first or setting in fastest or setting.is_alone:
+                figures = scored[setting].figures
+                on_front = "yes" if setting in first else "-"
+                row: dict[str, Any] = {"setting": setting.described(), "front": on_front}
                 if quality is not None:
                     row[quality] = shown(figures[quality])
                 row["speedup"] = shown(_inverse(figures[RELATIVE]))
                 if estimates:
-                    known = estimates.get(one)
+                    known = estimates.get(setting)
                     row["expected"] = None if known is None else known.to_dict()["speedup"]
                 for name in (NATS, "tokens_per_verifier_call"):
                     row[name] = shown(figures.get(name))
@@ -258,32 +257,33 @@ def best_rows(
 
 
 def estimated_rows(estimates: Sequence[Expected]) -> Rows:
-    """The front of expected speed and nats per token, with the models alone and Lossless.
+    """Returns rows for the front of expected speed and nats per token.
 
-    Settings of one law and one speed, such as rules that always take the drafter's token, are there
-    once. Without times tokens per call stand for the speed.
+    The models alone and the fastest lossless setting are included. Settings with equal speed and
+    divergence, such as rules that always keep the drafter, have a single row. Without times the
+    speed is the tokens per call.
     """
     rows = []
-    for group in drawn_alike(one.setting for one in estimates):
-        here = [one for one in estimates if one.setting in group]
-        speeds = np.asarray([one.speed for one in here])
-        nats = [one.nats_per_token for one in here]
+    for group in drawn_alike(x.setting for x in estimates):
+        here = [x for x in estimates if x.setting in group]
+        speeds = np.asarray([x.speed for x in here])
+        nats = [x.nats_per_token for x in here]
         first = pareto(-speeds, -np.asarray(nats))
-        lossless = [one for one in here if one.setting.is_lossless and not one.setting.is_alone]
-        fastest = sorted(lossless, key=lambda one: -one.speed)[:1]
-        told = set()
+        lossless = [x for x in here if x.setting.is_lossless and not x.setting.is_alone]
+        fastest = sorted(lossless, key=lambda x: -x.speed)[:1]
+        seen = set()
         for i in np.argsort(speeds, kind="stable"):
-            one, law = here[i], (here[i].speed, here[i].nats_per_token)
-            if one.setting.is_alone or one in fastest or (first[i] and law not in told):
-                told.add(law)
-                figures = {name: x for name, x in one.to_dict().items() if name != "error"}
-                on_front = "yes" if first[i] else "-"
-                rows.append({"setting": one.setting.described(), "front": on_front, **figures})
+            estimate, key = here[i], (here[i].speed, here[i].nats_per_token)
+            if estimate.setting.is_alone or estimate in fastest or (first[i] and key not in seen):
+                seen.add(key)
+                figures = {name: x for name, x in estimate.to_dict().items() if name != "error"}
+                described, on_front = estimate.setting.described(), "yes" if first[i] else "-"
+                rows.append({"setting": described, "front": on_front, **figures})
     return rows
 
 
 def table_2_rows(rows: Rows, quality: str) -> Rows:
-    """Table 2 with its intervals as texts."""
+    """Returns table 2 with intervals as texts."""
     return [
         {
             "method": row["method"],
@@ -299,27 +299,27 @@ def table_2_rows(rows: Rows, quality: str) -> Rows:
 
 
 def flat_rows(scored: Scored, estimates: Mapping[Setting, Expected]) -> Rows:
-    """All settings with all figures, each number in a column of its own, for CSV."""
+    """Returns all settings with all figures, each number in its own column, for CSV."""
     rows = []
-    for one in dict.fromkeys((*scored, *estimates)):
-        row: dict[str, Any] = {"setting": one.described(), **one.to_dict()}
-        if one in estimates:
-            row |= {f"expected_{name}": x for name, x in estimates[one].to_dict().items()}
-        if one in scored:
-            for name, figure in scored[one].figures.items():
+    for setting in dict.fromkeys((*scored, *estimates)):
+        row: dict[str, Any] = {"setting": setting.described(), **setting.to_dict()}
+        if setting in estimates:
+            row |= {f"expected_{name}": x for name, x in estimates[setting].to_dict().items()}
+        if setting in scored:
+            for name, figure in scored[setting].figures.items():
                 row |= {f"{name}_{end}" if end != "value" else name: figure[end] for end in _ENDS}
         rows.append(row)
     return rows
 
 
 def rank_correlation(scored: Scored, estimates: Mapping[Setting, Expected]) -> float | None:
-    """Spearman's, of the speed-ups that were expected and measured; None for fewer than three."""
-    both = [one for one in scored if one in estimates and not np.isnan(estimates[one].speedup)]
-    expected = [estimates[one].speedup for one in both]
-    measured = [1.0 / _value(scored[one], RELATIVE) for one in both]
+    """Returns Spearman's correlation of estimated and measured speed-ups; None for fewer than 3."""
+    both = [x for x in scored if x in estimates and not np.isnan(estimates[x].speedup)]
+    expected = [estimates[x].speedup for x in both]
+    measured = [1.0 / _value(scored[x], RELATIVE) for x in both]
     if len(both) < 3 or len(set(expected)) < 2 or len(set(measured)) < 2:
         return None
-    # Not imported where nothing is compared: it takes a while.
+    # Imported here because it takes long.
     from scipy.stats import spearmanr
 
     return float(spearmanr(expected, measured).statistic)
@@ -329,7 +329,7 @@ _ENDS = ("value", "low", "high")
 
 
 def csv_text(rows: Rows) -> str:
-    """Rows as comma-separated values; a column for each key of any row."""
+    """Returns rows as comma-separated values, with a column for each key of any row."""
     file = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(file, list(columns), lineterminator="\n")
@@ -339,7 +339,7 @@ def csv_text(rows: Rows) -> str:
 
 
 def latex_text(rows: Rows) -> str:
-    """Rows as a LaTeX table, which needs no packages."""
+    """Returns rows as a LaTeX table, which needs no packages."""
 
     def line(cells: Iterable[Any]) -> str:
         return " & ".join(_escaped(cell) for cell in cells) + r" \\"
@@ -365,7 +365,7 @@ def _escaped(cell: Any) -> str:
 
 
 def shown(figure: Mapping[str, float | None] | None) -> str | None:
-    """A figure with its interval, in words; None where there is none."""
+    """Returns a figure with its interval as text, or None."""
     if figure is None:
         return None
     value, low, high = (figure[end] for end in _ENDS)
@@ -375,10 +375,10 @@ def shown(figure: Mapping[str, float | None] | None) -> str | None:
 
 
 def drawn_alike(settings: Iterable[Setting]) -> list[list[Setting]]:
-    """The settings of each temperature, top-k and top-p, in order."""
+    """Returns the settings of each temperature, top-k and top-p, in order."""
     found: dict[Setting, list[Setting]] = {}
-    for one in settings:
-        found.setdefault(one.verifier_alone, []).append(one)
+    for setting in settings:
+        found.setdefault(setting.verifier_alone, []).append(setting)
     return list(found.values())
 
 
@@ -389,12 +389,12 @@ def _inverse(figure: Mapping[str, float | None]) -> dict[str, float | None]:
 
 def _columns(scored: Scored, settings: list[Setting], name: str) -> tuple[np.ndarray, np.ndarray]:
     """A figure of a curve's settings `[m]`, and its resamples `[R, m]`."""
-    values = np.asarray([_value(scored[one], name) for one in settings], np.float64)
-    return values, np.stack([scored[one].resampled[name] for one in settings], axis=-1)
+    values = np.asarray([_value(scored[x], name) for x in settings], np.float64)
+    return values, np.stack([scored[x].resampled[name] for x in settings], axis=-1)
 
 
 def _value(scores: Scores, name: str) -> float:
-    """A figure; NaN where there is none."""
+    """The value of a figure, or NaN."""
     value = scores.figures.get(name, {}).get("value")
     return np.nan if value is None else value
 

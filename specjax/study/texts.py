@@ -1,4 +1,4 @@
-"""The texts that settings are compared on, with their references."""
+"""The texts of a comparison, with their references."""
 
 import os
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Texts(NamedTuple):
 
     Attributes:
       examples: their ids are their places in the file.
-      references: for each text one or several; none where there are no references.
-      problems: what a program must do that goes on with each text, or None.
+      references: for each text its references, perhaps none.
+      problems: the programming problem of each text, or None.
     """
 
     examples: Sequence[Example]
@@ -28,11 +28,11 @@ class Texts(NamedTuple):
     problems: Sequence[Problem] | None = None
 
     def part(self, start: int, stop: int) -> "Texts":
-        """Some of them."""
+        """Returns the texts `start .. stop`."""
         return self.in_order(range(start, min(stop, len(self.examples))))
 
     def in_order(self, order: Sequence[int]) -> "Texts":
-        """Those at some places, in that order."""
+        """Returns the texts at some places, in that order."""
         problems = None if self.problems is None else [self.problems[i] for i in order]
         return Texts(
             [self.examples[i] for i in order], [self.references[i] for i in order], problems
@@ -56,16 +56,16 @@ def read_texts(
 
     Args:
       source: see `specjax.data.examples.read_examples`.
-      references: files of references (see `specjax.runs.scored.read_references`); None takes
-        those of `targets_field`, or of the task; without either there are none.
+      references: files of references (see `specjax.runs.scored.read_references`); None: the
+        references of `targets_field` or of the task, if given.
       references_field: see `read_references`.
       format: see `read_examples`.
       inputs_field: likewise.
       targets_field: likewise.
       split: likewise.
-      limit: how many texts are taken, the first ones; None for all.
-      task: makes the prompts of the source's records, and has their references: `references` is
-        then left out, or the name of the same field.
+      limit: the number of texts, the first of the source; None for all.
+      task: makes prompts and references from the source's records; `references` must then be left
+        out, or be the name of the same field.
       problems: a file of problems (see `specjax.evaluation.read_problems`), a line for each text.
 
     Returns:
@@ -74,8 +74,7 @@ def read_texts(
     Raises:
       FileNotFoundError: a file is missing.
       TypeError: a path is not a path.
-      ValueError: a file is unreadable, there is not one reference for each text, or the problems
-        are those of other texts.
+      ValueError: a file is unreadable, or the references or problems do not match the texts.
     """
     check_path(source, "source=")
     most = None if limit is None else whole_number("limit", limit, low=1)
@@ -100,23 +99,23 @@ def read_texts(
     else:
         wanted = read_references(references, field=references_field)
         _check_count(name, found, wanted, "references")
-    asked = None
+    tests = None
     if problems is not None:
         path = os.fspath(problems)
-        asked = read_problems(problems)
-        _check_count(name, found, asked, f"problems in {path}")
-        check_problems(asked, [example.inputs for example in found], path, name)
-        asked = asked[:most]
-    # A text keeps its references, so that its predictions can be scored by themselves.
+        tests = read_problems(problems)
+        _check_count(name, found, tests, f"problems in {path}")
+        check_problems(tests, [example.inputs for example in found], path, name)
+        tests = tests[:most]
+    # Examples keep their references, so that the predictions can be scored later.
     examples = [
         example._replace(targets=texts[0] if len(texts) == 1 else texts or None)
         for example, texts in zip(found, wanted, strict=True)
     ]
-    return Texts(examples[:most], wanted[:most], asked)
+    return Texts(examples[:most], wanted[:most], tests)
 
 
 def _targets(example: Example) -> tuple[str, ...]:
-    """The references that an example has of its own."""
+    """The example's own references."""
     targets = example.targets
     if isinstance(targets, str):
         return (targets,)

@@ -1,4 +1,4 @@
-"""Measurements in turns: what disturbs the machine for long disturbs all sides alike."""
+"""Measurements in turns, so that slow changes of the machine affect all sides equally."""
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,17 +12,15 @@ T = TypeVar("T")
 def in_turns(
     sides: Mapping[K, Callable[[C], T]], parts: Sequence[C], repeats: int
 ) -> Iterator[tuple[K, int, int, T]]:
-    """Lets all sides work on a part before any of them works on the next.
-
-    The order of the sides alternates, so that none is always the first, or behind the same one.
+    """Calls all sides on each part of the work before the next part, in alternating order.
 
     Args:
-      sides: name -> what is called with each part of the work.
-      parts: of the work.
-      repeats: how often all of it is done.
+      sides: name -> function of a part of the work.
+      parts: the parts of the work.
+      repeats: the number of repeats of all parts.
 
     Yields:
-      Of each call the side, the repeat, the place of the part, and what it returned.
+      For each call the side, the repeat, the place of the part, and the result.
     """
     names = list(sides)
     for repeat in range(repeats):
@@ -32,7 +30,7 @@ def in_turns(
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """The seconds of a call, and what it returned."""
+    """Returns the seconds of a call, and its result."""
     begin = time.perf_counter()
     found = call()
     return time.perf_counter() - begin, found

@@ -1,8 +1,9 @@
 """Rounds of drafting and verification along known texts, without decoding.
 
-Given the emitted text y_1, y_2, ..., which follows pi, drafted tokens stand independently: token
-verification keeps y_i with probability min(1, q / pi), block verification with min(1, q / (P pi)),
-where P is P_{i-1} of the text itself. So the rounds are a Markov chain along the text.
+Given the emitted text y_1, y_2, ..., which follows pi, drafted tokens are accepted independently:
+token verification accepts y_i with probability min(1, q / pi), block verification with
+min(1, q / (P pi)), where P is P_{i-1} of the text itself. So the rounds are a Markov chain along
+the text.
 
 For block verification: a draft begins with y_1 .. y_i and is accepted so far with probability
 q(y_1) .. q(y_i) P_i; the next emitted token is then drawn from pi, for min(q, P pi) + (P pi - q)_+
@@ -23,9 +24,9 @@ class Walk:
     """Expectations over the rounds that emit texts.
 
     Attributes:
-      rounds: `[n]` how many emit each text.
+      rounds: `[n]` the number of rounds of each text.
       drafted: `[G + 1]` probabilities that a round's draft has 0, 1, ... tokens.
-      whole: the probability that a round's whole draft stands.
+      whole: the probability that a round's whole draft is accepted.
     """
 
     rounds: np.ndarray  # [n]
@@ -37,10 +38,10 @@ def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bo
     """Walks along texts.
 
     Args:
-      ratios: `[S, n, N]` pi(y) / q(y) of the emitted token at each position; infinite where q is 0.
+      ratios: `[S, n, N]` pi(y) / q(y) of the emitted token at each position; infinite if q is 0.
       ends: `[n]` the lengths of the texts, at most N.
-      lengths: `[n, N]` how long a draft is that begins at each position, at most G.
-      block: whether verification is that of blocks, else of tokens.
+      lengths: `[n, N]` the length of a draft that begins at each position, at most G.
+      block: whether to use block verification, otherwise token verification.
 
     Returns:
       The expectations, averaged over the samples.
@@ -66,8 +67,8 @@ def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bo
 
 
 def _accepted(ratios: np.ndarray, lengths: np.ndarray, longest: int, *, block: bool) -> np.ndarray:
-    """`[S, n, N, G + 1]` how likely 0, 1, ... tokens stand of a draft that begins there."""
-    # What lies past the end of a text changes nothing.
+    """`[S, n, N, G + 1]` P(0, 1, ... accepted tokens) of a draft from each position."""
+    # Ratios past the end of a text have no effect.
     finite = np.clip(ratios.astype(np.float64), 1e-30, 1e30)
     padded = np.pad(finite, ((0, 0), (0, 0), (0, longest)), constant_values=1.0)
     width = ratios.shape[2]

@@ -231,7 +231,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
     assert "4 of 4 settings were measured before" in captured.err
-    assert "the times of passes" not in captured.err
+    assert "measuring the time" not in captured.err
 
 
 DEMAND = {

@@ -354,7 +354,7 @@ def test_token_ids_and_chats_are_prompts(decoder):
         (["ba", " "], {}, "prompt 1 is empty"),
         (["ba", []], {}, "prompt 1 has no tokens"),
         (["ba", "ba " * 100], {}, "prompt 1 has 101 tokens, the longest bucket holds 32"),
-        ([[3, 24]], {}, r"prompt 0 has token 24: ids must be in 0 \.\. 23"),
+        ([[3, 24]], {}, r"prompt 0 has token 24: tokens must be in 0 \.\. 23"),
         ([[-1]], {}, "prompt 0 has token -1"),
         (["ba"], {"max_new_tokens": 0}, "max_new_tokens of prompt 0 must .*got 0"),
         (["ba"], {"max_new_tokens": 13}, "must be a whole number in 1 .. 12, got 13"),
@@ -488,7 +488,7 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
         ValueError, match="max_draft must be left out: this option needs a drafter: give"
     ):
         specjax.Decoder(pair.verifier, max_draft=3)
-    with pytest.raises(TypeError, match="models must be a Pair or a TextModel, got str"):
+    with pytest.raises(TypeError, match="models must be Models or a TextModel, got str"):
         specjax.Decoder("verifier")
 
 
