@@ -49,8 +49,8 @@ def tell(command: str, error: Exception) -> int:
         return BROKEN_PIPE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         # An error without a file name is about standard output.
-        told = f"standard output cannot be written ({error.strerror}): redirect it elsewhere"
-        print(f"specjax {command}: {told}", file=sys.stderr)
+        text = f"standard output cannot be written ({error.strerror}): redirect it elsewhere"
+        print(f"specjax {command}: {text}", file=sys.stderr)
         _give_up_stdout()
         return BAD_INPUT
     if isinstance(error, LostProcessError):  # another process failed; a restart may succeed
@@ -59,9 +59,9 @@ def tell(command: str, error: Exception) -> int:
     if is_refusal(error):
         print(f"specjax {command}: {one_line(error)}", file=sys.stderr)
         return BAD_INPUT
-    told = f"{type(error).__name__}: {one_line(error)[:200]}"
+    text = f"{type(error).__name__}: {one_line(error)[:200]}"
     log = _log(error)
-    print(f"specjax {command}: unexpected {told}; {log}", file=sys.stderr)
+    print(f"specjax {command}: unexpected {text}; {log}", file=sys.stderr)
     return UNEXPECTED
 
 

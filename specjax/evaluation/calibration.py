@@ -138,9 +138,9 @@ def reliability(labels: ArrayLike, log_odds: ArrayLike, *, bins: int = 15) -> Re
     place = np.minimum((predicted * bins).astype(np.int64), bins - 1)
     counts = np.bincount(place, minlength=bins)
     with np.errstate(invalid="ignore"):
-        said, was = (np.bincount(place, x, minlength=bins) / counts for x in (predicted, p))
-    gaps = np.where(counts > 0, np.abs(said - was), 0.0)
-    return Reliability(counts, said, was, float(np.sum(counts * gaps) / counts.sum()))
+        forecast, seen = (np.bincount(place, x, minlength=bins) / counts for x in (predicted, p))
+    gaps = np.where(counts > 0, np.abs(forecast - seen), 0.0)
+    return Reliability(counts, forecast, seen, float(np.sum(counts * gaps) / counts.sum()))
 
 
 def probabilities(log_odds: ArrayLike) -> np.ndarray:

@@ -67,7 +67,7 @@ def figure(metric: Metric, outputs: Sequence[str], references: Sequence[Referenc
     if len(outputs) != len(references) or not len(outputs):
         raise ValueError(
             f"there are {len(outputs)} outputs and {len(references)} references: give at least one "
-            "output, and a reference (or a list of references) for each"
+            "output, and a reference (or a list of references) for each output"
         )
     several = check_references(metric, references)
     return Sums(metric.statistics(list(outputs), several), metric.score)

@@ -126,11 +126,11 @@ class Sandbox:
                     in_time = _start(job, writing, self.seconds + _GRACE)
                 finally:
                     os.close(writing)
-                told = _told(status)
-        if told == token and in_time:
+                content = _content(status)
+        if content == token and in_time:
             return Outcome(True, "")
         late = f"timed out after {self.seconds:g} seconds"
-        return Outcome(False, (told[:200] or "exited early") if in_time else late)
+        return Outcome(False, (content[:200] or "exited early") if in_time else late)
 
 
 @functools.cache
@@ -171,7 +171,7 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _told(status: Any) -> str:
+def _content(status: Any) -> str:
     """The content of the pipe, without waiting for processes that keep it open."""
     os.set_blocking(status.fileno(), False)
     return (status.read(4096) or b"").decode(errors="replace")

@@ -1,12 +1,12 @@
-"""Runs one untrusted program in namespaces of its own; a script that `sandbox` starts.
+"""Runs an untrusted program in its own namespaces; a script that `sandbox` starts.
 
 It reads a job as JSON from stdin: `source`, `token`, `status` (a file descriptor), `work` (an empty
-directory), `contained`, and the limits `memory`, `seconds`, `processes`, `disk`. Into `status` it
-writes the token where the program came to its end, else why not.
+directory), `contained`, and the limits `memory`, `seconds`, `processes`, `disk`. It writes the
+token to `status` if the program reached its end, otherwise the reason.
 
 Three processes: the first makes the namespaces and waits; the second is process 1 in them, so that
-all die with it; the third has the limits, no rights, and runs the program. Only the standard
-library may be imported here, and nothing of specjax: it starts without site-packages.
+all end with it; the third has the limits, no privileges, and runs the program. This script may
+import only the standard library, because it starts without site-packages.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ _CAP_VERSION = 0x20080522
 _NOBODY = 65534
 _FILES = 4096
 _NEW_USER = _NAMESPACES["user"]
-# Numbers of system calls that are refused: memory that no limit counts (shmget, msgget, semget,
-# mq_open, memfd_create, memfd_secret), further namespaces, in which a program would have rights
-# (unshare, setns, mount), and what ordinary programs do not need (ptrace, bpf, perf_event_open,
-# add_key, request_key, keyctl, userfaultfd, io_uring_setup); then those of clone and clone3.
+# The architecture and its forbidden system calls: memory without limits (shmget, msgget, semget,
+# mq_open, memfd_create, memfd_secret), new namespaces with privileges (unshare, setns, mount), and
+# calls that ordinary programs do not need (ptrace, bpf, perf_event_open, add_key, request_key,
+# keyctl, userfaultfd, io_uring_setup); then the numbers of clone and clone3.
 _CALLS = {
     "x86_64": (
         0xC000003E,
@@ -54,7 +54,7 @@ _CALLS = {
         435,
     ),
 }
-# What others may listen or write at. The program sees empty ones.
+# Directories with sockets and files of other processes. The program sees empty directories.
 _COVERED = ("/run", "/tmp", "/var/tmp", "/dev/shm")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,21 +82,21 @@ def main() -> None:
 
 
 def _enter_namespaces() -> None:
-    """New namespaces, in which this process has all rights, and outside of them none."""
+    """Enters new namespaces, in which this process has all privileges."""
     uid, gid = os.getuid(), os.getgid()
-    # Of root, 65534 exists inside, too: the limit of processes does not bind root.
+    # For root also maps 65534, because the limit of processes does not apply to root.
     ids = {"uid_map": [uid, _NOBODY], "gid_map": [gid, _NOBODY]}
     mine = os.getpid()
-    told, ready = os.pipe()
+    waiting, ready = os.pipe()
     helper = os.fork() if uid == 0 else -1
     if helper == 0:
-        # Only a process outside may map more than its own id.
+        # Only a process outside the namespaces may map more than its own id.
         os.close(ready)
-        os.read(told, 1)
+        os.read(waiting, 1)
         for name, numbers in ids.items():
             _write(f"/proc/{mine}/{name}", "".join(f"{n} {n} 1\n" for n in sorted({*numbers})))
         os._exit(0)
-    os.close(told)
+    os.close(waiting)
     flags = 0
     for flag in _NAMESPACES.values():
         flags |= flag
@@ -104,7 +104,7 @@ def _enter_namespaces() -> None:
     if helper > 0:
         os.write(ready, b"x")
         if os.waitpid(helper, 0)[1]:
-            raise OSError("ids cannot be mapped")
+            raise OSError("user and group ids cannot be mapped")
     else:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1\n")
@@ -113,7 +113,7 @@ def _enter_namespaces() -> None:
 
 
 def _supervise(job: dict) -> None:
-    """Process 1: whatever else runs is killed when it ends."""
+    """Process 1 of the namespaces: when it ends, the kernel kills all others."""
     try:
         _libc.prctl(_PDEATHSIG, signal.SIGKILL)
         _mount_all(job["work"], job["disk"])
@@ -141,7 +141,7 @@ def _end_in_time(job: dict) -> None:
 
 
 def _mount_all(work: str, disk: int) -> None:
-    """Everything read-only, but for an empty `work` that is in memory."""
+    """Makes everything read-only, except an empty `work` in memory."""
     size = f"size={disk},nr_inodes={_FILES},mode=0777".encode()
     _check(_libc.mount(b"none", b"/", None, _PRIVATE, None), "mounts")
     _set_read_only("/", _AT_RECURSIVE)
@@ -155,7 +155,7 @@ def _mount_all(work: str, disk: int) -> None:
             os.makedirs(work)
         _set_read_only(place, 0)
     _tmpfs(work, size)
-    # Its own processes alone.
+    # Shows only its own processes.
     flags = _NOSUID | _NODEV | _NOEXEC
     _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "/proc")
 
@@ -175,7 +175,7 @@ def _set_read_only(place: str, flags: int) -> None:
 
 
 def _confine(job: dict, processes: int | None) -> None:
-    """The limits, and the last of the rights; `processes`: None for no limit."""
+    """Sets the limits and drops all privileges; `processes`: None for no limit."""
     os.setsid()
     os.chdir(job["work"])
     limits = {
@@ -194,7 +194,7 @@ def _confine(job: dict, processes: int | None) -> None:
         for capability in range(64):
             _libc.prctl(_DROP_BOUND, capability)
         if os.getuid() == 0:
-            # Python's files may be root's alone: reading them stays allowed.
+            # Keeps the right to read, because only root may read Python's files on some systems.
             kept = _CAP_DAC_READ_SEARCH
             _libc.prctl(_KEEPCAPS, 1)
             os.setgroups([])
@@ -211,19 +211,19 @@ def _confine(job: dict, processes: int | None) -> None:
 
 
 def _refuse_calls(machine: str) -> None:
-    """A filter of system calls (seccomp); refused ones give EPERM."""
+    """Installs a filter of system calls (seccomp); forbidden calls give EPERM."""
     if machine not in _CALLS:
-        raise OSError(f"its system calls are not known on {machine}")
+        raise OSError(f"the system calls of {machine} are unknown")
     architecture, refused, clone, clone3 = _CALLS[machine]
     load, equal, at_least, has_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, kind, flags = 0, 4, 16  # places in what the kernel shows of a call
+    number, kind, flags = 0, 4, 16  # offsets in seccomp_data
     allow, no, unknown = 0x7FFF0000, 0x00050001, 0x00050026  # EPERM, ENOSYS
     steps = [(load, 0, 0, kind), (equal, 1, 0, architecture), (give, 0, 0, no)]
-    # Above are the numbers of x32.
+    # Larger numbers belong to x32.
     steps += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (give, 0, 0, no)]
     for call in refused:
         steps += [(equal, 0, 1, call), (give, 0, 0, no)]
-    # Its flags cannot be seen; without it the library takes clone.
+    # The flags of clone3 are not visible; without clone3 the library uses clone.
     steps += [(equal, 0, 1, clone3), (give, 0, 0, unknown)]
     steps += [(equal, 1, 0, clone), (give, 0, 0, allow)]
     steps += [(load, 0, 0, flags), (has_bit, 0, 1, _NEW_USER), (give, 0, 0, no)]
@@ -238,20 +238,20 @@ def _refuse_calls(machine: str) -> None:
 
 
 def _execute(job: dict) -> None:
-    """Runs the program, and says whether it came to its end."""
+    """Runs the program, and reports whether it reached its end."""
     me = os.getpid()
     try:
         exec(compile(job["source"], "program.py", "exec"), {"__name__": "__main__"})
-        told = job["token"]
+        status = job["token"]
     except BaseException as error:
-        told = f"{type(error).__name__}: {error}"[:200]
-    if os.getpid() == me:  # not one that the program has made
-        _tell(job, told)
+        status = f"{type(error).__name__}: {error}"[:200]
+    if os.getpid() == me:  # not a child of the program
+        _tell(job, status)
     os._exit(0)
 
 
 def _tell(job: dict, text: str) -> None:
-    # A program may have filled the pipe: then it has failed, and nobody waits.
+    # If the program has filled the pipe, it fails.
     os.set_blocking(job["status"], False)
     with contextlib.suppress(BlockingIOError):
         os.write(job["status"], text.encode(errors="backslashreplace"))

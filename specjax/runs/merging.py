@@ -65,7 +65,7 @@ class Shared:
         return RunDirectory(place, config_name=self.config_name, makes=self.makes)
 
     def check_whole(self, part: RunDirectory, configuration: Mapping[str, Any]) -> None:
-        """Raises ValueError if the directory around a part holds another run."""
+        """Raises ValueError if the parent directory of a part has another run."""
         whole = self.directory(part.path.parent)
         theirs = whole.peek()
         ours = json.loads(json.dumps(configuration))
@@ -306,8 +306,8 @@ def _shared(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], *ignored: str) -> str:
-    compared = (
+    first, second = (
         {key: value for key, value in _shared(each).items() if key not in ignored}
         for each in (theirs, ours)
     )
-    return difference(*compared)
+    return difference(first, second)

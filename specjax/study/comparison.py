@@ -69,19 +69,19 @@ def compare(
     on_start: OnStart | None = None,
     process: Process | None = None,
 ) -> dict[str, Any]:
-    """Estimates settings, measures those that are worth it, and draws and tabulates all.
+    """Estimates settings, measures the promising settings, and writes tables and plots.
 
-    Estimates follow from one reading of what the verifier writes (see `expect`); settings that
-    cannot be estimated are measured. With a demand the measuring is a search, by successive halving
-    (see `choose`): what is chosen is measured again on texts that the choice has not seen, and
-    written as `tuned.gin`. Nothing is estimated or measured that the directory has already.
+    Estimates need a single pass over the verifier's outputs (see `expect`); settings that cannot be
+    estimated are measured. With a demand, settings are measured by successive halving (see
+    `choose`): the chosen setting is measured again on held-out texts, and written as `tuned.gin`.
+    Estimates and measurements in the directory are not repeated.
 
-    A setting that fails, because its decoder cannot be made or the memory is full, gets a line that
-    says why; the others are measured, and the next start tries it again. A kill loses the setting
-    that was measured, and no other. Settings of an earlier grid stay, in tables and figures too.
+    A setting that fails, because its decoder cannot be made or memory is full, gets a line with the
+    reason; the others are measured, and the next start tries it again. A kill loses only the
+    setting that was being measured. Tables and plots include the settings of earlier grids.
 
-    With `process` this process measures its share of the settings into a directory of its own in
-    `output_dir`; the last one to end merges those that are on one file system.
+    With `process` this process measures its share of the settings, in its own directory in
+    `output_dir`; the last process to end merges all, if they are on the same file system.
 
     Args:
       make_models: returns the models of settings by name, "verifier" and the drafters; called after

@@ -382,9 +382,9 @@ class Judge:
             return Choice(NOT_MET, None, self._why_not(judged))
         best = max(passing, key=lambda setting: judged[setting].gain)
         lead = _BETTER if self.demand.wants_quality else _FASTER
-        told, surely = self._compared(lead, found[best], found[alone])
+        text, surely = self._compared(lead, found[best], found[alone])
         if best != alone and (surely or alone not in passing):
-            return Choice(DRAFT, best, f"it is {told}")
+            return Choice(DRAFT, best, f"it is {text}")
         lossless = [setting for setting in passing if setting.is_lossless]
         safe = min(lossless, key=lambda setting: relative(found[setting]))
         if self.demand.wants_quality and safe != alone:
@@ -396,22 +396,22 @@ class Judge:
         if best == alone:
             others = [setting for setting in passing if setting != alone]
             reason = "is better" if self.demand.wants_quality else "is faster"
-            told = f"no other setting that meets the demand {reason}"
+            why = f"no other setting that meets the demand {reason}"
             if not others:
-                told = "it meets the demand, and no other measured setting reliably does"
-            return Choice(DO_NOT_DRAFT, alone, told)
-        told = f"the best other setting, {best.described()}, is {told}: this may be chance"
-        return Choice(DO_NOT_DRAFT, alone, told)
+                why = "it meets the demand, and no other measured setting reliably does"
+            return Choice(DO_NOT_DRAFT, alone, why)
+        why = f"the best other setting, {best.described()}, is {text}: this may be chance"
+        return Choice(DO_NOT_DRAFT, alone, why)
 
     def _compared(self, lead: Clause, best: Scores, alone: Scores) -> tuple[str, bool]:
         """A text on a setting and the verifier alone, and whether the setting reliably leads."""
         found = lead.slack(best, alone, self.quality)
         least = found.value - self._z_of_lead[lead] * found.error
         if lead == _BETTER:
-            told = f"{found.value:+.3g} {self.quality} over the verifier alone"
-            return f"{told} (at least {least:+.3g})", least > 0.0
-        told = f"{1.0 / (1.0 - found.value):.3g} times as fast as the verifier alone"
-        return f"{told} (at least {1.0 / (1.0 - least):.3g})", least > 0.0
+            text = f"{found.value:+.3g} {self.quality} over the verifier alone"
+            return f"{text} (at least {least:+.3g})", least > 0.0
+        text = f"{1.0 / (1.0 - found.value):.3g} times as fast as the verifier alone"
+        return f"{text} (at least {1.0 / (1.0 - least):.3g})", least > 0.0
 
     def _why_not(self, judged: Mapping[Setting, Judged]) -> str:
         finite = {setting: x for setting, x in judged.items() if math.isfinite(x.slack)}

@@ -158,13 +158,13 @@ def known_rates(
     sums: list[np.ndarray] = []
     copied: list[list[_Copied]] = [[] for _ in kinds]
     for places, rows in batches(texts, rows_at_once(texts, vocab_size, len(read_by))):
-        said = {
+        readings = {
             name: _read(model.model, model.prepared, rows, sampling)
             for name, model in read_by.items()
         }
-        probs = {name: distributions for name, (distributions, _) in said.items()}
+        probs = {name: distributions for name, (distributions, _) in readings.items()}
         found = [
-            _copy(kind.copier(vocab_size, longest), table, rows, said[VERIFIER][1])
+            _copy(kind.copier(vocab_size, longest), table, rows, readings[VERIFIER][1])
             for kind, table in zip(kinds, tables, strict=True)
         ]
         sums.append(jax.device_get(_sums(needed_rates, tuple(kinds), probs, found, rows.ends)))
@@ -194,8 +194,8 @@ def _read(
     model: LanguageModel, params: Params, rows: KnownRows, sampling: Sampling
 ) -> tuple[Array, Array]:
     """The distributions `[B, N, V]`, and the token before each position `[B, N]`."""
-    said = read(model, params, rows)
-    return said.probs(sampling), said.before
+    readings = read(model, params, rows)
+    return readings.probs(sampling), readings.before
 
 
 @functools.partial(jit, static_argnums=0)
@@ -225,7 +225,7 @@ def _copy(copier: LookupDrafter, table: Params, rows: KnownRows, before: Array) 
 
 @functools.partial(jit, static_argnums=(0, 1))
 def _sums(
-    asked: tuple[Judgement, ...],
+    needed_rates: tuple[Judgement, ...],
     kinds: tuple[Lookup, ...],
     probs: dict[str, Array],
     copied: list[_Copied],
@@ -258,7 +258,7 @@ def _sums(
         return jnp.sum(stands, axis=(0, 1)), jnp.sum(seen.astype(jnp.float32), axis=(0, 1))
 
     sums = []
-    for reviewer, law, lenient in asked:
+    for reviewer, law, lenient in needed_rates:
         if isinstance(law, Lookup):
             sums.append(of_copies(reviewer, copied[kinds.index(law)], lenient))
         else:

@@ -60,8 +60,9 @@ def laws_along(
     with_confidence: bool,
 ) -> Laws:
     """Returns a model's distributions at all positions of texts."""
-    said = read(model, params, rows)
-    return Laws(said.probs(sampling), said.confidences() if with_confidence else None, said.hidden)
+    found = read(model, params, rows)
+    confidences = found.confidences() if with_confidence else None
+    return Laws(found.probs(sampling), confidences, found.hidden)
 
 
 @functools.partial(jit, static_argnames="samples")
@@ -158,7 +159,7 @@ def draft_lengths(
     """
     rows, width = texts.shape
     count = rows * width
-    asked, state = policy.begin(params, (), jnp.full((count,), longest, jnp.int32), longest)
+    limits, state = policy.begin(params, (), jnp.full((count,), longest, jnp.int32), longest)
 
     def step(i: Array, carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         lengths, going, state = carry
@@ -171,9 +172,9 @@ def draft_lengths(
         token, probs, hidden = ahead(texts), ahead(drafter.probs), ahead(drafter.hidden)
         stops, state = policy.step(params, state, Drawn(token, probs, confidences, hidden, i))
         lengths = lengths + going.astype(jnp.int32)
-        return lengths, going & ~(stops & (lengths >= least)) & (lengths < asked), state
+        return lengths, going & ~(stops & (lengths >= least)) & (lengths < limits), state
 
     none = jnp.zeros((count,), jnp.int32)
-    start = (none, asked > 0, state)
+    start = (none, limits > 0, state)
     lengths, _, _ = jax.lax.fori_loop(0, longest, step, start)
     return lengths.reshape(rows, width)

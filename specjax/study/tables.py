@@ -61,7 +61,7 @@ def best_quality(cost: np.ndarray, quality: np.ndarray, most: ArrayLike) -> np.n
 
 
 def pareto(cost: ArrayLike, quality: ArrayLike) -> np.ndarray:
-    """Returns which settings are not beaten: by a cheaper one as good, or a better one as cheap.
+    """Returns the Pareto front: no other setting is cheaper and as good, or better and as cheap.
 
     Args:
       cost: `[m]`.

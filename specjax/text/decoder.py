@@ -184,7 +184,7 @@ class Decoder:
             option is unknown.
         """
         start, compiled = time.perf_counter(), compile_seconds()
-        rows = self._rows(self._asked(prompts, **options), frozenset(), progress, eager=False)
+        rows = self._rows(self._call(prompts, **options), frozenset(), progress, eager=False)
         found = tuple(sorted(rows, key=lambda row: row.index))
         return Result(found, **apart(time.perf_counter() - start, compile_seconds() - compiled))
 
@@ -234,8 +234,8 @@ class Decoder:
             number of rounds that is not a whole number of at least 1.
           TypeError: likewise.
         """
-        asked = self._asked(prompts, **options)
-        return self._rows(asked, _checked_done(done, len(asked.requests)), progress, eager=True)
+        call = self._call(prompts, **options)
+        return self._rows(call, _checked_done(done, len(call.requests)), progress, eager=True)
 
     def encode(
         self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None
@@ -274,7 +274,7 @@ class Decoder:
           The places of each replica's prompts, increasing; empty if there are too few groups.
         """
         check_count("count", count, "give the number of replicas")
-        return split(self._groups(self._asked(prompts).requests), count)
+        return split(self._groups(self._call(prompts).requests), count)
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
@@ -359,7 +359,7 @@ class Decoder:
     def _groups(self, requests: Sequence[Request]) -> list[Group]:
         return groups_of(self.method, requests, self.buckets, self.batch_size)
 
-    def _asked(
+    def _call(
         self,
         prompts: Iterable[Prompt],
         *,
@@ -371,8 +371,8 @@ class Decoder:
         draft_limit: Any = None,
         log_probs: bool = False,
         **unknown: Any,
-    ) -> "_Asked":
-        check_options(unknown, tuple(Decoder._asked.__kwdefaults__ or ()))
+    ) -> "_Call":
+        check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling = self.sampling if sampling is None else checked_sampling(sampling)
         named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
@@ -389,47 +389,47 @@ class Decoder:
         border = self._border(sampling, rule)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
-        return _Asked(requests, tokens, rule, log_probs)
+        return _Call(requests, tokens, rule, log_probs)
 
     def _rows(
-        self, asked: "_Asked", done: Collection[int], progress: bool | None, *, eager: bool
+        self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
         """The rows that are not done; engines are made now, so that their errors are raised now."""
         # Requests have their own strengths: the engine needs only the rule's structure.
-        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], asked.rule)
+        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
 
         def make(group: Group) -> Engine:
             # Of the first row; each request has its own.
-            sampling = asked.requests[group.members[0]].sampling or self.sampling
+            sampling = call.requests[group.members[0]].sampling or self.sampling
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
-            return self._engine(one_rule, sampling, log_probs=asked.log_probs, **sizes)
+            return self._engine(one_rule, sampling, log_probs=call.log_probs, **sizes)
 
         groups, rest = (
-            self._groups(asked.requests),
-            set(range(len(asked.requests))).difference(done),
+            self._groups(call.requests),
+            set(range(len(call.requests))).difference(done),
         )
         wanted = [group for group in groups if not rest.isdisjoint(group.members)]
         shapes = {group[1:]: group for group in reversed(wanted)}
         engines = {shape: make(group) for shape, group in shapes.items()}
         rounds: Mapping[int, int] = {}
-        if isinstance(done, Mapping) and are_independent(self.method, asked.requests):
+        if isinstance(done, Mapping) and are_independent(self.method, call.requests):
             rounds = done
 
         def finished() -> Iterator[Row]:
             for group in wanted:
                 engine = engines.pop(group[1:], None) or make(group)
                 for place in group.members:
-                    engine.put(asked.requests[place], asked.tokens[place], rounds.get(place))
+                    engine.put(call.requests[place], call.tokens[place], rounds.get(place))
                 while engine.unfinished:
                     for row in engine.step(until_empty=not eager):
                         place = group.members[row.index]
                         if place in rest:
                             yield dataclasses.replace(row, index=place)
 
-        return _told(finished(), len(asked.requests), len(done), progress)
+        return _watched(finished(), len(call.requests), len(done), progress)
 
 
-class _Asked(NamedTuple):
+class _Call(NamedTuple):
     """A call: its requests, their tokens, its rule, and whether it keeps log-probabilities."""
 
     requests: list[Request]
@@ -438,7 +438,7 @@ class _Asked(NamedTuple):
     log_probs: bool
 
 
-def _told(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
+def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
     """The rows, with a progress bar, and warnings about NaN."""
     disable = None if progress is None else not progress
     shown = {"total": total, "initial": done, "desc": "decoding", "unit": "row"}

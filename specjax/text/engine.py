@@ -230,7 +230,7 @@ class Engine:
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""
-        asked = [entry.request for entry in entries]
+        requests = [entry.request for entry in entries]
         longest, most = self._method.max_draft, self._border.max_new_tokens
         pad = 0 if self._model is None else self._model.tokenizer.pad_id
         inputs = np.full((rows, length), pad, np.int32)
@@ -240,30 +240,30 @@ class Engine:
             inputs[row, : lengths[row]] = entry.tokens
         # A known row is in the prefill, but makes no step.
         limits = [0 if entry.known else entry.request.max_new_tokens for entry in entries]
-        drawn = {name: self._drawn(name, asked, rows) for name in DRAWN}
+        drawn = {name: self._drawn(name, requests, rows) for name in DRAWN}
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
-            ids=_column(rows, (r.id for r in asked), np.uint32),
+            ids=_column(rows, (r.id for r in requests), np.uint32),
             limits=_column(rows, (most if x is None else x for x in limits), np.int32),
-            seeds=_column(rows, (r.seed for r in asked), np.uint32),
+            seeds=_column(rows, (r.seed for r in requests), np.uint32),
             sampling=Sampling(**drawn),  # type: ignore[arg-type]
             draft_limits=_column(
                 rows,
-                (longest if r.draft_limit is None else r.draft_limit for r in asked),
+                (longest if r.draft_limit is None else r.draft_limit for r in requests),
                 np.int32,
                 rest=longest,
             ),
         )
 
-    def _drawn(self, name: str, asked: Sequence[Request], rows: int) -> np.ndarray | None:
+    def _drawn(self, name: str, requests: Sequence[Request], rows: int) -> np.ndarray | None:
         """`[rows]`, a field of `Sampling`; None if it is not compiled."""
         own = getattr(self._border.sampling, name)
         if own is None:
             return None
         # The values that disable a compiled filter.
         off = {"top_k": self._method.vocab_size, "top_p": 1.0}.get(name)
-        values = [own if r.sampling is None else getattr(r.sampling, name) for r in asked]
+        values = [own if r.sampling is None else getattr(r.sampling, name) for r in requests]
         column = np.full(rows, own)
         column[: len(values)] = [off if value is None else value for value in values]
         return column
@@ -273,9 +273,11 @@ class Engine:
         if self._border.rule is None:
             return self._params
         own, structure = jax.tree.flatten(self._border.rule)
-        asked = [None if entry is None else entry.strengths for entry in self._slots.held]
+        strengths = [None if entry is None else entry.strengths for entry in self._slots.held]
         columns = [
-            np.array([own[i] if row is None else row[i] for row in asked], np.asarray(own[i]).dtype)
+            np.array(
+                [own[i] if row is None else row[i] for row in strengths], np.asarray(own[i]).dtype
+            )
             for i in range(len(own))
         ]
         rule = jax.tree.unflatten(structure, columns)

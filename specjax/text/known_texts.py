@@ -171,8 +171,8 @@ def read_on(
       The model's outputs there, and the new state.
     """
     before = jax.lax.dynamic_slice_in_dim(begun.before, at, width, axis=1)
-    said = model.extend(params, begun.cache, before, begun.positions + at)
-    return Reading(said.logits, said.hidden, before), begun._replace(cache=said.cache)
+    extended = model.extend(params, begun.cache, before, begun.positions + at)
+    return Reading(extended.logits, extended.hidden, before), begun._replace(cache=extended.cache)
 
 
 def read(model: LanguageModel, params: Params, rows: KnownRows) -> Reading:

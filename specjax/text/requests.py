@@ -118,9 +118,9 @@ def checked_sampling(value: Any) -> Sampling:
     return Sampling() if value is None else value
 
 
-def _check_sampling(asked: Any, own: Sampling) -> None:
+def _check_sampling(given: Any, own: Sampling) -> None:
     for name in DRAWN:
-        value = getattr(checked_sampling(asked), name)
+        value = getattr(checked_sampling(given), name)
         if np.ndim(value):
             raise ValueError(f"{name} of a request must be a single number, got {value}")
         if value is not None and getattr(own, name) is None:
@@ -130,12 +130,12 @@ def _check_sampling(asked: Any, own: Sampling) -> None:
             )
 
 
-def _check_rule(asked: Any, own: Rule | None) -> None:
-    strengths = jax.tree.leaves(asked)
-    if not isinstance(asked, type(own)) or len(strengths) != len(jax.tree.leaves(own)):
-        raise TypeError(f"rule must be {type(own).__name__}(...) like the engine's, got {asked!r}")
+def _check_rule(given: Any, own: Rule | None) -> None:
+    strengths = jax.tree.leaves(given)
+    if not isinstance(given, type(own)) or len(strengths) != len(jax.tree.leaves(own)):
+        raise TypeError(f"rule must be {type(own).__name__}(...) like the engine's, got {given!r}")
     if any(np.ndim(strength) for strength in strengths):
-        raise ValueError(f"rule of a request must have scalar strengths, got {asked!r}")
+        raise ValueError(f"rule of a request must have scalar strengths, got {given!r}")
 
 
 def requests_of(
