@@ -65,7 +65,7 @@ def test_sizes_of_an_engine_are_whole_numbers(pair, sizes):
 def test_the_cache_has_no_more_positions_than_can_be_told_apart(room):
     room(sys.maxsize)
     decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=2**30, batch_size=1)
-    with pytest.raises(ValueError, match="positions of the cache, which has at most 1073741824: "):
+    with pytest.raises(ValueError, match="positions of the cache; the limit is 1073741824: "):
         decoder.engine(prompt_length=16)
 
 

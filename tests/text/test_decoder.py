@@ -442,7 +442,7 @@ def test_places_that_are_not_there_cannot_be_done(decoder):
         ({"max_draft": 0}, "max_draft must"),
         ({"batch_size": 0}, "batch_size must"),
         ({"max_new_tokens": 0}, "max_new_tokens must"),
-        ({"buckets": (8, 4)}, "that increase"),
+        ({"buckets": (8, 4)}, "increasing lengths"),
         ({"buckets": 64}, r"buckets must be increasing lengths, .* got 64"),
         ({"buckets": (1.5, 2)}, "buckets must be a whole number .* got 1.5"),
     ],
@@ -531,7 +531,7 @@ def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_pa
 
 
 def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="load_pair: verifier= is not given"):
+    with pytest.raises(ValueError, match="load_pair: verifier is missing"):
         specjax.load_pair(drafter=paths["drafter"])
     with pytest.raises(
         FileNotFoundError, match="drafter=.*nowhere.* download models from a hub first"
@@ -552,7 +552,7 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
     ):
         specjax.load_text_model("built-in:gsm8k/nothing")
     monkeypatch.setattr(directories, "PAIRS", tmp_path / "pairs")
-    with pytest.raises(FileNotFoundError, match="no built-in pair: call load_pair"):
+    with pytest.raises(FileNotFoundError, match="no built-in pairs: call load_pair"):
         specjax.load_pair()
 
 
