@@ -229,7 +229,7 @@ def test_rounds_that_cannot_nest_are_refused():
     with pytest.raises(ValueError, match="GreedyBlock is not exact in an inner round"):
         decoding.Round(whole.MODEL, drafter, VERIFICATIONS["GreedyBlock"], nested=True)
     same = drafting.NeuralDrafter(whole.MODEL, 2, name="verifier")
-    with pytest.raises(ValueError, match="models of a round need different names"):
+    with pytest.raises(ValueError, match="models of a round must have different names"):
         decoding.Round(whole.MODEL, same, VERIFICATIONS["Token"])
 
 
