@@ -9,7 +9,7 @@ DEFAULT_FILE = "runs/train.gin"
 GROUPS = {
     "models": f"networks, each chosen by --gin_file={DEFAULT_FILE} --gin_file=models/NETWORK.gin",
     "tasks": "kinds of texts, to add to a network: --gin_file=tasks/KIND.gin",
-    "pairs/*er.gin": "complete recipes, instead of the files above: --gin_file=pairs/RECIPE.gin",
+    "pairs/*er*.gin": "complete recipes, instead of the files above: --gin_file=pairs/RECIPE.gin",
 }
 
 
