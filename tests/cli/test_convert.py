@@ -132,7 +132,7 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
         tmp_path / "checkpoint", tmp_path / "x", "--to", "hf"
     )
     (tmp_path / "checkpoint").unlink()
-    assert "spiece.model is a file; give" in told(
+    assert "spiece.model is a file: give" in told(
         source, source / "spiece.model" / "a" / "b", "--to", "hf"
     )
     save_model(tmp_path / "llama", LLAMA, _params(LLAMA), format="hf")
