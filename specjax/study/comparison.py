@@ -169,14 +169,14 @@ def compare(
 def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | None) -> None:
     """Raises an error unless these arguments can be combined."""
     if measured not in (FRONT, ALL, NONE):
-        raise ValueError(f"`measured` must be 'front', 'all' or 'none', got {measured!r}")
+        raise ValueError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
     if not isinstance(with_times, bool):
-        raise TypeError(f"`with_times` must be True or False, got {with_times!r}")
+        raise TypeError(f"with_times must be True or False, got {with_times!r}")
     if has_demand and measured == NONE:
         raise ValueError("a demand needs measurements: leave out DEMAND or --estimate")
     if not with_times and measured != NONE:
         raise ValueError(
-            "`with_times` must be True, because estimates select the settings to measure"
+            "with_times must be True, because estimates select the settings to measure"
         )
     if process is not None and (has_demand or measured != ALL):
         raise ValueError(

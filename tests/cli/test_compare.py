@@ -143,7 +143,7 @@ WRONG = {
     "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
     "texts": ({"LIMIT": 1, **NO_MODELS}, "1 texts are too few for an interval of the latency"),
     "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2'"),
-    "prompts": ({"CHAT": 1}, "chat must be True or False, got 1"),
+    "prompts": ({"CHAT": 1}, "CHAT must be True or False, got 1"),
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
     "old name": ({"LATENCY_TEXTS": 3}, "it was renamed to LATENCY_LIMIT"),
@@ -308,7 +308,7 @@ def test_every_way_to_draft_with_further_models_is_estimated(data, tmp_path, cap
     [
         (["--estimate"], {"DEMAND": "quality >= 1"}, "a demand needs measurements"),
         ([], {"DEMAND": "fast"}, "demand must look like"),
-        ([], {"WITH_TIMES": False}, "with_times must be True where"),
+        ([], {"WITH_TIMES": False}, "with_times must be True, because"),
         ([], {"MEASURED": "some"}, "measured must be 'front', 'all' or 'none'"),
     ],
 )
