@@ -118,7 +118,7 @@ def test_results_that_no_demo_made_are_refused_and_kept(arguments, tmp_path, cap
     mine = tmp_path / "results.json"
     mine.write_text("mine")
     assert main([*arguments, f"--output={tmp_path}"]) == 2
-    assert f"{mine} exists, but demo_config.json does not say" in capsys.readouterr().err
+    assert f"{mine} exists, but demo_config.json does not list" in capsys.readouterr().err
     assert mine.read_text() == "mine"
 
 
