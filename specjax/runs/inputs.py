@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_part, check_path
+from specjax.checks import check_part
 from specjax.data.examples import Example, read_examples
 from specjax.data.few_shot import FewShot
 from specjax.text import Decoder
@@ -46,21 +46,6 @@ def read_inputs(
         if field is not None:
             raise ValueError(f"{name} must be left out: the task names the fields, got {field!r}")
     return task.read(source, format=format, split=split)
-
-
-def read_prompts(
-    source: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    inputs_field: str | int | None = None,
-    split: str = "train",
-    task: FewShot | None = None,
-) -> list[Example]:
-    """Reads inputs without their references; see `read_inputs`."""
-    check_path(source, "source=")
-    place = os.path.expanduser(source)
-    fields: dict[str, Any] = {"format": format, "inputs_field": inputs_field, "split": split}
-    return read_inputs(place, task=task, **fields)
 
 
 def check_truncate(truncate: Any) -> None:
