@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     first = flags | (_QUICK if args.quick else {})
     args.gin_binding[:0] = [f"{name}={value}" for name, value in first.items()]
     gin_config.configure_from(args)
+    infer.check_pair("give both, or neither for the built-in pair")
     on_start, process = gin_config.recorder(args), args.process
     results = gin_config.call(study.compare, models_of, on_start=on_start, process=process)
     print(tables(results))

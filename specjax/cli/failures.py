@@ -44,24 +44,25 @@ def tell(command: str, error: Exception) -> int:
     Returns:
       The exit status: 2 for bad input, 1 for an unexpected error, 141 for a closed output pipe.
     """
+    program = f"specjax {command}".strip()
     if isinstance(error, BrokenPipeError) and _reader_has_gone():
         _give_up_stdout()
         return BROKEN_PIPE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         # An error without a file name is about standard output.
         text = f"standard output cannot be written ({error.strerror}): redirect it elsewhere"
-        print(f"specjax {command}: {text}", file=sys.stderr)
+        print(f"{program}: {text}", file=sys.stderr)
         _give_up_stdout()
         return BAD_INPUT
     if isinstance(error, LostProcessError):  # another process failed; a restart may succeed
-        print(f"specjax {command}: {one_line(error)}", file=sys.stderr)
+        print(f"{program}: {one_line(error)}", file=sys.stderr)
         return UNEXPECTED
     if is_refusal(error):
-        print(f"specjax {command}: {one_line(error)}", file=sys.stderr)
+        print(f"{program}: {one_line(error)}", file=sys.stderr)
         return BAD_INPUT
     text = f"{type(error).__name__}: {one_line(error)[:200]}"
     log = _log(error)
-    print(f"specjax {command}: unexpected {text}; {log}", file=sys.stderr)
+    print(f"{program}: unexpected {text}; {log}", file=sys.stderr)
     return UNEXPECTED
 
 

@@ -14,6 +14,7 @@ Only this module imports gin.
 
 import argparse
 import contextlib
+import difflib
 import inspect
 import os
 import re
@@ -182,6 +183,29 @@ class _Delegate(ParserDelegate):
         return found
 
 
+def _files_with(names: Collection[str]) -> str:
+    """Returns a hint at the methods, networks or tasks that define all these names; "" without."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(SHIPPED.glob("[mt]*/*.gin")) if names else []:
+        text = path.read_text(encoding="utf-8")
+        if all(re.search(rf"^{re.escape(name)} *=", text, re.M) for name in names):
+            found.setdefault(path.parent.name, []).append(path.stem)
+    wanted = [f"--gin_file={at}/NAME.gin, NAME: {', '.join(all_)}" for at, all_ in found.items()]
+    return f"add {' or '.join(wanted)}" if wanted else ""
+
+
+def _near_file(name: str) -> str:
+    """Returns a hint at the file of specjax with a similar name; "" without one."""
+    files = [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("[!t]*/**/*.gin"))]
+    files += [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("tasks/*.gin"))]
+    paths = {path.as_posix(): path for path in files}
+    stems = {path.stem: path for path in files}
+    for known, word in ((paths, name), (stems, Path(name).stem)):
+        if near := difflib.get_close_matches(word, list(known), n=1, cutoff=0.8):
+            return f"did you mean {known[near[0]].as_posix()}?"
+    return ""
+
+
 class _Reader:
     """Clears gin's configuration and reads gin files into it.
 
@@ -241,7 +265,8 @@ class _Reader:
         found = next((path for path in candidates if path.is_file()), None)
         if found is not None:
             return found.absolute()
-        remedy = hint(name, (), "give its full path, or add its folder to --gin_search_paths")
+        remedy = "give its full path, or add its folder to --gin_search_paths"
+        remedy = hint(name, (), _near_file(name) or remedy)
         folders = ", ".join((".", *self._folders, str(SHIPPED)))
         raise FileNotFoundError(f"{place}: file not found in {folders}; {remedy}")
 
@@ -269,6 +294,7 @@ class _Reader:
             absent = ", ".join(sorted(self._delegate.used - self.defined))
             rest = f"; they use {absent}: add the file that defines these names" if absent else ""
             known = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
+            known = _files_with([name]) or known
             raise ValueError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
         with _naming(f"--gin.{name}"):
             try:
@@ -420,11 +446,14 @@ class _Walk:
         if self._missing:
             # Names of gin files first: the files describe them.
             names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
-            raise ValueError(
-                f"required but not given: {', '.join(names)}; add a gin file that defines "
-                f"{'it' if len(names) == 1 else 'them'}, or "
-                + " ".join(f"--gin.{name}=..." for name in names)
-            )
+            own = [name for name in names if "." not in name or not _files_with([name])]
+            remedies = [_files_with([name for name in names if name not in own])]
+            if own:
+                wanted = " ".join(f"--gin.{name}=..." for name in own)
+                what = "it" if len(own) == 1 else "them"
+                remedies[:0] = [f"add a gin file that defines {what}, or {wanted}"]
+            remedy = "; ".join(filter(None, remedies))
+            raise ValueError(f"required but not given: {', '.join(names)}; {remedy}")
 
     def _follow(
         self,

@@ -79,18 +79,26 @@ def check_values() -> None:
 
     absent = object()
     if gin_config.binding_of("Decoder.models") == "@load_pair()":
-        pair = {name: gin_config.value_of(f"load_pair.{name}") for name in ("verifier", "drafter")}
-        given = [name for name, path in pair.items() if path is not None]
-        if len(given) == 1:
-            other = "drafter" if given == ["verifier"] else "verifier"
-            raise ValueError(
-                f"{given[0].upper()} is given without {other.upper()}: give both, or add "
-                f"--gin_file=methods/{given[0]}_alone.gin"
-            )
+        check_pair("give both, or add --gin_file=methods/{}_alone.gin")
     values = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not absent})
     drawn = {name: gin_config.value_of(f"Sampling.{name}", absent) for name in DRAWN}
     Sampling(**{name: value for name, value in drawn.items() if value is not absent})
+
+
+def check_pair(remedy: str) -> None:
+    """Raises ValueError if only one model of the pair is given.
+
+    Args:
+      remedy: what to do, where {} stands for the given model.
+    """
+    pair = {name: gin_config.value_of(f"load_pair.{name}") for name in ("verifier", "drafter")}
+    given = [name for name, path in pair.items() if path is not None]
+    if len(given) == 1:
+        other = "drafter" if given == ["verifier"] else "verifier"
+        raise ValueError(
+            f"{given[0].upper()} is given without {other.upper()}: {remedy.format(given[0])}"
+        )
 
 
 def costs_from(file: "str | None" = None) -> "drafting.Costs | None":

@@ -1,16 +1,19 @@
 """The `specjax` command: `specjax COMMAND ...`.
 
 A command is a module with `add_arguments(parser)` and `run(args) -> int`, imported only for its
-own command. `args.command_line` has the words of the whole command line.
+own command; its `check_words(words)`, if it has one, is called first. `args.command_line` has the
+words of the whole command line.
 """
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from logging import LogRecord
+from typing import NoReturn
 
 import jax
 from absl import logging
@@ -142,12 +145,12 @@ def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
     """Parses the arguments of a command into `args`."""
-    if name not in COMMANDS and not name.startswith("-") and name:
+    if not name:
+        raise ValueError(f"give a command: {', '.join(COMMANDS)}; see specjax --help")
+    if name not in COMMANDS and not name.startswith("-"):
         remedy = hint(name.replace("-", "_"), COMMANDS, f"choose from {', '.join(COMMANDS)}")
         raise ValueError(f"unknown command; {remedy}")
-    parser = argparse.ArgumentParser(
-        prog="specjax", description="Speculative decoding and model cascades in JAX"
-    )
+    parser = _Parser(prog="specjax", description="Speculative decoding and model cascades in JAX")
     version = f"specjax {specjax_version() or '(not installed)'}, jax {jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ARGUMENT")
@@ -157,12 +160,16 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
         )
         if name == command:
             module = importlib.import_module(module_name)
+            if hasattr(module, "check_words"):
+                module.check_words(rest)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     # argparse cannot declare --gin.NAME=value, because NAME is arbitrary.
     short = "--gin."
     words = [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in rest]
-    _, unknown = parser.parse_known_args([name, *words] if name else [], args)
+    _, unknown = parser.parse_known_args([name, *words], args)
+    if unknown and not unknown[0].startswith("-"):
+        raise ValueError(f"{unknown[0]}: unexpected argument; {_meant(name, unknown[0], args)}")
     if unknown:
         default = getattr(args, "default_gin_file", None)
         names = definitions(SHIPPED / default) if default else {}
@@ -171,6 +178,28 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
         meant = f"did you mean --gin.{wanted}{equals}{value}?"
         remedy = meant if wanted in names else f"see specjax {name} --help"
         raise ValueError(f"{unknown[0]}: unknown option; {remedy}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ValueError where argparse prints the usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _meant(name: str, word: str, args: argparse.Namespace) -> str:
+    """A hint about a word without dashes."""
+    seconds = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
+    if near := difflib.get_close_matches(word, seconds, n=1):
+        return f"did you mean specjax {name} {near[0]}?"
+    default = getattr(args, "default_gin_file", None)
+    if default is None:
+        return f"see specjax {name} --help"
+    unset = [binding for binding in args.gin_binding if "=" not in binding]
+    names = definitions(SHIPPED / default)
+    first = next((x for x in (*unset, "INPUT", "PREDICTIONS") if x in names), "NAME")
+    value = "value" if first == "NAME" else word
+    return f"write --gin.{first}={value}, or see specjax {name} --help"
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ def compare(
       ValueError: a text cannot be decoded, or the directory has another run.
     """
     plots.check()
-    measuring, prompts, search = measuring.fitted(texts), prompts or Prompting(), search or Search()
+    measuring = measuring.fitted(texts, quiet=measured == NONE)
+    prompts, search = prompts or Prompting(), search or Search()
     demand = search.asked
     _check(measured, demand is not None, with_times, process)
     parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}

@@ -132,7 +132,10 @@ class Grid:
         assert self.methods is not None
         for name, strength in _pairs("methods", self.methods):
             if not isinstance(name, str):
-                raise TypeError(f"methods: a method must be a name or a text, got {name!r}")
+                raise TypeError(
+                    f"methods: a method must be a name or a text, got {name!r}: write strengths "
+                    "as in {'opt': (0.1, 0.2)}"
+                )
             yield named_method(name, strength)
 
     def _drafts(self) -> Iterator[dict[str, Any]]:
@@ -169,6 +172,7 @@ def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
 
 def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:
     if isinstance(values, str) or not isinstance(values, kind):
-        raise TypeError(f"{name} must be {words}, got {values!r}")
+        example = f"; write ({values!r},)" if isinstance(values, str) else ""
+        raise TypeError(f"{name} must be {words}, got {values!r}{example}")
     if not values:
         raise ValueError(f"{name} is empty: give at least one value")

@@ -91,21 +91,25 @@ class Measuring:
         count = self.num_samples if temperature > 0.0 else 1
         return list(range(self.seed, self.seed + count))
 
-    def fitted(self, texts: Texts) -> "Measuring":
+    def fitted(self, texts: Texts, *, quiet: bool = False) -> "Measuring":
         """Adapts to few texts or missing references, with messages about the changes.
+
+        Args:
+          texts: the texts.
+          quiet: whether to leave out the messages, because nothing will be measured.
 
         Raises:
           ValueError: a metric cannot use the references, problems and sandbox are not both given,
             or there are too few texts to time.
         """
-        how, count = self, len(texts.examples)
+        how, count, say = self, len(texts.examples), (lambda text: None) if quiet else tell
         if count < 2 * self.latency_batch_size:
             raise ValueError(
                 f"{count} texts are too few for an interval of the latency: give at least "
                 f"{2 * self.latency_batch_size} texts, twice latency_batch_size"
             )
         if count < self.latency_limit:
-            tell(f"timing all {count} texts; latency_limit={self.latency_limit} is larger")
+            say(f"timing all {count} texts instead of {self.latency_limit}")
             how = dataclasses.replace(how, latency_limit=count)
         if how.latency_limit < 2 * self.latency_batch_size:
             raise ValueError(
@@ -119,7 +123,7 @@ class Measuring:
             )
         scored = [name for name in how.metrics if name != PASS_AT_1]
         if scored and not any(texts.references):
-            tell(
+            say(
                 f"there are no references, so {scored[0]} is not computed: give "
                 "TARGETS_FIELD, REFERENCES, or the references field of the task"
             )

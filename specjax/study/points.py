@@ -333,7 +333,8 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
     found = read_points(place)
     if not found.scored():
         raise ValueError(
-            f"{place} has no setting that was measured on all texts: finish the run first"
+            f"{place} has no setting that was measured on all texts: finish specjax compare there, "
+            "without --estimate"
         )
     made: dict[str, list[Predictions]] = {}
     for setting in found.scored():

@@ -256,11 +256,15 @@ def best_rows(
     return rows
 
 
+# The least ratio of the speeds of two neighbouring rows in a table of estimates.
+_LEAST_STEP = 1.01
+
+
 def estimated_rows(estimates: Sequence[Expected]) -> Rows:
     """Returns rows for the front of expected speed and nats per token.
 
-    The models alone and the fastest lossless setting are included. Settings with equal speed and
-    divergence, such as rules that always keep the drafter, have a single row. Without times the
+    The models alone and the fastest lossless setting are included. A setting that is not at least
+    1% faster than the row before is left out, because it hardly differs from it. Without times the
     speed is the tokens per call.
     """
     rows = []
@@ -271,11 +275,12 @@ def estimated_rows(estimates: Sequence[Expected]) -> Rows:
         first = pareto(-speeds, -np.asarray(nats))
         lossless = [x for x in here if x.setting.is_lossless and not x.setting.is_alone]
         fastest = sorted(lossless, key=lambda x: -x.speed)[:1]
-        seen = set()
+        last = 0.0
         for i in np.argsort(speeds, kind="stable"):
-            estimate, key = here[i], (here[i].speed, here[i].nats_per_token)
-            if estimate.setting.is_alone or estimate in fastest or (first[i] and key not in seen):
-                seen.add(key)
+            estimate = here[i]
+            differs = first[i] and speeds[i] >= _LEAST_STEP * last
+            if estimate.setting.is_alone or estimate in fastest or differs:
+                last = speeds[i]
                 figures = {name: x for name, x in estimate.to_dict().items() if name != "error"}
                 described, on_front = estimate.setting.described(), "yes" if first[i] else "-"
                 rows.append({"setting": described, "front": on_front, **figures})

@@ -18,7 +18,9 @@ CHECKED = ("stop", "buckets", *(name for name, _ in (*_COUNTS, *_LENGTHS)))
 # Unknown option -> the right way to give its value.
 _INSTEAD = {
     **{name: f"sampling=Sampling({name}=...)" for name in DRAWN},
-    "min_p": "sampling=Sampling(top_p=...); there is no min_p",
+    "min_p": "sampling=Sampling(top_p=...) instead",
+    "strength": "rule=rules.OPT(strength=...), or another rule",
+    "alpha": "rule=rules.OPT(strength=...), or another rule",
     "drafter": "drafting=Own(drafter, params)",
     "drafter_params": "drafting=Own(drafter, params)",
     "stopping_params": "stopping=Own(policy, params)",

@@ -377,6 +377,32 @@ def test_messages_name_what_was_typed(files):
             "VERIFIER is given without DRAFTER: give both, or add "
             "--gin_file=methods/verifier_alone.gin",
         ),
+        (
+            ["compare", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.DRAFTER=c"],
+            "DRAFTER is given without VERIFIER: give both, or neither for the built-in pair",
+        ),
+        (
+            ["infer", "a.txt"],
+            "unexpected argument; write --gin.INPUT=a.txt, or see specjax infer --help",
+        ),
+        (["train", "--gin.SEED", "1"], "write --gin.SEED=1, or see specjax train --help"),
+        (["train", "heads"], "heads: unexpected argument; did you mean specjax train head?"),
+        (["infer", "--gin_file=methods/optt.gin"], "did you mean methods/opt.gin?"),
+        (["infer", "--gin_file=opt"], "did you mean methods/opt.gin?"),
+        (
+            ["train", "--gin.TRAIN=a"],
+            "no such name; add --gin_file=tasks/NAME.gin, NAME: fields, gsm8k, question_answer",
+        ),
+        (
+            ["train", "--gin_file=models/t5_mini.gin", "--gin.OUTPUT_DIR=a"],
+            "not given: train.training_data, train.validation_data; add --gin_file=tasks/NAME.gin, "
+            "NAME: aligned_text, fields, multi30k_ende, question_answer",
+        ),
+        (
+            ["compare", "--estimate", "--full"],
+            "not allowed with argument --estimate; see specjax compare --help",
+        ),
+        (["bench", "speed"], "unknown benchmark; choose from acceptance, cost, peers, speedup"),
     ],
 )
 def test_what_a_user_may_type_gets_the_right_hint(capsys, words, message):

@@ -507,7 +507,11 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
         ({"stopping_params": 3}, r"write stopping=Own\(policy, params\)"),
         ({"costs": 3}, r"write stopping=drafting.CostAware\(costs=...\)"),
         ({"params": 3}, r"write method=Own\(method, params\)"),
-        ({"min_p": 0.1}, r"write sampling=Sampling\(top_p=...\); there is no min_p"),
+        ({"min_p": 0.1}, r"no option min_p: write sampling=Sampling\(top_p=...\) instead"),
+        (
+            {"strength": 0.1},
+            r"no option strength: write rule=rules.OPT\(strength=...\), or another",
+        ),
         ({"top_k": 3}, r"write sampling=Sampling\(top_k=...\)"),
         ({"max_drafts": 3}, "there is no option max_drafts: did you mean max_draft"),
     ],

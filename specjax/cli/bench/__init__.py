@@ -7,6 +7,7 @@ prints its table and, as the last line, all figures as JSON. Further benchmarks 
 
 import argparse
 import importlib
+from collections.abc import Sequence
 
 from specjax.cli.bench.report import Report
 from specjax.cli.help_format import HelpFormatter
@@ -41,18 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         module.add_arguments(sub)
         sub.set_defaults(bench=module.run)
-    for name in MOVED:
-        # Without options of its own, so that old ones are read and the name is refused.
-        sub = names.add_parser(name, add_help=False, prefix_chars="\0")
-        sub.add_argument("rest", nargs="*")
-        sub.set_defaults(bench=_moved)
 
 
-def _moved(args: argparse.Namespace) -> Report:
-    raise ValueError(
-        f"bench {args.benchmark} is not in the command any more: run python -m "
-        f"benchmarks.{MOVED[args.benchmark]} in a checkout, with the same options"
-    )
+def check_words(words: Sequence[str]) -> None:
+    """Raises ValueError for a benchmark that does not exist, or has moved out of the command."""
+    name = words[0] if words else ""
+    if name in MOVED:
+        raise ValueError(
+            f"bench {name} is not in the command any more: run python -m "
+            f"benchmarks.{MOVED[name]} in a checkout, with the same options"
+        )
+    if not name.startswith("-") and name not in BENCHMARKS:
+        what = f"bench {name}: unknown benchmark" if name else "give a benchmark"
+        raise ValueError(f"{what}; choose from {', '.join(BENCHMARKS)}")
 
 
 def run(args: argparse.Namespace) -> int:
