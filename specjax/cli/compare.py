@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compares as the gin files configure; prints tables and one line of JSON."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import study
+    from specjax import study, text
 
     register()
     flags = {"MEASURED": "none"} if args.estimate else {"MEASURED": "all"} if args.full else {}
@@ -79,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     gin_config.configure_from(args)
     infer.check_pair("give both, or neither for the built-in pair")
     on_start, process = gin_config.recorder(args), args.process
-    results = gin_config.call(study.compare, models_of, on_start=on_start, process=process)
+    parts = {text.load_pair: (), text.load_text_model: ("path", "mesh")}
+    results = gin_config.call(
+        study.compare, models_of, parts=parts, on_start=on_start, process=process
+    )
     print(tables(results))
     print(json.dumps(results))
     if not results["failed"]:
@@ -122,12 +125,11 @@ def decoding(
     max_new_tokens: int = 128,
     stop: Sequence[str] = (),
     buckets: Sequence[int] | None = None,
-    widths: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Returns the checked options that all decoders share; see `Decoder`."""
     from specjax.text.options import check_decoding
 
-    given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets, "widths": widths}
+    given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets}
     found = {name: value for name, value in given.items() if value is not None}
     check_decoding(found)
     return found
@@ -140,7 +142,7 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
     pair = gin_config.call_part(text.load_pair)
     found = dict(pair.named)
     for setting in settings:
-        for name in (setting.drafter, *getattr(setting.made("drafting"), "models", ())):
+        for name in setting.drafters:
             if name not in found:
                 place, mesh = os.path.expanduser(name), pair.verifier.mesh
                 found[name] = gin_config.call_part(text.load_text_model, place, mesh=mesh)

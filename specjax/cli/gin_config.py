@@ -21,6 +21,7 @@ import re
 import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gin
@@ -380,6 +381,7 @@ def call(
     configurable: Callable[..., Any],
     *first: Any,
     before: Callable[[], None] = lambda: None,
+    parts: Mapping[Callable[..., Any], Sequence[str]] = MappingProxyType({}),
     **arguments: Any,
 ) -> Any:
     """Calls a registered function with its configured arguments.
@@ -388,6 +390,7 @@ def call(
       configurable: the function.
       *first: its first arguments; bindings of these are not evaluated.
       before: called before the bindings are evaluated.
+      parts: the functions that it calls by `call_part`, with the parameters that it gives them.
       **arguments: further arguments, passed unchanged.
 
     Returns:
@@ -402,6 +405,8 @@ def call(
     walk = _Walk()
     given = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
     walk.start(f"{_MODULE}.{name}", configurable, given)
+    for part, its_own in parts.items():
+        walk.start(f"{_MODULE}.{part.__name__}", part, its_own)
     walk.check_overrides(_overrides)
     try:
         before()

@@ -66,7 +66,7 @@ def answer(
     assert demand is not None
     if quality is None and demand.reads_quality:
         lossless = all(setting.is_lossless for setting in candidates)
-        if demand.wants_quality or not lossless:
+        if not lossless:
             raise ValueError(
                 f"demand={demand.described()!r} needs a measured quality: give references and "
                 "METRICS"

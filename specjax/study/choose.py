@@ -40,7 +40,7 @@ class Search:
       held_out: the share of the texts that are not used for the choice.
       confidence: the probability that the chosen setting meets the demand on the held-out texts.
       estimate_limit: the most texts that the verifier decodes for the estimates.
-      candidates: the number of settings to measure.
+      candidates: the number of estimated settings to measure, at each temperature.
       rounds: the rounds of successive halving; each uses twice as many texts as the last.
       draws: see `expect`.
       seed: the seed of the estimates and of the selection of held-out texts.

@@ -23,7 +23,7 @@ from specjax.study import plots
 from specjax.study.answer import answer, parts_of
 from specjax.study.choose import Search, promising
 from specjax.study.demand import Choice
-from specjax.study.expect import cannot_estimate, estimate
+from specjax.study.expect import cannot_estimate, estimate, sampling_key
 from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, gin_text, infer_names, words
 from specjax.study.measure import (
@@ -125,6 +125,9 @@ def compare(
         texts = in_random_order(texts, search.seed)
         parts = parts_of(search, len(texts.examples), measuring)
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
+    if demand is not None:
+        _check_alike(grid)
+        demand.check_quality(measuring.quality)
     settings = grid
     if process is not None:
         settings = share(settings, process)
@@ -186,6 +189,16 @@ def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | 
         )
 
 
+def _check_alike(settings: Sequence[Setting]) -> None:
+    """Raises ValueError unless all settings sample alike: one verifier alone is the baseline."""
+    ways = [*dict.fromkeys(map(sampling_key, settings))]
+    if len(ways) > 1:
+        raise ValueError(
+            "a demand needs one (temperature, top_k, top_p) for all settings, got "
+            f"{', '.join(map(str, ways))}: use one output_dir for each"
+        )
+
+
 def _promising(
     bench: Bench,
     points: Points,
@@ -210,6 +223,7 @@ def _promising(
     rows = bench.measuring.latency_batch_size
     how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
     about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
+    about["models"] = {name: model.fingerprint for name, model in bench.models.items()}
     points.estimate(
         about,
         lambda: estimate(
@@ -226,7 +240,8 @@ def _promising(
     for group in drawn_alike(known):
         estimates = [points.estimates[setting] for setting in group]
         taken += promising(estimates, search.asked, search.candidates, rows)
-    return [setting for setting in settings if setting in set(taken)]
+    chosen = set(taken)
+    return [setting for setting in settings if setting in chosen]
 
 
 def _write_chosen(
@@ -234,6 +249,7 @@ def _write_chosen(
 ) -> str | None:
     """Writes the chosen setting as a gin file for `specjax infer`; returns its path, or None."""
     if choice.setting is None:
+        (run.path / CHOSEN_NAME).unlink(missing_ok=True)  # an earlier answer
         return None
     options = {**bench.options, "batch_size": bench.measuring.latency_batch_size}
     names = infer_names(choice.setting, bench.models, options, prompts)
@@ -367,7 +383,7 @@ class Measurer:
     ) -> dict[str, Any]:
         """The other values of a point's line, besides its figures."""
         how, bench = self._bench.measuring, self._bench
-        used = [name for name in ("verifier", setting.drafter) if name in bench.models]
+        used = [name for name in ("verifier", *setting.drafters) if name in bench.models]
         options = {**bench.options, "batch_size": how.batch_size}
         return {
             "over_verifier": {

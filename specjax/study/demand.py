@@ -168,6 +168,18 @@ class Demand(NamedTuple):
         """Whether the choice depends on the quality, which estimates do not predict."""
         return self.wants_quality or any(clause.at_least for clause in self.clauses)
 
+    def check_quality(self, quality: str | None) -> None:
+        """Raises ValueError if the demand needs a quality that is not measured.
+
+        Args:
+          quality: the name of the figure of quality; None if there is none.
+        """
+        of_quality = any(clause.figure == QUALITY for clause in self.clauses)
+        if quality is None and (of_quality or self.wants_quality):
+            raise ValueError(
+                f"demand={self.described()!r} needs a measured quality: give references and METRICS"
+            )
+
 
 def _clause(part: str, text: str) -> Clause:
     for form, figure in _FORMS.items():
@@ -281,12 +293,7 @@ class Judge:
     def __init__(
         self, demand: Demand, quality: str | None, confidence: float, last: Counts, held_out: Counts
     ):
-        of_quality = any(clause.figure == QUALITY for clause in demand.clauses)
-        if quality is None and (of_quality or demand.wants_quality):
-            raise ValueError(
-                f"demand={demand.described()!r} needs a measured quality: give references and "
-                "METRICS"
-            )
+        demand.check_quality(quality)
         self.demand, self.quality, self.confidence = demand, quality or "", confidence
         self._last, self._held_out = last, held_out
         self._z = 0.0

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
         """Returns the plan of a setting for which `cannot_plan` returns None."""
         plan, count = setting.made("drafting"), setting.max_draft or 0
         if isinstance(plan, Cascade):
-            return cls(plan.models, plan.lengths, plan.last, lenience=plan.lenience)
+            return cls(setting.drafters, plan.lengths, plan.last, lenience=plan.lenience)
         if not isinstance(plan, Lookup):
             return cls((setting.drafter,), ((count,),))
         copies = dataclasses.replace(plan, min_match=None, max_copy=None)

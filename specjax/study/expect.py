@@ -8,7 +8,6 @@ Axes: n texts, N longest text, S draws, G longest draft.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from specjax.rules import Budgeted
 from specjax.study.clock import VERIFIER, Clock
 from specjax.study.drafting_plans import Plan, cannot_plan
 from specjax.study.known_rates import KnownRates, known_rates
+from specjax.study.measure import tell as _say
 from specjax.study.plan_rounds import plan_round
 from specjax.study.positions import Laws, Positions, draft_lengths, laws_along, positions
 from specjax.study.walking import Walk, walk
@@ -131,7 +131,7 @@ def estimate(
       ValueError: a setting cannot be estimated, a prompt cannot be decoded, or a model gives NaN.
     """
     check_settings(settings, models)
-    say = tell or _tell
+    say = tell or _say
     texts: dict[SamplingKey, KnownTexts] = {}
     times = None
     for key in dict.fromkeys(map(sampling_key, settings)):
@@ -450,7 +450,3 @@ def _error(emitted: np.ndarray, rounds: np.ndarray) -> float:
         return math.nan
     parts = (emitted - emitted.sum() / rounds.sum() * rounds) / rounds.sum()
     return float(np.sqrt(len(parts) / (len(parts) - 1) * np.sum(parts**2)))
-
-
-def _tell(text: str) -> None:
-    print(f"specjax: {text}", file=sys.stderr, flush=True)

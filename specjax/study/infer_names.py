@@ -7,6 +7,7 @@ from typing import Any
 
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
+from specjax.runs.inputs import check_truncate
 from specjax.text import TextModel
 from specjax.text.directories import portable_path
 from specjax.text.setting import Setting
@@ -35,8 +36,7 @@ class Prompting:
     def __post_init__(self) -> None:
         if not isinstance(self.chat, bool):
             raise TypeError(f"chat must be True or False, got {self.chat!r}")
-        if self.truncate not in (None, "end", "beginning"):
-            raise ValueError(f"truncate must be None, 'end' or 'beginning', got {self.truncate!r}")
+        check_truncate(self.truncate)
 
     def names(self) -> dict[str, str]:
         """Returns gin names -> values, for any working directory and inputs without answers."""

@@ -4,6 +4,7 @@ Axes: n texts, c timed chunks of texts, s samples of a text.
 """
 
 import dataclasses
+import functools
 import itertools
 import sys
 import time
@@ -20,6 +21,7 @@ from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.evaluation import PASS_AT_1, Scoring, check_answers, figures_of
 from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts
+from specjax.study.turns import in_turns
 from specjax.text import Decoder, TextModel
 from specjax.text.setting import Setting
 
@@ -384,7 +386,7 @@ def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[f
 
 
 def _run_compiled(
-    decoder: Decoder, bench: Bench, chunk: list[int], seed: int
+    decoder: Decoder, bench: Bench, seed: int, chunk: list[int]
 ) -> tuple[float, int, int]:
     """Like `_run`, again if programs were compiled; also returns how many still were.
 
@@ -408,15 +410,13 @@ def _time(
     """
     shape = (len(seeds), bench.measuring.repeats, len(chunks))
     found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
-    both, compiled = list(zip(decoders, found, strict=True)), 0
-    for repeat in range(shape[1]):
-        for i, seed in enumerate(seeds):
-            for j, chunk in enumerate(chunks):
-                # A text gets both orders over its repeats and seeds.
-                order = both if (repeat + i + j) % 2 else both[::-1]
-                for decoder, times in order:
-                    spent, emitted, late = _run_compiled(decoder, bench, chunk, seed)
-                    compiled += late
-                    times.seconds[i, repeat, j] = spent
-                    times.tokens[i, j] = emitted
+    compiled = 0
+    for repeat, (i, seed) in itertools.product(range(shape[1]), enumerate(seeds)):
+        # A text gets both orders over its repeats and seeds.
+        order = range(len(decoders))[:: 1 if (repeat + i) % 2 else -1]
+        sides = {k: functools.partial(_run_compiled, decoders[k], bench, seed) for k in order}
+        for k, _, j, (spent, emitted, late) in in_turns(sides, chunks, 1):
+            compiled += late
+            found[k].seconds[i, repeat, j] = spent
+            found[k].tokens[i, j] = emitted
     return found, compiled

@@ -50,11 +50,13 @@ class Point:
       setting: the setting.
       about: the other values of its line: `status` and more.
       scores: its figures; None if it has failed.
+      part: the part of the texts.
     """
 
     setting: Setting
     about: Mapping[str, Any]
     scores: Scores | None
+    part: str = WHOLE
 
     @property
     def has_failed(self) -> bool:
@@ -132,7 +134,7 @@ class Points:
                 if name.startswith(_RESAMPLED)
             }
             scores = Scores(value["figures"], again)
-        self._found.setdefault(part, {})[setting] = Point(setting, value["about"], scores)
+        self._found.setdefault(part, {})[setting] = Point(setting, value["about"], scores, part)
 
     def of(self, part: str = WHOLE) -> dict[Setting, Point]:
         """Returns all points of a part of the texts."""
@@ -251,7 +253,10 @@ class Points:
         points = self.write(order, parts)
         paired = self.scored(parts[-1])
         scored = {p.setting: paired[p.setting] for p in points if p.setting in paired}
-        failures = {p.setting.described(): p.about["error"] for p in points if p.has_failed}
+        # The failures of an earlier grid are not tried again.
+        asked = set(order)
+        failed = [point for point in points if point.has_failed and point.setting in asked]
+        failures = {point.setting.described(): point.about["error"] for point in failed}
         best = tables.best_rows(scored, self.quality, self.bootstrap, self.estimates)
         if not scored:
             best = tables.estimated_rows([*self.estimates.values()])
@@ -288,7 +293,7 @@ class Points:
     def _warn_of_compiling(self, points: Iterable[Point]) -> None:
         for point in points:
             if point.about.get("process", {}).get("compiled_while_timed"):
-                path = self.store.path((point.setting.key, WHOLE))
+                path = self.store.path((point.setting.key, point.part))
                 tell(
                     f"warning: the times of {point.setting.described()} include compilation: "
                     f"to measure again, delete {path} and run the same command"

@@ -15,7 +15,7 @@ from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import as_json
 from specjax.study.expect import Expected
 from specjax.study.scores import NATS, RELATIVE, Scores, over
-from specjax.text.setting import Setting
+from specjax.text.setting import VERIFIER_ALONE, Setting
 
 Scored = Mapping[Setting, Scores]
 Rows = list[dict[str, Any]]
@@ -268,8 +268,9 @@ def estimated_rows(estimates: Sequence[Expected]) -> Rows:
     speed is the tokens per call.
     """
     rows = []
-    for group in drawn_alike(x.setting for x in estimates):
-        here = [x for x in estimates if x.setting in group]
+    known = {x.setting: x for x in estimates}
+    for group in drawn_alike(known):
+        here = [known[setting] for setting in group]
         speeds = np.asarray([x.speed for x in here])
         nats = [x.nats_per_token for x in here]
         first = pareto(-speeds, -np.asarray(nats))
@@ -319,7 +320,9 @@ def flat_rows(scored: Scored, estimates: Mapping[Setting, Expected]) -> Rows:
 
 def rank_correlation(scored: Scored, estimates: Mapping[Setting, Expected]) -> float | None:
     """Returns Spearman's correlation of estimated and measured speed-ups; None for fewer than 3."""
-    both = [x for x in scored if x in estimates and not np.isnan(estimates[x].speedup)]
+    # The speed-up of the verifier alone is 1, estimated and measured.
+    others = [x for x in scored if x in estimates and x.method != VERIFIER_ALONE]
+    both = [x for x in others if not np.isnan(estimates[x].speedup)]
     expected = [estimates[x].speedup for x in both]
     measured = [1.0 / _value(scored[x], RELATIVE) for x in both]
     if len(both) < 3 or len(set(expected)) < 2 or len(set(measured)) < 2:

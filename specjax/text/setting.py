@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from specjax import drafting, rules, verification
-from specjax.checks import one_number, whole_number
+from specjax.checks import check_part, one_number, whole_number
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.text.cascades import Cascade
 from specjax.text.decoder import Decoder
@@ -38,6 +38,13 @@ _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
             **_named(*CASCADES),
             **dict.fromkeys((VERIFIER_ALONE, DRAFTER_ALONE), tuple),
         },
+    }
+)
+# The attributes that some parts need, and an example.
+_NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
+    {
+        "stopping": (("begin", "step"), "Confidence(0.4)"),
+        "drafting": (("needs", "left_out"), "Lookup(min_match=3)"),
     }
 )
 # Methods by the names of their gin files in `gin_configs/methods`, unless these are classes; `{}`
@@ -122,13 +129,16 @@ class Setting:
                 part = Part.parse(given, name).canonical(known, name)
                 put(name, str(part))
                 if name != "method" or not self.is_alone:
-                    part.make(known, name)  # checks the arguments
+                    made = part.make(known, name)  # checks the arguments
+                    if name in _NEEDED:
+                        check_part(name, made, *_NEEDED[name])
         if self.method is not None:
             for name in ("verification", "max_draft", "stopping", "drafting"):
                 put(name, None)
         if self.is_alone:
             put("rule", "Lossless")
         self._leave_out(put)
+        self._fill_in(put)
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
@@ -137,12 +147,24 @@ class Setting:
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
         self.sampling  # noqa: B018  checks the values
+        # Equal settings have equal JSON, and so one key.
+        if self.top_k is not None:
+            put("top_k", int(self.top_k))
+        if self.top_p is not None:
+            put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
+
+    def _fill_in(self, put: Callable[[str, Any], None]) -> None:
+        """Sets fields that are None although the setting needs them to their defaults."""
+        if self.method is None:
+            for name in ("verification", "max_draft"):
+                if getattr(self, name) is None and name not in self._plan_leaves_out():
+                    put(name, Setting.__dataclass_fields__[name].default)
 
     def _leave_out(self, put: Callable[[str, Any], None]) -> None:
         """Sets unused fields to their defaults, so that equivalent settings are equal."""
         if self.method is not None:
             put("min_draft", 0)
-        if self.method == VERIFIER_ALONE or self._drafts_alone():
+        if "drafter" not in self._named_drafters():
             put("drafter", "drafter")
         for name in ("max_draft", "stopping"):
             if name in self._plan_leaves_out():
@@ -158,6 +180,11 @@ class Setting:
     def sampling(self) -> Sampling:
         """The sampling of both models."""
         return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names of the models that draft."""
+        return tuple(self.drafter if name == "drafter" else name for name in self._named_drafters())
 
     @property
     def is_alone(self) -> bool:
@@ -218,7 +245,7 @@ class Setting:
           ValueError: a model is missing, or the parts cannot be combined.
         """
         options = {"sampling": self.sampling} | options
-        needed = [self.drafter] * (self.method != VERIFIER_ALONE and not self._drafts_alone())
+        needed = [self.drafter] * ("drafter" in self._named_drafters())
         for name in ("verifier", *needed):
             if name not in models:
                 raise ValueError(f"there is no model {name!r}; the models are {', '.join(models)}")
@@ -264,10 +291,12 @@ class Setting:
         own = part.bindings(_PARTS[field], scope)
         return {name: f"@{scope}{part.name.rpartition('.')[2]}()", **own}
 
-    def _drafts_alone(self) -> bool:
-        """Whether drafts need no model."""
+    def _named_drafters(self) -> tuple[str, ...]:
+        """The models that draft, by the names in `drafting`."""
+        if self.method == VERIFIER_ALONE:
+            return ()
         plan = self.made("drafting")
-        return isinstance(plan, Lookup) and not plan.needs
+        return ("drafter",) if plan is None else getattr(plan, "models", plan.needs)
 
     def described(self, *, without: Collection[str] = ()) -> str:
         """Returns a short text for a table or a legend.

@@ -145,6 +145,10 @@ WRONG = {
     "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2'"),
     "prompts": ({"CHAT": 1}, "CHAT must be True or False, got 1"),
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
+    "one model": ({"DRAFTER": None}, "DRAFTER= is not given"),
+    # An option of what loads the models is read.
+    "part": ({"load_pair__check_weights": False, **NO_MODELS}, "VERIFIER='nowhere': no such file"),
+    "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no widths"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
     "old name": ({"LATENCY_TEXTS": 3}, "it was renamed to LATENCY_LIMIT"),
 }

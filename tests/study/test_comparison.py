@@ -1,5 +1,6 @@
 """A comparison in its directory: what a point has, what fails, what a kill leaves."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -14,9 +15,11 @@ from specjax.runs.evaluation import evaluate
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.study import Bench, Setting, Texts, measure, plots, read_points
+from specjax.study.choose import Search
+from specjax.study.demand import Choice
 from specjax.study.infer_names import Prompting
 from specjax.study.measure import Measured, Times, joined
-from specjax.study.points import CONFIG_NAME, MADE, RECORDS, predictions_in
+from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, RECORDS, Points, predictions_in
 from specjax.study.scores import RELATIVE, prices
 from tests import tiny_pair
 from tests.study import world
@@ -340,6 +343,75 @@ def test_another_further_drafter_is_refused(tmp_path):
             [world.VERIFIER, one],
             make_models=lambda: {**world.models(), "small": second},
         )
+
+
+def test_another_model_of_a_cascade_is_refused(tmp_path):
+    cascade = Setting(drafting="Cascade(((2, 1), (0, 1)), ('drafter', 'small'))")
+    asked = [world.VERIFIER, cascade]
+    for seed, told in ((3, None), (4, "was measured with another model 'small'")):
+        models = {**world.models(), "small": tiny_pair.tabular(seed)}
+        with contextlib.nullcontext() if told is None else pytest.raises(ValueError, match=told):
+            assert not world.run(tmp_path / "out", asked, make_models=lambda m=models: m)["failed"]
+
+
+def test_another_drafter_is_estimated_again(tmp_path):
+    asked = [world.VERIFIER, Setting(drafter="small", max_draft=2)]
+    found = []
+    for seed in (3, 4):
+        models = {**world.models(), "small": tiny_pair.tabular(seed)}
+        how = {"measured": "none", "with_times": False, "make_models": lambda m=models: m}
+        world.run(tmp_path / "out", asked, **how)
+        found.append(lines(tmp_path / "out")[1]["expected"]["acceptance"])
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "references", "demand", "told"),
+    [
+        ((1.0, 0.0), world.REFERENCES, "as good as the verifier", "needs one .temperature, top_k"),
+        ((1.0,), [()] * 6, "quality >= 3", "needs a measured quality"),
+    ],
+)
+def test_a_demand_without_an_answer_is_refused_before_any_work(
+    tmp_path, temperatures, references, demand, told
+):
+    def make_models():
+        raise AssertionError("no model is needed")
+
+    asked = world.settings(temperatures, lossless=None)
+    how = {"search": Search(demand=demand, rounds=1), "make_models": make_models}
+    with pytest.raises(ValueError, match=told):
+        world.run(tmp_path / "out", asked, references=references, **how)
+    assert not (tmp_path / "out").exists()
+
+
+def test_failures_of_an_earlier_grid_do_not_count(tmp_path):
+    head = Setting(stopping="Survival(HeadEstimate(), 0.5)", max_draft=2)
+    assert world.run(tmp_path / "out", [world.VERIFIER, head])["failed"] == 1
+    results = world.run(tmp_path / "out", [world.VERIFIER, OPT])
+    assert not results["failed"] and results["failures"] == {} and results["done"] == 2
+    assert [line["status"] for line in lines(tmp_path / "out")] == ["done", "done", "failed"]
+
+
+def test_where_a_demand_is_not_met_no_earlier_choice_stays(tmp_path):
+    with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
+        run.claim({"name": "a run"})
+        path = run.write(CHOSEN_NAME, b"an earlier choice")
+        choice = Choice("cannot be met", None, "why")
+        assert compare_module._write_chosen(run, choice, bench(), Prompting()) is None
+        assert not path.exists()
+
+
+def test_a_warning_of_compiling_names_the_record(done, tmp_path, capsys):
+    found = read_points(done[0])
+    measured, scores = found.measured(OPT), found.scored()[OPT]
+    with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
+        run.claim({"name": "a run"})
+        points = Points(run, None, found.bootstrap)
+        about = {"process": {"compiled_while_timed": 1}}
+        points.put(OPT, "round 1", measured, scores, about)
+        points.finish([OPT], ["round 1"])
+        assert str(points.store.path((OPT.key, "round 1"))) in capsys.readouterr().err
 
 
 def test_a_damaged_record_is_refused_and_a_lost_one_measured_again(copy, measured):

@@ -20,6 +20,10 @@ PARTS = {
         Setting(drafting="Cascade(((3, 2), (0, 2)), ('drafter',), Lookup(), 2.0)"),
         Plan(("drafter",), ((3, 2), (0, 2)), Lookup(), lenience=2.0),
     ),
+    "another with copies": (
+        Setting(drafting="Cascade(((3, 2), (0, 2)), ('drafter',), Lookup())", drafter="x"),
+        Plan(("x",), ((3, 2), (0, 2)), Lookup()),
+    ),
     "two": (
         Setting(drafting="Cascade(((3, 1), (0, 2)), ('drafter', 'x'), lenience=4.0)"),
         Plan(("drafter", "x"), ((3, 1), (0, 2)), lenience=4.0),

@@ -21,6 +21,7 @@ from specjax.study.tables import (
     latex_text,
     least_cost,
     pareto,
+    rank_correlation,
     table_2,
     table_2_rows,
 )
@@ -246,3 +247,16 @@ def test_estimates_that_hardly_differ_have_one_row():
     named = [VERIFIER, Setting(), setting(0.2), setting(0.3), DRAFTER]
     fronts = ["-", "yes", "yes", "yes", "yes"]
     assert told == list(zip([one.described() for one in named], fronts, strict=True))
+
+
+def test_the_verifier_alone_does_not_count_for_the_rank_correlation():
+    settings = [setting(strength) for strength in (0.1, 0.2, 0.3)]
+    scored = {VERIFIER: scores(1.0, 20.0)}
+    scored |= {
+        x: scores(latency, 20.0) for x, latency in zip(settings, (0.5, 0.6, 0.7), strict=True)
+    }
+    expected = {
+        x: Expected(setting=x, speedup=s) for x, s in zip(settings, (2.0, 3.0, 4.0), strict=True)
+    }
+    expected[VERIFIER] = Expected(setting=VERIFIER, speedup=1.0)
+    assert rank_correlation(scored, expected) == pytest.approx(-1.0)

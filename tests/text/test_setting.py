@@ -48,6 +48,40 @@ def test_a_setting_is_json_and_its_key_is_its_own():
     assert Setting(rule="OPT(0.3)").key != Setting(rule="OPT(0.2)").key
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"max_draft": None}, {}),
+        ({"verification": None}, {}),
+        ({"top_p": 1}, {"top_p": 1.0}),
+        ({"top_k": np.int32(3)}, {"top_k": 3}),
+        ({"drafting": "Lookup()", "drafter": "x"}, {"drafting": "Lookup()"}),
+        (
+            {"drafting": "Cascade(((2, 1), (0, 1)), ('a', 'b'))", "drafter": "x"},
+            {"drafting": "Cascade(((2, 1), (0, 1)), ('a', 'b'))"},
+        ),
+    ],
+)
+def test_one_way_to_decode_is_one_setting_with_one_key(one, other):
+    assert Setting(**one) == Setting(**other)
+    assert Setting(**one).key == Setting(**other).key
+
+
+@pytest.mark.parametrize(
+    ("values", "drafters"),
+    [
+        ({"method": "VerifierAlone"}, ()),
+        ({"method": "DrafterAlone", "drafter": "x"}, ("x",)),
+        ({"rule": "Chow(0.3)", "method": "TokenCascade(limit=4)"}, ("drafter",)),
+        ({"drafting": "Lookup()"}, ()),
+        ({"drafting": "Lookup(min_match=2)", "drafter": "x"}, ("x",)),
+        ({"drafting": "Cascade(((2, 1), (0, 1)), ('drafter', 'b'))", "drafter": "x"}, ("x", "b")),
+    ],
+)
+def test_the_models_that_draft(values, drafters):
+    assert Setting(**values).drafters == drafters
+
+
 def test_strength_threshold_and_curve():
     setting = Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)")
     assert setting.strength == 2.0
@@ -84,6 +118,8 @@ def test_named_policies_are_settings(name):
         (lambda: Setting(rule="no_such.module.Rule(1)"), "cannot be imported"),
         (lambda: Setting(verification="OPT(0.2)"), "verification must be one of"),
         (lambda: Setting(max_draft=0), "max_draft must be"),
+        (lambda: Setting(stopping="OnlineEstimate"), "stopping must be like Confidence(0.4)"),
+        (lambda: Setting(drafting="OPT(0.2)"), "drafting must be like Lookup(min_match=3)"),
         (lambda: named_method("lossless", 0.3), "takes no number"),
         (lambda: named_method("token_cascade"), "needs a number"),
         (lambda: named_method("no_such"), "must be one of"),

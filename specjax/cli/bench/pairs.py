@@ -14,7 +14,6 @@ from specjax.text import prompts as prompts_lib
 from specjax.text.groups import BUCKETS
 
 GROWN_HELP = "grow the verifier to T5 base's size, or a Llama to 200 M parameters, same function"
-REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
 
 
 def add_pair(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -66,12 +65,6 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if max(values, default=1) >= 2**31:
             raise ValueError(f"--{name.replace('_', '-')} must be below {2**31}, got {value}")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments for the pair, its prompts and the sizes."""
-    add_workload(parser)
-    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
