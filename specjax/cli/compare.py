@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts, infer
@@ -79,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     gin_config.configure_from(args)
     infer.check_pair("give both, or neither for the built-in pair")
     on_start, process = gin_config.recorder(args), args.process
-    parts = {text.load_pair: (), text.load_text_model: ("path", "mesh")}
+    parts: dict[Callable[..., Any], Sequence[str]] = {
+        text.load_pair: (),
+        text.load_text_model: ("path", "mesh"),
+    }
     results = gin_config.call(
         study.compare, models_of, parts=parts, on_start=on_start, process=process
     )

@@ -95,7 +95,8 @@ def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]
         num_drafted=path.length + has_child.any(axis=1).astype(jnp.int32),
         parents=None,
     )
-    chain, *others = jax.tree.map(lambda x: pick(x, places) if x.ndim == 3 else x, (chain, *others))
+    every = (chain, *others)
+    chain, *others = jax.tree.map(lambda x: pick(x, places) if jnp.ndim(x) == 3 else x, every)
     return chain, *others
 
 

@@ -58,7 +58,7 @@ class HorizontalCascade(SeveralDrafters):
     cumulative: bool = False
     shared: tuple[str, ...] = ()
 
-    _tells: ClassVar[bool] = True
+    _reads_drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, tuple) or not self.drafters:

@@ -5,12 +5,12 @@ Axes: B rows, G longest block.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_array, check_like, check_part, check_static, unpacked
 from specjax.types import Array, DraftOutcome, Params, Stopping
 from specjax.types.drafting import Drawn
+from specjax.types.pytrees import where_rows
 
 
 def check_policy(policy: Any) -> None:
@@ -91,11 +91,7 @@ def learn(
     memory = policy.learn(past.memory, past.state, outcome)
     check_like(f"{type(policy).__name__}.learn: memory", memory, past.memory)
     learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
-
-    def keep(new: Array, old: Array) -> Array:
-        return jnp.where(learns.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
-
-    return past._replace(memory=jax.tree.map(keep, memory, past.memory))
+    return past._replace(memory=where_rows(learns, memory, past.memory))
 
 
 def decide(policy: Stopping, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:

@@ -20,7 +20,7 @@ class SeveralState(NamedTuple):
 
     Attributes:
       drafters: their states, in their order.
-      marks: the place of each drafter at the last commit.
+      marks: the place of each drafter at the last commit; empty if drafters do not read drafts.
       note: `[B]` int32, information about the last block.
     """
 
@@ -36,8 +36,9 @@ class SeveralDrafters(Drafter):
       parts: the drafters.
     """
 
-    # Whether a drafter reads the drafts of earlier drafters as if they were committed.
-    _tells: ClassVar[bool] = False
+    # Whether a drafter reads the drafts of earlier drafters as if they were committed. The commit
+    # takes them back.
+    _reads_drafts: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -45,14 +46,26 @@ class SeveralDrafters(Drafter):
         raise NotImplementedError
 
     def _check_parts(self, names: Sequence[str]) -> None:
-        """Raises TypeError or ValueError unless all are drafters with the same vocabulary."""
+        """Raises TypeError or ValueError unless all are drafters that fit together."""
         needed = ("prefill", "propose", "bonus", "commit", "draft_limits", "mark", "rewind")
         for name, drafter in zip(names, self.parts, strict=True):
             check_part(name, drafter, needed, "drafting.NeuralDrafter(...)")
             check_static(name, drafter)
+            self._check_traits(drafter)
         sizes = [drafter.vocab_size for drafter in self.parts]
         if len(set(sizes)) > 1:
             raise ValueError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
+
+    def _check_traits(self, drafter: Drafter) -> None:
+        """Raises ValueError for a drafter whose blocks, or whose commits, cannot be combined."""
+        where, traits = type(self).__name__, drafter.traits
+        wrong = None
+        if traits.drafts_trees:
+            wrong = f"drafts trees, but the blocks of {where} are chains"
+        elif self._reads_drafts and traits.reads_verifier_hidden:
+            wrong = f"reads the verifier's hidden states, but drafts in {where} have none"
+        if wrong is not None:
+            raise ValueError(f"{type(drafter).__name__} {wrong}: use it without {where}")
 
     @property
     def vocab_size(self) -> int:
@@ -96,34 +109,37 @@ class SeveralDrafters(Drafter):
         prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
         together = zip(self.parts, params, strict=True)
         states = tuple(drafter.prefill(own, *prompt) for drafter, own in together)
-        return SeveralState(states, self._marks(states), jnp.zeros(inputs.shape[:1], jnp.int32))
+        return SeveralState(states, self._kept(states), jnp.zeros(inputs.shape[:1], jnp.int32))
 
     def commit(
         self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> SeveralState:
         """See `Drafter`; takes back the draft tokens that drafters have read."""
         states = []
-        together = zip(self.parts, state.drafters, state.marks, strict=True)
-        for i, (drafter, own, mark) in enumerate(together):
-            now = drafter.rewind(own, mark) if i and self._tells else own
+        for i, (drafter, own) in enumerate(zip(self.parts, state.drafters, strict=True)):
+            now = drafter.rewind(own, state.marks[i]) if i and self._reads_drafts else own
             states.append(committed(drafter, now, own, tokens, counts, hidden))
-        return state._replace(drafters=tuple(states), marks=self._marks(states))
+        return state._replace(drafters=tuple(states), marks=self._kept(states))
 
     def mark(self, state: SeveralState) -> tuple[Any, ...]:
         """See `Drafter`."""
-        return state.marks
+        return state.marks if self._reads_drafts else self._marks(state.drafters)
 
     def rewind(self, state: SeveralState, mark: tuple[Any, ...]) -> SeveralState:
         """See `Drafter`."""
         together = zip(self.parts, state.drafters, mark, strict=True)
         states = tuple(drafter.rewind(own, place) for drafter, own, place in together)
-        return state._replace(drafters=states, marks=mark)
+        return state._replace(drafters=states, marks=mark if self._reads_drafts else ())
 
     def state_axes(self, state: SeveralState) -> Axes:
         """See `Drafter`."""
         together = zip(self.parts, state.drafters, strict=True)
         axes = row_axes(state._replace(drafters=()))
         return axes._replace(drafters=tuple(drafter.state_axes(own) for drafter, own in together))
+
+    def _kept(self, states: Sequence[Any]) -> tuple[Any, ...]:
+        """`SeveralState.marks`: a mark can be as large as a state."""
+        return self._marks(states) if self._reads_drafts else ()
 
     def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(d.mark(own) for d, own in zip(self.parts, states, strict=True))
