@@ -241,6 +241,11 @@ def _promising(
         estimates = [points.estimates[setting] for setting in group]
         taken += promising(estimates, search.asked, search.candidates, rows)
     chosen = set(taken)
+    if len(chosen) < len(settings):
+        tell(
+            f"measuring {len(chosen)} of {len(settings)} settings, the best by the estimates; "
+            "--full measures all"
+        )
     return [setting for setting in settings if setting in chosen]
 
 

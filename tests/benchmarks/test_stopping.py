@@ -20,7 +20,7 @@ def arguments(tmp_path_factory):
 def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
     # One whose programs compile quickly.
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.pairs.load_pair", lambda **_: pair)
     plot = tmp_path / "front.png"
     inputs = next(one for one in arguments if one.startswith("--inputs"))
     choose = inputs.replace("--inputs", "--choose")
@@ -50,7 +50,7 @@ def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
         (["--confidence", "2"], "Confidence: threshold must lie in [0, 1], got 2.0"),
         (["--costs=/missing.json"], "/missing.json cannot be read"),
         (["--widths", "1", "2"], "widths"),
-        (["--plot=/missing/plot.png"], "/missing is no directory: make it first"),
+        (["--plot=/missing/plot.png"], "/missing is not a directory: make it"),
         (["--choose=/missing.txt"], "/missing.txt"),
         (["--rows=9"], "has 4 prompts, but a batch needs 9"),
     ],

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-import specjax
 from specjax.cli import demo
 from specjax.cli.main import main
 from tests import tiny_pair
@@ -81,7 +80,7 @@ def test_a_missing_library_is_named_before_the_models_load(
     arguments, tmp_path, capsys, monkeypatch, module
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(specjax, "load_pair", lambda **_: pytest.fail("models were loaded"))
+    monkeypatch.setattr("specjax.cli.demo.load_pair", lambda **_: pytest.fail("loaded"))
     assert main([*arguments, f"--output={tmp_path}"]) == 2
     assert capsys.readouterr().err == (
         f"specjax demo: {module} is not installed: run pip install '.[eval]' in the checkout\n"

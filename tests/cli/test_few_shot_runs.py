@@ -180,7 +180,7 @@ def test_a_comparison_scores_answers_and_programs(paths, tmp_path, capsys):
     asked |= {"ANSWER": "@AnswerAfter()", "AnswerAfter.marker": "' '", "MAX_NEW_TOKENS": 24}
     asked |= {"PROBLEMS": source, "SANDBOX": "@Sandbox()", "Sandbox.seconds": 60.0}
     file = "papers/faster_cascades/task_gemma_mbpp.gin"
-    assert main(command("compare", paths, tmp_path, file, **asked)) == 0
+    assert main([*command("compare", paths, tmp_path, file, **asked), "--full"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert results["quality"] == "pass_at_1" and results["done"] == 3
     record = json.loads((tmp_path / "out/points.jsonl").read_text().splitlines()[-1])
@@ -235,7 +235,7 @@ def test_what_was_chosen_makes_the_same_prompts_of_new_records_elsewhere(
     asked |= {"METHODS": "{'opt': 0.2}", "MAX_DRAFTS": "(2,)", "METRICS": "('numeric_accuracy',)"}
     asked |= {"DEMAND": "quality >= 0", "ESTIMATE_LIMIT": 2, "ROUNDS": 1, "MAX_NEW_TOKENS": 8}
     file = "papers/faster_cascades/task_gemma_gsm8k.gin"
-    assert main(command("compare", paths, tmp_path, file, **asked)) == 0
+    assert main([*command("compare", paths, tmp_path, file, **asked), "--full"]) == 0
     assert json.loads((tmp_path / "out/results.json").read_text())["setting"] is not None
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -53,7 +53,7 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [pytest.param(200, marks=pytest.mark.exhaustive), 30_000])
 def test_training(data, tmp_path, size):
-    fails(size, command(data, tmp_path, "NUM_STEPS=2"), "what was written before is kept")
+    fails(size, command(data, tmp_path, "NUM_STEPS=2"), "earlier files are kept")
     assert not (tmp_path / "model").exists()
     assert run(data, tmp_path, "NUM_STEPS=2") == 0
     before = content(tmp_path)

@@ -174,7 +174,7 @@ WRONG = {
     ),
     "block alone": (
         _draft(lambda block, state: block),
-        r"Mine.propose must return \(block, state\), got a DraftBlock of 5",
+        r"Mine.propose must return \(block, state\), got a DraftBlock of 6",
     ),
 }
 
@@ -233,8 +233,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     class Silent(type(specjax.Decoder(pair.verifier).method)):
         def step(self, params, state):
             new = super().step(params, state)
-            kept = {n: getattr(state.info, n) for n in ("token_log_p", "token_log_target")}
-            return new._replace(info=new.info._replace(**kept))
+            return new._replace(log_p=None, log_target=None)
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)
@@ -246,8 +245,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: d(["a"], draft_limits=3), "no option draft_limits, did you mean draft_limit?; "),
-        (lambda d: d(["a"], draft_limit=True), "draft_limit must be a number, got True$"),
+        (lambda d: d(["a"], draft_limits=3), "no option draft_limits: did you mean draft_limit? "),
         (lambda d: d(["a", None]), "prompt 1 must be a text, .* got None$"),
         (lambda d: d.encode(5), "the prompt must be a text, .* got 5 "),
     ],

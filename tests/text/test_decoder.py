@@ -432,7 +432,7 @@ def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
 def test_places_that_are_not_there_cannot_be_done(decoder):
     with pytest.raises(ValueError, match=r"done must have places in 0 \.\. 3, got 4"):
         decoder.rows(PROMPTS[:4], done={0, 4})
-    with pytest.raises(TypeError, match=r"done must be places of prompts, such as {0, 3}, got 5"):
+    with pytest.raises(TypeError, match=r"done must have places of prompts, as in {0, 3}, got 5"):
         decoder.rows(PROMPTS[:4], done=5)
 
 

@@ -347,5 +347,5 @@ def test_a_state_and_its_table_belong_together(pair):
     state = engine._init([], 4)
     with pytest.raises(ValueError, match="stop_table must be given: the state has a field `stop`"):
         decoder.method.run(decoder.params, state, 1)
-    with pytest.raises(ValueError, match="stop_table must be left out: the state has no `stop`"):
+    with pytest.raises(ValueError, match="must be left out: the state has no field `stop`"):
         decoder.method.run(decoder.params, state._replace(stop=None), 1, **engine._stops)
