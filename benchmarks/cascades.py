@@ -13,7 +13,7 @@ import numpy as np
 import specjax
 from benchmarks import command
 from specjax import Decoder, TextModel
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
@@ -40,7 +40,7 @@ _BUCKETS_HELP = "lengths that prompts are padded to; each is compiled for each d
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the models, the prompts and the sizes."""
-    pairs.add_pair(parser)
+    workload.add_pair(parser)
     parser.add_argument("--drafters", nargs="*", default=[], help="directories of further drafters")
     parser.add_argument(
         "--choose", required=True, help="a text file of other prompts, to choose settings"
@@ -52,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--candidates", type=int, default=2, help="settings of each kind to measure for choosing"
     )
-    pairs.add_temperatures(parser)
+    workload.add_temperatures(parser)
     parser.add_argument("--max-draft", type=int, default=10, help="most tokens of one drafter")
     parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
     parser.add_argument("--buckets", type=int, nargs="+", default=list(BUCKETS), help=_BUCKETS_HELP)
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--leniences", type=float, nargs="+", default=[1.0, 2.0, 4.0])
     parser.add_argument("--seed", type=int, default=0, help="seed of drawn outputs")
-    parser.add_argument("--grown", action="store_true", help=pairs.GROWN_HELP)
+    parser.add_argument("--grown", action="store_true", help=workload.GROWN_HELP)
     parser.add_argument(
         "--costs",
         type=float,
@@ -110,11 +110,11 @@ def run(args: argparse.Namespace) -> Report:
     by times of a pass. wall: seconds of the whole call. gain: over the best single drafter by the
     same measure, minus 1. Intervals: 95 %, bootstrap over prompts.
     """
-    pairs.check_positive(
+    workload.check_positive(
         args, "prompts", "screened", "chosen", "candidates", "max_draft", "max_new", "repeats"
     )
-    asked = pairs.read_texts(args)
-    others = [e.inputs for e in pairs.read_examples(args.choose)]
+    asked = workload.read_texts(args)
+    others = [e.inputs for e in workload.read_examples(args.choose)]
     if len(asked) < 2:
         raise ValueError(f"{args.inputs} has {len(asked)} prompts, but intervals need 2: add more")
     if len(others) < args.screened + args.chosen:
@@ -148,7 +148,7 @@ def _load(args: argparse.Namespace) -> dict[str, TextModel]:
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     more = [load_text_model(path) for path in args.drafters]
     ordered = sorted([pair.drafter, *more], key=_size, reverse=True)
-    verifier = pairs.grown(pair.verifier) if args.grown else pair.verifier
+    verifier = workload.grown(pair.verifier) if args.grown else pair.verifier
     names = ["drafter", *(f"drafter_{i + 2}" for i in range(len(more)))]
     drafters = dict(zip(names, ordered, strict=True))
     specjax.Models(verifier=verifier, **drafters)  # checks the vocabularies

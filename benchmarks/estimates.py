@@ -13,7 +13,7 @@ import numpy as np
 import specjax
 from benchmarks import command
 from specjax.checks import one_number
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.memory import spare_maps
@@ -50,7 +50,7 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts and the settings."""
-    pairs.add_pair(parser)
+    workload.add_pair(parser)
     parser.add_argument(
         "--screened", type=int, default=128, help="number of prompts for the estimates"
     )
@@ -85,12 +85,12 @@ def run(args: argparse.Namespace) -> Report:
     of estimating are for all settings, with the decoding of the texts.
     """
     positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
-    pairs.check_positive(args, *positive)
+    workload.check_positive(args, *positive)
     one_number("--temperature", args.temperature, low=0.0, open_high=True)
     settings = _settings(args)
     wanted = args.screened + args.prompts
     args.prompts, count = wanted, args.prompts
-    texts = pairs.read_texts(args)
+    texts = workload.read_texts(args)
     if len(texts) < wanted:
         raise ValueError(
             f"--inputs {args.inputs} has {len(texts)} prompts, but --screened and --prompts need "
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> Report:
         )
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     check_settings(settings, pair.named)
-    tokens = pairs.encode_texts(args, texts, pair.verifier.tokenizer)
+    tokens = workload.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"max_new_tokens": args.max_new, "batch_size": args.rows}
     print(f"estimating {len(settings)} settings ...", flush=True)
     alone = Setting(method=VERIFIER_ALONE, temperature=args.temperature)

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import command
 from specjax import Decoder, Pair, TextModel, drafting
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.loops import REMEDY, Loops
 from specjax.cli.bench.report import Report
 from specjax.compilation import jit, step_options
@@ -34,7 +34,7 @@ _IN_A_ROW = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    pairs.add_workload(parser)
+    workload.add_workload(parser)
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
 
 
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> Report:
     there is no head. start_ms is the time of a call of a `Decoder` without its prefills and rounds,
     the median of all batches.
     """
-    pairs.check_positive(args, "drafts")
-    pair, tokens = pairs.load(args)
+    workload.check_positive(args, "drafts")
+    pair, tokens = workload.load(args)
     loops = Loops.of(pair, tokens, args.max_new)
     loops.check_fits(max(args.rows), max(args.drafts))
     rows = []

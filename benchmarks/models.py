@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
 from specjax.checkpoints.hf import config_to_hf
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.compilation import step_options
 from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every size; all calls of a size take turns."""
-    pairs.check_positive(args, "rows", "prompt", "steps", "repeats")
-    pairs.check_positive(argparse.Namespace(tokens=min(args.tokens)), "tokens")
+    workload.check_positive(args, "rows", "prompt", "steps", "repeats")
+    workload.check_positive(argparse.Namespace(tokens=min(args.tokens)), "tokens")
     if args.steps + max(args.tokens) > args.max_length:
         raise ValueError(
             f"--steps {args.steps} plus --tokens {max(args.tokens)} exceed --max-length "

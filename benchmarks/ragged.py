@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import command
 from specjax import drafting
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
 from specjax.decoding import Method, Speculative
@@ -32,7 +32,7 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts, the batch sizes and the policies."""
-    pairs.add_workload(parser)
+    workload.add_workload(parser)
     parser.set_defaults(rows=[1, 4, 16, 64])
     parser.add_argument("--max-draft", type=int, default=8, help="longest draft of a policy")
     parser.add_argument("--fixed", type=int, nargs="*", default=[3, 5], help="draft lengths")
@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> Report:
     `Decoder(stopping=CostAware())`), without other costs of a call. `speedup` is over the verifier
     alone, with the same batch size. Give prompts that differ: short and long, usual and unusual.
     """
-    pairs.check_positive(args, "max_draft", "fixed", "tokens")
+    workload.check_positive(args, "max_draft", "fixed", "tokens")
     drafting.Confidence(args.confidence)  # checks the threshold
     if args.grown:
         raise ValueError("--grown is not supported here: costs are measured with the original pair")
-    pair, tokens = pairs.load(args)
+    pair, tokens = workload.load(args)
     loops = Loops.of(pair, tokens, args.max_new)
     loops.check_fits(max(args.rows), max([args.max_draft, *args.fixed]))
     print("measuring the cost of passes ...", flush=True)

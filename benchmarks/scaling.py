@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import command
 from benchmarks.collectives import TINY, Sizes, compiled_pair
 from benchmarks.traffic import collectives
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
 from specjax.compilation import placement
@@ -33,8 +33,8 @@ _FOREVER = np.int32(2**31 - 1)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, the three axes, and the meshes."""
-    pairs.add_pair(parser, required=False)
-    parser.add_argument("--grown", action="store_true", help=pairs.GROWN_HELP)
+    workload.add_pair(parser, required=False)
+    parser.add_argument("--grown", action="store_true", help=workload.GROWN_HELP)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64], help="B")
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 5, 10, 20], help="G")
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512, 4096], help="P")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Report:
     """Decodes, or with `--devices` compiles."""
     args.prompts = max(args.rows)
     names = ("rows", "drafts", "contexts", "base", "max_new", "repeats")
-    pairs.check_positive(args, *names, *(["devices"] if args.devices else []))
+    workload.check_positive(args, *names, *(["devices"] if args.devices else []))
     rows = list(_work(args) if args.devices else _decoded(args))
     return Report(rows, list(rows[0]))
 
@@ -65,7 +65,7 @@ def _decoded(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     axes = {"rows": args.rows, "max_draft": args.drafts, "context": args.contexts}
     points += [{**base, name: value} for name, values in axes.items() for value in values]
     args.rows = [1]
-    loaded = Loops.of(*pairs.load(args), args.max_new)
+    loaded = Loops.of(*workload.load(args), args.max_new)
     for point in sorted({tuple(point.items()) for point in points}, key=points_order(base)):
         row = _measured(loaded, **dict(point), repeats=args.repeats)
         print(f"benchmarks.scaling: {row}", file=sys.stderr, flush=True)  # the next may take long

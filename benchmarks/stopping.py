@@ -16,10 +16,10 @@ import tqdm
 from benchmarks import command
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.loops import Loops
-from specjax.cli.bench.pairs import GROWN_HELP
 from specjax.cli.bench.report import Report
+from specjax.cli.bench.workload import GROWN_HELP
 from specjax.decoding.scoring import powers_of_two
 from specjax.evaluation import Bootstrap, Sums, ratio
 from specjax.study.turns import in_turns
@@ -42,11 +42,11 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts, the policies and their settings."""
-    pairs.add_pair(parser)
+    workload.add_pair(parser)
     parser.add_argument("--choose", help="a text file of prompts, to choose settings")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts of each file")
     parser.add_argument("--rows", type=int, default=1, help="batch size B")
-    pairs.add_temperatures(parser)
+    workload.add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=14, help="longest draft of a policy")
     parser.add_argument(
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> Report:
     discarded tokens per emitted token (SpecDec++, section 4.2). The oracle knows where drafts fail,
     at temperature 0.
     """
-    pairs.check_positive(args, "prompts", "rows", "max_new", "max_draft", "repeats")
+    workload.check_positive(args, "prompts", "rows", "max_new", "max_draft", "repeats")
     if args.plot:
         require("matplotlib", "eval")
         check_path(args.plot, "--plot")
@@ -131,12 +131,12 @@ def run(args: argparse.Namespace) -> Report:
             raise FileNotFoundError(f"--plot {args.plot}: {where} is not a directory: make it")
     args.rows = [args.rows]
     args.widths = tuple(args.widths) if args.widths else None
-    pair, tokens = pairs.load(args)
+    pair, tokens = workload.load(args)
     loops, other = Loops.of(pair, tokens, args.max_new), None
     if args.choose:
         asked = copy.copy(args)
         asked.inputs = args.choose
-        texts = pairs.encode_texts(asked, pairs.enough_texts(asked), pair.verifier.tokenizer)
+        texts = workload.encode_texts(asked, workload.enough_texts(asked), pair.verifier.tokenizer)
         other = Loops.of(pair, texts, args.max_new)
     candidates = _candidates(args, loops)
     loops.check_fits(args.rows[0], max(c.method.max_draft for c in candidates))

@@ -13,7 +13,7 @@ import numpy as np
 
 import specjax
 from benchmarks import command
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.evaluation import Bootstrap
 from specjax.runs.run_directory import RunDirectory
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measures all settings on all texts once, then splits the texts repeatedly."""
-    pairs.check_positive(args, "texts", "seeds", "draft")
+    workload.check_positive(args, "texts", "seeds", "draft")
     demands = [Demand.of(text) for text in args.demands]
     if args.texts < 16:
         raise ValueError(f"--texts must be at least 16, got {args.texts}")

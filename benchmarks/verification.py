@@ -13,7 +13,7 @@ from jax import lax
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
 from specjax import rules, verification
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.types import Array
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
         for name in args.verifications
     ]
     sizes = {name: min(getattr(args, name)) for name in ("rows", "drafts", "vocabs")}
-    pairs.check_positive(argparse.Namespace(**sizes, repeats=args.repeats), *sizes, "repeats")
+    workload.check_positive(argparse.Namespace(**sizes, repeats=args.repeats), *sizes, "repeats")
     table, skipped = [], []
     for vocab in args.vocabs:
         for max_draft in args.drafts:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specjax.checks import require
-from specjax.cli.bench.pairs import check_positive
 from specjax.cli.bench.report import Report
+from specjax.cli.bench.workload import check_positive
 from specjax.data.files import read_lines
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from specjax.data.records import SEQIO_PREFIX, Record, guess_format, read_records
+from specjax.data.records import SEQIO_PREFIX, SourceRecord, guess_format, read_records
 from specjax.data.templates import look_up
 
 
@@ -74,7 +74,7 @@ def read_examples(
         yield Example(i, inputs, targets, record.where)
 
 
-def field_of(record: Record, field: str | int) -> str | tuple[str, ...]:
+def field_of(record: SourceRecord, field: str | int) -> str | tuple[str, ...]:
     """Returns the text, or the texts of a list, in a key or a numbered column.
 
     Raises:

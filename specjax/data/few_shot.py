@@ -9,7 +9,7 @@ from typing import Any
 
 from specjax.checks import whole_number
 from specjax.data.examples import Example
-from specjax.data.records import Record, read_records
+from specjax.data.records import SourceRecord, read_records
 from specjax.data.templates import Template, look_up
 
 
@@ -129,16 +129,16 @@ class FewShot:
             names.append(self.references.partition("|")[0])
         return not all(name.isdecimal() for name in names)
 
-    def _examples(self) -> list[Record]:
+    def _examples(self) -> list[SourceRecord]:
         """The examples, and another example to replace an input that is an example."""
         if not self.shots or self.examples is None:
             return []
         of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
-        rows: Iterable[Record] = read_records(self.examples, header=self._header, **of)
+        rows: Iterable[SourceRecord] = read_records(self.examples, header=self._header, **of)
         if self.seed is not None:
             random.Random(self.seed).shuffle(rows := list(rows))
         # Reads no further than needed, because a corpus may be large; drops duplicates.
-        kept: list[Record] = []
+        kept: list[SourceRecord] = []
         seen = 0
         for row in rows:
             seen += 1
@@ -154,7 +154,7 @@ class FewShot:
             )
         return kept
 
-    def _drawn(self, records: Sequence[Record], source: Any) -> Sequence[Record]:
+    def _drawn(self, records: Sequence[SourceRecord], source: Any) -> Sequence[SourceRecord]:
         if self.limit is None:
             return records
         if len(records) <= self.limit:
@@ -168,7 +168,7 @@ class FewShot:
         places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
         return [records[place] for place in sorted(places)]
 
-    def _references(self, record: Record) -> tuple[str, ...] | None:
+    def _references(self, record: SourceRecord) -> tuple[str, ...] | None:
         if self.references is None:
             return None
         _, bar, default = self.references.partition("|")

@@ -13,7 +13,7 @@ SEQIO_PREFIX = "seqio:"
 _REMEDY = "every line must be a JSON object"
 
 
-class Record(NamedTuple):
+class SourceRecord(NamedTuple):
     """A line of a source.
 
     Attributes:
@@ -32,7 +32,7 @@ def read_records(
     split: str = "test",
     header: bool = True,
     directory: str | os.PathLike[str] = "",
-) -> Iterator[Record]:
+) -> Iterator[SourceRecord]:
     """Yields records in the order of the source.
 
     Args:
@@ -44,7 +44,7 @@ def read_records(
       directory: the directory of a relative path.
 
     Yields:
-      `Record`s.
+      `SourceRecord`s.
 
     Raises:
       FileNotFoundError: the file does not exist.
@@ -61,18 +61,18 @@ def read_records(
 
         rows = task_rows(name.removeprefix(SEQIO_PREFIX), split)
         for place, values in enumerate(rows):
-            yield Record(f"{name}, {split}, example {place}", values)
+            yield SourceRecord(f"{name}, {split}, example {place}", values)
         return
     name = os.path.join(os.fspath(directory), os.path.expanduser(name))
     format = format or guess_format(name)
     if format == "text":
         for number, line in read_lines(name):
-            yield Record(f"{name}:{number}", {"0": line})
+            yield SourceRecord(f"{name}:{number}", {"0": line})
     elif format == "tsv":
         yield from _tsv(name, header)
     elif format == "jsonl":
         for number, _, values in read_objects(name):
-            yield Record(f"{name}:{number}", values)
+            yield SourceRecord(f"{name}:{number}", values)
     else:
         raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
 
@@ -83,7 +83,7 @@ def guess_format(path: str) -> str:
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
 
 
-def _tsv(path: str, header: bool) -> Iterator[Record]:
+def _tsv(path: str, header: bool) -> Iterator[SourceRecord]:
     names: list[str] = []
     number = 0
     for number, line in read_lines(path):
@@ -97,7 +97,7 @@ def _tsv(path: str, header: bool) -> Iterator[Record]:
                 f"{path}:{number}: the line has {len(row)} columns, but line 1 has {len(names)}: "
                 "every line must have the same number of tabs"
             )
-        yield Record(f"{path}:{number}", dict(zip(names, row, strict=True)))
+        yield SourceRecord(f"{path}:{number}", dict(zip(names, row, strict=True)))
     if header and number == 1:
         raise ValueError(
             f"{path} has a header but no other line: add lines, or give fields by number if line 1 "

@@ -129,7 +129,7 @@ class SacreBleu(Metric):
         )
 
 
-class Mean(Metric):
+class MeanMetric(Metric):
     """The mean over examples of the value for the best reference; k = 2."""
 
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class Mean(Metric):
         return 100.0 * divided(sums[:, 0], sums[:, 1])
 
 
-class Rouge(Mean):
+class Rouge(MeanMetric):
     """The mean ROUGE F1 of rouge-score.
 
     Args:
@@ -170,7 +170,7 @@ class Rouge(Mean):
         return [scorer.score_multi(list(r), o)[self._kind].fmeasure for o, r in pairs]
 
 
-class BestOf(Mean):
+class BestOf(MeanMetric):
     """The mean of a function of an output and its best reference.
 
     Args:

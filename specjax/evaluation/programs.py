@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.data.records import read_objects
-from specjax.evaluation.metrics import Mean
+from specjax.evaluation.metrics import MeanMetric
 from specjax.evaluation.sandbox import Sandbox
 
 _FENCED = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -106,7 +106,7 @@ def _passes(sandbox: Sandbox, source: str) -> bool:
     return sandbox.run(source).passed
 
 
-class PassAt1(Mean):
+class PassAt1(MeanMetric):
     """The share of outputs that pass their problem's tests.
 
     The references of an output are the fields of its `Problem`. Equal programs are run only once in

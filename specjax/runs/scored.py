@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.checks import check_path
 from specjax.data.examples import field_of
-from specjax.data.records import Record, guess_format, read_objects, read_records
+from specjax.data.records import SourceRecord, guess_format, read_objects, read_records
 from specjax.evaluation.efficiency import RowCounts
 from specjax.runs.merging import read_parts
 from specjax.runs.predictions import PREDICTIONS_NAME, record_of
@@ -115,7 +115,7 @@ def predictions_of(
         outputs=[text or "" for text in texts],
         inputs=[text if isinstance(text, str) else None for text in inputs],
         targets=[
-            as_references(field_of(Record(path, record), targets_field))
+            as_references(field_of(SourceRecord(path, record), targets_field))
             if targets_field in record
             else None
             for record in records
@@ -246,7 +246,7 @@ def _check(place: str, line: str, record: dict[str, Any], field: str, targets_fi
             f"{place}: {field!r} must be a text or null, got {str(record[field])[:40]!r}"
         )
     if targets_field in record:
-        field_of(Record(place, record), targets_field)
+        field_of(SourceRecord(place, record), targets_field)
 
 
 def _in_order(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:

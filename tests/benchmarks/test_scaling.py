@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import scaling
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.loops import Loops
 from tests import tiny_pair
 
@@ -43,7 +43,7 @@ def test_each_axis_is_measured_from_the_base(tmp_path, monkeypatch, capsys):
         (3, 2, 4, 1),
     ]
     monkeypatch.undo()
-    found = pairs.load(
+    found = workload.load(
         argparse.Namespace(
             **paths, inputs=str(inputs), prompts=1, rows=[1], max_new=4, repeats=1, grown=False
         )

@@ -40,7 +40,7 @@ def test_speedup_and_its_ideal():
 def arguments(tmp_path, monkeypatch):
     """Of a pair whose programs compile quickly."""
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    for module in ("pairs", "acceptance"):
+    for module in ("workload", "acceptance"):
         monkeypatch.setattr(f"specjax.cli.bench.{module}.load_pair", lambda **_: pair)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from specjax import rules, verification
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.text import Decoder, load_pair
 from specjax.text.results import Result, RunInfo
@@ -25,11 +25,11 @@ ALGORITHMS: dict[str, verification.Verification] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    pairs.add_pair(parser)
+    workload.add_pair(parser)
     parser.add_argument("--prompts", type=int, default=1000, help="number of prompts")
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
-    pairs.add_temperatures(parser)
+    workload.add_temperatures(parser)
     parser.add_argument(
         "--verifications",
         nargs="+",
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> Report:
     over rows. `difference` is the tokens per call minus those of the first algorithm; its standard
     error compares the same prompts row by row.
     """
-    pairs.check_positive(args, "prompts", "rows", "drafts", "max_new")
-    texts = pairs.read_texts(args)
+    workload.check_positive(args, "prompts", "rows", "drafts", "max_new")
+    texts = workload.read_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    pairs.encode_texts(args, texts, pair.verifier.tokenizer)
+    workload.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"batch_size": args.rows, "max_new_tokens": args.max_new}
     lines = []
     for temperature in args.temperatures:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from specjax import drafting
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.loops import REMEDY, Loops
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
@@ -26,7 +26,7 @@ HELP = "what a pass of each model costs, by regression, and how well that predic
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    pairs.add_workload(parser)
+    workload.add_workload(parser)
     parser.set_defaults(repeats=5)
     parser.add_argument(
         "--max-draft", type=int, default=7, help="longest draft G; all lengths up to it are run"
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Report:
     tokens for drafts of 0 and of G: they tell the drafter's time from the verifier's.
     """
     _check(args)
-    pair, tokens = pairs.load(args)
+    pair, tokens = workload.load(args)
     loops = Loops.of(pair, tokens, args.max_new)
     for rows in args.rows:
         if len(loops.batches(rows)) < 2:
@@ -216,7 +216,7 @@ def figures(
 
 
 def _check(args: argparse.Namespace) -> None:
-    pairs.check_positive(args, "rows", "prompts", "max_new", "repeats", "max_draft")
+    workload.check_positive(args, "rows", "prompts", "max_new", "repeats", "max_draft")
     if sorted(set(args.rows)) != args.rows:
         raise ValueError(f"--rows must increase, got {args.rows}")
     for limit in args.held_out:

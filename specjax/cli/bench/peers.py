@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.cli.bench import ctranslate2_peer, pairs, transformers_peer
+from specjax.cli.bench import ctranslate2_peer, transformers_peer, workload
 from specjax.cli.bench.report import Report
 from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, TextModel, load_pair
@@ -36,7 +36,7 @@ _TURN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    pairs.add_pair(parser)
+    workload.add_pair(parser)
     parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
     parser.add_argument(
         "--drafts",
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> Report:
     settings that were their fastest on the first prompts; CTranslate2, which does not draft, is
     measured with each number of threads.
     """
-    pairs.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
+    workload.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"JAX uses the {jax.default_backend()}, but this benchmark compares on CPUs: set "
@@ -82,11 +82,11 @@ def run(args: argparse.Namespace) -> Report:
         )
     torch, transformers = transformers_peer.load_libraries()
     ctranslate2 = None if args.no_ctranslate2 else ctranslate2_peer.load_library()
-    texts = pairs.read_texts(args)
+    texts = workload.read_texts(args)
     with _directories(args) as (drafter, verifier):
         print("loading ...", flush=True)
         pair = load_pair(drafter=drafter, verifier=verifier, dtype="float32")
-        tokens = pairs.encode_texts(args, texts, pair.verifier.tokenizer)
+        tokens = workload.encode_texts(args, texts, pair.verifier.tokenizer)
         prompts = [prompt.tolist() for prompt in tokens]
         print("compiling ...", flush=True)
         ours = _ours(pair, prompts, args.drafts, args.max_new)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.cli.bench import pairs
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, Result
@@ -20,7 +20,7 @@ _TABLE = ("verifier", "drafter")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    pairs.add_workload(parser)
+    workload.add_workload(parser)
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
 
 
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> Report:
     E[tokens per round] / (G c + r). In a batch, rows that end early wait for the last row, with
     drafts and without. All times are from this run.
     """
-    pairs.check_positive(args, "drafts")
-    pair, tokens = pairs.load(args)
+    workload.check_positive(args, "drafts")
+    pair, tokens = workload.load(args)
     rows = []
     for batch, max_draft in itertools.product(args.rows, args.drafts):
         print(f"B={batch} G={max_draft}: what passes cost ...", flush=True)
