@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "runs/compare.gin"
 GROUPS = {
-    "sweeps": f"grids, each chosen by --gin_file={DEFAULT_FILE} --gin_file=sweeps/NAME.gin",
+    "comparisons": f"grids, chosen by --gin_file={DEFAULT_FILE} --gin_file=comparisons/NAME.gin",
     "papers/*/compare.gin": "grids of papers, to add to a pair and a task: "
     "--gin_file=papers/PAPER/compare.gin",
     **{key: infer.GROUPS[key] for key in ("papers/*/task_*.gin", "papers/*/pair_*.gin")},

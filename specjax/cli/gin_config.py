@@ -196,15 +196,12 @@ def _files_with(names: Collection[str]) -> str:
 
 
 def _near_file(name: str) -> str:
-    """Returns a hint at the file of specjax with a similar name; "" without one."""
-    files = [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("[!t]*/**/*.gin"))]
-    files += [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("tasks/*.gin"))]
-    paths = {path.as_posix(): path for path in files}
-    stems = {path.stem: path for path in files}
-    for known, word in ((paths, name), (stems, Path(name).stem)):
-        if near := difflib.get_close_matches(word, list(known), n=1, cutoff=0.8):
-            return f"did you mean {known[near[0]].as_posix()}?"
-    return ""
+    """Returns a hint at the files of specjax with a similar name; "" without one."""
+    paths = [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("[!.]*/**/*.gin"))]
+    paths = [path for path in paths if path.parts[0] != "t5x"]  # read by T5X's programs
+    near = difflib.get_close_matches(Path(name).stem, [path.stem for path in paths], n=1)
+    found = [path.as_posix() for path in paths if path.stem in near]
+    return f"did you mean {' or '.join(found)}?" if found else ""
 
 
 class _Reader:

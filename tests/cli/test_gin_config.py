@@ -226,7 +226,10 @@ SHIPPED += [
 ]
 SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
-SHIPPED += [["runs/compare.gin", f"sweeps/{f.name}"] for f in (CONFIGS / "sweeps").glob("*.gin")]
+SHIPPED += [
+    ["runs/compare.gin", f"comparisons/{file.name}"]
+    for file in (CONFIGS / "comparisons").glob("*.gin")
+]
 
 
 def read(file):
