@@ -111,6 +111,7 @@ def test_links_that_lead_nowhere_are_seen():
     ]
 
 
+@pytest.mark.exhaustive
 def test_notebooks_run_top_to_bottom():
     """All in one process, which compiles a program once; warnings are errors."""
     # As in conftest.py, but on one device, as a notebook has it.

@@ -36,6 +36,7 @@ def arguments(tmp_path, monkeypatch):
     return [*common, inputs.replace("inputs", "choose"), *few, *sizes]
 
 
+@pytest.mark.exhaustive
 def test_figures_fit_together(arguments, capsys):
     assert main([*arguments, "--costs", "0.5", "0.25"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]

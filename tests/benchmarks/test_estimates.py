@@ -18,6 +18,7 @@ def options(tmp_path_factory):
     return [*named, f"--inputs={prompts}", "--max-new=12"]
 
 
+@pytest.mark.exhaustive
 def test_expected_and_decoded_tokens_agree(options, capsys):
     sizes = ["--screened=40", "--prompts=40", "--rules", "Lossless", "--drafts", "1", "4"]
     assert main([*options, *sizes]) == 0

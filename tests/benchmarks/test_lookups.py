@@ -14,6 +14,7 @@ TINY = {"embed_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16}
 TINY |= {"num_encoder_layers": 1, "num_decoder_layers": 1}
 
 
+@pytest.mark.exhaustive
 def test_figures_fit_together(monkeypatch, capsys):
     monkeypatch.setattr(lookups, "preset", lambda name, **sizes: preset(name, **TINY, **sizes))
     assert main(COMMAND) == 0

@@ -24,6 +24,7 @@ def test_the_measured_models_have_the_sizes_they_are_named_after():
         )
 
 
+@pytest.mark.exhaustive
 def test_each_block_is_compared_with_a_read_and_with_transformers(capsys):
     rows = _rows(capsys, "--tokens", "1", "3")
     assert [row["what"] for row in rows] == ["extend", "extend", "plain read", "transformers"]
@@ -113,6 +114,7 @@ def test_a_plain_read_takes_every_step():
     assert float(read()) == 3_000
 
 
+@pytest.mark.exhaustive
 def test_fusions_prints_a_row_for_each_way(capsys):
     sizes = ["--tokens", "16", "--length", "8", "--prompts", "1", "--repeats", "1"]
     assert fusions.main(sizes) == 0

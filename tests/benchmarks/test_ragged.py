@@ -25,6 +25,7 @@ def arguments(tmp_path, monkeypatch):
     return [f"--inputs={prompts}", *sizes, *lists]
 
 
+@pytest.mark.exhaustive
 def test_figures_fit_together(arguments, capsys):
     assert main(arguments) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]

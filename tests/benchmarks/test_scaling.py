@@ -12,6 +12,7 @@ from specjax.cli.bench.loops import Loops
 from tests import tiny_pair
 
 
+@pytest.mark.exhaustive
 def test_devices_share_the_work_of_a_round(capsys):
     words = ["--devices", "1", "2", "--rows", "4", "--base", "1", "2", "8", "--max-new", "8"]
     assert scaling.main(words) == 0
@@ -22,6 +23,7 @@ def test_devices_share_the_work_of_a_round(capsys):
     assert one["bytes_between_devices"] == 0 < two["bytes_between_devices"] < 100
 
 
+@pytest.mark.exhaustive
 def test_each_axis_is_measured_from_the_base(tmp_path, monkeypatch, capsys):
     paths = tiny_pair.write_pair(tmp_path / "pair")
     inputs = tmp_path / "inputs.txt"

@@ -17,6 +17,7 @@ def arguments(tmp_path_factory):
     return [*common, *few, *lists]
 
 
+@pytest.mark.exhaustive
 def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
     # One whose programs compile quickly.
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))

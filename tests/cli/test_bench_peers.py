@@ -47,6 +47,7 @@ def _rows(capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
 
 
+@pytest.mark.exhaustive
 def test_all_sides_emit_the_same_tokens(arguments, capsys):
     assert main(arguments) == 0
     rows = _rows(capsys)

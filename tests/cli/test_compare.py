@@ -145,10 +145,10 @@ WRONG = {
     "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2'"),
     "prompts": ({"CHAT": 1}, "CHAT must be True or False, got 1"),
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
-    "one model": ({"DRAFTER": None}, "DRAFTER= is not given"),
+    "one model": ({"DRAFTER": None}, "VERIFIER is given without DRAFTER: give both"),
     # An option of what loads the models is read.
-    "part": ({"load_pair__check_weights": False, **NO_MODELS}, "VERIFIER='nowhere': no such file"),
-    "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no widths"),
+    "part": ({"load_pair__check_weights": False, **NO_MODELS}, "DRAFTER='nowhere': no such file"),
+    "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no parameter widths"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
     "old name": ({"LATENCY_TEXTS": 3}, "it was renamed to LATENCY_LIMIT"),
 }
@@ -220,7 +220,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(
 ):
     output = tmp_path / "out"
     asked = {"METHODS": "{'lossless': None, 'opt': 0.1, 'token_cascade': 0.3}", "CANDIDATES": 1}
-    asked |= {"STOPPING": "(None,)", "NUM_SAMPLES": 1, "LATENCY_LIMIT": 2}
+    asked |= {"STOPPING": "(None,)", "NUM_SAMPLES": 1, "LATENCY_LIMIT": 2, "BUCKETS": "(24,)"}
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
     assert (
@@ -252,6 +252,7 @@ DEMAND = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_demand_is_answered_on_texts_the_choice_has_not_seen(
     data, tmp_path, capsys, _all_are_promising
 ):

@@ -110,6 +110,7 @@ def pass_at_1(capsys, source, output, solutions, tmp_path):
 needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason="no sandbox here")
 
 
+@pytest.mark.exhaustive
 @needs_sandbox
 def test_functions_are_gone_on_with(paths, tmp_path, capsys):
     source = jsonl(tmp_path / "problems.jsonl", FUNCTIONS)
@@ -136,6 +137,7 @@ def test_programs_are_written_after_solved_ones(paths, tmp_path, capsys):
     assert pass_at_1(capsys, source, tmp_path / "out", solutions, tmp_path) == [0.0, 100.0]
 
 
+@pytest.mark.exhaustive
 def test_sums_stop_at_a_text_and_answer_a_number(paths, tmp_path, capsys):
     source = jsonl(tmp_path / "test.jsonl", SUMS)
     file = "prompts/gsm8k.gin"
@@ -169,6 +171,7 @@ def test_sums_stop_at_a_text_and_answer_a_number(paths, tmp_path, capsys):
     assert both["exact_match"]["value"] == 75.0
 
 
+@pytest.mark.exhaustive
 @needs_sandbox
 def test_a_comparison_scores_answers_and_programs(paths, tmp_path, capsys):
     """Few-shot prompts, stop strings, extracted answers and pass@1, as the commands alone do."""
@@ -297,9 +300,10 @@ def test_compare_takes_the_file_of_a_task_too(tmp_path, capsys):
     words = [f"--gin.{name}={value}" for name, value in named.items()]
     assert main(["compare", "--gin_file=prompts/gsm8k.gin", *words]) == 2
     error = capsys.readouterr().err
-    assert f"drafter='{tmp_path / 'none'}': no such file or directory" in error
+    assert f"DRAFTER='{tmp_path / 'none'}': no such file or directory" in error
 
 
+@pytest.mark.exhaustive
 def test_the_built_in_pair_of_llamas_answers_questions(tmp_path, capsys):
     source = built_in_pair("gsm8k") / "samples.jsonl"
     asked = {"INPUT": source, "PROMPT": "{question}", "SHOTS": 0}

@@ -410,8 +410,9 @@ def test_a_rule_is_held_to_a_budget(paths):
         cascading(paths, [*files, "methods/cascade.gin"], "RULES=(@Budgeted(),)")
 
 
-def test_killed_at_random_it_ends_alike():
-    assert kill_infer.run(kills=2, seed=1)["kills"] == 2
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_killed_at_random_it_ends_alike(kills):
+    assert kill_infer.run(kills=kills, seed=1)["kills"] == kills
 
 
 def test_costs_are_measured_once(paths, tmp_path, monkeypatch):

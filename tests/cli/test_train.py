@@ -291,11 +291,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["Batching.bucket_lengths=(1,)"], "longer than 1 tokens"),
         (["T5Config.embed_dim=0"], "embed_dim=0 must be at least 1"),
         (
-            [
-                "T5Config.num_encoder_layers=1000",
-                "T5Config.mlp_dim=1000000",
-                "T5Config.embed_dim=1000000",
-            ],
+            ["T5Config.mlp_dim=1000000", "T5Config.embed_dim=1000000"],
             "with gradients and optimizer state: this needs at least",
         ),
         (["NUM_STEPS=[1]"], "num_steps must be a single whole number, got [1]"),

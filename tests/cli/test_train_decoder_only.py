@@ -110,6 +110,7 @@ def test_transformers_reads_the_model_and_its_tokenizer(trained):
         assert tokenizer.decode(output, skip_special_tokens=True) == prompt + text
 
 
+@pytest.mark.exhaustive
 def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
     teacher = trained / "model"
     changes = {

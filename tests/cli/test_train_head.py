@@ -248,6 +248,7 @@ def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
     assert len(safetensors.numpy.load_file(shard)["offsets"]) == 5
 
 
+@pytest.mark.exhaustive
 def test_a_grid_has_a_row_for_each_head(data, tmp_path, capsys):
     """All on the same labels; stopped and started again, it ends alike."""
     bindings = {"EPOCHS": 1, "REJECTION_WEIGHTS": "(1.0, 6.0)", "DEPTHS": "(0,)"}

@@ -13,6 +13,7 @@ from tests.decoding import test_exact_law as whole
 from tests.decoding.helpers import pair
 from tests.models.tiny import tiny
 from tests.tables import RULES, VERIFICATIONS, p_value
+from tests.variants import variants
 
 
 def _start(method, params, copies, **options):
@@ -117,6 +118,7 @@ def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     np.testing.assert_array_equal(plain.tokens, state.tokens)
 
 
+@pytest.mark.exhaustive
 def test_an_overshoot_is_cut_back():
     """A round of which fewer tokens are committed leaves a state like one that emitted no more."""
     model = whole.MODEL
@@ -242,7 +244,7 @@ def test_the_law_of_a_drafter_that_catches_up(name, rule_name):
     _check(whole.sample(method, rule, copies), rule, copies)
 
 
-@pytest.mark.parametrize("rule_name", ["Lossless", "OPT"])
+@pytest.mark.parametrize("rule_name", variants(["Lossless", "OPT"], "OPT"))
 def test_who_catches_up_writes_the_same_in_fewer_passes(rule_name):
     t, rounds = tiny("llama"), {}
     for catches_up in (False, True):

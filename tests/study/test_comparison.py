@@ -345,6 +345,7 @@ def test_another_further_drafter_is_refused(tmp_path):
         )
 
 
+@pytest.mark.exhaustive
 def test_another_model_of_a_cascade_is_refused(tmp_path):
     cascade = Setting(drafting="Cascade(((2, 1), (0, 1)), ('drafter', 'small'))")
     asked = [world.VERIFIER, cascade]

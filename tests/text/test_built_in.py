@@ -36,6 +36,7 @@ def test_names_and_paths():
         real_path("built-in:x/drafter")
 
 
+@pytest.mark.exhaustive
 def test_the_pair_of_llamas_decodes():
     """Every part of it, by its name; greedily all write the verifier's text."""
     pair = specjax.load_pair("gsm8k")

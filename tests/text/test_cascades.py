@@ -73,6 +73,7 @@ def test_greedy_outputs_are_the_verifier_s(models, expected, name):
     assert set(calls) == set(used) and all(calls[name] > 0 for name in used), calls
 
 
+@pytest.mark.exhaustive
 def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     paths = tiny_pair.write_pair(tmp_path)
     least = tiny_pair.write_model(tmp_path / "least", "drafter", seed=7)

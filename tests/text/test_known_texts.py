@@ -47,7 +47,7 @@ def decoded(family):
     return written(decoder, PROMPTS, seed=1), [row.log_probs for row in result]
 
 
-@pytest.mark.parametrize("family", variants(FAMILIES, "t5_v1_1", "gemma2"))
+@pytest.mark.parametrize("family", variants(FAMILIES, "t5_v1_1"))
 def test_log_probs_are_those_of_decoding(family):
     texts, want = decoded(family)
     found = log_probs(model_of(family), texts, SAMPLING)

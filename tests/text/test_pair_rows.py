@@ -26,6 +26,7 @@ CAPTIONS = [
 ]
 
 
+@pytest.mark.exhaustive
 def test_rows_do_not_depend_on_their_surroundings():
     pair = specjax.load_pair()
     # Half of the rows greedy, half drawn: their decisions have other margins.

@@ -71,6 +71,7 @@ def test_compilation_and_evaluation_count_neither_for_the_rate_nor_for_the_time_
     assert progress.means() == {}
 
 
+@pytest.mark.exhaustive
 def test_a_run_leaves_the_compilation_of_each_shape_out(tmp_path, monkeypatch):
     """Two lengths of batches: two steps compile, and two are timed."""
     timed = []
