@@ -3,13 +3,10 @@
 import os
 import tempfile
 
+from tests.xla_flags import quick_flags
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most tests compile small programs and run them once: LLVM's optimisations would take a fifth of
-# the time of all tests.
-_FLAGS = {"xla_force_host_platform_device_count": 8, "xla_backend_optimization_level": 0}
-_flags = os.environ.get("XLA_FLAGS", "")
-_own = [f"--{name}={value}" for name, value in _FLAGS.items() if name not in _flags]
-os.environ["XLA_FLAGS"] = " ".join([_flags, *_own]).strip()
+os.environ["XLA_FLAGS"] = quick_flags(8, os.environ.get("XLA_FLAGS", ""))
 
 # What several tests, their subprocesses and the other workers compile or write is made once. The
 # directory is this run's own: no test reads or leaves programs in the user's cache.

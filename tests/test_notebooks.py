@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import notebook_runner
+from tests.xla_flags import quick_flags
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -115,7 +116,7 @@ def test_links_that_lead_nowhere_are_seen():
 def test_notebooks_run_top_to_bottom():
     """All in one process, which compiles a program once; warnings are errors."""
     # As in conftest.py, but on one device, as a notebook has it.
-    env = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    env = os.environ | {"XLA_FLAGS": quick_flags(1)}
     command = [sys.executable, "-W", "error", "-m", "tests.notebook_runner", *map(str, NOTEBOOKS)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -41,11 +41,12 @@ class Run:
     def start(
         self, output: Path, words: list[str], devices: int, **other: object
     ) -> subprocess.Popen:
+        from tests.xla_flags import quick_flags
+
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
-            "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": quick_flags(devices),
             "PYTHONPATH": str(ROOT),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(self.directory / "programs"),

@@ -36,11 +36,13 @@ class Run:
         self.input.write_text("".join(f"{s}\n" for s in tiny_pair.sentences(ROWS)))
 
     def start(self, output: Path) -> subprocess.Popen:
+        from tests.xla_flags import quick_flags
+
         # One device, as a user has; programs from the disk, so that most of the time is decoding.
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": quick_flags(1),
             "PYTHONPATH": str(ROOT),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(self.directory / "programs"),

@@ -11,6 +11,7 @@ from specjax.checkpoints import load_model
 from specjax.cli.main import main
 from tests import tiny_pair
 from tests.cli.test_train_directory import command, content, run
+from tests.xla_flags import quick_flags
 
 # No file may grow beyond a size: the system refuses it as it refuses a full disk.
 COMMAND = """
@@ -31,7 +32,7 @@ def fails(size, argv, *parts):
         # The very environment in which `run` trains, but for the devices.
         env={
             **os.environ,
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": quick_flags(1),
             "JAX_ENABLE_COMPILATION_CACHE": "false",
         },
     )

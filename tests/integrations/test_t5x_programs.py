@@ -15,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 import specjax
 from tests.integrations.t5x_task import TEXTS
+from tests.xla_flags import quick_flags
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -22,12 +23,10 @@ SEARCH = f"{specjax.__path__[0]}/gin_configs,{HERE}"
 
 
 def _environment(devices):
-    flags = [f"--xla_force_host_platform_device_count={devices}"]
-    flags.append("--xla_backend_optimization_level=0")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {
         **os.environ,
-        "XLA_FLAGS": " ".join(flags),
+        "XLA_FLAGS": quick_flags(devices),
         "PYTHONPATH": path,
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
