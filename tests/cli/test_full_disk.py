@@ -52,7 +52,8 @@ def data(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("size", [pytest.param(200, marks=pytest.mark.exhaustive), 30_000])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [200, 30_000])
 def test_training(data, tmp_path, size):
     fails(size, command(data, tmp_path, "NUM_STEPS=2"), "earlier files are kept")
     assert not (tmp_path / "model").exists()

@@ -9,6 +9,7 @@ from specjax.checkpoints import load_model
 from specjax.models import PRESETS, T5Config, model_from_config
 from specjax.models.position_encoding import buckets
 from tests.models.tiny import error, quick_jit
+from tests.variants import variants
 
 T5_SIZES = {
     "vocab_size": 48,
@@ -163,7 +164,7 @@ def _on_meta_device(name):
     return model
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", variants(PRESETS, "t5_v1_1_xl", "llama2_7b", "gemma2_9b"))
 def test_presets_count_as_transformers_does(name):
     theirs = sum(p.numel() for p in _on_meta_device(name).parameters())
     assert model_from_config(PRESETS[name]).num_params() == theirs
