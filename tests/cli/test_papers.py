@@ -90,8 +90,9 @@ def test_every_file_is_tested():
 
 
 @pytest.mark.usefixtures("by_shape")
-@pytest.mark.parametrize(("pair", "task"), variants(RUNS, RUNS[0], RUNS[-1]))
-def test_a_run_is_built_by_shape_alone(pair, task):
+@pytest.mark.parametrize("run", variants(RUNS, RUNS[0], RUNS[-1]))
+def test_a_run_is_built_by_shape_alone(run):
+    pair, task = run
     decoder = run_of(pair, task, *PAIRS[pair])
     output, longest = LENGTHS[task]
     assert decoder.max_new_tokens == output and decoder.method.max_draft == 5
