@@ -98,8 +98,11 @@ class RunDirectory:
 
     def peek(self) -> dict[str, Any] | None:
         """Reads the recorded configuration, or None, without a lock; raises like opening."""
+        # A run lists a file before it writes it. So the names that are there before the
+        # configuration is read are listed in it, even if another process writes meanwhile.
+        there = [name for name in self._makes if os.path.lexists(self.path / name)]
         self._stored = read_config(self._config)
-        self._refuse_foreign()
+        self._refuse_foreign(there)
         return self._stored
 
     @property
@@ -249,7 +252,8 @@ class RunDirectory:
         write_atomically(self._config, (json.dumps(values, indent=1, sort_keys=True)).encode())
         self._stored = values
 
-    def _refuse_foreign(self) -> None:
+    def _refuse_foreign(self, there: Sequence[str]) -> None:
+        """Raises an error unless the run has made these files of the directory."""
         made = [] if self._stored is None else self._stored[_FILES]
         # A changed list must not make the run remove other files.
         if foreign := [name for name in made if name not in self._makes]:
@@ -257,9 +261,9 @@ class RunDirectory:
                 f"{self._config} lists {foreign[0]!r}, which is not a file of this run: choose "
                 "another output_dir"
             )
-        for name in self._makes:
+        for name in there:
             path = self.path / name
-            if not os.path.lexists(path):
+            if not os.path.lexists(path):  # removed meanwhile
                 continue
             # Writing would change the target of the link. A directory may have been moved.
             if path.is_symlink() and not path.is_dir():

@@ -136,6 +136,23 @@ def test_what_no_run_has_made_is_refused_and_kept(tmp_path, name):
     assert names(tmp_path) == sorted(["config.json", name])
 
 
+def test_a_file_that_a_run_writes_meanwhile_is_its_own(tmp_path, monkeypatch):
+    """A replica reads the directories of the others while they write."""
+    own = run_directory.read_config
+
+    def read_then_write(path):
+        found = own(path)
+        run.write("out.txt", b"")
+        return found
+
+    with opened(tmp_path) as run:
+        run.claim({"a": 1})
+        with monkeypatch.context() as patched:
+            patched.setattr(run_directory, "read_config", read_then_write)
+            assert opened(tmp_path).peek()["a"] == 1
+        assert opened(tmp_path).peek()["files"] == ["out.txt"]
+
+
 @pytest.mark.parametrize("name", ["out.txt", "runs.jsonl"])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_in_the_place_of_a_file_is_refused_and_what_it_leads_to_kept(tmp_path, name, there):
