@@ -32,7 +32,7 @@ from specjax.data.records import SEQIO_PREFIX
 from specjax.drafting import read_costs
 from specjax.runs import merging, processes
 from specjax.runs.compilation_cache import count_compilations
-from specjax.runs.inputs import check_truncate, read_inputs, tokens_of
+from specjax.runs.inputs import read_inputs, tokens_of
 from specjax.runs.predictions import (
     COSTS_NAME,
     METRICS_NAME,
@@ -49,6 +49,7 @@ from specjax.runs.run_directory import PART, RunDirectory
 from specjax.text import Decoder
 from specjax.text.assembly import known_costs
 from specjax.text.passes import costs_file
+from specjax.text.prompts import check_truncate
 from specjax.text.results import NanWarning
 
 

@@ -48,12 +48,6 @@ def read_inputs(
     return task.read(source, format=format, split=split)
 
 
-def check_truncate(truncate: Any) -> None:
-    """Raises ValueError unless it is "end", "beginning" or None."""
-    if truncate not in (None, "end", "beginning"):
-        raise ValueError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
-
-
 def tokens_of(
     decoder: Decoder, text: str, name: str, *, chat: bool, truncate: str | None
 ) -> np.ndarray:

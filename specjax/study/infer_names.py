@@ -7,9 +7,9 @@ from typing import Any
 
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
-from specjax.runs.inputs import check_truncate
 from specjax.text import TextModel
 from specjax.text.directories import portable_path
+from specjax.text.prompts import check_truncate
 from specjax.text.setting import Setting
 
 _FILE = "runs/infer.gin"

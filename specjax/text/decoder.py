@@ -251,9 +251,10 @@ class Decoder:
           `[n]` int32, also a valid prompt of a call.
 
         Raises:
-          ValueError: the prompt is empty or too long.
+          ValueError: the prompt is empty or too long, or `truncate` has another value.
           TypeError: it is not a prompt.
         """
+        prompts_lib.check_truncate(truncate)
         tokens = self._encoded(prompt, name)
         if truncate is not None:
             tokens = prompts_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)

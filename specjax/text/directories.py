@@ -223,12 +223,19 @@ def load_models(
 
     Raises:
       FileNotFoundError: a directory or file is missing.
-      TypeError: a path is not a path or `mesh` is not a mesh.
-      ValueError: there is no verifier, a directory is unreadable, or the vocabularies differ.
+      TypeError: a path is not a path, `mesh` is not a mesh or `replicate` has a wrong type.
+      ValueError: there is no verifier, `replicate` has another name, a directory is unreadable, or
+        the vocabularies differ.
     """
     if "verifier" not in paths:
         raise ValueError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
+        )
+    if isinstance(replicate, str) or not isinstance(replicate, Collection):
+        raise TypeError(f"replicate must be names such as ('drafter',), got {replicate!r}")
+    if unknown := [name for name in replicate if name not in paths]:
+        raise ValueError(
+            f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
         )
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     return Models(**_loaded(paths, tokenizer, replicate, options))

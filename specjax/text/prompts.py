@@ -80,6 +80,12 @@ def encode(
     return array.astype(np.int32)
 
 
+def check_truncate(truncate: Any) -> None:
+    """Raises ValueError unless it is "end", "beginning" or None."""
+    if truncate not in (None, "end", "beginning"):
+        raise ValueError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
+
+
 def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 

@@ -423,6 +423,15 @@ def test_wrong_types_are_refused_in_one_line(decoder, prompts, options, message)
         assert "\n" not in str(error.value)
 
 
+def test_a_long_prompt_is_cut_only_at_a_known_end(decoder):
+    long = np.arange(40) % 7 + 3
+    assert decoder.encode(long, truncate="end").tolist() == long[:32].tolist()
+    assert decoder.encode(long, truncate="beginning").tolist() == long[8:].tolist()
+    for prompt in (long, long[:5]):
+        with pytest.raises(ValueError, match="truncate must be None, 'end' or 'beginning', got 's"):
+            decoder.encode(prompt, truncate="start")
+
+
 def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
     whole = decoder(PROMPTS, seed=3, max_new_tokens=5)
     same(whole, decoder((p for p in PROMPTS), seed=np.uint32(3), max_new_tokens=np.int64(5)))
@@ -558,6 +567,19 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(directories, "PAIRS", tmp_path / "pairs")
     with pytest.raises(FileNotFoundError, match="no built-in pairs: call load_pair"):
         specjax.load_pair()
+
+
+@pytest.mark.parametrize(
+    ("replicate", "kind", "message"),
+    [
+        (("draft",), ValueError, "replicate has 'draft', but the models are verifier, drafter"),
+        ("drafter", TypeError, r"replicate must be names such as \('drafter',\), got 'drafter'"),
+        (True, TypeError, "replicate must be names"),
+    ],
+)
+def test_models_to_replicate_are_named(paths, replicate, kind, message):
+    with pytest.raises(kind, match=message):
+        specjax.load_models(**paths, replicate=replicate)
 
 
 def test_without_paths_it_is_the_built_in_pair(paths, monkeypatch):
