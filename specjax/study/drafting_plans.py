@@ -132,6 +132,9 @@ def plans(
       TypeError: a value has a wrong type.
       ValueError: a value is out of range.
     """
+    if isinstance(drafters, str) or not isinstance(drafters, Sequence):
+        example = f"({drafters!r},)" if isinstance(drafters, str) else "('drafter',)"
+        raise TypeError(f"drafters must be a tuple such as {example}, got {drafters!r}")
     max_draft = whole_number("max_draft", max_draft, low=1)
     if whole_number("levels", levels, low=1) > 3:
         raise ValueError(f"levels must be 1, 2 or 3, got {levels}")

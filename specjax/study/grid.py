@@ -88,6 +88,12 @@ class Grid:
             _check_axis(name, getattr(self, name), Sequence | Mapping, "a tuple of names or a dict")
         for name in ("temperatures", "max_drafts", "drafting", "drafters", "verifications"):
             _check_axis(name, getattr(self, name), Sequence, "a tuple")
+        for plan in self.plans if isinstance(self.plans, list | tuple) else [self.plans]:
+            if not isinstance(plan, Setting):
+                raise TypeError(
+                    f"plans must be a tuple of settings, such as plans(), got {plan!r}: write "
+                    "texts such as 'Lookup()' into `drafting`"
+                )
         span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         for temperature in self.temperatures:
             one_number("temperatures", temperature, **span)

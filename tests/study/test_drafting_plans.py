@@ -64,6 +64,8 @@ WRONG = {
     "levels": ({"levels": 4}, ValueError, "levels must be 1, 2 or 3, got 4"),
     "leniences": ({"leniences": 2.0}, TypeError, "leniences must be a tuple such as"),
     "lenience": ({"leniences": (0.5,)}, ValueError, "leniences must"),
+    "drafters": ({"drafters": "small"}, TypeError, r"drafters must be a tuple such as \('small',"),
+    "no drafters": ({"drafters": None}, TypeError, r"drafters must be a tuple such as \('drafter"),
     "draft": ({"max_draft": 0}, ValueError, "max_draft must be a whole number of at least 1"),
 }
 
