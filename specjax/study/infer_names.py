@@ -5,9 +5,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
-from specjax.text import TextModel
+from specjax.text import Cascade, Lookup, TextModel
 from specjax.text.directories import portable_path
 from specjax.text.prompts import check_truncate
 from specjax.text.setting import Setting
@@ -40,7 +42,7 @@ class Prompting:
 
     def names(self) -> dict[str, str]:
         """Returns gin names -> values, for any working directory and inputs without answers."""
-        found = {"DTYPE": repr(self.dtype), "TOKENIZER": repr(self._tokenizer())}
+        found = {"DTYPE": repr(self.dtype_name), "TOKENIZER": repr(self._tokenizer())}
         found |= {"CHAT": repr(self.chat), "TRUNCATE": repr(self.truncate)}
         if isinstance(self.task, FewShot):
             examples = self.task.examples
@@ -53,6 +55,12 @@ class Prompting:
                 if value != field.default:
                     found[f"FewShot.{field.name}"] = repr(value)
         return found
+
+    @property
+    def dtype_name(self) -> str | None:
+        """The name of the dtype, such as "bfloat16", or None."""
+        known = self.dtype is None or isinstance(self.dtype, str)
+        return self.dtype if known else np.dtype(self.dtype).name
 
     def _tokenizer(self) -> str | None:
         return None if self.tokenizer is None else portable_path(self.tokenizer)
@@ -78,8 +86,30 @@ def infer_names(
         **{name: repr(portable_path(path)) for name, path in paths.items()},
         **prompts.names(),
         **{name.upper(): repr(value) for name, value in options.items()},
-        **setting.to_gin(),
+        **_portable(setting, models, prompts),
     }
+
+
+def _portable(
+    setting: Setting, models: Mapping[str, TextModel], prompts: Prompting
+) -> dict[str, str]:
+    """The names of a setting, with full paths of the models and tables of its drafts."""
+    found, plan = setting.to_gin(), setting.made("drafting")
+    copies, scope = plan, "drafting/"
+    if isinstance(plan, Cascade):
+        places = [models[name].name if name in models else name for name in plan.models]
+        paths = [
+            name if name == "drafter" else portable_path(place)
+            for name, place in zip(plan.models, places, strict=True)
+        ]
+        found["drafting/Cascade.models"] = repr(tuple(paths))
+        if prompts.dtype is not None:
+            found.setdefault("drafting/Cascade.dtype", repr(prompts.dtype_name))
+        copies, scope = plan.last, "drafting/last/"
+    table = copies.bigram if isinstance(copies, Lookup) else None
+    if isinstance(table, str) and table != "built-in":
+        found[f"{scope}Lookup.bigram"] = repr(portable_path(table))
+    return found
 
 
 def words(names: Mapping[str, str]) -> list[str]:
