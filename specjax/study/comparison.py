@@ -22,7 +22,7 @@ from specjax.runs.run_directory import PART, RunDirectory
 from specjax.study import plots
 from specjax.study.answer import answer, parts_of
 from specjax.study.choose import Search, promising
-from specjax.study.demand import Choice
+from specjax.study.demand import Choice, Demand
 from specjax.study.expect import cannot_estimate, estimate, sampling_key
 from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, gin_text, infer_names, words
@@ -125,9 +125,7 @@ def compare(
         texts = in_random_order(texts, search.seed)
         parts = parts_of(search, len(texts.examples), measuring)
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
-    if demand is not None:
-        _check_alike(grid)
-        demand.check_quality(measuring.quality)
+    _check_settings(grid, demand, measuring.quality, measured)
     settings = grid
     if process is not None:
         settings = share(settings, process)
@@ -189,8 +187,33 @@ def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | 
         )
 
 
-def _check_alike(settings: Sequence[Setting]) -> None:
-    """Raises ValueError unless all settings sample alike: one verifier alone is the baseline."""
+def _check_settings(
+    settings: Sequence[Setting], demand: Demand | None, quality: str | None, measured: str
+) -> None:
+    """Raises an error unless these settings can be compared."""
+    if not settings:
+        raise ValueError("settings is empty: give at least one setting")
+    seen: set[Setting] = set()
+    for setting in settings:
+        if not isinstance(setting, Setting):
+            raise TypeError(f"settings must be a Grid or a list of Settings, got {setting!r}")
+        seen.add(setting)
+        if measured != NONE and setting.verifier_alone not in seen:
+            raise ValueError(
+                f"settings has no verifier alone before {setting.described()}: add "
+                "Setting(method='VerifierAlone') with the same temperature, top_k and top_p"
+            )
+    if demand is None:
+        return
+    demand.check_quality(quality)
+    lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
+    if quality is None and demand.reads_quality and lossy:
+        raise ValueError(
+            f"demand={demand.described()!r} needs a measured quality, because "
+            f"{lossy[0].described()} is not lossless: give references and METRICS, or compare only "
+            "lossless settings"
+        )
+    # One verifier alone is the baseline.
     ways = [*dict.fromkeys(map(sampling_key, settings))]
     if len(ways) > 1:
         raise ValueError(

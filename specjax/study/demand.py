@@ -169,7 +169,7 @@ class Demand(NamedTuple):
         return self.wants_quality or any(clause.at_least for clause in self.clauses)
 
     def check_quality(self, quality: str | None) -> None:
-        """Raises ValueError if the demand needs a quality that is not measured.
+        """Raises ValueError if the demand needs a quality, even of lossless settings.
 
         Args:
           quality: the name of the figure of quality; None if there is none.

@@ -386,6 +386,39 @@ def test_a_demand_without_an_answer_is_refused_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
+ALONE_COLD = dataclasses.replace(world.VERIFIER, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "kind", "told"),
+    [
+        ([], {}, ValueError, "settings is empty: give at least one setting"),
+        ([OPT], {}, ValueError, "settings has no verifier alone before OPT.0.1., Block, G=2, T=1:"),
+        ([OPT, world.VERIFIER], {}, ValueError, "settings has no verifier alone before OPT"),
+        ([ALONE_COLD, world.DRAFTER], {}, ValueError, "no verifier alone before drafter alone"),
+        ([world.VERIFIER, "OPT(0.1)"], {}, TypeError, "settings must be a Grid or a list of Sett"),
+        (
+            ASKED[:3],
+            {
+                "references": [()] * 6,
+                "search": Search(demand="as good as the verifier", rounds=1),
+            },
+            ValueError,
+            "needs a measured quality, because OPT.* is not lossless",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_compared_are_refused_before_any_work(
+    tmp_path, asked, others, kind, told
+):
+    def make_models():
+        raise AssertionError("no model is needed")
+
+    with pytest.raises(kind, match=told):
+        world.run(tmp_path / "out", asked, make_models=make_models, **others)
+    assert not (tmp_path / "out").exists()
+
+
 def test_failures_of_an_earlier_grid_do_not_count(tmp_path):
     head = Setting(stopping="Survival(HeadEstimate(), 0.5)", max_draft=2)
     assert world.run(tmp_path / "out", [world.VERIFIER, head])["failed"] == 1
