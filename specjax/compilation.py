@@ -164,10 +164,11 @@ def product_precision(dtype: Any) -> jax.lax.Precision | None:
 
 
 # Events of jax.monitoring: the parts of a compilation, which do not overlap.
-COMPILE_PARTS = (
+BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
+_COMPILE_PARTS = (
     "/jax/core/compile/jaxpr_trace_duration",
     "/jax/core/compile/jaxpr_to_mlir_module_duration",
-    "/jax/core/compile/backend_compile_duration",
+    BACKEND_COMPILE,
 )
 
 
@@ -185,7 +186,7 @@ def _spent() -> list[float]:
     spent = [0.0]
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
-        if event in COMPILE_PARTS:
+        if event in _COMPILE_PARTS:
             spent[0] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(listen)

@@ -135,3 +135,17 @@ def test_every_program_of_the_package_is_compiled_so():
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("jax.jit", "jax.pmap"):
                 plain.append(f"{path.relative_to(root)}:{node.lineno}")
     assert {place.partition(":")[0] for place in plain} == {"compilation.py"}, plain
+
+
+def test_the_seconds_of_compilation_are_those_of_new_programs():
+    @jax.jit
+    def cubed(x):
+        return x**3
+
+    ones = {n: jnp.ones(n, jnp.float32) for n in (5, 6)}
+    jax.block_until_ready(ones)
+    seconds = [compilation.compile_seconds()]
+    for n in (5, 5, 6):
+        np.testing.assert_array_equal(cubed(ones[n]), 1)
+        seconds.append(compilation.compile_seconds())
+    assert seconds[0] < seconds[1] == seconds[2] < seconds[3]

@@ -1,4 +1,4 @@
-"""JAX's cache of compiled programs on disk, and the time of compilation.
+"""JAX's cache of compiled programs on disk, and the number of compiled programs.
 
 Nothing happens at import. The `specjax` command enables the cache. A program that imports specjax
 enables it with `specjax.enable_compilation_cache()` or with JAX's own options.
@@ -16,14 +16,10 @@ from typing import Any
 
 import jax
 
-# Events of jax.monitoring. The three parts of a compilation do not overlap.
+from specjax.compilation import BACKEND_COMPILE
+
+# An event of jax.monitoring.
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
-_COMPILE_PARTS = (
-    "/jax/core/compile/jaxpr_trace_duration",
-    "/jax/core/compile/jaxpr_to_mlir_module_duration",
-    _BACKEND_COMPILE,
-)
 
 
 def cache_directory() -> Path:
@@ -148,13 +144,11 @@ class Compilations:
     Attributes:
       compiled: the number of programs that the backend compiled.
       read: the number of programs that were read from the cache on disk.
-      seconds: the time for both, including tracing and lowering.
       announcement: a line for stderr when the first program has been compiled; "" for none.
     """
 
     compiled: int = 0
     read: int = 0
-    seconds: float = 0.0
     announcement: str = ""
 
     _hit: bool = False
@@ -165,9 +159,7 @@ class Compilations:
 
     def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
         """A listener for the durations of `jax.monitoring`."""
-        if event in _COMPILE_PARTS:
-            self.seconds += duration_secs
-        if event != _BACKEND_COMPILE:
+        if event != BACKEND_COMPILE:
             return
         if self._hit:
             self.read += 1

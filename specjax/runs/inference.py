@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_path
+from specjax.compilation import compile_seconds
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
 from specjax.data.records import SEQIO_PREFIX
 from specjax.drafting import read_costs
 from specjax.runs import merging, processes
-from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.inputs import read_inputs, tokens_of
 from specjax.runs.predictions import (
     COSTS_NAME,
@@ -320,13 +320,10 @@ def _decode(
     """
     path = run.own(PREDICTIONS_NAME)
     records: dict[int, Record] = {}
-    ids, tokens, start = list(prompts), 0, time.perf_counter()
+    ids, tokens = list(prompts), 0
+    start, compiled = time.perf_counter(), compile_seconds()
     # Unbuffered: a line is written at once, and survives if this process is killed.
-    with (
-        path.open("ab", buffering=0) as file,
-        count_compilations() as compilations,
-        warnings.catch_warnings(),
-    ):
+    with path.open("ab", buffering=0) as file, warnings.catch_warnings():
         # `_say_nan` reports NaN for all rows.
         warnings.simplefilter("ignore", NanWarning)
 
@@ -342,13 +339,13 @@ def _decode(
         ):
             tokens += int(row.info.emitted)
             put(record_of_row(examples[ids[row.index]], row))
-    seconds = time.perf_counter() - start
+    seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
     return records, {
         "rows": len(records),
         "seconds": seconds,
-        "compile_seconds": compilations.seconds,
+        "compile_seconds": compiling,
         "tokens_per_second": tokens / seconds,
-        "tokens_per_second_without_compilation": tokens / (seconds - compilations.seconds),
+        "tokens_per_second_without_compilation": tokens / (seconds - compiling),
     }
 
 

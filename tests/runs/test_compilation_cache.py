@@ -69,11 +69,9 @@ def test_compilations_are_counted_while_the_context_lasts(capsys):
     with count_compilations("told") as outer, count_compilations() as inner:
         for n in (5, 6, 5):
             np.testing.assert_array_equal(cubed(ones[n]), 1)
-        seconds = inner.seconds
         assert inner.compiled == outer.compiled == 2 and inner.read == 0
-        assert 0 < seconds == outer.seconds
     cubed(ones[7])
-    assert inner.compiled == outer.compiled == 2 and inner.seconds == seconds
+    assert inner.compiled == outer.compiled == 2
     assert capsys.readouterr().err == "told\n"
 
 
