@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,17 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merges; prints the metrics, or the results of a comparison, as one line of JSON."""
     from specjax.runs import merging
-    from specjax.study.replicas import is_comparison
-    from specjax.study.replicas import merge as merge_points
+    from specjax.study.replicas import is_comparison, merge_comparison
 
     on_start = functools.partial(_record, command=args.command_line)
     is_study = is_comparison(args.parts or [args.directory])
-    merge = merge_points if is_study else merging.merge
+    merge = merge_comparison if is_study else merging.merge
     print(json.dumps(merge(args.directory, args.parts, on_start=on_start)))
     return 0
 
 
 def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
-    from specjax.runs import merging
+    """Records the command, with the gin configuration of the first part."""
+    from specjax.runs.run_directory import GIN_NAME
 
-    run.record(command=command, config=merging.gin_text(paths), paths=paths)
+    path = Path(next(iter(paths.values())), GIN_NAME)
+    config = path.read_text(encoding="utf-8") if path.is_file() else None
+    run.record(command=command, config=config, paths=paths)

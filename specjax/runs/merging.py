@@ -27,7 +27,6 @@ from specjax.runs.predictions import (
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import (
     ENVIRONMENT,
-    GIN_NAME,
     PART,
     RunDirectory,
     difference,
@@ -244,12 +243,6 @@ def say_unmerged(part: RunDirectory, process: Process) -> None:
         "directory and run: specjax merge DIRECTORY",
         file=sys.stderr,
     )
-
-
-def gin_text(paths: Mapping[str, str]) -> str | None:
-    """Returns the gin configuration of the first part of name -> path; None without it."""
-    path = Path(next(iter(paths.values())), GIN_NAME)
-    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:

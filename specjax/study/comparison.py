@@ -25,7 +25,7 @@ from specjax.study.choose import Search, promising
 from specjax.study.demand import Choice, Demand
 from specjax.study.expect import cannot_estimate, estimate, sampling_key
 from specjax.study.grid import Grid
-from specjax.study.infer_names import Prompting, gin_text, infer_names, words
+from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
     Bench,
     Measured,
@@ -283,7 +283,7 @@ def _write_chosen(
     names = infer_names(choice.setting, bench.models, options, prompts)
     made_by = ["Made by `specjax compare`; results.json has the figures."]
     words_of = f"{choice.setting.described()}: {choice.why}."
-    text = gin_text(words_of, names, run.path / CHOSEN_NAME, made_by)
+    text = infer_gin(words_of, names, run.path / CHOSEN_NAME, made_by)
     return str(run.write(CHOSEN_NAME, text.encode()))
 
 

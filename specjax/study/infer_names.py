@@ -117,7 +117,7 @@ def words(names: Mapping[str, str]) -> list[str]:
     return [f"--gin_file={_FILE}", *(f"--gin.{name}={value}" for name, value in names.items())]
 
 
-def gin_text(
+def infer_gin(
     title: str, names: Mapping[str, str], file: str | os.PathLike[str], more: Sequence[str] = ()
 ) -> str:
     """Returns a gin file for `specjax infer`.

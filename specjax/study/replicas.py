@@ -83,7 +83,7 @@ def is_comparison(roots: Sequence[PathLike]) -> bool:
     return any((place / CONFIG_NAME).is_file() for place in places)
 
 
-def merge(
+def merge_comparison(
     output_dir: PathLike, parts: Sequence[PathLike] = (), *, on_start: OnStart | None = None
 ) -> dict[str, Any]:
     """Merges the parts of several replicas into one comparison; the parts are not removed.
