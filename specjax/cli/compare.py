@@ -194,6 +194,8 @@ def _rounds(results: dict[str, Any]) -> str:
 
 def _answer(results: dict[str, Any]) -> str:
     """The answer to the demand."""
+    from specjax.runs.evaluation import shown
+
     described, held_out = results["described"], results["held_out"]
     lines = [
         f"demand: {results['demand']}",
@@ -205,17 +207,11 @@ def _answer(results: dict[str, Any]) -> str:
         figures = dict(held_out["figures"])
         if held_out["difference"] is not None:
             figures[f"{results['quality']} - verifier's"] = held_out["difference"]
-        lines += [f"  {name}: {_shown(figure)}" for name, figure in figures.items()]
+        lines += [f"  {name}: {shown(figure) or '-'}" for name, figure in figures.items()]
         for part in held_out["demands"]:
             met = "met (lossless)" if part["by_law"] else "met" if part["met"] else "not met"
-            slack = _shown({**part, "value": part["slack"]})
+            slack = shown({**part, "value": part["slack"]})
             lines.append(f"  {part['demand']}: {met}" + (f", by {slack}" if slack else ""))
     if results["gin_file"]:
         lines.append(f"wrote {results['gin_file']}")
     return "\n".join(lines)
-
-
-def _shown(figure: dict[str, Any]) -> str | None:
-    from specjax.study.tables import shown
-
-    return shown(figure)

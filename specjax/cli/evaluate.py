@@ -52,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
 
 def tables(scores: dict[str, Any]) -> str:
     """Returns a table of all figures and a table of the differences of each two methods."""
+    from specjax.runs.evaluation import shown
+
     methods = scores["methods"]
     rows = [
         {
             "figure": key,
-            **{name: _shown(method["figures"].get(key)) for name, method in methods.items()},
+            **{name: shown(method["figures"].get(key)) for name, method in methods.items()},
         }
         for key in dict.fromkeys(key for m in methods.values() for key in m["figures"])
     ]
@@ -71,7 +73,7 @@ def tables(scores: dict[str, Any]) -> str:
             "method": pair["method"],
             "minus": pair["other"],
             "figure": key,
-            "difference": _shown(values),
+            "difference": shown(values),
             "told_apart": {None: "-", True: "yes", False: "no"}[told_apart(values)],
         }
         for pair in scores["differences"]
@@ -87,12 +89,3 @@ def told_apart(values: dict[str, float | None]) -> bool | None:
     """Whether the interval of a difference does not contain 0; None if there is no interval."""
     low, high = values["low"], values["high"]
     return None if low is None or high is None else low > 0 or high < 0
-
-
-def _shown(values: dict[str, float | None] | None) -> str | None:
-    if values is None or values["value"] is None:
-        return None
-    value, low, high = values["value"], values["low"], values["high"]
-    if low is None or high is None:
-        return f"{value:.4g}"
-    return f"{value:.4g} [{low:.4g}, {high:.4g}]"

@@ -373,3 +373,13 @@ def as_json(interval: Interval) -> dict[str, float | None]:
     """Returns an interval as JSON values, None for values that are not finite."""
     values = interval._asdict()
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def shown(figure: Mapping[str, float | None] | None) -> str | None:
+    """Returns a figure with its interval as text, or None."""
+    if figure is None:
+        return None
+    value, low, high = (figure[end] for end in ("value", "low", "high"))
+    if low is None or high is None:
+        return None if value is None else f"{value:.4g}"
+    return f"{'-' if value is None else f'{value:.4g}'} [{low:.4g}, {high:.4g}]"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax.evaluation import Bootstrap, Interval
-from specjax.runs.evaluation import as_json
+from specjax.runs.evaluation import as_json, shown
 from specjax.study.expect import Expected
 from specjax.study.scores import NATS, RELATIVE, Scores, over
 from specjax.text.setting import VERIFIER_ALONE, Setting
@@ -370,16 +370,6 @@ def _escaped(cell: Any) -> str:
     for sign in "&%$#_{}":
         text = text.replace(sign, f"\\{sign}")
     return text
-
-
-def shown(figure: Mapping[str, float | None] | None) -> str | None:
-    """Returns a figure with its interval as text, or None."""
-    if figure is None:
-        return None
-    value, low, high = (figure[end] for end in _ENDS)
-    if low is None or high is None:
-        return None if value is None else f"{value:.4g}"
-    return f"{'-' if value is None else f'{value:.4g}'} [{low:.4g}, {high:.4g}]"
 
 
 def drawn_alike(settings: Iterable[Setting]) -> list[list[Setting]]:
