@@ -207,7 +207,8 @@ def evaluate(
         }
         run.claim(configuration, replace=True)
         if on_start is not None:
-            on_start(run, paths={r.path: os.path.abspath(r.path) for r in runs})
+            given = [os.fspath(path) for several in files.values() for path in several]
+            on_start(run, paths={path: os.path.abspath(os.path.expanduser(path)) for path in given})
         scores = score()
         run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
     return scores

@@ -208,6 +208,15 @@ def test_a_directory_of_settings_is_evaluated(done, tmp_path):
         for name in {*known.figures} & {*figures}:
             assert figures[name] == known.figures[name], (one.described(), name)
     assert not any("deferral_rate" in m["figures"] for m in scores["methods"].values())
+    recorded = []
+    evaluate(
+        output,
+        metrics=(),
+        compared=predictions_in,
+        output_dir=tmp_path / "scores",
+        on_start=lambda run, paths: recorded.append(paths),
+    )
+    assert recorded == [{str(output): str(output)}]
     assert predictions_in(tmp_path) is None
 
 
