@@ -195,22 +195,21 @@ class Points:
         arrays |= {f"{_RESAMPLED}{name}": array for name, array in scores.resampled.items()}
         self._put(setting, part, Record(value, arrays))
 
-    def put_failed(self, setting: Setting, part: str, error: Exception) -> str:
-        """Writes why a setting failed; returns the message."""
+    def put_failed(self, setting: Setting, part: str, error: Exception) -> None:
+        """Writes why a setting failed."""
         reason = " ".join(str(error).split())[:_LONGEST]
         if not isinstance(error, ValueError | TypeError | OSError | ImportError):
             reason = f"{type(error).__name__}: {reason}"
         trace = "".join(traceback.format_exception(error))
         about = {"status": _FAILED, "error": reason, "traceback": trace}
         self._put(setting, part, Record({"setting": setting.to_dict(), "about": about}, {}))
-        return reason
 
     def _put(self, setting: Setting, part: str, record: Record) -> None:
         self.store.put((setting.key, part), *record)
         self._keep(part, record)
 
     def take(self, other: "Points") -> None:
-        """Copies the points of another directory of the same run, except settings done here."""
+        """Copies the points of another directory of the same run; a failure replaces no figures."""
         for key, record in other._records():
             mine = self._found.get(str(key[1]), {}).get(Setting(**record.value["setting"]))
             if mine is None or mine.scores is None or "figures" in record.value:
@@ -338,8 +337,8 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
     found = read_points(place)
     if not found.scored():
         raise ValueError(
-            f"{place} has no setting that was measured on all texts: finish specjax compare there, "
-            "without --estimate"
+            f"{place} has no setting that was measured on all texts: run specjax compare there "
+            "without --estimate, or in another directory without DEMAND"
         )
     made: dict[str, list[Predictions]] = {}
     for setting in found.scored():
