@@ -7,6 +7,7 @@ import pytest
 
 import specjax
 from specjax.cli.bench import acceptance
+from specjax.cli.bench.report import Report
 from specjax.cli.main import main
 from specjax.text.results import Result, Row, RowInfo, RunInfo
 from tests import tiny_pair
@@ -93,6 +94,12 @@ def test_a_difference_is_compared_row_by_row():
     # -2/3 - 2/4 and 2/3 + 2/4.
     assert found["difference_se"] == pytest.approx(np.sqrt(2 * 2 * (7 / 6) ** 2))
     assert acceptance.figures(FIRST, FIRST)["difference_se"] == 0.0
+
+
+def test_without_drafts_the_report_is_json():
+    report = Report([acceptance.figures(SECOND)], ())
+    (row,) = json.loads(report.json_line("acceptance"))["rows"]
+    assert row["acceptance_rate"] is None and row["tokens_per_call"] == 4.0
 
 
 def test_one_row_has_no_standard_error():

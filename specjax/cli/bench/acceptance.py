@@ -9,7 +9,7 @@ from specjax import rules, verification
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.text import Decoder, load_pair
-from specjax.text.results import Result, RunInfo
+from specjax.text.results import Result, RunInfo, finite
 from specjax.types import Sampling
 
 HELP = (
@@ -97,7 +97,8 @@ def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
       first: the totals of another verification of the same prompts, to compare with; or None.
 
     Returns:
-      The columns. A standard error of one row, and a difference without `first`, are None.
+      The columns. A standard error of one row, a difference without `first`, and the acceptance
+      rate without drafts are None.
     """
     block, token = np.float64(info.per_row.block_sum), np.float64(info.per_row.token_sum)
     rate, parts = info.tokens_per_verifier_call, _residuals(info)
@@ -110,7 +111,7 @@ def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
         "standard_error": _root(parts),
         "difference": difference,
         "difference_se": difference_se,
-        "acceptance_rate": info.acceptance_rate,
+        "acceptance_rate": finite(info.acceptance_rate),
         "sum_P": float(block.sum()),
         "sum_prod": float(token.sum()),
         # Sums of some hundred float32 terms each.
