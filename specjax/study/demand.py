@@ -86,9 +86,9 @@ class Clause(NamedTuple):
 
     def described(self) -> str:
         """Returns the text for `Demand.of`."""
-        bound = f"{self.bound:g}"
+        bound = _exact(abs(self.bound) if self.figure == DIFFERENCE else self.bound)
         if self.figure == DIFFERENCE:
-            return "as good as the verifier" + (f" within {-self.bound:g}" if self.bound else "")
+            return "as good as the verifier" + (f" within {bound}" if self.bound else "")
         return {
             QUALITY: f"quality >= {bound}",
             LATENCY: f"latency <= {bound} seconds",
@@ -179,6 +179,12 @@ class Demand(NamedTuple):
             raise ValueError(
                 f"demand={self.described()!r} needs a measured quality: give references and METRICS"
             )
+
+
+def _exact(number: float) -> str:
+    """The shortest text of exactly this number: 35, not 35.0."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _clause(part: str, text: str) -> Clause:

@@ -17,6 +17,8 @@ READ = {
     "as good as the verifier": Clause("difference", 0.0),
     "as good as the verifier within 0.5": Clause("difference", -0.5),
     "nats per  token ≤ 0.05": Clause("nats_per_token", 0.05),
+    "quality >= 35.12345678": Clause("quality", 35.12345678),
+    "as good as the verifier within 0.12345678": Clause("difference", -0.12345678),
 }
 WRONG = {
     "": "demand must look like",
