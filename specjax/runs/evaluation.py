@@ -255,6 +255,8 @@ def _references(
     targets_field: str,
 ) -> list[tuple[str, ...]]:
     """The references of all rows; empty if there are no metrics."""
+    if sources is None and field is not None:
+        raise ValueError(f"references_field={field!r} needs references: give their file")
     if not metrics:
         return []
     rows, path = len(runs[0]), runs[0].path

@@ -87,6 +87,11 @@ def read_texts(
                 "references and references_field must be left out: `task` names the field of "
                 "its references"
             )
+    elif own and references_field is not None:
+        raise ValueError(
+            f"references_field={references_field!r} needs references: give their file, or give "
+            "the field of the inputs as `targets_field`"
+        )
     elif not own and targets_field is not None:
         raise ValueError(
             "give either `references` (files) or `targets_field` (a field of the inputs), not both"

@@ -49,6 +49,8 @@ def test_what_does_not_go_together_is_refused(source, tmp_path):
         read_texts(source, task=TASK, targets_field="one")
     with pytest.raises(ValueError, match="give either `references`"):
         read_texts(source, inputs_field="ask", targets_field="one", references=source)
+    with pytest.raises(ValueError, match="references_field='one' needs references: give their fi"):
+        read_texts(source, inputs_field="ask", references_field="one")
     assert read_texts(source, inputs_field="ask").references == [()] * 4  # there may be none
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps(ROWS[0]) + "\n")
