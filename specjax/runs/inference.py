@@ -230,7 +230,9 @@ def _claim(
         "tokens": _hash([prompt.tolist() for prompt in prompts.values()]),
     }
     if process is not None:
-        merging.ROWS.check_whole(run, configuration)
+        merging.ROWS.check_whole(
+            run, configuration, allow_other_environment=allow_other_environment
+        )
         if process.together:
             same = _hash({**configuration, "environment": None})
             processes.check_same("other models or settings", same)

@@ -63,12 +63,25 @@ class Shared:
         place = whole.path / process.directory
         return RunDirectory(place, config_name=self.config_name, makes=self.makes)
 
-    def check_whole(self, part: RunDirectory, configuration: Mapping[str, Any]) -> None:
-        """Raises ValueError if the parent directory of a part has another run."""
+    def check_whole(
+        self,
+        part: RunDirectory,
+        configuration: Mapping[str, Any],
+        *,
+        allow_other_environment: bool = False,
+    ) -> None:
+        """Raises ValueError if the parent directory of a part has another run.
+
+        Args:
+          part: the directory of the part.
+          configuration: its configuration.
+          allow_other_environment: see `RunDirectory.claim`.
+        """
         whole = self.directory(part.path.parent)
         theirs = whole.peek()
         ours = json.loads(json.dumps(configuration))
-        if theirs is not None and whole.kept and (found := _difference(theirs, ours)):
+        ignored = (ENVIRONMENT,) if allow_other_environment else ()
+        if theirs is not None and whole.kept and (found := _difference(theirs, ours, *ignored)):
             raise ValueError(
                 f"output_dir={whole.path} has a run of another configuration ({found}): choose "
                 "another output_dir, or use the same configuration"

@@ -135,7 +135,8 @@ def compare(
         if demand is not None:
             configuration |= {"search": search.to_dict(), "grid": _digest(_values(grid))}
         if process is not None:
-            SHARED.check_whole(run, configuration)
+            allowed = allow_other_environment
+            SHARED.check_whole(run, configuration, allow_other_environment=allowed)
             configuration[PART] = dataclasses.asdict(process)
         run.claim(configuration, allow_other_environment=allow_other_environment)
         points = Points(run, measuring.quality, measuring.bootstrap)

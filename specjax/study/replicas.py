@@ -117,7 +117,8 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
         order |= dict.fromkeys(grid)
     sources = [read_points(path) for path in found]
     with whole as run:
-        run.claim(configuration)
+        # The parts agree in their environment; an earlier merge may have another.
+        run.claim(configuration, allow_other_environment=True)
         if on_start is not None:
             on_start(run, paths={path.name: str(path) for path in found})
         points = Points(run, sources[0].quality, sources[0].bootstrap)

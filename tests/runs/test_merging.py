@@ -156,3 +156,15 @@ def test_a_lost_process_is_told_in_one_line():
     for part, error in ((None, lost), (Process(0, 2), lost), (together, ValueError("UNAVAILABLE"))):
         with pytest.raises(type(error)), processes.naming_lost_processes(part):
             raise error
+
+
+def test_another_environment_is_allowed_for_a_part_of_a_merged_run(tmp_path):
+    write_part(tmp_path, 0, 1, range(ROWS))
+    assert main(["merge", str(tmp_path)]) == 0
+    part = merging.ROWS.directory(tmp_path, Process(0, 1))
+    here = {"seed": 0, "rows": ROWS, "environment": {"device": "other"}}
+    with pytest.raises(ValueError, match=r"environment.device: 'cpu' there, 'other' here"):
+        merging.ROWS.check_whole(part, here)
+    merging.ROWS.check_whole(part, here, allow_other_environment=True)
+    with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
+        merging.ROWS.check_whole(part, {**here, "seed": 1}, allow_other_environment=True)
