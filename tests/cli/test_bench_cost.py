@@ -76,8 +76,8 @@ def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, t
         (["--max-draft=0"], "--max-draft must be at least 1, got 0"),
         (["--held-out", "4"], "--held-out must lie in 0 .. --max-draft = 3, got 4"),
         (["--held-out", "2", "3"], "2 3 leaves no draft whose verifier's pass reads 4 tokens"),
-        (["--output=/missing/costs.json"], "/missing is no directory: make it first"),
-        (["--output=PROMPTS"], "exists, and is no file of costs: choose another name"),
+        (["--output=/missing/costs.json"], "/missing is not a directory: make it first"),
+        (["--output=PROMPTS"], "is not a file of costs: choose another name"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):

@@ -18,7 +18,7 @@ BENCHMARKS = {
     "peers": "specjax.cli.bench.peers",
     "speedup": "specjax.cli.bench.speedup",
 }
-# What was a benchmark of the command -> its module in `benchmarks`.
+# Former benchmarks of the command -> their modules in `benchmarks`.
 MOVED = {
     "cascades": "cascades",
     "drafting": "lookups",
@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Raises ValueError for a benchmark that does not exist, or has moved out of the command."""
+    """Raises ValueError for an unknown benchmark, or one that is now in `benchmarks`."""
     name = words[0] if words else ""
     if name in MOVED:
         raise ValueError(
-            f"bench {name} is not in the command any more: run python -m "
-            f"benchmarks.{MOVED[name]} in a checkout, with the same options"
+            f"bench {name} was moved: run python -m benchmarks.{MOVED[name]} in a checkout, "
+            "with the same options"
         )
     if not name.startswith("-") and name not in BENCHMARKS:
         what = f"bench {name}: unknown benchmark" if name else "give a benchmark"

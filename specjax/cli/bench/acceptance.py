@@ -13,7 +13,8 @@ from specjax.text.results import Result, RunInfo, finite
 from specjax.types import Sampling
 
 HELP = (
-    "tokens per verifier call of each verification, and whether greedy outputs are the verifier's"
+    "compare verification algorithms: tokens per verifier call, and whether greedy outputs are "
+    "those of the verifier"
 )
 
 ALGORITHMS: dict[str, verification.Verification] = {
@@ -35,20 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=ALGORITHMS,
         default=["Token", "Block"],
-        help="algorithms to measure; the first is what the others are compared with",
+        help="algorithms to measure; the others are compared with the first",
     )
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random draws")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Decodes all prompts losslessly with every algorithm, draft length and temperature.
+    """Decodes all prompts with every algorithm, draft length and temperature.
 
     `sum_P` and `sum_prod` are the expected accepted tokens of block and of token verification on
-    the same drafts (Sun et al., Block Verification, section 4). `rows_below` counts the rows where
-    the first is smaller by more than float32 rounding. A standard error is that of a ratio of sums
-    over rows. `difference` is the tokens per call minus those of the first algorithm; its standard
-    error compares the same prompts row by row.
+    the same drafts (Sun et al., Block Verification, section 4). `rows_below` counts the rows
+    in which `sum_P` is smaller by more than float32 rounding. Standard errors are those of
+    ratios of sums over rows. `difference` is the tokens per call minus those of the first
+    algorithm; its standard error compares the same prompts row by row.
     """
     workload.check_positive(args, "prompts", "rows", "drafts", "max_new")
     texts = workload.read_texts(args)
@@ -90,11 +91,11 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
-    """The figures of a run's verification.
+    """Returns the figures of a run's verification.
 
     Args:
       info: the totals of the run.
-      first: the totals of another verification of the same prompts, to compare with; or None.
+      first: the totals of another algorithm on the same prompts, for the difference; or None.
 
     Returns:
       The columns. A standard error of one row, a difference without `first`, and the acceptance
@@ -120,7 +121,7 @@ def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
 
 
 def same(first: Result, second: Result) -> int:
-    """The number of rows with the same tokens and the same kind of end."""
+    """Returns the number of rows with the same tokens and the same kind of end."""
     columns = zip(first.tokens, second.tokens, first.ended, second.ended, strict=True)
     return sum(np.array_equal(a, b) and bool(c == d) for a, b, c, d in columns)
 
@@ -132,6 +133,6 @@ def _residuals(info: RunInfo) -> np.ndarray:
 
 
 def _root(parts: np.ndarray) -> float | None:
-    """The standard error of a sum of independent parts whose mean, 0, was estimated from them."""
+    """The standard error of a sum of independent parts, from which a mean of 0 was estimated."""
     count = len(parts)
     return float(np.sqrt(count / (count - 1) * np.sum(parts**2))) if count > 1 else None

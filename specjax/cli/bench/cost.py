@@ -1,4 +1,4 @@
-"""Fits what a pass of each model costs, and compares predicted with measured throughput."""
+"""Measures the cost of a pass of each model by regression, and predicts throughput from it."""
 
 import argparse
 import dataclasses
@@ -18,10 +18,10 @@ from specjax.study.turns import in_turns
 from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
-# A lower R² is told.
+# A lower R² gets a warning.
 _ENOUGH = 0.95
 
-HELP = "what a pass of each model costs, by regression, and how well that predicts throughput"
+HELP = "measure the cost of a pass of each model by regression; predict throughput from it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=[2, 5],
-        help="draft lengths that are left out of the fit, and predicted",
+        help="draft lengths to leave out of the fit and to predict",
     )
     parser.add_argument("--output", help="writes the costs into this JSON file")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One batch of prompts, decoded with one draft length and temperature.
+    """A batch of prompts with a draft length and a temperature.
 
     Attributes:
       first: the index of the first prompt.
@@ -63,16 +63,16 @@ class Case:
 def run(args: argparse.Namespace) -> Report:
     """Measures every batch size.
 
-    The loop is one program: lossless block verification with a limit for all drafts, where a pass
-    of the verifier reads the least power of two (or G + 1) that holds a draft and one token more. A
-    run is one batch of prompts with one draft length and temperature; its time is that of the loop
-    without prefill, the least of the repeats. Runs take turns, so that noise affects all alike.
+    The loop is a single program: lossless block verification with a limit for all drafts. A pass of
+    the verifier reads a draft and one more token, rounded up to a power of two (at most G + 1). A
+    run is a batch of prompts with a draft length and a temperature. Its time is the least over the
+    repeats of the loop without prefill. Runs take turns, so that noise affects all equally.
 
-    Times of passes are fitted to the runs of every second batch of prompts at all draft lengths but
-    those held out (SpecDec++, section 4.2, with a cost for each width, and one for each call). They
-    predict the runs of the other batches at the draft lengths that were held out. As a draft's
-    length and the width go together, the fit has runs of a second program too, which reads G + 1
-    tokens for drafts of 0 and of G: they tell the drafter's time from the verifier's.
+    The fit uses every second batch of prompts, without the held-out draft lengths (SpecDec++,
+    section 4.2, with a cost for each width and for each call). It predicts the runs of the other
+    batches at the held-out draft lengths. The width grows with the draft's length. So the fit also
+    uses runs of a second program, which reads G + 1 tokens for drafts of 0 and of G: they separate
+    the drafter's time from the verifier's.
     """
     _check(args)
     pair, tokens = workload.load(args)
@@ -100,9 +100,9 @@ def run(args: argparse.Namespace) -> Report:
         table,
         list(table[0])[:-1],  # predictions have a table of their own
         notes=[
-            "verifier_N_ms: a pass of N tokens, with the rest of its round. call_ms: what a run "
-            "takes besides. one_width_r_squared: of a fit with one cost for all widths.",
-            "Predicted against measured, on prompts and at draft lengths that were not fitted:",
+            "verifier_N_ms: a pass of N tokens, with the rest of its round. call_ms: the rest of a "
+            "run. one_width_r_squared: R² of a fit with the same cost for all widths.",
+            "Predicted and measured, on prompts and draft lengths that the fit did not use:",
             *Report(predictions, shown).table().splitlines(),
             *_doubts(fits, args.rows),
         ],
@@ -113,23 +113,23 @@ def run(args: argparse.Namespace) -> Report:
         except ValueError:
             print(report.table())  # minutes of measurement
             raise
-        told = _described(args, loops, fits)
-        write_atomically(Path(args.output), costs_file(costs, **told))
+        more = _described(args, loops, fits)
+        write_atomically(Path(args.output), costs_file(costs, **more))
     return report
 
 
 def _doubts(fits: list[Fit], rows: list[int]) -> list[str]:
-    """What to do about a fit that explains too little."""
+    """Warnings about fits with a low R²."""
     return [
         f"B={batch}: R² is {found.r_squared:.3f}, below {_ENOUGH}: other work disturbed the runs, "
-        "or they are too few; measure again on a quieter machine, with more --prompts or --repeats"
+        "or they are too few; measure again without other work, with more --prompts or --repeats"
         for found, batch in zip(fits, rows, strict=True)
         if found.r_squared < _ENOUGH
     ]
 
 
 def measure(loops: Loops, rows: int, args: argparse.Namespace) -> dict[Case, tuple[Run, int]]:
-    """Decodes every case; returns its run, and the tokens that it emitted."""
+    """Decodes every case; returns its run and the number of emitted tokens."""
     longest = args.max_draft
     widths = powers_of_two(longest + 1)
     methods = {False: loops.speculative(longest, widths), True: loops.speculative(longest)}
@@ -162,15 +162,15 @@ def measure(loops: Loops, rows: int, args: argparse.Namespace) -> dict[Case, tup
 
 
 def predict(rows: int, found: Fit, runs: dict[Case, tuple[Run, int]]) -> list[dict[str, Any]]:
-    """Tokens per second of the held-out runs, and as the fit predicts them from their passes.
+    """Returns measured and predicted tokens per second of the held-out runs.
 
     Args:
       rows: the batch size.
       found: the fit of the other runs.
-      runs: all runs, and the tokens that they emitted.
+      runs: all runs, and the numbers of emitted tokens.
 
     Returns:
-      A dict for each temperature and draft length; `error` is predicted over measured, less 1.
+      A dict for each temperature and draft length; `error` is predicted / measured - 1.
     """
     groups: dict[tuple[float, int], list[tuple[Run, int]]] = {}
     for case, measured in runs.items():
@@ -197,7 +197,7 @@ def predict(rows: int, found: Fit, runs: dict[Case, tuple[Run, int]]) -> list[di
 def figures(
     rows: int, found: Fit, known: list[Run], predictions: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """One line of the table of section 4.2."""
+    """Returns a line of the table of section 4.2."""
     errors = [abs(prediction["error"]) for prediction in predictions]
     one_width = fit([one._replace(width=1) for one in known if one.width != WIDE])
     of_widths = {width: cost for width, cost in found.verifier.items() if width != WIDE}
@@ -237,20 +237,20 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Refuses, before minutes of measurement, what cannot be written or is not ours."""
+    """Checks, before minutes of measurement, that the file can be written or replaced."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"--output {path}: {path.parent} is no directory: make it first")
+        raise FileNotFoundError(f"--output {path}: {path.parent} is not a directory: make it first")
     if path.exists():
         try:
             drafting.read_costs(path)
         except (OSError, ValueError):
             raise FileExistsError(
-                f"--output {path} exists, and is no file of costs: choose another name, or move it"
+                f"--output {path} is not a file of costs: choose another name, or move it"
             ) from None
 
 
 def _described(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[str, Any]:
-    """What a file of costs tells besides the costs."""
+    """The other values in a file of costs."""
     models = {"verifier": loops.pair.verifier, "drafter": loops.pair.drafter}
     kinds = {
         name: sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model.prepared)})

@@ -1,4 +1,4 @@
-"""CTranslate2's greedy decoding of a verifier, which `bench peers` compares with."""
+"""CTranslate2's greedy decoding of a verifier, for `bench peers`."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ _WITHOUT = "or leave CTranslate2 out with --no-ctranslate2"
 
 
 def load_library() -> Any:
-    """The module.
+    """Returns the module.
 
     Raises:
       ValueError: it is not installed.
@@ -24,8 +24,7 @@ def load_library() -> Any:
         import ctranslate2
     except ImportError as error:
         raise ValueError(
-            f"{error.name} is not installed, but this benchmark compares with it: install it with "
-            f"pip install ctranslate2, {_WITHOUT}"
+            f"{error.name} is not installed: install it with pip install ctranslate2, {_WITHOUT}"
         ) from None
     return ctranslate2
 
@@ -47,8 +46,8 @@ def generations(
       threads: the numbers of threads.
 
     Returns:
-      For each number of threads: the index of a prompt -> the emitted tokens, where a token that
-      ended the sequence is the first end-of-sequence token.
+      Number of threads -> a function of a prompt's index that returns the emitted tokens. A token
+      that ended the sequence is replaced by the first end-of-sequence token.
 
     Raises:
       ValueError: CTranslate2 cannot convert the model.
@@ -62,7 +61,7 @@ def generations(
         try:
             ctranslate2.converters.TransformersConverter(model.name).convert(str(place))
             loaded = {n: kind(str(place), intra_threads=n, **options) for n in threads}
-        except Exception as error:  # it raises many kinds
+        except Exception as error:  # of many types
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"{model.name}: CTranslate2 cannot convert it ({type(error).__name__}: {reason}): "

@@ -1,4 +1,4 @@
-"""The decoding loops of a pair, batch by batch and without the time that prompts take."""
+"""The decoding loops of a pair, timed batch by batch without the prompts."""
 
 import dataclasses
 import time
@@ -40,7 +40,7 @@ class Loops:
 
     @classmethod
     def of(cls, pair: Pair, tokens: Sequence[np.ndarray], max_new: int) -> "Loops":
-        """Of prompts as tokens, padded to a multiple of eight."""
+        """Pads the tokens of prompts to a multiple of eight."""
         inputs = np.zeros((len(tokens), -(-max(map(len, tokens)) // 8) * 8), np.int32)
         for row, ids in zip(inputs, tokens, strict=True):
             row[: len(ids)] = ids
@@ -52,7 +52,7 @@ class Loops:
         widths: tuple[int, ...] | None = None,
         policy: Stopping | None = None,
     ) -> decoding.Speculative:
-        """Lossless block verification; a fixed draft length without a (bound) policy."""
+        """Returns lossless block verification; None: drafts of a fixed length."""
         policy = drafting.FixedLength() if policy is None else policy
         verifier, eos_ids = self.pair.verifier, self.pair.verifier.tokenizer.eos_ids
         drafter = drafting.NeuralDrafter(
@@ -67,12 +67,12 @@ class Loops:
         )
 
     def autoregressive(self) -> decoding.Autoregressive:
-        """The verifier alone."""
+        """Returns the verifier alone."""
         verifier = self.pair.verifier
         return decoding.Autoregressive(verifier.model, eos_ids=tuple(verifier.tokenizer.eos_ids))
 
     def params_of(self, method: Method, stopping: Params = ()) -> Params:
-        """The parameters of one of the two methods, with those of its stopping policy."""
+        """Returns the parameters of a method, with those of its stopping policy."""
         verifier = self.pair.verifier.prepared
         if method.max_draft == 0:
             return decoding.MethodParams(verifier)
@@ -80,15 +80,15 @@ class Loops:
         return decoding.MethodParams(verifier, small, rules.Lossless())
 
     def batches(self, rows: int) -> list[slice]:
-        """The prompts in full batches of `rows`; a rest is left out."""
+        """Returns the prompts in full batches of `rows`; an incomplete batch is left out."""
         return [slice(i, i + rows) for i in range(0, len(self.inputs) - rows + 1, rows)]
 
     def longest(self, method: Method) -> int:
-        """S, the cache positions of a batch."""
+        """Returns S, the cache positions of a batch."""
         return method.cache_length(self.inputs.shape[1], 0, self.max_new)
 
     def check_fits(self, rows: int, max_draft: int) -> None:
-        """Raises ValueError if a batch of so many rows cannot fit into the memory."""
+        """Raises ValueError if a batch of `rows` rows cannot fit into the memory."""
         method = self.speculative(max_draft)
         check_state_fits(
             method,
@@ -103,7 +103,7 @@ class Loops:
         self, method: Method, part: slice, temperature: float, *, limit: int | None = None,
         stopping: Params = (),
     ) -> DecodeState:  # fmt: skip
-        """Takes one batch in, whose drafts have `limit` tokens at most."""
+        """Reads the prompts of a batch; its drafts have at most `limit` tokens."""
         prompts, longest = self._prompts(part, temperature, limit), self.longest(method)
         params = self.params_of(method, stopping)
         return method.init(params, prompts, max_new=self.max_new, max_length=longest)
@@ -112,7 +112,7 @@ class Loops:
         self, method: Method, part: slice, temperature: float, *, limit: int | None = None,
         stopping: Params = (),
     ) -> tuple[float, DecodeState]:  # fmt: skip
-        """Decodes one batch; returns the seconds of the loop (without prefill), and its end."""
+        """Decodes a batch; returns the seconds of the loop without prefill, and the last state."""
         params = self.params_of(method, stopping)
         state = self.start(method, part, temperature, limit=limit, stopping=stopping)
         jax.block_until_ready(state)
@@ -124,7 +124,7 @@ class Loops:
         self, method: Method, part: slice, temperature: float, *, limit: int | None = None,
         stopping: Params = (),
     ) -> dict[str, int]:  # fmt: skip
-        """Counts the passes of each model in one batch; each serves all its rows."""
+        """Returns the passes of each model in a batch; a pass serves all rows."""
         state = self.start(method, part, temperature, limit=limit, stopping=stopping)
         return count_passes(method, self.params_of(method, stopping), state)[-1]
 

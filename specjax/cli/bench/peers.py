@@ -1,4 +1,4 @@
-"""Compares whole generations with transformers' and CTranslate2's, each by its public API."""
+"""Compares greedy decoding with transformers and CTranslate2, each by its public API."""
 
 import argparse
 import contextlib
@@ -19,18 +19,18 @@ from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
 from specjax.types import Sampling
 
-HELP = "greedy decoding at batch 1, plain and drafted, against transformers and CTranslate2"
+HELP = "compare greedy decoding at batch 1 with transformers and CTranslate2"
 
 # A generation: the index of a prompt -> the emitted tokens. A token that ended the sequence is
 # replaced by the first end-of-sequence token.
 Generate = Callable[[int], np.ndarray]
 
 _METHODS = ("plain", "assisted")
-# A method, and whose it is: "ours", "theirs" or, of CTranslate2, its number of threads in words.
+# A method, and its side: "ours", "theirs" or, for CTranslate2, its number of threads in words.
 _Key = tuple[str, str]
-# The generations of a method of one side, by their settings in words.
+# The settings of a method of a side, in words -> the generation.
 _Settings = Mapping[str, Generate]
-# The number of prompts that one side decodes per turn.
+# The number of prompts that a side decodes per turn.
 _TURN = 10
 
 
@@ -46,15 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft lengths G; each side uses its fastest",
     )
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each side")
     parser.add_argument(
         "--pilot", type=int, default=10, help="number of prompts that choose each side's settings"
     )
     parser.add_argument(
-        "--grown", action="store_true", help="grow the verifier to T5 base's size, same function"
+        "--grown",
+        action="store_true",
+        help="grow the verifier to the size of T5 base; same outputs",
     )
     parser.add_argument(
-        "--no-ctranslate2", action="store_true", help="compare with transformers alone"
+        "--no-ctranslate2", action="store_true", help="compare only with transformers"
     )
 
 
@@ -68,11 +70,11 @@ _COLUMNS = (
 def run(args: argparse.Namespace) -> Report:
     """Measures all sides in turns.
 
-    A generation is one call of the side's public API, a `Decoder`, `generate` or CTranslate2's
-    `translate_batch`; the time is that of the whole call. All sides compute in float32 from the
-    same token ids, with the same end of sequence and length limit. Ours and transformers use the
-    settings that were their fastest on the first prompts; CTranslate2, which does not draft, is
-    measured with each number of threads.
+    A generation is a call of the side's public API: a `Decoder`, `generate` or CTranslate2's
+    `translate_batch`; the whole call is timed. All sides compute in float32 from the same token
+    ids, with the same end-of-sequence tokens and length limit. specjax and transformers use their
+    fastest settings on the first prompts. CTranslate2 does not draft; it is measured with each
+    number of threads.
     """
     workload.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
@@ -122,12 +124,12 @@ def run(args: argparse.Namespace) -> Report:
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        "Each side runs by its public API, with the encoder, at batch 1, in float32: ours from "
-        "token ids to text, theirs from tokens to tokens. CTranslate2 is plain in every line.",
+        "Each side is called by its public API, with the encoder, at batch 1, in float32: ours "
+        "from token ids to text, theirs from tokens to tokens. CTranslate2 never drafts.",
         f"Medians over turns of {_TURN} prompts. ratio: the median of the turns' ratios, "
         "ratio_low and ratio_high their quartiles.",
-        "same_outputs: the number of prompts for which both emit the same tokens; they can "
-        "differ where two logits are equal up to float rounding.",
+        "same_outputs: the number of prompts with the same tokens on both sides; tokens can differ "
+        "if two logits are equal up to float rounding.",
         *(
             f"{row['method']}: same outputs as plain for {row['ours_as_plain']} prompts (ours) "
             f"and {row['theirs_as_plain']} (theirs)"
@@ -138,7 +140,7 @@ def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @contextlib.contextmanager
 def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
-    """The directories of the drafter and of the verifier, which both sides load."""
+    """Yields the directories of the drafter and the verifier, which both sides load."""
     from specjax import testing
     from specjax.checkpoints import read_config, save_model
     from specjax.models import T5Config
@@ -183,7 +185,7 @@ def _ours(
             max_new_tokens=max_new,
             batch_size=1,
         )
-        # One token each compiles all programs: a lower limit runs the same ones.
+        # A limit of one token compiles all programs: they do not depend on the limit.
         decoder(prompts, max_new_tokens=1, progress=False)
 
         def call(i: int) -> np.ndarray:
@@ -198,14 +200,14 @@ def _ours(
 
 
 def _thread_counts() -> list[int]:
-    # XLA uses all cores. PyTorch is faster with one on a busy machine, so both are tried.
+    # XLA uses all cores. PyTorch is faster with one core on a busy machine, so both are tried.
     return sorted({1, len(os.sched_getaffinity(0))})
 
 
 def _choose(
     ways: Mapping[_Key, _Settings], pilot: Sequence[int], repeats: int
 ) -> tuple[dict[_Key, str], dict[_Key, dict[str, float]]]:
-    """Each side's fastest settings on the first prompts, and the speeds of all that were tried."""
+    """Each side's fastest settings on the first prompts, and the speeds of the tried settings."""
     chosen: dict[_Key, str] = {}
     tried: dict[_Key, dict[str, float]] = {}
     for key, settings in ways.items():

@@ -1,4 +1,4 @@
-"""The report that a benchmark returns and prints."""
+"""The report of a benchmark: a table and a line of JSON."""
 
 import dataclasses
 import json
@@ -12,12 +12,12 @@ import jax
 
 @dataclasses.dataclass
 class Report:
-    """The figures of one benchmark.
+    """The figures of a benchmark.
 
     Attributes:
-      rows: one dict per line of the table; the JSON line has all rows with all keys.
-      columns: the keys that the table shows, in order.
-      notes: lines that are printed below the table.
+      rows: a dict for each line of the table; the JSON line has all keys.
+      columns: the keys in the table, in order.
+      notes: lines below the table.
       summary: figures about the whole run.
     """
 
@@ -27,7 +27,7 @@ class Report:
     summary: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def table(self) -> str:
-        """The rows as aligned text, then the summary and the notes."""
+        """Returns the rows as aligned text, then the summary and the notes."""
         cells = [list(self.columns)]
         cells += [[_cell(row.get(column)) for column in self.columns] for row in self.rows]
         widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
@@ -42,7 +42,7 @@ class Report:
         print(self.json_line(name))
 
     def json_line(self, name: str) -> str:
-        """All figures as one line of JSON, with the machine that they were measured on."""
+        """Returns all figures as one line of JSON, with the machine."""
         machine = {
             "backend": jax.default_backend(),
             "device": jax.devices()[0].device_kind,

@@ -14,7 +14,7 @@ from specjax.text import Decoder, Pair, Result
 from specjax.text.passes import PassTimes, measure_times
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
-HELP = "lossless speculative decoding against the verifier alone, and the ideal speed-up"
+HELP = "compare lossless speculative decoding with the verifier alone and the ideal speed-up"
 _TABLE = ("verifier", "drafter")
 
 
@@ -27,17 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Measures every batch size, draft length and temperature.
 
-    `speedup` is that of whole calls of a `Decoder`, which take turns at every batch. With c =
-    t_draft / t_verifier(1) and r = t_verifier(G + 1) / t_verifier(1), both measured in the loop,
-    the ideal speed-up is that of calls which take no longer than their passes: at batch 1 it is
-    E[tokens per round] / (G c + r). In a batch, rows that end early wait for the last row, with
-    drafts and without. All times are from this run.
+    `speedup` compares whole calls of a `Decoder`; both sides take turns at every batch. `ideal` is
+    the speed-up of calls that take only the time of their passes. At batch 1 it is
+    E[tokens per round] / (G c + r), with c = t_draft / t_verifier(1) and
+    r = t_verifier(G + 1) / t_verifier(1), both measured in the loop. In a batch, rows that end
+    early wait for the last row, with drafts and without. All times are from this run.
     """
     workload.check_positive(args, "drafts")
     pair, tokens = workload.load(args)
     rows = []
     for batch, max_draft in itertools.product(args.rows, args.drafts):
-        print(f"B={batch} G={max_draft}: what passes cost ...", flush=True)
+        print(f"B={batch} G={max_draft}: measuring passes ...", flush=True)
         chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
         times: PassTimes | None = None
         for temperature in args.temperatures:
@@ -62,7 +62,7 @@ def _decoders(
         "alone": Setting(method=VERIFIER_ALONE, temperature=temperature),
         "drafts": Setting(max_draft=max_draft, temperature=temperature),
     }
-    # One bucket: all batches run the same program.
+    # With one bucket all batches run the same program.
     options: dict[str, Any] = {"buckets": (max(map(len, tokens)),), "max_new_tokens": max_new}
     return {
         name: setting.decoder(pair.named, batch_size=batch, **options)
@@ -87,7 +87,7 @@ def _passes(
 def measure(
     decoders: dict[str, Decoder], chunks: Sequence[Sequence[np.ndarray]], repeats: int
 ) -> dict[str, list[tuple[float, Result]]]:
-    """The seconds and the outcome of each call, of both decoders in turns."""
+    """Returns the seconds and the result of each call; the decoders take turns."""
 
     def decode(decoder: Decoder, place: int) -> tuple[float, Result]:
         prompts: list[Any] = list(chunks[place])
@@ -104,11 +104,11 @@ def measure(
 
 
 def figures(calls: dict[str, list[tuple[float, Result]]], times: PassTimes) -> dict[str, float]:
-    """One line of the table.
+    """Returns a line of the table.
 
     Args:
-      calls: "alone" and "drafts": the seconds and the outcome of each call.
-      times: of passes, with a table of one width.
+      calls: "alone" and "drafts" -> the seconds and the result of each call.
+      times: the times of passes, with a table of one width.
     """
     table = times.tables[_TABLE]
     c, r = (x / times.steps["verifier"] for x in (table.draft[0], table.verifier[0][-1]))
@@ -117,7 +117,7 @@ def figures(calls: dict[str, list[tuple[float, Result]]], times: PassTimes) -> d
         infos = [result.info.per_row for _, result in several]
         emitted[name] = sum(int(info.emitted.sum()) for info in infos)
         seconds[name] = sum(spent for spent, _ in several)
-        # All rows of a batch wait for the one with the most rounds.
+        # All rows of a batch wait for the row with the most rounds.
         rounds[name] = sum(int(info.verifier_calls.max()) for info in infos)
         own[name] = sum(int(info.verifier_calls.sum()) for info in infos)
     per_token = {name: seconds[name] / emitted[name] for name in calls}

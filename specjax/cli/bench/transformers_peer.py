@@ -1,4 +1,4 @@
-"""transformers' greedy decoding of a pair, which `bench peers` compares with."""
+"""transformers' greedy decoding of a pair, for `bench peers`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,18 +12,17 @@ Generate = Callable[[int], np.ndarray]
 
 
 def load_libraries() -> tuple[Any, Any]:
-    """The modules torch and transformers.
+    """Returns the modules torch and transformers.
 
     Raises:
-      ValueError: one is not installed.
+      ValueError: a module is not installed.
     """
     try:
         import torch
         import transformers
     except ImportError as error:
         raise ValueError(
-            f"{error.name} is not installed, but this benchmark needs it: install it with pip "
-            "install transformers torch"
+            f"{error.name} is not installed: install it with pip install transformers torch"
         ) from None
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -39,20 +38,20 @@ def generations(
     max_new: int,
     threads: Sequence[int],
 ) -> tuple[dict[str, Generate], dict[str, Generate]]:
-    """`generate`, plain and assisted by the drafter, with each number of threads.
+    """Returns `generate`, plain and assisted by the drafter, with each number of threads.
 
     Args:
       torch: the module.
       transformers: the module.
       pair: a pair that was loaded from Hugging Face directories.
       prompts: token ids.
-      drafts: the draft lengths; its own defaults are tried too.
+      drafts: the draft lengths; the defaults of transformers are also tried.
       max_new: the longest output.
       threads: the numbers of threads.
 
     Returns:
-      Settings in words -> generation, plain and assisted. A token that ended the sequence is the
-      first end-of-sequence token.
+      Settings in words -> generation, plain and assisted. A token that ended the sequence is
+      replaced by the first end-of-sequence token.
     """
     eos = list(pair.verifier.tokenizer.eos_ids)
     verifier = load_model(torch, transformers, pair.verifier, eos)
@@ -103,12 +102,12 @@ def generations(
 
 
 def in_words(threads: int) -> str:
-    """A number of threads."""
+    """Returns a number of threads as text."""
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 def load_model(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -> Any:
-    """The same directory in float32; only the special ids of its generation settings are kept."""
+    """Loads the same directory in float32, with only the special ids of its generation settings."""
     config = transformers.AutoConfig.from_pretrained(ours.name, local_files_only=True)
     kind = (
         transformers.AutoModelForSeq2SeqLM
@@ -117,8 +116,8 @@ def load_model(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -
     )
     model = kind.from_pretrained(ours.name, dtype=torch.float32, local_files_only=True).eval()
     if config.model_type == "t5":
-        # transformers 5.23 makes as many caches as the encoder has layers, and fails where the
-        # decoder has more. The networks exist by now, and nothing else reads this.
+        # transformers 5.23 makes as many caches as the encoder has layers, and fails if the
+        # decoder has more. The networks exist already, and nothing else reads this.
         model.config.num_layers = config.num_decoder_layers
     old = model.generation_config
     model.generation_config = transformers.GenerationConfig(

@@ -1,4 +1,4 @@
-"""What benchmarks of pairs share: their arguments, the pair and its prompts."""
+"""The arguments, the pair and the prompts that the benchmarks of pairs share."""
 
 import argparse
 import dataclasses
@@ -13,13 +13,13 @@ from specjax.text import Pair, TextModel, load_pair
 from specjax.text import prompts as prompts_lib
 from specjax.text.groups import BUCKETS
 
-GROWN_HELP = "grow the verifier to T5 base's size, or a Llama to 200 M parameters, same function"
+GROWN_HELP = "grow the verifier to the size of T5 base (a Llama to 200 M parameters); same outputs"
 
 
 def add_pair(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Adds the arguments for the pair and its prompts, which may be left out unless required."""
-    parser.add_argument("--drafter", help="the drafter's directory; the built-in one if left out")
-    parser.add_argument("--verifier", help="the verifier's directory; the built-in one if left out")
+    """Adds the arguments for the pair and its prompts; `required`: whether prompts are required."""
+    parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
+    parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
     parser.add_argument("--inputs", required=required, help="a text file, one prompt per line")
 
 
@@ -35,12 +35,12 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
 
 
 def read_texts(args: argparse.Namespace) -> list[str]:
-    """The first `--prompts` texts of `--inputs`."""
+    """Returns the first `--prompts` texts of `--inputs`."""
     return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
 
 
 def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
-    """The tokens of the texts, `[n]` int32 each.
+    """Returns the tokens of the texts, `[n]` int32 each.
 
     Raises:
       ValueError: a text is empty or longer than the Decoder's last bucket; the message names it.
@@ -57,7 +57,7 @@ def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> 
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raises ValueError unless these arguments, or all of a list, are at least 1, and int32."""
+    """Raises ValueError unless these numbers, or lists of numbers, are in 1 .. 2**31 - 1."""
     for name in names:
         value = getattr(args, name)
         values = value if isinstance(value, list) else [value]
@@ -68,31 +68,31 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Adds all these arguments but the draft lengths."""
+    """Adds all arguments except the lengths of drafts."""
     add_pair(parser)
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
 
 
 def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
-    """Loads the pair, and the prompts that the arguments name as tokens.
+    """Loads the pair and the tokens of the prompts.
 
     Raises:
-      ValueError: there are too few for a batch, or one cannot be decoded.
+      ValueError: there are too few prompts for a batch, or a prompt cannot be decoded.
     """
     check_positive(args, "rows", "prompts", "max_new", "repeats")
-    enough_texts(args)
+    texts = enough_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    tokens = encode_texts(args, enough_texts(args), pair.verifier.tokenizer)
+    tokens = encode_texts(args, texts, pair.verifier.tokenizer)
     return (Pair(pair.drafter, grown(pair.verifier)) if args.grown else pair), tokens
 
 
 def enough_texts(args: argparse.Namespace) -> list[str]:
-    """The first `--prompts` texts of `--inputs`; ValueError if they do not fill a batch."""
+    """Returns the texts of `read_texts`; raises ValueError if they do not fill a batch."""
     texts = read_texts(args)
     if len(texts) < max(args.rows):
         raise ValueError(
@@ -103,7 +103,7 @@ def enough_texts(args: argparse.Namespace) -> list[str]:
 
 
 def grown(verifier: TextModel) -> TextModel:
-    """The same function by a larger network, which takes more time.
+    """Returns a larger network with the same outputs, which takes more time.
 
     Raises:
       ValueError: the network cannot grow.
