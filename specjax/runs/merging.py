@@ -300,9 +300,10 @@ def _rows(found: Sequence[Path], rows: int) -> list[Record]:
 def _place(path: Path) -> tuple[int, int] | None:
     """The index and the count in the name of a part's directory; None for other names."""
     words = path.name.split("-")
-    if len(words) != 4 or words[::2] != ["part", "of"] or not "".join(words[1::2]).isdecimal():
+    numbers = words[1::2]
+    if len(words) != 4 or words[::2] != ["part", "of"] or not all(map(str.isdecimal, numbers)):
         return None
-    return int(words[1]), int(words[3])
+    return int(numbers[0]), int(numbers[1])
 
 
 def _shared(configuration: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Axes: n rows.
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
       TypeError: `paths` has another type.
       ValueError: `paths` is empty, or has a path twice.
     """
-    if isinstance(paths, dict):
+    if isinstance(paths, Mapping):
         several = {
             str(name): tuple(value) if isinstance(value, list | tuple) else (value,)
             for name, value in paths.items()

@@ -96,6 +96,7 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
         assert not (tmp_path / PREDICTIONS_NAME).exists()
         return told
 
+    (tmp_path / "part--of-2").mkdir()  # not the name of a part
     assert "there is no directory part-I-of-N" in refused(tmp_path)
     first = write_part(tmp_path, 0, 2, [0, 1, 2])
     assert "has no part-00001-of-00002: copy the parts of all 2" in refused(tmp_path)

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -201,7 +202,10 @@ def test_a_setting_writes_the_same_in_any_part_of_the_texts(done):
 def test_a_directory_of_settings_is_evaluated(done, tmp_path):
     output, _ = done
     scores = evaluate(
-        output, metrics=(), bootstrap=world.measuring().bootstrap, compared=predictions_in
+        types.MappingProxyType({"all": output}),
+        metrics=(),
+        bootstrap=world.measuring().bootstrap,
+        compared=predictions_in,
     )
     for one, known in read_points(output).scored().items():
         figures = scores["methods"][one.described()]["figures"]
