@@ -365,11 +365,17 @@ def latex_text(rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
+# Characters with a meaning in LaTeX -> their code; paths of drafters may have them.
+_SIGNS = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
 def _escaped(cell: Any) -> str:
     text = "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-    for sign in "&%$#_{}":
-        text = text.replace(sign, f"\\{sign}")
-    return text
+    return "".join(_SIGNS.get(sign, sign) for sign in text)
 
 
 def drawn_alike(settings: Iterable[Setting]) -> list[list[Setting]]:

@@ -226,6 +226,12 @@ def test_tables_are_csv_and_latex():
     assert text.count(r"\\") == 3 and text.startswith(r"\begin{tabular}{lrr")
 
 
+def test_characters_with_a_meaning_in_latex_are_escaped():
+    line = latex_text([{"setting": r"~/a_b^2\c & 50%"}]).splitlines()[4]
+    path = r"\textasciitilde{}/a\_b\textasciicircum{}2\textbackslash{}c"
+    assert line == rf"{path} \& 50\% \\"
+
+
 def test_estimates_that_hardly_differ_have_one_row():
     def expected(one, speedup, nats):
         return Expected(setting=one, speedup=speedup, nats_per_token=nats)
