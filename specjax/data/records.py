@@ -40,7 +40,8 @@ def read_records(
       format: "text", "tsv" or "jsonl"; by default from the file's name: `.tsv` or `.jsonl` (before
         `.gz`), otherwise text. A line of a text file is the value "0".
       split: the split of a seqio task.
-      header: whether the first line of a TSV has the columns' names; if not, they are "0", "1", ...
+      header: whether the first line of a TSV has the columns' names; columns without a name are
+        "0", "1", ... by their places.
       directory: the directory of a relative path.
 
     Yields:
@@ -89,8 +90,10 @@ def _tsv(path: str, header: bool) -> Iterator[SourceRecord]:
     for number, line in read_lines(path):
         row = line.split("\t")
         if number == 1:
-            names = row if header else [str(i) for i in range(len(row))]
+            # A column without a name has its number.
+            names = [name if header and name else str(i) for i, name in enumerate(row)]
             if header:
+                _check_columns(path, names)
                 continue
         if len(row) != len(names):
             raise ValueError(
@@ -102,6 +105,15 @@ def _tsv(path: str, header: bool) -> Iterator[SourceRecord]:
         raise ValueError(
             f"{path} has a header but no other line: add lines, or give fields by number if line 1 "
             "is not a header"
+        )
+
+
+def _check_columns(path: str, names: list[str]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(
+            f"{path}:1: the header has the column {twice[0]!r} twice: rename a column, or give "
+            "fields by number if line 1 is not a header"
         )
 
 

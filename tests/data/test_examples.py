@@ -54,6 +54,9 @@ def test_fields_formats_and_directories_are_configurable(tmp_path):
         targets_field="answer",
     )
     assert example == Example(0, "warum", "darum", f"{tmp_path / 'data'}:1")
+    write(tmp_path / "x.tsv", "\t\ttext\n1\tja\twarum\n")  # columns without names keep places
+    fields = {"inputs_field": "text", "targets_field": 1}
+    assert next(read_examples("x.tsv", directory=tmp_path, **fields))[1:3] == ("warum", "ja")
     write(tmp_path / "x.tsv", "id\twarum\n")
     assert next(read_examples("x.tsv", directory=tmp_path, inputs_field=1)).inputs == "warum"
     (tmp_path / "e").write_text("a\n")
@@ -83,6 +86,12 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a\tb\nc\td\n",
             {"inputs_field": "x"},
             r"a\.tsv:2: there is no field 'x'",
+        ),
+        (
+            "a.tsv",
+            "x\ty\tx\n1\t2\t3\n",
+            {"inputs_field": "y", "targets_field": 2},
+            r"a\.tsv:1: the header has the column 'x' twice: rename a column",
         ),
         ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header but no other line"),
         ("a.tsv", "", {}, r"a\.tsv is empty"),
