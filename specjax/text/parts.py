@@ -7,7 +7,7 @@ value, which can be compared, hashed, and written in JSON and gin files.
 import ast
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 PLACE = "{}"
@@ -57,19 +57,13 @@ class Part(NamedTuple):
 
     @property
     def number(self) -> float | None:
-        """The last number in its arguments: a rule's strength, a policy's threshold."""
-        found = [value for value in _leaves(self) if _is_number(value)]
-        return float(found[-1]) if found else None
+        """A rule's strength, a policy's threshold: its last number, otherwise that of its parts."""
+        return _cut(self)[1]
 
     @property
     def template(self) -> str:
         """The text with `{}` instead of `number`."""
-        text = str(self)
-        number = [value for value in _leaves(self) if _is_number(value)][-1:]
-        if not number:
-            return text
-        begin = text.rindex(repr(number[0]))
-        return text[:begin] + PLACE + text[begin + len(repr(number[0])) :]
+        return str(_cut(self)[0])
 
     def make(self, known: Mapping[str, Callable[..., Any]], what: str = "the part") -> Any:
         """Calls the class.
@@ -175,15 +169,35 @@ def _made(value: Any, known: Mapping[str, Any], what: str) -> Any:
     return tuple(_made(each, known, what) for each in value) if isinstance(value, tuple) else value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """The arguments of a part and of the parts in it, in the order of the text."""
-    if isinstance(value, Part):
-        yield from _leaves((*value.arguments, *(each for _, each in value.named)))
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _leaves(each)
+class _Place:
+    """Stands for the number of a part."""
+
+    def __repr__(self) -> str:
+        return PLACE
+
+
+def _cut(value: Any) -> tuple[Any, float | None]:
+    """A value with a `_Place` for its number, and the number; see `Part.number`."""
+    if _is_number(value):
+        return _Place(), float(value)
+    if not isinstance(value, tuple):
+        return value, None
+    named = value.named if isinstance(value, Part) else ()
+    inner = value.arguments if isinstance(value, Part) else value
+    given = [*inner, *(each for _, each in named)]
+    # From the last; the numbers of parts come after its own.
+    for i in sorted(range(len(given)), key=lambda i: (_is_number(given[i]), i), reverse=True):
+        given[i], number = _cut(given[i])
+        if number is not None:
+            break
     else:
-        yield value
+        return value, None
+    arguments = tuple(given[: len(inner)])
+    if not isinstance(value, Part):
+        return arguments, number
+    names = [name for name, _ in named]
+    cut = tuple(zip(names, given[len(inner) :], strict=True))
+    return value._replace(arguments=arguments, named=cut), number
 
 
 def _in_gin(value: Any, known: Mapping[str, Any], scope: str) -> tuple[str, dict[str, str]]:

@@ -204,12 +204,12 @@ class Setting:
 
     @property
     def strength(self) -> float | None:
-        """The rule's strength: the last number in its text, or None."""
+        """The rule's strength, or None: its last number, otherwise that of its parts."""
         return Part.parse(self.rule).number
 
     @property
     def threshold(self) -> float | None:
-        """The last number in the policy's text, or None."""
+        """The policy's threshold, or None: its last number, otherwise that of its parts."""
         return None if self.stopping is None else Part.parse(self.stopping).number
 
     @property
@@ -308,7 +308,9 @@ class Setting:
         given = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
         if "strength" in without and "rule" in given:
             template = Part.parse(self.rule).template
-            given["rule"] = template.replace(f"({PLACE})", "").replace(f", {PLACE}", "")
+            for written, left in ((f"({PLACE})", ""), (f", {PLACE}", ""), (f"({PLACE}, ", "(")):
+                template = template.replace(written, left)
+            given["rule"] = template
         parts = [given.get("rule", "")] if not self.is_alone else []
         if self.method is not None:
             parts.insert(

@@ -92,6 +92,19 @@ def test_strength_threshold_and_curve():
     assert Setting(rule="OPT(0.2)").curve == Setting(rule="OPT(0.3)").curve
     assert Setting(rule="OPT(0.2)").curve != Setting(rule="Diff(0.2)").curve
     assert Part.parse("Budgeted(OPT(0.1), 0.1)").template == "Budgeted(OPT(0.1), {})"
+    # The strength is the rule's own number, not that of its aggregation.
+    kinds = [
+        Setting(rule=f"SequenceChow({x}, aggregation=Quantile(0.2))", method="SequenceCascade")
+        for x in (0.2, 0.9)
+    ]
+    assert [one.strength for one in kinds] == [0.2, 0.9] and kinds[0].curve == kinds[1].curve
+    told = kinds[0].described(without={"strength", "temperature"})
+    assert told == "SequenceCascade, SequenceChow(aggregation=Quantile(0.2))"
+    assert Setting(stopping="Budget(tokens=8, estimate=OnlineEstimate(prior=9.0))").threshold == 8.0
+    assert (
+        Part.parse("a.Mine(3, name='x3', pair=(1, 2))").template
+        == "a.Mine({}, name='x3', pair=(1, 2))"
+    )
 
 
 @pytest.mark.parametrize("name", [*METHODS, "opt", "Lossy", "lossless", "verifier_alone"])
