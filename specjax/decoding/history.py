@@ -229,9 +229,19 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
     )
 
 
-def put_at(buffer: Array, values: Array, starts: Array) -> Array:
-    """Writes `values [B, n]` at `starts[b] ..` of each row; values past the end are dropped."""
+def put_at(buffer: Array, values: Array, starts: Array, kept: Array | None = None) -> Array:
+    """Writes values at a place of each row; those past the end are dropped.
+
+    Args:
+      buffer: `[B, T, ...]`.
+      values: `[B, n, ...]`.
+      starts: `[B]` int32; value i of row b is written at `starts[b] + i`.
+      kept: `[B, n]` bool, the values to write; None for all.
+    """
     place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+    if kept is not None:
+        # Other values are written past the end, where they are dropped.
+        place = jnp.where(kept, place, buffer.shape[1])
     put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
     return jax.vmap(put)(buffer, place, values)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_part
+from specjax.decoding.history import put_at
 from specjax.decoding.loop import MethodParams, per_row
 from specjax.decoding.roundless import (
     HasRead,
@@ -21,7 +22,7 @@ from specjax.decoding.roundless import (
     log_at,
     source_of_nan,
 )
-from specjax.decoding.state import Step, put_tokens, step_uniforms
+from specjax.decoding.state import Step, step_uniforms
 from specjax.processing import begun, distributions, with_processing
 from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import (
@@ -115,7 +116,7 @@ class SequenceCascade(PairMethod):
         log_probs = log_at(probs, tokens)[:, None]
         sure = log_at(jax.vmap(confidence)(current), tokens)[:, None]
         own = own._replace(
-            log_probs=put_tokens(own.log_probs, sure, (kept & drafting)[:, None], state.lengths)
+            log_probs=put_at(own.log_probs, sure, state.lengths, (kept & drafting)[:, None])
         )
         calls = {name: wrote.astype(jnp.int32) for name, wrote in rows.items()}
         read_now = {name: counts * calls[name] for name in calls}

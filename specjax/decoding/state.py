@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from specjax.compilation import jit_at, placement
+from specjax.decoding.history import put_at
 from specjax.processing import advance, with_processing
 from specjax.types import (
     EOS,
@@ -213,7 +214,7 @@ def append(
     before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
     kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
     kept &= index < (state.limits - state.lengths)[:, None]
-    out = put_tokens(state.tokens, tokens, kept, state.lengths)
+    out = put_at(state.tokens, tokens, state.lengths, kept)
     lengths = state.lengths + kept.sum(axis=1, dtype=jnp.int32)
     reason = jnp.where(lengths >= state.limits, LENGTH, RUNNING)
     stop = state.stop
@@ -275,15 +276,6 @@ def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
     return ends
 
 
-def put_tokens(buffer: Array, values: Array, kept: Array, lengths: Array) -> Array:
-    """Writes `values [B, T]` where `kept [B, T]` at `lengths [B] ..` of `buffer [B, N]`."""
-    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
-    # Other tokens are written past the end, where they are dropped.
-    slots = jnp.where(kept, lengths[:, None] + index, buffer.shape[1])
-    put = lambda row, at, new: row.at[at].set(new, mode="drop")  # noqa: E731
-    return jax.vmap(put)(buffer, slots, values)
-
-
 def _add_log_probs(
     info: DecodeInfo, kept: Array, log_p: Array, log_target: Array, lengths: Array
 ) -> DecodeInfo:
@@ -293,8 +285,8 @@ def _add_log_probs(
     if info.token_log_p is None or info.token_log_target is None:
         return info
     return info._replace(
-        token_log_p=put_tokens(info.token_log_p, log_p, kept, lengths),
-        token_log_target=put_tokens(info.token_log_target, log_target, kept, lengths),
+        token_log_p=put_at(info.token_log_p, log_p, lengths, kept),
+        token_log_target=put_at(info.token_log_target, log_target, lengths, kept),
     )
 
 

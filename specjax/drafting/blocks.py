@@ -6,6 +6,7 @@ Axes: B rows, G longest block, V vocabulary.
 import jax
 import jax.numpy as jnp
 
+from specjax.decoding.history import put_at
 from specjax.types import Array, DraftBlock
 
 
@@ -37,10 +38,10 @@ def append_block(block: DraftBlock, part: DraftBlock) -> DraftBlock:
     confidences = block.confidences
     if confidences is not None:
         assert part.confidences is not None
-        confidences = _put_rows(confidences, part.confidences, starts, counts + 1)
+        confidences = _put_first(confidences, part.confidences, starts, counts + 1)
     return block._replace(
-        tokens=_put_rows(block.tokens, part.tokens, starts, counts),
-        probs=_put_rows(block.probs, part.probs, starts, counts + 1),
+        tokens=_put_first(block.tokens, part.tokens, starts, counts),
+        probs=_put_first(block.probs, part.probs, starts, counts + 1),
         confidences=confidences,
         num_drafted=starts + counts,
     )
@@ -69,8 +70,7 @@ def last_token(tokens: Array, counts: Array, before: Array) -> Array:
     return jnp.where(counts > 0, jnp.take_along_axis(tokens, place, axis=1)[:, 0], before)
 
 
-def _put_rows(buffer: Array, values: Array, starts: Array, counts: Array) -> Array:
-    """Writes the first `counts[b]` of `values [B, n, ...]` at `starts[b] ..` of axis 1."""
+def _put_first(buffer: Array, values: Array, starts: Array, counts: Array) -> Array:
+    """Writes the first `counts [B]` of `values [B, n, ...]` at `starts [B]`; see `put_at`."""
     index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
-    place = jnp.where(index < counts[:, None], starts[:, None] + index, buffer.shape[1])
-    return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(buffer, place, values)
+    return put_at(buffer, values, starts, index < counts[:, None])
