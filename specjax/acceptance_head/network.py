@@ -97,12 +97,13 @@ def confidence_features(top: Array, entropy: Array, drawn: Array) -> Array:
     Returns:
       `[..., F]` float32 of about unit scale.
     """
-
-    def log_odds(p: Array) -> Array:
-        p = jnp.clip(p, _LEAST, 1.0 - _LEAST)
-        return jnp.log(p) - jnp.log1p(-p)
-
     return jnp.stack([log_odds(top) / 3.0, entropy - 1.0, log_odds(drawn) / 3.0], axis=-1)
+
+
+def log_odds(p: Array) -> Array:
+    """log(p / (1 - p)) of probabilities `[...]` float32; finite at 0 and 1."""
+    p = jnp.clip(p, _LEAST, 1.0 - _LEAST)
+    return jnp.log(p) - jnp.log1p(-p)
 
 
 def drawn_features(confidences: Array, token: Array) -> Array:
@@ -154,5 +155,5 @@ def apply_head(
     Returns:
       `[...]` float32; their sigmoid is the probability of SpecDec++ (3.1).
     """
-    log_odds: Any = AcceptanceHead(config).apply({"params": params}, hidden, features)
-    return log_odds
+    found: Any = AcceptanceHead(config).apply({"params": params}, hidden, features)
+    return found

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from specjax.acceptance_head.network import apply_head, confidence_features
+from specjax.acceptance_head.network import apply_head, confidence_features, log_odds
 from specjax.compilation import jit
 from specjax.evaluation.calibration import (
     best_constant,
@@ -67,16 +68,15 @@ def compare_predictors(
     return rows, curves, binary_kl(learnt, _predict(task, params, data["training"]))
 
 
-def _logit(probability: np.ndarray) -> np.ndarray:
-    # Values closer to 1 round to 1 in float32.
-    p = np.clip(np.asarray(probability, np.float64), 1e-7, 1 - 1e-7)
-    return np.log(p) - np.log1p(-p)
+def _log_odds(confidences: np.ndarray) -> np.ndarray:
+    """As the head reads them."""
+    return np.asarray(log_odds(jnp.asarray(confidences)), np.float64)
 
 
 _FEATURES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "largest confidence": ("top", _logit),
+    "largest confidence": ("top", _log_odds),
     "entropy": ("entropy", lambda x: np.asarray(x, np.float64)),
-    "token's confidence": ("drawn", _logit),
+    "token's confidence": ("drawn", _log_odds),
 }
 
 
