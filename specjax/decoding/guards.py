@@ -41,7 +41,8 @@ def check_prompts(
     rows, width = np.shape(prompts.inputs)
     if prompts.prefix is None and prompts.prefix_lengths is not None:
         raise ValueError("prefix_lengths was given without prefix: give both or neither")
-    forced, last = np.shape(prompts.prefix)[-1] if prompts.prefix is not None else 0, vocab_size - 1
+    prefix = () if prompts.prefix is None else np.shape(prompts.prefix)
+    forced, last = prefix[-1] if prefix else 0, vocab_size - 1
     sizes = {"[B, P]": (rows, width), "[B, F]": (rows, forced), **dict.fromkeys(_BY_ROW, (rows,))}
     known = [
         ("inputs", "[B, P]", 0, last),
@@ -178,11 +179,6 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
             f"rule must not have a budget in a round {where}, got {rule!r}: use a rule without one"
         )
     check_is_rule("rule", rule)
-    if any(leaf is rule for leaf in jax.tree.leaves(rule)):
-        raise TypeError(
-            f"rule must be a pytree, got {type(rule).__name__}: decorate the class with "
-            "specjax.types.traced_dataclass"
-        )
     if rule.reads_draft_confidence and not drafter.has_confidence:
         raise ValueError(
             f"{type(rule).__name__} reads the drafter's confidence, but "

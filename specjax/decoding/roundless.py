@@ -22,6 +22,7 @@ from specjax.partitioning import Partitioner
 from specjax.platforms import entry
 from specjax.processing import distributions, draws
 from specjax.rules import Lossless
+from specjax.rules.target import check_is_rule
 from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import (
     Array,
@@ -158,7 +159,7 @@ class Autoregressive(SequentialMethod):
 
     def check_rule(self, rule: Any) -> None:
         """Raises TypeError or ValueError if `rule` is not a rule, or reads a drafter."""
-        check_part("rule", rule, ("reads_draft",), "rules.Lossless()")
+        check_is_rule("rule", rule)
         if rule.reads_draft or rule.reads_draft_confidence:
             raise ValueError(
                 f"{type(rule).__name__} reads the drafter, but there is none: give a drafter, or a "

@@ -70,6 +70,7 @@ class SequenceCascade(PairMethod):
       drafter: the small model.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
+      processor: changes the logits of both; or None.
     """
 
     @property

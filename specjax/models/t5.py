@@ -32,7 +32,6 @@ class T5Config(ModelConfig):
         the embedding (T5 v1.0, T5X). Without effect when untied.
       dropout_rate: used only when `apply` gets a dropout key.
       decoder_start_token: the first token that the decoder reads; the pad token in published T5s.
-        T5s.
     """
 
     num_encoder_layers: int

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_part, check_scalars, checked
@@ -51,7 +52,7 @@ class Strength:
 
 
 def check_is_rule(name: str, rule: Any) -> None:
-    """Raises TypeError unless `rule` has the attributes of `Rule`; `name` is the argument."""
+    """Raises TypeError unless `rule` is a pytree like `Rule`; `name` is the argument's name."""
     missing = [flag for flag in _FLAGS if not hasattr(rule, flag)]
     if callable(rule) and missing and not isinstance(rule, type):
         kind = type(rule).__name__
@@ -60,6 +61,11 @@ def check_is_rule(name: str, rule: Any) -> None:
             f"True or False in the class {kind}"
         )
     check_part(name, rule, ("__call__", *_FLAGS), "rules.OPT(strength=0.2)")
+    if any(leaf is rule for leaf in jax.tree.leaves(rule)):
+        raise TypeError(
+            f"{name} must be a pytree, got {type(rule).__name__}: decorate the class with "
+            "specjax.types.traced_dataclass"
+        )
 
 
 def _check_position(

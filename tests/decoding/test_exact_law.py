@@ -191,6 +191,31 @@ def test_a_rule_that_reads_the_verifier_alone_decodes_alone():
         loop.check_rule(rules.Diff(0.1))
 
 
+class HalfARule:
+    reads_draft = False
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        return p
+
+
+class NotAPytree(HalfARule):
+    reads_draft_confidence = reads_verifier_confidence = False
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (HalfARule(), "HalfARule has no reads_draft_confidence, reads_verifier_confidence"),
+        (NotAPytree(), "rule must be a pytree, got NotAPytree: decorate the class"),
+    ],
+)
+def test_what_a_rule_without_a_drafter_lacks_is_named(rule, message):
+    params = decoding.MethodParams(PARAMS[0], rule=rule)
+    batch = types.PromptBatch(PROMPTS, LENGTHS, np.arange(3), np.full(3, 5))
+    with pytest.raises(TypeError, match=message):
+        decoding.Autoregressive(MODEL).init(params, batch, max_new=5)
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
     size, copies, length = 520, 5000, 3
@@ -442,6 +467,7 @@ BAD = [
     ({"prefix": [[0, 1], [0, 0], [3, 0]]}, r"prefix must lie in \[0, 2\], got 3 in row 2"),
     ({"prefix": [[0, 1]]}, r"prefix must be \[B, F\] = \(3, 2\), got shape \(1, 2\)"),
     ({"prefix": [0, 1, 1]}, r"prefix must be \[B, F\] = \(3, 3\), got shape \(3,\)"),
+    ({"prefix": 1}, r"prefix must be \[B, F\] = \(3, 0\), got shape \(\)"),
     (
         {"prefix": [[0, 1]] * 3, "prefix_lengths": [2, 0, 5]},
         r"prefix_lengths must lie in \[0, 2\], got 5 in row 2",
