@@ -268,6 +268,8 @@ class OnlineEstimate(Estimate):
         place = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
         stood = place < outcome.agreed[:, None]
         fell = outcome.rejected[:, None] & (place == outcome.agreed[:, None])
+        # A row keeps drawing until all drafts end, and its model may give NaN past its own end.
+        features = jnp.where(stood | fell, features, 0.0)
         known = (stood | fell).astype(jnp.float32)
         seen = recalled[:, :1] * features + recalled[:, 1:]
         chance = jax.nn.sigmoid(seen)

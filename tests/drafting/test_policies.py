@@ -171,6 +171,11 @@ def test_the_online_estimate_ignores_what_it_cannot_know():
     some = estimate.learn(memory, recalled, features, outcome([3] * B, [1] * B, [False] * B))
     more = estimate.learn(memory, recalled, features, outcome([3] * B, [1] * B, [True] * B))
     np.testing.assert_allclose(2 * some.precision, more.precision, rtol=1e-6)
+    # NaN in tokens that were drawn past the end of a row's draft.
+    holes = features.at[:, 2:].set(jnp.nan)
+    known = estimate.learn(memory, recalled, holes, outcome([2] * B, [1] * B, [True] * B))
+    for found, wanted in zip(known, more, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("seed", range(20))
