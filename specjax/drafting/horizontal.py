@@ -98,12 +98,12 @@ class HorizontalCascade(SeveralDrafters):
         """The traits of several drafters: the distribution depends on the place in the block."""
         each = [drafter.traits for drafter in self.drafters]
         exact = all(n == d.max_draft for n, d in zip(self._counts, self.drafters, strict=True))
-        fixed = exact and all(traits.fixed_length for traits in each)
         return DraftTraits(
             prefix_only=len(each) == 1 and each[0].prefix_only,
             random_stops=any(traits.random_stops for traits in each),
-            fixed_length=fixed,
-            independent_rows=fixed and all(traits.independent_rows for traits in each),
+            fixed_length=exact and all(traits.fixed_length for traits in each),
+            # Several drafters lag by what the rows have accepted, and catch up in common passes.
+            independent_rows=len(each) == 1 and exact and each[0].independent_rows,
             catches_up=each[-1].catches_up,
         )
 

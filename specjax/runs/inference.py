@@ -90,9 +90,10 @@ def infer(
     `prediction` and the key `error`.
 
     The random stream of a row depends on its `id`. Batches are always formed from the whole input,
-    so a run that is stopped and continued gives the same lines. With drafts of a fixed length, or
-    none, only the missing rows are decoded. Otherwise up to 4 times the batch size of rows form a
-    plan, and a plan with a missing row is decoded from its start (see `Decoder.rows`).
+    so a run that is stopped and continued gives the same lines. With one drafter and drafts of a
+    fixed length, or none, only the missing rows are decoded. Otherwise up to 4 times the batch size
+    of rows form a plan, and a plan with a missing row is decoded from its start (see
+    `Decoder.rows`).
 
     With `process` this process decodes a part of the rows, in its own directory in `output_dir`.
     The rows are equal to those of a single process. If all parts are on one file system, the last

@@ -220,9 +220,9 @@ class Decoder:
           prompts: as in a call.
           done: places of prompts to skip; the other rows are bit for bit the same as without
             `done`. If it maps each place to the row's `info.rounds`, rows are independent
-            (`Method.independent_rows`: drafts of a fixed length, or none) and there are no draft
-            limits, only the missing rows are decoded. Otherwise each group (prompts that share
-            slots) with a missing row is decoded from its start.
+            (`Method.independent_rows`: one drafter with drafts of a fixed length, or none) and
+            there are no draft limits, only the missing rows are decoded. Otherwise each group
+            (prompts that share slots) with a missing row is decoded from its start.
           progress: as in a call.
           **options: as in a call.
 

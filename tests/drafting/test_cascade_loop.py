@@ -220,3 +220,25 @@ def test_a_learning_policy_below_learns_from_the_middle_model():
     right, wrong = passes(params), passes(near("llama", 5.0))
     assert right["middle"] < wrong["middle"]
     assert right["low"] / right["middle"] > wrong["low"] / wrong["middle"]
+
+
+def test_rows_of_several_drafters_share_the_passes_that_catch_up():
+    """A whole block leaves the large drafter behind: it catches up in passes of all rows."""
+    model, params = target("table")
+    parts = [drafting.NeuralDrafter(model, 1, name="large"), drafting.NeuralDrafter(model, 2)]
+    method = decoding.Speculative(model, drafting.HorizontalCascade(tuple(parts)))
+    own = tuple(drafting.NeuralDrafterParams(near("table", noise)) for noise in (0.1, 0.3))
+    given = decoding.MethodParams(params, own)
+    inputs = np.random.default_rng(0).integers(3, 40, (3, 5)).astype(np.int32)
+    lengths = np.array([5, 2, 4], np.int32)
+    options = {"sampling": sampling.Sampling(1.0)}
+    together = run(method, given, inputs=inputs, **options)
+    differ = False
+    for row in range(3):
+        one = {"inputs": inputs[[row]], "input_lengths": lengths[[row]], "ids": np.array([row])}
+        alone = run(method, given, rows=1, **one, **options)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        differ |= int(alone.info.calls["large"][0]) != int(together.info.calls["large"][row])
+    assert differ and not method.independent_rows
+    single = drafting.HorizontalCascade(tuple(parts[:1]))
+    assert decoding.Speculative(model, single).independent_rows
