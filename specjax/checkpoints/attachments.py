@@ -17,9 +17,8 @@ import safetensors.numpy
 from specjax.acceptance_head.head import Head
 from specjax.acceptance_head.network import HeadConfig
 from specjax.checkpoints.arrays import flatten, unflatten
-from specjax.checkpoints.hf import write_json
 from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
-from specjax.tokenizers.model_files import read_json
+from specjax.tokenizers.model_files import read_json, write_json
 from specjax.writing import new_directory
 
 HEAD_NAME = "acceptance_head"

@@ -3,7 +3,6 @@
 A family (`specjax.models.family`) interprets its fields and names.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,12 @@ from specjax.checkpoints.arrays import (
     same_values,
 )
 from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Renaming, family_of
-from specjax.tokenizers.model_files import SpecialIds, read_json, special_ids_from_json
+from specjax.tokenizers.model_files import (
+    SpecialIds,
+    read_json,
+    special_ids_from_json,
+    write_json,
+)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -328,8 +332,3 @@ def write_hf(
         total = sum(params[line.path].size for line in lines) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(directory / INDEX, index)
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON object, indented, with a final newline."""
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

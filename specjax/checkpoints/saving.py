@@ -29,6 +29,7 @@ from specjax.tokenizers.model_files import (
     copy_tokenizer_files,
     read_json_if_there,
     special_ids_from_json,
+    write_json,
 )
 from specjax.types import Params
 from specjax.writing import new_directory
@@ -110,7 +111,7 @@ def save_model(
             if max_position_embeddings is not None:
                 values["max_position_embeddings"] = max_position_embeddings
             if jax.process_index() == 0:
-                hf.write_json(directory / SPECJAX_FILE, values)
+                write_json(directory / SPECJAX_FILE, values)
         if jax.process_index() == 0:
             if format != "orbax" and isinstance(config, T5Config):
                 keep_sentinels(directory, config.vocab_size)
@@ -139,7 +140,7 @@ def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
     values = read_json_if_there(file)
     merged = {**values, **ids.to_json()}
     if (always or file.exists()) and merged != values:
-        hf.write_json(file, merged)
+        write_json(file, merged)
 
 
 def check_format(config: ModelConfig, format: str) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from specjax.tokenizers.model_files import read_json_if_there
+from specjax.tokenizers.model_files import read_json_if_there, write_json
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, implied_sentinels
@@ -91,7 +91,7 @@ def keep_sentinels(directory: Path, rows: int) -> None:
     except ValueError:
         return  # Damaged before: loading it raises.
     if config != read_json_if_there(file):
-        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(file, config)
 
 
 __all__ = [

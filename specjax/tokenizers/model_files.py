@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """Like `read_json`, but a missing file counts as an empty object."""
     return read_json(path) if path.is_file() else {}
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON object, indented, with a final newline."""
+    path.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,12 @@ import sentencepiece
 
 from specjax.models import FAMILIES, Vocabulary
 from specjax.tokenizers.load import keep_sentinels, load_tokenizer
-from specjax.tokenizers.model_files import GENERATION_FILE, SpecialIds, copy_tokenizer_files
+from specjax.tokenizers.model_files import (
+    GENERATION_FILE,
+    SpecialIds,
+    copy_tokenizer_files,
+    write_json,
+)
 from specjax.tokenizers.tokenizer_config import TokenizerSettings
 from specjax.writing import new_directory
 
@@ -113,18 +118,14 @@ def write_vocabulary(
             kind = _kind(family)
             (partial / kind.file).write_bytes(train_vocabulary(texts, **options))
             if kind.settings:
-                _write_json(partial / "tokenizer_config.json", kind.settings)
+                write_json(partial / "tokenizer_config.json", kind.settings)
             else:
                 keep_sentinels(partial, 0)
         elif source == "bytes":
             settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
-            _write_json(partial / "tokenizer_config.json", settings)
+            write_json(partial / "tokenizer_config.json", settings)
         else:
             _copy(Path(source), partial)
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, directory: Path) -> None:

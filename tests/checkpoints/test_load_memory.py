@@ -10,9 +10,9 @@ import pytest
 import safetensors.numpy
 
 from specjax.checkpoints.arrays import flatten
-from specjax.checkpoints.hf import config_to_hf, write_json
+from specjax.checkpoints.hf import config_to_hf
 from specjax.models import LlamaConfig, family_of, model_from_config
-from specjax.tokenizers.model_files import SpecialIds
+from specjax.tokenizers.model_files import SpecialIds, write_json
 
 CONFIG = LlamaConfig(
     vocab_size=32000,
