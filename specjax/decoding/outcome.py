@@ -194,6 +194,12 @@ def emitted(tokens: Array, accepted: Array, next_token: Array) -> Array:
     return jnp.where(index == accepted[:, None], next_token[:, None], padded)
 
 
+def last_token(tokens: Array, counts: Array, before: Array) -> Array:
+    """The last of the first `counts [B]` of `tokens [B, T]`; `before [B]` if there is none."""
+    place = jnp.maximum(counts - 1, 0)[:, None]
+    return jnp.where(counts > 0, jnp.take_along_axis(tokens, place, axis=1)[:, 0], before)
+
+
 def _emitted_logs(
     probs: Array, drafted: Array, last_probs: Array, last: Array, accepted: Array
 ) -> Array:

@@ -30,6 +30,7 @@ from specjax.decoding.outcome import (
     RoundState,
     block_targets,
     emitted,
+    last_token,
     nan_in_passes,
     next_target,
     report,
@@ -245,12 +246,11 @@ class Round:
           The state for the next round. Caches stay: entries past a row's position are not seen.
         """
         moved = counts > 0
-        last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
         history = new.history
         if history is not None:
             history = history_lib.commit(history, old.positions, tokens, counts)
         return RoundState(
-            tokens=jnp.where(moved, last, old.tokens),
+            tokens=last_token(tokens, counts, old.tokens),
             positions=old.positions + counts,
             cache=new.cache,
             drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts, hidden),

@@ -64,12 +64,6 @@ def cut_from(block: DraftBlock, starts: Array, longest: int) -> DraftBlock:
     )
 
 
-def last_token(tokens: Array, counts: Array, before: Array) -> Array:
-    """The last of the first `counts [B]` of `tokens [B, T]`; `before [B]` if there is none."""
-    place = jnp.maximum(counts - 1, 0)[:, None]
-    return jnp.where(counts > 0, jnp.take_along_axis(tokens, place, axis=1)[:, 0], before)
-
-
 def _put_first(buffer: Array, values: Array, starts: Array, counts: Array) -> Array:
     """Writes the first `counts [B]` of `values [B, n, ...]` at `starts [B]`; see `put_at`."""
     index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]

@@ -12,7 +12,8 @@ import numpy as np
 
 from specjax.checks import check_count
 from specjax.decoding.guards import checked_block, checked_bonus, committed, planned
-from specjax.drafting.blocks import append_block, cut_from, empty_block, last_token
+from specjax.decoding.outcome import last_token
+from specjax.drafting.blocks import append_block, cut_from, empty_block
 from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.processing import advance
 from specjax.types import (
