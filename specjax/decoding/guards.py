@@ -111,6 +111,12 @@ def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
             raise ValueError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
 
 
+def check_model(name: str, model: Any) -> None:
+    """Raises TypeError unless `model` is a language model; `name` is the argument's name."""
+    needed = ("vocab_size", "prefill", "score", "write", "extend")
+    check_part(name, model, needed, "models.model_from_config(config)")
+
+
 def check_vocabularies(verifier: Any, drafter: Any) -> None:
     """Raises ValueError unless a verifier and a drafter have the same vocabulary size."""
     if verifier.vocab_size != drafter.vocab_size:
@@ -124,6 +130,7 @@ def check_parts(
     verifier: LanguageModel, drafter: Drafter, verification: Verification, nested: bool
 ) -> None:
     """Raises TypeError or ValueError unless the parts of a round fit together."""
+    check_model("verifier", verifier)
     needed = ("draft_limits", "propose", "bonus", "commit")
     check_part("drafter", drafter, needed, "NeuralDrafter(...)")
     check_part(

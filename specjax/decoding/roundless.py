@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_part, check_static
-from specjax.decoding.guards import check_vocabularies
+from specjax.checks import check_static
+from specjax.decoding.guards import check_model, check_vocabularies
 from specjax.decoding.loop import Method, MethodParams, check_pair, per_row
 from specjax.decoding.state import Step, step_uniforms
 from specjax.partitioning import Partitioner
@@ -89,8 +89,7 @@ class SequentialMethod(Method):
 
     def __post_init__(self) -> None:
         for name, model in self.models.items():
-            needed = ("vocab_size", "prefill", "score", "write", "extend")
-            check_part(name, model, needed, "models.model_from_config(config)")
+            check_model(name, model)
             check_static(name, model)
         super().__post_init__()
 

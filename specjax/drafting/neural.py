@@ -12,7 +12,7 @@ from jax import lax
 
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
-from specjax.decoding.guards import check_eos_ids
+from specjax.decoding.guards import check_eos_ids, check_model
 from specjax.decoding.history import History, put_column
 from specjax.drafting.blocks import empty_block
 from specjax.drafting.policies import FixedLength
@@ -111,7 +111,7 @@ class NeuralDrafter(Drafter):
         of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
 
     Raises:
-      TypeError: if `eos_ids` is not a tuple.
+      TypeError: if a part is of a wrong type, or `eos_ids` is not a tuple.
       ValueError: if `max_draft` is not a whole number of at least 1, `min_draft` is not in 0 .. G,
         or an id in `eos_ids` is outside the vocabulary.
     """
@@ -125,6 +125,7 @@ class NeuralDrafter(Drafter):
     catches_up: bool = False
 
     def __post_init__(self) -> None:
+        check_model("model", self.model)
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
         check_count("min_draft", self.min_draft, "give a whole number", low=0)
         if self.min_draft > self.max_draft:

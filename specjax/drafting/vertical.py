@@ -12,6 +12,7 @@ from jax import lax
 
 from specjax.checks import check_count, check_part, one_number
 from specjax.decoding import MethodParams, Round
+from specjax.decoding.guards import check_model
 from specjax.decoding.outcome import RoundMark, RoundState
 from specjax.drafting.blocks import append_block, empty_block
 from specjax.processing import advance, with_processing
@@ -123,7 +124,7 @@ class VerticalCascade(Drafter):
             check_count("rounds", self.rounds, "leave it out for no limit")
         needed = ("draft_limits", "propose", "bonus", "commit", "mark", "rewind")
         check_part("drafter", self.drafter, needed, "drafting.NeuralDrafter(...)")
-        check_part("reviewer", self.reviewer, ("prefill", "score", "write"), "pair.drafter.model")
+        check_model("reviewer", self.reviewer)
         if self.drafter.vocab_size != self.reviewer.vocab_size:
             raise ValueError(
                 f"levels of a cascade must share one vocabulary, got {self.reviewer.vocab_size} "

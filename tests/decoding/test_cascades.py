@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, rules, sampling, testing
+from specjax import decoding, drafting, rules, sampling, testing
 from specjax.decoding import oracle_cascade, sequence_cascade, token_cascade
 from specjax.types import ENDED_BY, PromptBatch
 from tests.decoding import cascade_laws as laws
@@ -506,6 +506,10 @@ def test_bad_parts_are_named():
         decoding.OracleCascade(verifier=MODEL, drafter=testing.TabularModel(4))
     with pytest.raises(TypeError, match=r"drafter must be like models\..*, got 3"):
         decoding.SequenceCascade(verifier=MODEL, drafter=3)
+    with pytest.raises(TypeError, match=r"verifier must be like models\..*, got 3"):
+        decoding.Speculative(3, drafting.NeuralDrafter(MODEL, 2))
+    with pytest.raises(TypeError, match=r"model must be like models\..*, got 3"):
+        drafting.NeuralDrafter(3, 2)
     token, bild, oracle, sequence = (CASES[n][0] for n in ("token", "bild", "oracle", "sequence"))
     with pytest.raises(ValueError, match="rule must read only the drafter, got Diff, which reads"):
         token.check_rule(rules.Diff(0.1))
