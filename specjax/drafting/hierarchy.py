@@ -113,20 +113,33 @@ def cascade_params(
       stopping: the parameters of the models' stopping policies by their names; default ().
 
     Raises:
-      ValueError: if a model's parameters are missing.
+      ValueError: if a model's parameters are missing, or a rule or a policy's parameters belong to
+        no model.
     """
+    reviewers: set[str] = set()
+    draws: set[str] = set()
 
     def params(part: Drafter) -> Params:
         if isinstance(part, HorizontalCascade):
             return tuple(params(each) for each in part.drafters)
         if isinstance(part, VerticalCascade):
+            reviewers.add(part.name)
             rule = rules.get(part.name, Lossless()) if isinstance(rules, Mapping) else rules
             return VerticalCascadeParams(_named(models, part.name), params(part.drafter), rule)
         if isinstance(part, NeuralDrafter):
+            draws.add(part.name)
             return NeuralDrafterParams(_named(models, part.name), stopping.get(part.name, ()))
         return last
 
-    return params(drafter)
+    made = params(drafter)
+    by_name = rules if isinstance(rules, Mapping) else {}
+    for what, given, known in (("rules", by_name, reviewers), ("stopping", stopping, draws)):
+        if unknown := sorted(set(given) - known):
+            raise ValueError(
+                f"{what} has an entry {unknown[0]!r}, but its names are "
+                f"{', '.join(sorted(known)) or 'none'}: correct it, or leave it out"
+            )
+    return made
 
 
 def _named(models: Mapping[str, Params], name: str) -> Params:

@@ -464,6 +464,20 @@ def test_bad_vertical_cascades_are_refused(change, message):
         drafting.VerticalCascade(**given)
 
 
+def test_parameters_for_models_that_are_not_there_are_refused():
+    drafter = drafting.cascade([[1, 1], [0, 2]], {"d2": model(2), "d0": model(2)})
+    given = tables(2, 2, 0)
+    for options, message in (
+        ({"rules": {"d3": rules.Lossy(0.5)}}, "rules has an entry 'd3', but its names are d2: cor"),
+        ({"rules": {"d0": rules.Lossy(0.5)}}, "rules has an entry 'd0'"),
+        ({"stopping": {"d2": ()}}, "stopping has an entry 'd2', but its names are d0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            drafting.cascade_params(drafter, given, **options)
+    made = drafting.cascade_params(drafter, given, rules={"d2": rules.Lossy(0.5)})
+    assert isinstance(made[0].rule, rules.Lossy)
+
+
 def test_bad_parts_of_cascades_are_refused():
     with pytest.raises(TypeError, match="drafter must be like drafting.NeuralDrafter"):
         drafting.VerticalCascade(model(2), model(2), 3)
