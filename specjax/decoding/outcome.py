@@ -43,8 +43,9 @@ class RoundInfo(NamedTuple):
     """Statistics of one round, per row.
 
     Attributes:
-      drafted: `[B]` int32.
-      accepted: `[B]` int32.
+      drafted: `[B]` int32, the number of drafted tokens; of a tree, the accepted tokens, and one
+        more if the path ended by a rejection.
+      accepted: `[B]` int32, the number of accepted tokens.
       calls: model's name -> int32 scalar, its passes; each serves the whole batch.
       row_calls: model's name -> `[B]` int32, the same without drafter passes that only the whole
         blocks of other rows needed.

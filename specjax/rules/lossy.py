@@ -1,8 +1,9 @@
 """Lossy and mentored decoding, as target distributions.
 
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3 and appendix E;
-for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). T of eq. 4 is not
-  a distribution at beta = 1, so `Lossy` is the output distribution of the procedure.
+for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). The paper's T for
+lossy decoding is not a distribution at beta = 1, so `Lossy` is the output distribution of the
+procedure.
 """
 
 from types import MappingProxyType

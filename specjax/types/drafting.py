@@ -54,9 +54,8 @@ class DraftTraits(NamedTuple):
     """Properties of drafting that a verification algorithm may need to know.
 
     Attributes:
-      prefix_only: each draft distribution depends only on the tokens before it, and on a single
-        drafter
-        (no horizontal cascade, no statistics gathered from earlier rounds).
+      prefix_only: each draft distribution depends only on the tokens before it, and comes from a
+        single drafter (no horizontal cascade, no statistics gathered from earlier rounds).
       random_stops: whether the decision to stop a draft uses extra randomness.
       fixed_length: every block is as long as its row's limit allows. False is always safe: True
         allows `GreedyBlock`, which is biased if it does not apply.

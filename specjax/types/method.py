@@ -50,7 +50,8 @@ class DecodeInfo(NamedTuple):
         whole batch, so other rows that draft more can add passes of the drafter; the pass after a
         whole block counts only if this row's block was accepted whole.
       drafted_lengths: `[B, G + 1]` int32, the number of rounds with 0 .. G drafted tokens. Tokens
-        that nothing can reject do not count as drafted.
+        that nothing can reject do not count as drafted. Of a tree count the accepted tokens, and
+        one more if the path ended by a rejection.
       accepted_lengths: `[B, G + 1]` int32, the number of rounds with 0 .. G accepted tokens; tokens
         past an EOS or the limit count too.
       token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
