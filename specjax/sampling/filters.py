@@ -13,10 +13,14 @@ from specjax.types.language_model import Array
 
 
 def descending_bits(logits: Array) -> Array:
-    """Integers that order floats from the largest (+inf) down; equal floats get equal integers."""
+    """Integers that order floats from the largest (+inf) down; equal floats get equal integers.
+
+    NaN comes first, whatever its sign: a filter must not hide it.
+    """
     bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # -0 + 0 is 0
     negative = bits >> 31 == 1
-    return jnp.where(negative, bits, ~(bits | jnp.uint32(1 << 31)))
+    order = jnp.where(negative, bits, ~(bits | jnp.uint32(1 << 31)))
+    return jnp.where(jnp.isnan(logits), jnp.uint32(0), order)
 
 
 def keep_top_k(weights: Array, rank: Array, k: Array) -> Array:

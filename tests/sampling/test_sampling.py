@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from specjax import sampling
-from specjax.sampling import Sampling, kernel_choice
+from specjax.sampling import Sampling, filters, kernel_choice
 
 ONE_BELOW = np.float32(1.0) - np.finfo(np.float32).epsneg
 
@@ -82,9 +82,9 @@ def test_ties_at_the_edges_stay():
         ([5.0], [1]),
     ],
 )
-@pytest.mark.parametrize("filters", [{}, {"top_k": 1000, "top_p": 0.99}])
-def test_extreme_logits(logits, want, filters):
-    got = sampling.distribution(jnp.array(logits, jnp.float32), Sampling(**filters))
+@pytest.mark.parametrize("kept", [{}, {"top_k": 1000, "top_p": 0.99}])
+def test_extreme_logits(logits, want, kept):
+    got = sampling.distribution(jnp.array(logits, jnp.float32), Sampling(**kept))
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -103,6 +103,20 @@ def test_nan_logits_give_nan(size, temperature):
     for place in (0, size // 2, size - 1):
         logits = jnp.linspace(-1.0, 1.0, size).at[place].set(jnp.nan)
         assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(temperature))).all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_filter_does_not_hide_nan(sign):
+    """Processors give NaN of either sign: inf - inf is a negative NaN on CPUs."""
+    nan = np.copysign(np.float32(np.nan), np.float32(sign))
+    logits = jnp.asarray(np.array([1.0, nan, 3.0, -2.0], np.float32))
+    # Not a constant, in which the sign could be lost.
+    rank = jax.jit(filters.descending_bits)(logits)
+    weights = jnp.array([1.0, jnp.nan, 2.0, 0.5])
+    for k in (1, 2):
+        assert np.isnan(jax.jit(filters.keep_top_k)(weights, rank, jnp.int32(k))[1])
+    for kept in ({"top_k": 1}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}):
+        assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(1.0, **kept))).all()
 
 
 def test_a_huge_temperature_is_uniform_over_possible_tokens():
