@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from specjax.checks import check_scalars, checked
-from specjax.rules.target import check_is_rule
+from specjax.rules.target import check_is_rule, kl_divergence
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
 
@@ -85,7 +85,7 @@ class Budgeted:
         cut = jnp.any((target > 0.0) & (p <= 0.0)) & jnp.isfinite(budget)
         possible = normalise(jnp.where(p > 0.0, target, 0.0), fallback=p)
         target = jnp.where(cut, possible, target)
-        whole = divergence(target, p)
+        whole = kl_divergence(target, p)
         # KL(pi || p) is convex in s, and at most log(1 + s^2 chi^2): so two shares are affordable.
         apart = jnp.where(p > 0.0, target - p, 0.0)
         # Not the square over p: of a small difference it would be 0.
@@ -98,14 +98,5 @@ class Budgeted:
         curve = jnp.sqrt(jnp.expm1(jnp.minimum(budget, 80.0)) / square)
         left = jnp.where(affordable, 1.0, jnp.minimum(jnp.maximum(chord, curve), 1.0))
         held = left * target + (1.0 - left) * p
-        cost = jnp.where(jnp.isinf(budget), 0.0, divergence(held, p))
+        cost = jnp.where(jnp.isinf(budget), 0.0, kl_divergence(held, p))
         return held, earned - cost
-
-
-def divergence(target: Array, p: Array) -> Array:
-    """KL(target || p), in nats; infinite if p = 0 < target anywhere; `[V]`, `[V]` -> scalar."""
-    both = (target > 0.0) & (p > 0.0)
-    ratio = jnp.where(both, target, 1.0) / jnp.where(both, p, 1.0)
-    # No term is negative, so that nothing cancels if the two are close.
-    terms = jnp.where(both, target * jnp.log(ratio), 0.0) - target + p
-    return jnp.where(jnp.any((target > 0.0) & (p <= 0.0)), jnp.inf, total(terms))

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import checked
-from specjax.rules.target import Strength, TargetRule
+from specjax.rules.target import Strength, TargetRule, kl_divergence
 from specjax.sampling import TINY, normalise, residual_mass, total
 from specjax.types import Array, traced_dataclass
 
@@ -97,7 +97,9 @@ class Mentored(Strength, TargetRule):
     def _target(self, q, p, q_conf, p_conf):
         keep, inverse = _within_budget(q, p, jnp.asarray(self.strength, jnp.float32))
         mentored = _tuned(q, p, keep, inverse)
-        return jnp.where(_divergence(p, q) <= self.strength, q, mentored)
+        within = jnp.where(kl_divergence(p, q) <= self.strength, q, mentored)
+        # Divergences of nearly equal p and q round to 0.
+        return jnp.where(self.strength > 0.0, within, p)
 
 
 def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
@@ -201,10 +203,3 @@ def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0)
 def _tuned(q: Array, p: Array, keep: Array, inverse: Array) -> Array:
     target = jnp.maximum(jnp.minimum(q, p / keep), p * inverse)
     return normalise(target, fallback=p)
-
-
-def _divergence(p: Array, target: Array) -> Array:
-    """KL(p || target), in nats."""
-    safe = jnp.where(p > 0.0, p, 1.0)
-    ratio = jnp.log(safe) - jnp.log(jnp.where(p > 0.0, target, 1.0))
-    return total(p * ratio)

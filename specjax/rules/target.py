@@ -108,6 +108,15 @@ def cross_entropy(x: Array, y: Array) -> Array:
     return -total(jnp.where(x > 0.0, x * jnp.log(y), 0.0))
 
 
+def kl_divergence(x: Array, y: Array) -> Array:
+    """KL(x || y), in nats; infinite if y = 0 < x anywhere; `[V]`, `[V]` -> scalar."""
+    both = (x > 0.0) & (y > 0.0)
+    ratio = jnp.where(both, x, 1.0) / jnp.where(both, y, 1.0)
+    # No term is negative, so that nothing cancels if the two are close.
+    terms = jnp.where(both, x * jnp.log(ratio), 0.0) - x + y
+    return jnp.where(jnp.any((x > 0.0) & (y <= 0.0)), jnp.inf, total(terms))
+
+
 def total_variation(p: Array, q: Array) -> Array:
     """D_TV(p, q) = sum_v max(0, p(v) - q(v)); `[V]`, `[V]` -> scalar."""
     return residual_mass(p, q)

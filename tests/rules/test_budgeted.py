@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import rules
-from specjax.rules.budgeted import divergence
+from specjax.rules.target import kl_divergence
 from tests.tables import random_distributions
 
 COUNT, VOCAB = 200, 7
@@ -17,7 +17,7 @@ def spend(rule, q, p, credit):
     def one(q, p, credit):
         target = rule.rule(q, p, q, p)
         held, left = rule.spend(target, p, credit)
-        return target, held, left, divergence(held, p)
+        return target, held, left, kl_divergence(held, p)
 
     return jax.vmap(one)(q, p, credit)
 
@@ -44,7 +44,7 @@ def test_no_position_pays_more_than_it_has(rule):
     np.testing.assert_allclose(left, credit + 0.01 - cost, atol=1e-6)
     assert (left >= -1e-6).all()
     # The control: the rule itself pays more than there is.
-    price = np.asarray(jax.vmap(divergence)(target, jnp.asarray(p)))
+    price = np.asarray(jax.vmap(kl_divergence)(target, jnp.asarray(p)))
     assert (price > credit + 0.01).sum() > 20
     # What it can pay in full, it leaves as it is.
     free = np.isclose(target, p, atol=0.0).all(axis=1)
@@ -70,7 +70,7 @@ def test_no_budget_is_lossless_where_differences_are_tiny():
         for logits in ([8.0, 3.0, 2.5, 2.0], [8.0, 3.1, 2.4, 2.2])
     )
     target, held, left, cost = spend(rules.Budgeted(rules.OPT(0.5), 0.0), q, p, jnp.zeros(1))
-    assert float(divergence(target[0], p[0])) > 0.0  # the control: not affordable
+    assert float(kl_divergence(target[0], p[0])) > 0.0  # the control: not affordable
     squares = (target - p) ** 2
     assert float(jnp.sum(squares)) == 0.0
     np.testing.assert_array_equal(held, p)
@@ -87,7 +87,7 @@ def test_most_of_a_budget_is_spent():
         return jax.lax.scan(lambda left, at: jax.vmap(rule.spend)(*at, left)[::-1], credit, at)[0]
 
     left = follow(jnp.zeros(20), (q.reshape(10, 20, VOCAB), p.reshape(10, 20, VOCAB)))
-    wanted = jax.vmap(divergence)(q, p).reshape(10, 20)
+    wanted = jax.vmap(kl_divergence)(q, p).reshape(10, 20)
     assert float(wanted.mean()) > 0.1  # the control
     assert float(left.max()) < 4 * 0.05 and float(left.mean()) < 2 * 0.05
 

@@ -241,6 +241,14 @@ def test_mentored_uses_its_whole_budget(budget, vocab):
         assert (np.abs(spent - budget) < 1e-5).sum() > 10
 
 
+def test_mentored_without_a_budget_is_lossless_also_for_nearly_equal_models():
+    q, _ = pairs(8)
+    noise = np.random.default_rng(0).standard_normal(q.shape)
+    p = (q * (1.0 + 1e-4 * noise)).astype(np.float32)
+    p /= p.sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(apply(rules.Mentored(0.0), q, p), p)
+
+
 def test_strengths_are_traced():
     q, p = pairs(16)
     compiled = jax.jit(lambda r, *a: jax.vmap(r)(*a))
