@@ -117,6 +117,10 @@ def test_a_filter_does_not_hide_nan(sign):
         assert np.isnan(jax.jit(filters.keep_top_k)(weights, rank, jnp.int32(k))[1])
     for kept in ({"top_k": 1}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}):
         assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(1.0, **kept))).all()
+        # Over many tokens of several rows XLA's maximum loses NaN.
+        rows = jnp.linspace(-1.0, 1.0, 3000).at[1500].set(nan)[None].repeat(3, axis=0)
+        found = jax.jit(jax.vmap(sampling.distribution, (0, None)))(rows, Sampling(1.0, **kept))
+        assert np.isnan(found).all()
 
 
 def test_a_huge_temperature_is_uniform_over_possible_tokens():
