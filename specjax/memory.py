@@ -65,13 +65,13 @@ def nbytes(tree: Any, shardings: Any = None) -> int:
     """Returns the bytes of a tree on each device.
 
     Args:
-      tree: a pytree of arrays or of their shapes. A repeated array counts once.
+      tree: a pytree of arrays, of their shapes, or of numbers. A repeated array counts once.
       shardings: a pytree of shardings with the same structure; None if nothing is sharded.
 
     Returns:
       The sum.
     """
-    leaves = jax.tree.leaves(tree)
+    leaves = [x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree)]
     places = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
     # Several arrays may share a shape object.
     own = {

@@ -350,8 +350,13 @@ def first_state(
       prompts: its prompts, or their shapes.
     """
     leaves, structure = jax.tree.flatten((params, prompts))
-    kinds = ((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
-    return _first_state(method, static, structure, tuple(kinds))
+    return _first_state(method, static, structure, tuple(map(_kind, leaves)))
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], Any, Any]:
+    """Shape, dtype and sharding of an array, a shape, or a number such as a rule's strength."""
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    return np.shape(leaf), dtype, getattr(leaf, "sharding", None)
 
 
 # Cached: every call of a Decoder needs it, and tracing takes as long as decoding some tokens.

@@ -488,6 +488,15 @@ def test_a_rule_that_reads_the_verifier_alone_needs_no_drafter(pair):
     assert decoder(PROMPTS, seed=1, rule=Sharper(np.float32(1.0))).texts != sharp.texts
 
 
+def test_a_strength_may_be_a_plain_number(pair):
+    """In a rule of one's own, whose class does not convert it."""
+    decoder = specjax.Decoder(pair.verifier, rule=Sharper(2.0), **SHAPE)
+    same(
+        decoder(PROMPTS, seed=1),
+        specjax.Decoder(pair.verifier, rule=Sharper(np.float32(2.0)), **SHAPE)(PROMPTS, seed=1),
+    )
+
+
 def test_what_one_model_alone_cannot_do_is_told(pair):
     with pytest.raises(ValueError, match="OPT reads the drafter, but there is none: give a draft"):
         specjax.Decoder(pair.verifier, rule=rules.OPT(0.1))
