@@ -134,7 +134,7 @@ def plans(
     """
     if isinstance(drafters, str) or not isinstance(drafters, Sequence):
         example = f"({drafters!r},)" if isinstance(drafters, str) else "('drafter',)"
-        raise TypeError(f"drafters must be a tuple such as {example}, got {drafters!r}")
+        raise TypeError(f"plans.drafters must be a tuple such as {example}, got {drafters!r}")
     max_draft = whole_number("max_draft", max_draft, low=1)
     if whole_number("levels", levels, low=1) > 3:
         raise ValueError(f"levels must be 1, 2 or 3, got {levels}")
