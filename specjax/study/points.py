@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specjax.evaluation import Bootstrap
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.scored import Predictions, predictions_of
@@ -28,7 +30,7 @@ from specjax.study.expect import Expected
 from specjax.study.measure import Measured, tell
 from specjax.study.scores import Scores
 from specjax.text import TextModel
-from specjax.text.setting import Setting
+from specjax.text.setting import DRAFTER_ALONE, Setting
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
 RECORDS = "points"
@@ -343,8 +345,19 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
     made: dict[str, list[Predictions]] = {}
     for setting in found.scored():
         name, measured = setting.described(), found.measured(setting)
-        made[name] = [
+        runs = [
             predictions_of(rows, f"{place}: {name}, seed {seed}")
             for seed, rows in zip(measured.seeds, measured.rows, strict=True)
         ]
+        made[name] = [*map(_of_drafter, runs)] if setting.method == DRAFTER_ALONE else runs
     return made
+
+
+def _of_drafter(found: Predictions) -> Predictions:
+    """A model that decodes alone counts as the verifier, but this model is the drafter."""
+    if found.counts is None:
+        return found
+    calls = {"drafter": found.counts.calls["verifier"]}
+    counts = dataclasses.replace(found.counts, calls=calls, deferrals=None)
+    # The verifier has not read the texts.
+    return dataclasses.replace(found, counts=counts, log_p=np.full(len(found), np.nan))

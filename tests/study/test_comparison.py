@@ -212,14 +212,20 @@ def test_a_directory_of_settings_is_evaluated(done, tmp_path):
         for name in {*known.figures} & {*figures}:
             assert figures[name] == known.figures[name], (one.described(), name)
     recorded = []
-    evaluate(
+    scores = evaluate(
         output,
         metrics=(),
+        costs={"verifier": 1.0, "drafter": 0.25},
         compared=predictions_in,
         output_dir=tmp_path / "scores",
         on_start=lambda run, paths: recorded.append(paths),
     )
     assert recorded == [{str(output): str(output)}]
+    # The drafter alone has its own cost, and the verifier has not read its texts.
+    figures = scores["methods"][world.DRAFTER.described()]["figures"]
+    assert figures["cost_per_token"]["value"] == 0.25 and "deferrals_per_token" not in figures
+    for name in ("tokens_per_verifier_call", "nats_per_token", "impossible_share"):
+        assert figures[name]["value"] is None, name
     assert predictions_in(tmp_path) is None
 
 
