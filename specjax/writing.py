@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -110,6 +111,20 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
+
+
+def read_regular(path: Path) -> bytes:
+    """Returns the content of a regular file; opening a pipe or a device would block.
+
+    Raises:
+      FileNotFoundError: the file does not exist.
+      OSError: it cannot be read, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        return file.read()
 
 
 def check_free(path: Path) -> None:

@@ -39,7 +39,13 @@ def run(args: argparse.Namespace) -> int:
 def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -> None:
     """Records the command, with the gin configuration of the first part."""
     from specjax.runs.run_directory import GIN_NAME
+    from specjax.writing import read_regular
 
-    path = Path(next(iter(paths.values())), GIN_NAME)
-    config = path.read_text(encoding="utf-8") if path.is_file() else None
+    path, config = Path(next(iter(paths.values())), GIN_NAME), None
+    try:
+        config = read_regular(path).decode()
+    except FileNotFoundError:
+        pass
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}): restore it") from None
     run.record(command=command, config=config, paths=paths)

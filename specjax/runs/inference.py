@@ -13,7 +13,6 @@ each writes its own directory `part-I-of-N`; `runs.merging` merges them.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -39,7 +38,9 @@ from specjax.runs.predictions import (
     PREDICTIONS_NAME,
     Record,
     about,
+    hash_of,
     line_of,
+    lines_of,
     record_of_row,
     resume,
     totals,
@@ -151,7 +152,9 @@ def infer(
     with processes.naming_lost_processes(process), run:
         if together:
             # Early, so that a process that rejects its input does not keep the others waiting.
-            processes.check_same("another input", _hash([(e.inputs, e.targets) for e in examples]))
+            processes.check_same(
+                "another input", hash_of([(e.inputs, e.targets) for e in examples])
+            )
         decoder = _decoder(make_decoder, run, process)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
@@ -159,7 +162,7 @@ def infer(
         settings = {"seed": seed, "chat": chat}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         own = _own_ids(decoder, prompts, failed, process)
-        done = resume(run.path / PREDICTIONS_NAME, examples, failed, own)
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, own)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
@@ -176,7 +179,7 @@ def infer(
         fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, seed, progress)
         records = sorted({**done, **fresh}.values(), key=lambda record: record["id"])
         assert len(records) == len(own) or together
-        path = run.write(PREDICTIONS_NAME, b"".join(map(line_of, records)))
+        path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         metrics = {**totals(records), "this_process": took}
         written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
     _say_nan(records)
@@ -227,15 +230,15 @@ def _claim(
         **settings,
         "rows": len(examples),
         # The texts and the tokens: similar tokenizers may split a text differently.
-        "input": _hash([(e.inputs, e.targets) for e in examples]),
-        "tokens": _hash([prompt.tolist() for prompt in prompts.values()]),
+        "input": hash_of([(e.inputs, e.targets) for e in examples]),
+        "tokens": hash_of([prompt.tolist() for prompt in prompts.values()]),
     }
     if process is not None:
         merging.ROWS.check_whole(
             run, configuration, allow_other_environment=allow_other_environment
         )
         if process.together:
-            same = _hash({**configuration, "environment": None})
+            same = hash_of({**configuration, "environment": None})
             processes.check_same("other models or settings", same)
         configuration[PART] = dataclasses.asdict(process)
     run.claim(configuration, allow_other_environment=allow_other_environment)
@@ -321,7 +324,7 @@ def _decode(
     Returns:
       The written records, by id, and the figures of `this_process`.
     """
-    path = run.own(PREDICTIONS_NAME)
+    path, fingerprint = run.own(PREDICTIONS_NAME), run.fingerprint
     records: dict[int, Record] = {}
     ids, tokens = list(prompts), 0
     start, compiled = time.perf_counter(), compile_seconds()
@@ -333,7 +336,7 @@ def _decode(
         def put(record: Record) -> None:
             run.keep()
             records[record["id"]] = record
-            _write(file, line_of(record), path)
+            _write(file, line_of(record, fingerprint), path)
 
         for record in errors.values():
             put(record)
@@ -364,10 +367,6 @@ def _write(file: Any, line: bytes, path: Path) -> None:
         f"{path} cannot be written ({reason}): free some space and run the same command again; "
         "the finished rows are kept"
     )
-
-
-def _hash(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:

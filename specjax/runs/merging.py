@@ -20,7 +20,8 @@ from specjax.runs.predictions import (
     METRICS_NAME,
     PREDICTIONS_NAME,
     Record,
-    line_of,
+    hash_of,
+    lines_of,
     totals,
     written_rows,
 )
@@ -30,6 +31,7 @@ from specjax.runs.run_directory import (
     PART,
     RunDirectory,
     difference,
+    fingerprint_of,
     read_config,
 )
 from specjax.writing import InUseError
@@ -91,7 +93,7 @@ class Shared:
         """Returns the directory itself if it is a part, or the parts up to two levels below."""
         if _place(root) and (root / self.config_name).is_file():
             return [root]
-        found = sorted(root.glob("part-*-of-*")) or sorted(root.glob("*/part-*-of-*"))
+        found = sorted([*root.glob("part-*-of-*"), *root.glob("*/part-*-of-*")])
         return [path for path in found if _place(path)]
 
     def find(self, roots: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -148,12 +150,13 @@ class Shared:
           ValueError: a part has no configuration, or a different configuration.
         """
         stored = [read_config(path / self.config_name) for path in found]
-        configurations = [config for config in stored if config is not None and PART in config]
-        if len(configurations) < len(found):
-            path = found[[config is None or PART not in config for config in stored].index(True)]
-            raise ValueError(
-                f"{path} has no {self.config_name} of a part: run this process to its end"
-            )
+        configurations: list[dict[str, Any]] = []
+        for path, config in zip(found, stored, strict=True):
+            if config is None or not isinstance(config.get(PART), dict):
+                raise ValueError(
+                    f"{path} has no {self.config_name} of a part: run this process to its end"
+                )
+            configurations.append(config)
         first = configurations[0]
         same = "on the same kind of machine" if self.same_machine else "and the same files"
         for index, (path, other) in enumerate(zip(found, configurations, strict=True)):
@@ -213,7 +216,7 @@ def read_parts(directory: str | os.PathLike[str]) -> list[Record] | None:
     if not ROWS.parts_in(Path(directory)):
         return None
     found = ROWS.find([directory])
-    return _rows(found, ROWS.common(found)["rows"])
+    return _rows(found, _configuration(found))
 
 
 def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> None:
@@ -235,8 +238,11 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
     # A part that fails now removes its configuration.
     if any(read_config(path / CONFIG_NAME) is None for path in found):
         return say_unmerged(part, process)
-    written = {row["id"] for path in found for row in written_rows(path / PREDICTIONS_NAME)[0]}
-    if len(written) < ROWS.common(found)["rows"]:
+    configuration = _configuration(found)
+    run = fingerprint_of(configuration)
+    files = [path / PREDICTIONS_NAME for path in found]
+    written = {row["id"] for path in files for row in written_rows(path, run)[0]}
+    if len(written) < configuration["rows"]:
         return say_unmerged(part, process)
     with contextlib.suppress(InUseError):  # another part that has just ended writes the same
         _write(ROWS.directory(part.path.parent), found, on_start)
@@ -259,8 +265,8 @@ def say_unmerged(part: RunDirectory, process: Process) -> None:
 
 
 def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
-    configuration = ROWS.common(found)
-    records = _rows(found, configuration["rows"])
+    configuration = _configuration(found)
+    records = _rows(found, configuration)
     with whole as run:
         run.claim(configuration, allow_other_environment=True)
         if on_start is not None:
@@ -268,7 +274,7 @@ def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
         run.keep()
         if (costs := found[0] / COSTS_NAME).is_file():
             run.write(COSTS_NAME, costs.read_bytes())
-        path = run.write(PREDICTIONS_NAME, b"".join(map(line_of, records)))
+        path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         metrics = totals(records)
         run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
     print(
@@ -278,11 +284,23 @@ def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
     return metrics
 
 
-def _rows(found: Sequence[Path], rows: int) -> list[Record]:
-    """All rows in order."""
+def _configuration(found: Sequence[Path]) -> dict[str, Any]:
+    """The configuration that all parts share."""
+    configuration = ROWS.common(found)
+    rows = configuration.get("rows")
+    if type(rows) is not int or rows < 1 or not isinstance(configuration.get("input"), str):
+        raise ValueError(
+            f"{found[0] / CONFIG_NAME} is damaged: run the same command again in a new output_dir"
+        )
+    return configuration
+
+
+def _rows(found: Sequence[Path], configuration: Mapping[str, Any]) -> list[Record]:
+    """All rows of a run in order."""
+    rows, run = configuration["rows"], fingerprint_of(configuration)
     records: dict[int, Record] = {}
     for path in found:
-        for record in written_rows(path / PREDICTIONS_NAME)[0]:
+        for record in written_rows(path / PREDICTIONS_NAME, run)[0]:
             i = record["id"]
             if i in records:
                 raise ValueError(f"row {i} of {path} is in another part, too: start a new run")
@@ -294,7 +312,13 @@ def _rows(found: Sequence[Path], rows: int) -> list[Record]:
             f"{len(absent)} of {rows} rows are in no part; the first is {absent[0]}: run the same "
             "command again in the processes that have not ended"
         )
-    return [records[i] for i in range(rows)]
+    ordered = [records[i] for i in range(rows)]
+    if hash_of([(x["inputs"], x.get("targets")) for x in ordered]) != configuration["input"]:
+        raise ValueError(
+            f"the rows of {found[0].parent} have other inputs than the run: run the same command "
+            "again in a new output_dir"
+        )
+    return ordered
 
 
 def _place(path: Path) -> tuple[int, int] | None:

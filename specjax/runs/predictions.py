@@ -1,15 +1,20 @@
-"""The rows of `predictions.jsonl`: a JSON object with a checksum in each line."""
+"""The rows of `predictions.jsonl`: a JSON object in each line, sealed to its run.
+
+The last keys of a line are the run's fingerprint and a checksum over the rest of the line. They
+detect damaged rows and those of another run.
+"""
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specjax.data.examples import Example
 from specjax.text.results import COUNTS, Row, finite
+from specjax.writing import read_regular
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -19,8 +24,10 @@ MADE = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
 
 Record = dict[str, Any]
 _FIRST_KEY = b'{"id": '
-# The last key of each line.
+# The last keys of each line.
+RUN, CHECKSUM = "run", "checksum"
 _CHECKSUM = b', "checksum": "%s"}'
+_DIGITS = 16
 _COUNTED = frozenset((*COUNTS, "rounds"))
 
 
@@ -48,43 +55,62 @@ def about(example: Example) -> Record:
     return made if example.targets is None else {**made, "targets": example.targets}
 
 
-def line_of(record: Record) -> bytes:
-    """Returns the line of a record, with the checksum of the rest as its last key."""
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+def line_of(record: Record, run: str) -> bytes:
+    """Returns the line of a record of the run with this fingerprint."""
+    sealed = {**record, RUN: run[:_DIGITS]}
+    text = json.dumps(sealed, ensure_ascii=False, allow_nan=False)
     # UTF-8 cannot encode half a surrogate pair; JSON can escape it.
     body = text.encode(errors="backslashreplace")
     return body[:-1] + _CHECKSUM % _checksum(body) + b"\n"
 
 
-def record_of(line: bytes) -> Record:
+def lines_of(records: Iterable[Record], run: str) -> bytes:
+    """Returns the lines of several records; see `line_of`."""
+    return b"".join(line_of(record, run) for record in records)
+
+
+def record_of(line: bytes, run: str | None = None) -> Record:
     """Returns the record of a line.
 
+    Args:
+      line: the line.
+      run: the fingerprint of its run; None if the run is unknown.
+
     Raises:
-      ValueError: the checksum is wrong.
+      ValueError: the line was changed, or is of another run; the message says which.
     """
-    length = len(_CHECKSUM % (b"0" * 16))
+    length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
     if line != body[:-1] + _CHECKSUM % _checksum(body):
-        raise ValueError
-    return json.loads(body)
+        raise ValueError("was changed")
+    record = json.loads(body)
+    if run is not None and record.get(RUN) != run[:_DIGITS]:
+        raise ValueError("is of another run")
+    return record
+
+
+def hash_of(values: Any) -> str:
+    """Returns a hash of JSON values, such as the inputs of a run."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:_DIGITS]
 
 
 def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest()[:16].encode()
+    return hashlib.sha256(body).hexdigest()[:_DIGITS].encode()
 
 
-def written_rows(path: Path) -> tuple[list[Record], bytes]:
+def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     """Returns the rows that a run has written so far, and an incomplete last line.
 
     Args:
       path: the file, which may be absent.
+      run: the run's fingerprint.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: a line is not a row, or has been changed.
+      ValueError: a line is not a row, has been changed, or is of another run.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return [], b""
     except OSError as error:
@@ -95,13 +121,14 @@ def written_rows(path: Path) -> tuple[list[Record], bytes]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            record = record_of(line)
+            record = record_of(line, run)
             sound = isinstance(record["id"], int) and "inputs" in record
             sound &= "error" in record or record["info"].keys() >= _COUNTED
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
             raise not_a_row(path, number)
+        del record[RUN]
         records.append(record)
     if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
         raise ValueError(
@@ -120,12 +147,17 @@ def not_a_row(path: Path, number: int) -> ValueError:
 
 
 def resume(
-    path: Path, examples: Sequence[Example], failed: Mapping[int, str], own: Collection[int]
+    path: Path,
+    run: str,
+    examples: Sequence[Example],
+    failed: Mapping[int, str],
+    own: Collection[int],
 ) -> dict[int, Record]:
     """Reads the rows of an earlier start; removes an incomplete last line from the file.
 
     Args:
       path: the file, which may be absent.
+      run: the run's fingerprint.
       examples: all inputs.
       failed: id -> error, of the inputs that cannot be decoded.
       own: the ids of the rows that may be in the file.
@@ -137,7 +169,7 @@ def resume(
       OSError: the file cannot be read.
       ValueError: a line is not a row of the run, has been changed, or is a duplicate.
     """
-    found, torn = written_rows(path)
+    found, torn = written_rows(path, run)
     records: dict[int, Record] = {}
     for number, record in enumerate(found, 1):
         i = record["id"]

@@ -22,7 +22,13 @@ from typing import Any, Self
 
 from specjax.checks import check_path
 from specjax.environment import environment
-from specjax.writing import locked, naming_failures, new_directory, write_atomically
+from specjax.writing import (
+    locked,
+    naming_failures,
+    new_directory,
+    read_regular,
+    write_atomically,
+)
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
@@ -114,9 +120,7 @@ class RunDirectory:
     def fingerprint(self) -> str:
         """A hash of the configuration without its environment and its process."""
         assert self._stored is not None, "the directory must be claimed, or have a configuration"
-        ignored = (*_BESIDE, ENVIRONMENT, PART)
-        counted = {key: value for key, value in self._stored.items() if key not in ignored}
-        return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+        return fingerprint_of(self._stored)
 
     def claim(
         self,
@@ -313,6 +317,13 @@ def _make_writable(directory: Path, attempts: int = 5) -> None:
         _make_writable(directory, attempts - 1)
 
 
+def fingerprint_of(configuration: Mapping[str, Any]) -> str:
+    """Returns a hash of a configuration without its environment and its process."""
+    ignored = (*_BESIDE, ENVIRONMENT, PART)
+    counted = {key: value for key, value in configuration.items() if key not in ignored}
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+
+
 def read_config(path: Path) -> dict[str, Any] | None:
     """Reads the file of a run's configuration; None if it is absent.
 
@@ -321,7 +332,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
       ValueError: it is damaged, or not the configuration of a run.
     """
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(read_regular(path))
     except FileNotFoundError:
         if not path.is_symlink():
             return None

@@ -16,7 +16,8 @@ from specjax.data.examples import field_of
 from specjax.data.records import SourceRecord, guess_format, read_objects, read_records
 from specjax.evaluation.efficiency import RowCounts
 from specjax.runs.merging import read_parts
-from specjax.runs.predictions import PREDICTIONS_NAME, record_of
+from specjax.runs.predictions import CHECKSUM, CONFIG_NAME, PREDICTIONS_NAME, RUN, record_of
+from specjax.runs.run_directory import fingerprint_of, read_config
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,11 +78,14 @@ def read_predictions(
         if not os.path.exists(file) and (rows := read_parts(name)) is not None:
             return predictions_of(rows, name, prediction_field, targets_field)
         name = file
-    records = []
+    run, records = _run_of(name), []
     for number, line, record in read_objects(name):
-        _check(f"{name}:{number}", line, record, prediction_field, targets_field)
+        if CHECKSUM in record or run is not None:
+            _check_seal(f"{name}:{number}", line, run)
+            run = record.get(RUN) if run is None else run  # all rows must be of one run
+        _check(f"{name}:{number}", record, prediction_field, targets_field)
         records.append(record)
-    if all("checksum" in record for record in records):
+    if all(CHECKSUM in record for record in records):
         return predictions_of(_in_order(name, records), name, prediction_field, targets_field)
     # `info` of other programs may have another form.
     own = [{key: value for key, value in record.items() if key != "info"} for record in records]
@@ -228,15 +232,26 @@ def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
     return [as_references(field_of(record, field)) for record in records]
 
 
-def _check(place: str, line: str, record: dict[str, Any], field: str, targets_field: str) -> None:
-    if "checksum" in record:
-        try:
-            record_of(line.encode())
-        except ValueError:
-            raise ValueError(
-                f"{place}: the line was changed after it was written: restore it, or remove "
-                "`checksum` from all lines"
-            ) from None
+def _run_of(file: str) -> str | None:
+    """The fingerprint of the run in the directory of a file; None if that is not a run's file."""
+    path = Path(file)
+    if path.name != PREDICTIONS_NAME:
+        return None
+    configuration = read_config(path.parent / CONFIG_NAME)
+    return None if configuration is None else fingerprint_of(configuration)
+
+
+def _check_seal(place: str, line: str, run: str | None) -> None:
+    try:
+        record_of(line.encode(), run)
+    except ValueError as error:
+        raise ValueError(
+            f"{place}: the line {error}: restore it, or copy the file elsewhere and remove "
+            f"`{CHECKSUM}` and `{RUN}` from all lines"
+        ) from None
+
+
+def _check(place: str, record: dict[str, Any], field: str, targets_field: str) -> None:
     if field not in record:
         raise ValueError(
             f"{place}: there is no key {field!r}; the keys are {', '.join(map(repr, record))}"

@@ -7,7 +7,7 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.evaluation import PassAt1, sandbox
-from specjax.runs.predictions import line_of
+from specjax.runs.predictions import lines_of
 from specjax.runs.scored import read_references
 from tests.cli.infer_command import TEXTS, arguments, rows
 
@@ -131,9 +131,9 @@ def test_references_come_from_fields(tmp_path, capsys, name, text, field):
 def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys):
     changed = []
     for record in rows(done[1]):
-        del record["checksum"]
+        del record["checksum"], record["run"]
         changed.append({**record, "log_prob": None if record["id"] == 3 else record["log_prob"]})
-    (tmp_path / "a.jsonl").write_bytes(b"".join(map(line_of, changed)))
+    (tmp_path / "a.jsonl").write_bytes(lines_of(changed, "0" * 64))
     status, out, _ = run(capsys, PREDICTIONS=tmp_path / "a.jsonl", METRICS="()")
     figures = json.loads(out.splitlines()[-1])["methods"]["a"]["figures"]
     assert status == 0 and "bleu" not in figures

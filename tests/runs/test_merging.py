@@ -1,18 +1,23 @@
 """Parts of several processes become one run; what does not belong together is refused."""
 
 import json
+import os
 import shutil
 
 import pytest
 
 from specjax.cli.main import main
 from specjax.runs import merging, processes
-from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, line_of
+from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
 from specjax.runs.processes import Process
+from specjax.runs.run_directory import GIN_NAME, fingerprint_of
 from specjax.text.groups import group, split
 from specjax.text.results import COUNTS
 
 ROWS = 6
+INPUTS = [(f"in {i}", None) for i in range(ROWS)]
+CONFIG = {"seed": 0, "rows": ROWS, "input": hash_of(INPUTS)}
+RUN = fingerprint_of(CONFIG)
 
 
 def record(i):
@@ -20,13 +25,17 @@ def record(i):
     return {"id": i, "inputs": f"in {i}", "prediction": "x", "ended_by": "eos", "info": info}
 
 
+def lines(*ids, run=RUN):
+    return lines_of(map(record, ids), run)
+
+
 def write_part(directory, index, count, ids, **settings):
     path = directory / Process(index, count).directory
     path.mkdir(parents=True)
-    config = {"seed": 0, "rows": ROWS, "environment": {"device": "cpu"}, **settings}
+    config = {**CONFIG, "environment": {"device": "cpu"}, **settings}
     config |= {"part": {"index": index}, "fingerprint": str(index), "files": [], "kept": True}
     (path / CONFIG_NAME).write_text(json.dumps(config))
-    (path / PREDICTIONS_NAME).write_bytes(b"".join(line_of(record(i)) for i in ids))
+    (path / PREDICTIONS_NAME).write_bytes(lines(*ids, run=fingerprint_of(config)))
     return path
 
 
@@ -42,7 +51,7 @@ def test_parts_become_one_in_the_order_of_the_inputs(tmp_path, capsys):
         in told.err
     )
     merged = (tmp_path / PREDICTIONS_NAME).read_bytes()
-    assert merged == b"".join(line_of(record(i)) for i in range(ROWS))
+    assert merged == lines(*range(ROWS))
     config = json.loads((tmp_path / CONFIG_NAME).read_text())
     assert config["rows"] == ROWS and "part" not in config
     # Again, and from parts that are named.
@@ -58,7 +67,7 @@ def test_parts_are_scored_as_the_run_that_they_make(tmp_path, capsys):
     assert main(score) == 2
     assert "1 of 6 rows are in no part; the first is 3" in capsys.readouterr().err
     with (other / PREDICTIONS_NAME).open("ab") as file:
-        file.write(line_of(record(3)))
+        file.write(lines(3))
     assert main(score) == 0
     apart = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not (tmp_path / "run" / PREDICTIONS_NAME).exists()  # nothing is written there
@@ -81,9 +90,9 @@ def test_the_last_part_to_end_merges(tmp_path, capsys):
     assert "part 0 of 2 is done. The last part to end merges all in" in capsys.readouterr().err
     other = write_part(tmp_path, 1, 2, [1, 3])
     with (other / PREDICTIONS_NAME).open("ab") as file:
-        file.write(line_of(record(5))[:-5])  # as it is being written
+        file.write(lines(5)[:-5])  # as it is being written
     assert not ends(0)
-    (other / PREDICTIONS_NAME).write_bytes(b"".join(line_of(record(i)) for i in (1, 3, 5)))
+    (other / PREDICTIONS_NAME).write_bytes(lines(1, 3, 5))
     assert ends(1)
     assert len((tmp_path / PREDICTIONS_NAME).read_bytes().splitlines()) == ROWS
 
@@ -163,9 +172,91 @@ def test_another_environment_is_allowed_for_a_part_of_a_merged_run(tmp_path):
     write_part(tmp_path, 0, 1, range(ROWS))
     assert main(["merge", str(tmp_path)]) == 0
     part = merging.ROWS.directory(tmp_path, Process(0, 1))
-    here = {"seed": 0, "rows": ROWS, "environment": {"device": "other"}}
+    here = {**CONFIG, "environment": {"device": "other"}}
     with pytest.raises(ValueError, match=r"environment.device: 'cpu' there, 'other' here"):
         merging.ROWS.check_whole(part, here)
     merging.ROWS.check_whole(part, here, allow_other_environment=True)
     with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
         merging.ROWS.check_whole(part, {**here, "seed": 1}, allow_other_environment=True)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Two parts that can be merged."""
+    return write_part(tmp_path, 0, 2, [0, 2, 4]), write_part(tmp_path, 1, 2, [1, 3, 5])
+
+
+def edit(directory, /, **values):
+    path = directory / CONFIG_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        # Rows of a run with another seed, all or some.
+        (lambda part: (part / PREDICTIONS_NAME).write_bytes(lines(1, 3, 5, run="0" * 64)), ":1: "),
+        (
+            lambda part: (part / PREDICTIONS_NAME).write_bytes(
+                lines(1, 3) + lines(5, run=fingerprint_of({**CONFIG, "seed": 7}))
+            ),
+            ":3: the line is not a row of this run",
+        ),
+        # A row of another text under this id.
+        (
+            lambda part: (part / PREDICTIONS_NAME).write_bytes(
+                lines(1, 3) + lines_of([{**record(5), "inputs": "in 6"}], RUN)
+            ),
+            "have other inputs than the run",
+        ),
+        (lambda part: (part / GIN_NAME).write_bytes(b"# \xff\n"), None),
+        (lambda part: edit(part, part=["x"]), "has no infer_config.json of a part"),
+        (lambda part: edit(part, files=["../precious"]), None),
+    ],
+)
+def test_parts_that_were_changed_are_refused(parts, tmp_path, capsys, change, told):
+    precious = tmp_path.parent / f"{tmp_path.name} precious"
+    precious.mkdir()
+    change(parts[1])
+    status = main(["merge", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert precious.exists()
+    if told is None:  # not read
+        assert status == 0
+        return
+    assert status == 2 and told in error and error.count("\n") == 1
+    assert not (tmp_path / PREDICTIONS_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "values", [{"rows": 5}, {"rows": "6"}, {"rows": [6]}, {"seed": 5}, {"input": None}]
+)
+def test_configurations_that_were_changed_are_refused(parts, tmp_path, capsys, values):
+    """In all parts alike, and with the fingerprint that the file had."""
+    for part in parts:
+        edit(part, **values)
+    assert main(["merge", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(parts[0]) in error
+    assert not (tmp_path / PREDICTIONS_NAME).exists()
+
+
+def test_a_configuration_as_gin_that_is_not_utf_8_is_refused(parts, tmp_path, capsys):
+    (parts[0] / GIN_NAME).write_bytes(b"# \xff\n")
+    assert main(["merge", str(tmp_path)]) == 2
+    assert "config.gin is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_copy_of_a_part_is_refused_wherever_it_lies(parts, tmp_path, capsys):
+    shutil.copytree(parts[0], tmp_path / "copy" / parts[0].name)
+    assert main(["merge", str(tmp_path)]) == 2
+    assert "are the same part: leave out one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [CONFIG_NAME, PREDICTIONS_NAME])
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(parts, tmp_path, capsys, name):
+    (parts[1] / name).unlink()
+    os.mkfifo(parts[1] / name)
+    assert main(["merge", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "not a regular file" in error and error.count("\n") == 1
