@@ -5,7 +5,8 @@ directory), `contained`, and the limits `memory`, `seconds`, `processes`, `disk`
 token to `status` if the program reached its end, otherwise the reason.
 
 Three processes: the first makes the namespaces and waits; the second is process 1 in them, so that
-all end with it; the third has the limits, no privileges, and runs the program. This script may
+all end with it; the third has the limits, no privileges, and runs the program. The program's file
+system has only Python and its libraries, read-only, and an empty `work` in memory. This script may
 import only the standard library, because it starts without site-packages.
 """
 
@@ -28,6 +29,8 @@ _NAMESPACES = {
 }
 _PRIVATE = 0x4000 | 1 << 18  # MS_REC | MS_PRIVATE
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
+_BIND = 0x1000 | 0x4000  # with all mounts below
+_DETACH = 2
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _ATTRIBUTES = 1 | 2 | 4  # read-only, no set-user-id, no devices
 _PDEATHSIG, _KEEPCAPS, _SECCOMP, _DROP_BOUND, _NO_NEW_PRIVILEGES = 1, 8, 22, 24, 38
@@ -39,23 +42,30 @@ _NEW_USER = _NAMESPACES["user"]
 # The architecture and its forbidden system calls: memory without limits (shmget, msgget, semget,
 # mq_open, memfd_create, memfd_secret), new namespaces with privileges (unshare, setns, mount), and
 # calls that ordinary programs do not need (ptrace, bpf, perf_event_open, add_key, request_key,
-# keyctl, userfaultfd, io_uring_setup); then the numbers of clone and clone3.
+# keyctl, userfaultfd, io_uring_setup, open_by_handle_at); then the numbers of clone, clone3, socket
+# and pivot_root.
 _CALLS = {
     "x86_64": (
         0xC000003E,
-        (29, 68, 64, 240, 319, 447, 272, 308, 165, 101, 321, 298, 248, 249, 250, 323, 425),
+        (29, 68, 64, 240, 319, 447, 272, 308, 165, 101, 321, 298, 248, 249, 250, 323, 425, 304),
         56,
         435,
+        41,
+        155,
     ),
     "aarch64": (
         0xC00000B7,
-        (194, 186, 190, 180, 279, 447, 97, 268, 40, 117, 280, 241, 217, 218, 219, 282, 425),
+        (194, 186, 190, 180, 279, 447, 97, 268, 40, 117, 280, 241, 217, 218, 219, 282, 425, 265),
         220,
         435,
+        198,
+        41,
     ),
 }
-# Directories with sockets and files of other processes. The program sees empty directories.
-_COVERED = ("/run", "/tmp", "/var/tmp", "/dev/shm")
+# The families of sockets that a program may make: they reach nothing outside its network namespace.
+_AF_INET, _AF_INET6 = 2, 10
+# Where the shared libraries of the system are.
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -116,7 +126,7 @@ def _supervise(job: dict) -> None:
     """Process 1 of the namespaces: when it ends, the kernel kills all others."""
     try:
         _libc.prctl(_PDEATHSIG, signal.SIGKILL)
-        _mount_all(job["work"], job["disk"])
+        _make_root(job["work"], job["disk"])
         child = os.fork()
         if child == 0:
             _confine(job, job["processes"])
@@ -140,24 +150,59 @@ def _end_in_time(job: dict) -> None:
     signal.setitimer(signal.ITIMER_REAL, job["seconds"])
 
 
-def _mount_all(work: str, disk: int) -> None:
-    """Makes everything read-only, except an empty `work` in memory."""
-    size = f"size={disk},nr_inodes={_FILES},mode=0777".encode()
+def _make_root(work: str, disk: int) -> None:
+    """Replaces the file system by one with only Python, its libraries and an empty `work`."""
     _check(_libc.mount(b"none", b"/", None, _PRIVATE, None), "mounts")
-    _set_read_only("/", _AT_RECURSIVE)
-    needed = [os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix)]
-    for place in _COVERED:
-        covers = any(os.path.commonpath([place, path]) == place for path in needed)
-        if covers or not os.path.isdir(place) or os.path.islink(place):
-            continue
-        _tmpfs(place, size)
-        if os.path.commonpath([place, work]) == place:
-            os.makedirs(work)
-        _set_read_only(place, 0)
-    _tmpfs(work, size)
+    os.umask(0o022)
+    root = work
+    _tmpfs(root, b"size=1m,mode=0755")
+    bound: list[str] = []
+    for place in sorted(_needed()):
+        if not any(place == other or place.startswith(f"{other}/") for other in bound):
+            _bind(place, root)
+            bound.append(place)
+    for link in filter(os.path.islink, _LIBRARIES):
+        if not os.path.lexists(root + link):
+            os.symlink(os.readlink(link), root + link)
+    os.makedirs(root + work)
+    _tmpfs(root + work, f"size={disk},nr_inodes={_FILES},mode=0777".encode())
     # Shows only its own processes.
+    os.mkdir(f"{root}/proc")
     flags = _NOSUID | _NODEV | _NOEXEC
-    _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "/proc")
+    proc = os.fsencode(f"{root}/proc")
+    _check(_libc.mount(b"proc", proc, b"proc", flags, None), "/proc")
+    os.chdir(root)
+    _check(_libc.syscall(_CALLS[os.uname().machine][5], b".", b"."), "a file system of its own")
+    _check(_libc.umount2(b".", _DETACH), "the file system outside")
+    os.chdir("/")
+    _set_read_only("/", 0)
+
+
+def _needed() -> set[str]:
+    """The files and directories of this Python and of its shared libraries."""
+    paths = {path for path in sys.path if os.path.exists(path)} | {sys.executable}
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if ".so" in line}
+    libraries = (*_LIBRARIES, os.path.realpath(sys.base_prefix))
+    for library in filter(os.path.isfile, loaded):
+        # A library from elsewhere may lie among a user's files.
+        is_among = any(library.startswith(f"{place}/") for place in libraries)
+        paths.add(os.path.dirname(library) if is_among else library)
+    # Where programs have their loader.
+    paths |= {place for place in ("/lib64",) if os.path.isdir(place)}
+    return paths | {os.path.realpath(path) for path in paths}
+
+
+def _bind(place: str, root: str) -> None:
+    """Shows a file or a directory under its own name below `root`, read-only."""
+    target = root + place
+    if os.path.isdir(place):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    _check(_libc.mount(os.fsencode(place), os.fsencode(target), None, _BIND, None), place)
+    _set_read_only(target, _AT_RECURSIVE)
 
 
 def _tmpfs(place: str, size: bytes) -> None:
@@ -211,13 +256,16 @@ def _confine(job: dict, processes: int | None) -> None:
 
 
 def _refuse_calls(machine: str) -> None:
-    """Installs a filter of system calls (seccomp); forbidden calls give EPERM."""
+    """Installs a filter of system calls (seccomp).
+
+    Forbidden calls give EPERM, a missing one ENOSYS, other families of sockets EAFNOSUPPORT.
+    """
     if machine not in _CALLS:
         raise OSError(f"the system calls of {machine} are unknown")
-    architecture, refused, clone, clone3 = _CALLS[machine]
+    architecture, refused, clone, clone3, socket, _ = _CALLS[machine]
     load, equal, at_least, has_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, kind, flags = 0, 4, 16  # offsets in seccomp_data
-    allow, no, unknown = 0x7FFF0000, 0x00050001, 0x00050026  # EPERM, ENOSYS
+    number, kind, first = 0, 4, 16  # offsets in seccomp_data; the first argument
+    allow, no, unknown, no_family = 0x7FFF0000, 0x00050001, 0x00050026, 0x00050061
     steps = [(load, 0, 0, kind), (equal, 1, 0, architecture), (give, 0, 0, no)]
     # Larger numbers belong to x32.
     steps += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (give, 0, 0, no)]
@@ -225,8 +273,10 @@ def _refuse_calls(machine: str) -> None:
         steps += [(equal, 0, 1, call), (give, 0, 0, no)]
     # The flags of clone3 are not visible; without clone3 the library uses clone.
     steps += [(equal, 0, 1, clone3), (give, 0, 0, unknown)]
+    steps += [(equal, 0, 5, socket), (load, 0, 0, first), (equal, 2, 0, _AF_INET)]
+    steps += [(equal, 1, 0, _AF_INET6), (give, 0, 0, no_family), (give, 0, 0, allow)]
     steps += [(equal, 1, 0, clone), (give, 0, 0, allow)]
-    steps += [(load, 0, 0, flags), (has_bit, 0, 1, _NEW_USER), (give, 0, 0, no)]
+    steps += [(load, 0, 0, first), (has_bit, 0, 1, _NEW_USER), (give, 0, 0, no)]
     steps += [(give, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
 

@@ -1,10 +1,13 @@
 """What untrusted programs do is contained, and scored as a failure."""
 
+import functools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -147,6 +150,108 @@ def test_a_server_of_this_machine_is_out_of_reach(tmp_path):
         assert not QUICK.run(connect).passed
         # The control: without a sandbox the same program connects.
         assert Sandbox()._run(connect, contained=False).passed
+
+
+FAMILIES = {"UNIX": 1, "NETLINK": 16, "PACKET": 17, "ALG": 38, "VSOCK": 40, "QIPCRTR": 42}
+# What each tries must fail in the sandbox, though it works outside, or needs only rights.
+ESCAPES = {
+    "a socket of a path": "import socket; socket.socket(1).connect({server!r})",
+    "a pipe": "import os; os.open({pipe!r}, os.O_WRONLY | os.O_NONBLOCK)",
+    "a file": "open({file!r}).read()",
+    "a home directory": "import os; os.listdir(os.path.expanduser('~root'))",
+    "/etc": "open('/etc/passwd').read()",
+    "/opt": "import os; os.listdir('/opt')",
+    "/mnt": "import os; os.listdir('/mnt')",
+    "/var": "import os; os.listdir('/var')",
+    "a device": "open('/dev/zero').read(1)",
+    "its own device": "import os; os.mknod('x', 0o20600, os.makedev(1, 5)); open('x').read(1)",
+    "the root of process 1": "import os; os.listdir('/proc/1/root')",
+    "the work of process 1": "open('/proc/1/mem', 'rb').read(1)",
+    "the mounts": "{call}given(l.umount2(b'/tmp', 2))",
+    "the library": "import os; open(os.__file__, 'a')",
+    "the root": "open('/evil', 'w')",
+    "ptrace": "{call}given(l.ptrace(0, 0, 0, 0))",
+    "a handle": "{call}given(l.open_by_handle_at(-1, ctypes.create_string_buffer(64), 0))",
+    "a process outside": "import os; os.kill({pid}, 0)",
+}
+
+
+@needs_namespaces
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_sockets_of_other_families_are_refused(family, kind):
+    source = f"import socket\nsocket.socket({FAMILIES[family]}, {kind})"
+    assert "Address family not supported" in QUICK.run(source).reason
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A server, a pipe with a reader and a file outside, and the number of this process."""
+    names = {name: str(tmp_path / name) for name in ("server", "pipe", "file")}
+    (tmp_path / "file").write_text("secret")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(names["server"])
+        server.listen()
+        yield names | {"pid": os.getpid(), "call": CALL}
+    os.close(reader)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_gets_out(outside, name):
+    source = ESCAPES[name].format(**outside)
+    outcome = QUICK.run(source)
+    assert not outcome.passed and ("Error" in outcome.reason or "told -1" in outcome.reason)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ["a socket of a path", "a pipe", "a file", "a process outside"])
+def test_the_outside_can_be_reached_without_the_sandbox(outside, name):
+    """The control of the test above."""
+    assert Sandbox()._run(ESCAPES[name].format(**outside), contained=False).passed
+
+
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
+
+
+def _runs_as_nobody(python):
+    try:
+        subprocess.run([python, "-c", ""], check=True, capture_output=True, **NOBODY)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+@pytest.fixture
+def as_nobody(monkeypatch):
+    """Programs are started by an ordinary user, with a Python that this user may read."""
+    if os.getuid():
+        yield
+        return
+    pythons = [sys.executable, shutil.which("python3", path=os.defpath)]
+    found = next((python for python in filter(None, pythons) if _runs_as_nobody(python)), None)
+    if found is None:
+        pytest.skip("every Python here is readable for root alone")
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        launcher = shutil.copy(sandbox_lib._LAUNCHER, directory)
+        monkeypatch.setattr(sandbox_lib, "_LAUNCHER", launcher)
+        monkeypatch.setattr(sandbox_lib.sys, "executable", found)
+        start = functools.partial(subprocess.Popen, **NOBODY)
+        monkeypatch.setattr(sandbox_lib.subprocess, "Popen", start)
+        yield
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("as_nobody")
+def test_nothing_gets_out_as_an_ordinary_user(outside):
+    assert QUICK.run("open('mine', 'w').write('x')") == (True, "")
+    for source in ESCAPES.values():
+        outcome = QUICK.run(source.format(**outside))
+        assert not outcome.passed, source
+        assert "Error" in outcome.reason or "told -1" in outcome.reason, outcome
 
 
 @needs_namespaces
