@@ -1,28 +1,31 @@
-"""Chat templates: Jinja text that turns a list of messages into a prompt."""
+"""Chat templates: Jinja text that turns a list of messages into a prompt.
 
-import contextvars
-import datetime
-import functools
+A template comes with a model, and may be hostile. Jinja's sandbox keeps it from files and modules.
+A process of its own (`chat_renderer`) keeps it from the memory and the time of this one.
+"""
+
+import atexit
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
-from jinja2 import nodes
-
 from specjax.tokenizers.model_files import read_json_if_there
 
-# The most rounds of a template's loops and calls of its macros; a message needs a few.
-MOST_STEPS = 1_000_000
+# Far more than any conversation needs.
+MOST_SECONDS = 10.0
+MOST_MEMORY = 1 << 30
 MOST_TEXT = 10_000_000
-# The largest whole number; Python prints no more either.
-MOST_BITS = 14_000
-
-# The steps of the current rendering, per thread.
-_steps: contextvars.ContextVar[int] = contextvars.ContextVar("steps")
+# Importing Jinja on a busy machine.
+_START_SECONDS = 120.0
+_SCRIPT = Path(__file__).with_name("chat_renderer.py")
 
 
 def read_chat_template(directory: Path) -> str | None:
@@ -73,7 +76,9 @@ def render_chat(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    """Renders a conversation in a sandbox, with the names that transformers gives templates.
+    """Renders a conversation, with the names that transformers gives templates.
+
+    The template may use 10 seconds and 1 GiB of memory, and write 10,000,000 characters.
 
     Args:
       template: Jinja source.
@@ -96,101 +101,89 @@ def render_chat(
                 'a chat message must be an object, such as {"role": "user", "content": "..."}, '
                 f"got {message!r}"
             )
+    given = {
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+        "tools": None,
+        "documents": None,
+        **variables,
+    }
     try:
-        pieces = _compiled(template).generate(
-            messages=[dict(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            **{"tools": None, "documents": None, **variables},
+        request = json.dumps({"template": template, "variables": given})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"chat messages must be JSON values: {error}") from None
+    answer = _rendered(request)
+    if "text" in answer:
+        return answer["text"]
+    raise ValueError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
+
+
+class _Renderer:
+    """A process that renders templates, one at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C ends this process, which then ends the other
         )
-        return contextvars.copy_context().run(_joined, pieces)
-    except Exception as error:  # a template may do anything to the messages
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"the chat template rejects the messages, or is faulty: {why}") from None
+        settings = {"path": sys.path, "memory": MOST_MEMORY, "longest": MOST_TEXT}
+        self.ask(json.dumps(settings), _START_SECONDS)
+
+    def ask(self, line: str, seconds: float) -> dict[str, Any]:
+        """Returns the answer to a line.
+
+        Raises:
+          EOFError: the process has ended.
+          TimeoutError: there is no answer after these seconds.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed below
+            stdin.write(line.encode() + b"\n")
+            stdin.flush()
+        end, answer = time.monotonic() + seconds, bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not answer.endswith(b"\n"):
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise TimeoutError
+                if not (piece := os.read(stdout.fileno(), 1 << 20)):
+                    raise EOFError
+                answer += piece
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
-    environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationMarks, jinja2.ext.loopcontrols],
-    )
-    # Jinja's own tojson escapes HTML.
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
-    return environment.from_string(template)
+_lock = threading.Lock()
+# The renderer of this process; a fork must not write into its parent's.
+_renderers: dict[int, _Renderer] = {}
 
 
-def _joined(pieces: Iterator[str]) -> str:
-    _steps.set(0)
-    text, length = [], 0
-    for piece in pieces:
-        length += len(piece)
-        if length > MOST_TEXT:
-            raise jinja2.TemplateError(f"its text has more than {MOST_TEXT:,} characters")
-        text.append(piece)
-    return "".join(text)
+def _rendered(request: str, *, again: bool = True) -> dict[str, Any]:
+    """The answer to a request; the renderer is started if there is none."""
+    with _lock:
+        try:
+            if os.getpid() not in _renderers:
+                _renderers[os.getpid()] = _Renderer()
+            answer = _renderers[os.getpid()].ask(request, MOST_SECONDS)
+        except TimeoutError:
+            answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
+        except EOFError:
+            answer = {"error": "it ends the process that renders it", "full": True, "again": again}
+        if answer.get("full"):
+            _close()
+    # The system may have ended the process since the last request.
+    return _rendered(request, again=False) if answer.get("again") else answer
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Transformers' environment, with limits on a template's time and memory."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiplies, unless the result is larger than any prompt needs."""
-        if _size(operator, left, right) > 1:
-            raise jinja2.TemplateError(f"its product {operator} is too large")
-        return super().call_binop(context, operator, left, right)
-
-    def count_step(self) -> bool:
-        """Ends a template that takes more steps than any conversation needs; else True."""
-        _steps.set(_steps.get() + 1)
-        if _steps.get() > MOST_STEPS:
-            raise jinja2.TemplateError(f"it has not ended after {MOST_STEPS:,} steps")
-        return True
-
-    def _parse(self, *args: Any) -> nodes.Template:
-        """Parses; every part that a template can repeat begins with `count_step`."""
-        tree = super()._parse(*args)
-        repeated = nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block
-        node: Any
-        for node in list(tree.find_all(repeated)):
-            count = nodes.Call(nodes.EnvironmentAttribute("count_step"), [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(count))
-            if isinstance(node, nodes.For) and node.test is not None:
-                # Rounds that the test skips take time as well.
-                node.test = nodes.And(count, node.test)
-            node.set_lineno(node.lineno).set_environment(self)
-        return tree
-
-
-def _size(operator: str, left: Any, right: Any) -> float:
-    """The size of a product, relative to the limit."""
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length(), right.bit_length()
-        return (bits[0] * right if operator == "**" else sum(bits)) / MOST_BITS
-    for text, times in ((left, right), (right, left)):
-        if isinstance(text, str | bytes | list | tuple) and isinstance(times, int):
-            return len(text) * times / MOST_TEXT
-    return 0
-
-
-class _GenerationMarks(jinja2.ext.Extension):
-    """`{% generation %}` ... `{% endgeneration %}`, only for training: keeps the body."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+@atexit.register
+def _close() -> None:
+    if renderer := _renderers.pop(os.getpid(), None):
+        renderer.close()
