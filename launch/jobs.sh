@@ -84,9 +84,9 @@ start() {
     # `.new`: an active run keeps its own file.
     patiently copy "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin.new" || blame "copying $LOCAL_GIN"
   fi
-  patiently remote all "$(on_worker start "${ARGUMENTS[@]}")" || {
+  patiently remote all "$(on_worker start "${ARGUMENTS[@]}")" | tee "$SCRATCH/start" || {
     (($? != 2)) || die "the workers refused to start run $RUN_NAME (above)"
-    blame "starting"
+    blame "starting" "$(silent_workers "$(<"$SCRATCH/start")")"
   }
 }
 

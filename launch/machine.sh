@@ -16,6 +16,9 @@ describe() {
     esac
   elif value="$("${query[@]}" 2>"$ERRORS")"; then
     printf '%s' "${value:-UNKNOWN}"
+  elif grep -qiE '(location|zone) [^ /]+ (is |was )?(not found|unknown|invalid)|(unknown|invalid) (location|zone)' \
+    "$ERRORS"; then
+    printf UNREACHABLE # a wrong ZONE: the TPU may be elsewhere
   elif grep -qiE 'not[_ ]found|HTTPError 404' "$ERRORS"; then
     printf NONE
   else
@@ -63,7 +66,10 @@ need_ready() {
 }
 
 count_workers() {
-  describe tpu-vm 'networkEndpoints.len()'
+  local count
+  count="$(describe tpu-vm 'networkEndpoints.len()')"
+  is_whole "$count" || die "cannot read the number of workers of TPU $TPU_NAME, got '$count': try again"
+  printf '%s' "$count"
 }
 
 # --- create and delete ---------------------------------------------------------------------------
@@ -258,6 +264,14 @@ delete() {
     act gcloud compute tpus tpu-vm delete "$TPU_NAME" "${PLACE[@]}"
     return
   fi
+  local request node
+  request="$(describe queued-resources state.state)"
+  node="$(describe tpu-vm state)"
+  [[ $request != UNREACHABLE || $node != UNREACHABLE ]] || explain_unreachable
+  [[ $request != NONE || $node != NONE ]] ||
+    die "there is no TPU $TPU_NAME in $ZONE${PROJECT:+ of project $PROJECT}, so nothing is deleted. A TPU" \
+      "elsewhere costs money: list all with \`gcloud compute tpus tpu-vm list --zone=-\`, then set ZONE," \
+      "PROJECT and TPU_NAME"
   remove
   say "TPU $TPU_NAME is deleted${BUCKET:+; $BUCKET keeps its files and costs money}"
 }

@@ -79,6 +79,8 @@ TEXT
   exit 2
 }
 
+is_whole() { [[ $1 =~ ^(0|[1-9][0-9]{0,8})$ ]]; }
+
 # Prints words with quotes, as a shell reads them.
 quoted() {
   local word words=()
@@ -116,6 +118,15 @@ main() {
       *) words+=("$word") ;;
     esac
   done
+  # Before any arithmetic, which would run a command in its text.
+  for word in LINES_SHOWN CREATE_ATTEMPTS WAIT_SECONDS SSH_ATTEMPTS RESTARTS; do
+    is_whole "${!word}" || die "$word must be a whole number, got '${!word}'"
+  done
+  for word in SYNC_SECONDS RETRY_SECONDS POLL_SECONDS; do
+    [[ ${!word} =~ ^[0-9]{1,9}(\.[0-9]{1,9})?$ ]] || die "$word must be a number, got '${!word}'"
+  done
+  [[ $WORKER == all ]] || is_whole "$WORKER" ||
+    die "WORKER must be all or a whole number, got '$WORKER'"
   PLACE=(--zone="$ZONE" --quiet)
   [[ -z $PROJECT ]] || PLACE+=(--project="$PROJECT")
   [[ -n $DRY_RUN ]] || command -v gcloud >/dev/null ||

@@ -291,6 +291,14 @@ INDEX="?"
 COUNT="$(host_count)"
 INDEX="$(host_index)" ||
   die "cannot tell which of $COUNT workers this is (HOSTNAME=${HOSTNAME:-}): set PROCESS_INDEX"
+for name in INDEX COUNT; do
+  # Before any arithmetic, which would run a command in its text.
+  [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name must be a whole number, got '${!name}'"
+done
+case $COMMAND in
+  infer | evaluate | compare | train | "train head") ;;
+  *) refuse "COMMAND must be infer, evaluate, compare, train or 'train head', got '$COMMAND'" ;;
+esac
 ((INDEX < COUNT)) || die "PROCESS_INDEX must be below PROCESS_COUNT, got $INDEX of $COUNT: set both"
 case ${1:-} in
   install | run | start | status | stop) "$@" ;;

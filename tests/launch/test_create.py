@@ -1,5 +1,7 @@
 """launch/tpu.sh create and delete, against a gcloud that fails on purpose."""
 
+import subprocess
+
 import pytest
 
 QUOTA = (
@@ -176,10 +178,64 @@ def test_what_cannot_be_deleted_is_told_as_a_cost(cloud):
         ({"COMMAND": "inferr"}, "COMMAND must be infer, evaluate"),
         ({"COMMAND": "infer evaluate"}, "or 'train head', got 'infer evaluate'"),
         ({"COMMAND": "sweep"}, "compare, train or 'train head', got 'sweep'"),
+        ({"WORKER": "0; x"}, "WORKER must be all or a whole number, got '0; x'"),
+        ({"CREATE_ATTEMPTS": ""}, None),
+        *[
+            ({name: value}, f"{name} must be a {'' if 'Y_S' in name else 'whole '}number, got '")
+            for name in ("CREATE_ATTEMPTS", "WAIT_SECONDS", "SSH_ATTEMPTS", "RETRY_SECONDS")
+            for value in ("BASH_VERSINFO[$(touch made; echo 0)]", "-1", "8x")
+        ],
     ],
 )
 def test_a_wrong_variable_is_told_before_anything_is_made(cloud, variables, told):
     done = cloud.launch("create", **variables)
+    assert not list(cloud.path.rglob("made"))
+    if told is None:  # its default
+        assert done.returncode == 0
+        return
     assert done.returncode == 1
     assert told in done.stderr
     assert not cloud.calls(" create ")
+
+
+def test_what_is_not_there_is_not_called_deleted(cloud):
+    done = cloud.launch("delete", PROJECT="mine", ZONE="us-east5-b")
+    assert done.returncode == 1
+    assert "there is no TPU specjax in us-east5-b of project mine, so nothing is deleted" in (
+        done.stderr
+    )
+    assert "gcloud compute tpus tpu-vm list --zone=-" in done.stderr
+    assert not cloud.calls(" delete ")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["NOT_FOUND: Location us-x1-a is not found", "INVALID_ARGUMENT: unknown location us-x1"],
+)
+def test_an_unknown_zone_is_not_taken_for_an_empty_one(cloud, reply):
+    cloud.faults({"match": "*describe*", "stderr": reply, "always": True})
+    for command in ("create", "delete"):
+        done = cloud.launch(command)
+        assert done.returncode == 1 and reply in done.stderr
+        assert "cannot read the state of TPU specjax" in done.stderr
+    assert not cloud.calls(" create ") and not cloud.calls(" delete ")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PROCESS_COUNT": "a[$(touch made)]", "PROCESS_INDEX": "0"},
+        {"PROCESS_COUNT": "2", "PROCESS_INDEX": "a[$(touch made)]"},
+        {"COMMAND": "infer evaluate"},
+    ],
+)
+def test_a_worker_checks_its_variables_too(cloud, variables):
+    done = subprocess.run(
+        ["bash", cloud.checkout / "launch" / "worker.sh", "status"],
+        env={**cloud.env, **variables},
+        cwd=cloud.path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (1, 2) and "must be" in done.stderr
+    assert not list(cloud.path.rglob("made"))
