@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     )
     print(tables(results))
     print(json.dumps(results))
+    if process is None:
+        print(f"specjax: {_next(results)}", file=sys.stderr)
     if not results["failed"]:
         return 0
     name, why = next(iter(results["failures"].items()))
@@ -173,6 +175,24 @@ def tables(results: dict[str, Any]) -> str:
         rows = table_2_rows(results["table_2"], results["quality"])
         parts.append(Report(rows, tuple(rows[0]), _TABLE_2_NOTES).table())
     return "\n\n".join(parts)
+
+
+def _next(results: dict[str, Any]) -> str:
+    """Says where the files are, and the next command."""
+    place = os.path.expanduser(str(gin_config.value_of("compare.output_dir")))
+    if results.get("gin_file"):
+        file = results["gin_file"]
+        then = f"specjax infer --gin_file={file} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
+    elif "answer" in results:
+        then = "change DEMAND or METHODS, with another OUTPUT_DIR"
+    elif not results["done"]:
+        then = "the same command without --estimate measures the best settings"
+    else:
+        then = (
+            "--gin.DEMAND='as good as the verifier' with another OUTPUT_DIR chooses a setting and "
+            "writes its gin file"
+        )
+    return f"the tables are in {place}; next: {then}"
 
 
 def _rounds(results: dict[str, Any]) -> str:

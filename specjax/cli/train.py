@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import sys
 
 from specjax.cli import gin_config
 
@@ -43,5 +45,13 @@ def run(args: argparse.Namespace) -> int:
     )
     gin_config.configure_from(args)
     record = gin_config.recorder(args)
-    print(json.dumps(gin_config.call(training.train_model, on_start=record)))
+    results = gin_config.call(training.train_model, on_start=record)
+    place = os.path.expanduser(str(gin_config.value_of("train.output_dir")))
+    print(json.dumps(results))
+    print(
+        f"specjax: next: specjax infer --gin_file=methods/verifier_alone.gin "
+        f"--gin.VERIFIER={place}/model --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN; --gin.TEACHER="
+        f"{place}/model trains a drafter for this model",
+        file=sys.stderr,
+    )
     return 0

@@ -149,6 +149,11 @@ def compare(
         taken = settings
         if measured != ALL:
             taken = _promising(bench, points, settings, search, parts, with_times)
+            if measured != NONE and len(taken) < len(settings):
+                tell(
+                    f"measuring {len(taken)} of {len(settings)} settings, the best by the "
+                    "estimates; --full measures all"
+                )
         more: dict[str, Any] = {}
         names = [*parts]
         if demand is not None:
@@ -243,7 +248,7 @@ def _promising(
     limit = seen[-1][1] if seen else last[1]
     read = bench.prompts[: min(limit, search.estimate_limit)]
     if len(read) < search.estimate_limit:
-        tell(f"estimating from all {len(read)} texts; {search.estimate_limit} were requested")
+        tell(f"ESTIMATE_LIMIT={search.estimate_limit}: estimating from all {len(read)} texts")
     rows = bench.measuring.latency_batch_size
     how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
     about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
@@ -265,11 +270,6 @@ def _promising(
         estimates = [points.estimates[setting] for setting in group]
         taken += promising(estimates, search.asked, search.candidates, rows)
     chosen = set(taken)
-    if len(chosen) < len(settings):
-        tell(
-            f"measuring {len(chosen)} of {len(settings)} settings, the best by the estimates; "
-            "--full measures all"
-        )
     return [setting for setting in settings if setting in chosen]
 
 

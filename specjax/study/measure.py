@@ -111,7 +111,7 @@ class Measuring:
                 f"{2 * self.latency_batch_size} texts, twice latency_batch_size"
             )
         if count < self.latency_limit:
-            say(f"timing all {count} texts instead of {self.latency_limit}")
+            say(f"LATENCY_LIMIT={self.latency_limit}: timing all {count} texts")
             how = dataclasses.replace(how, latency_limit=count)
         if how.latency_limit < 2 * self.latency_batch_size:
             raise ValueError(

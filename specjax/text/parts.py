@@ -5,6 +5,7 @@ value, which can be compared, hashed, and written in JSON and gin files.
 """
 
 import ast
+import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -133,7 +134,9 @@ def known_name(what: str, given: str, known: Mapping[str, Any]) -> str:
     plain = {name.replace("_", "").lower(): name for name in known}
     found = plain.get(given.replace("_", "").lower())
     if found is None:
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {given!r}")
+        near = difflib.get_close_matches(given.replace("_", "").lower(), plain, n=1)
+        meant = f"; did you mean {plain[near[0]]}?" if near else ""
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {given!r}{meant}")
     return found
 
 

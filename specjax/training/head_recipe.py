@@ -19,6 +19,7 @@ from specjax.data.examples import Example
 from specjax.drafting import Survival
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair
+from specjax.text.directories import PAIRS
 from specjax.training.head_data import DATA_NAME, HeadBatches, HeadData, HeadTask, Labelling
 from specjax.training.optimizer import AdamW
 from specjax.training.predictors import compare_predictors
@@ -269,6 +270,11 @@ def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
             )
     if install:
         directory = Path(pair.drafter.name)
+        if directory.resolve().is_relative_to(PAIRS.resolve()):
+            raise ValueError(
+                f"install=True: {directory} is the built-in drafter, which is part of specjax: "
+                "give a copy of this directory as the drafter"
+            )
         if not directory.is_dir() or not os.access(directory, os.W_OK):
             raise ValueError(
                 f"install=True: {directory} is not a writable directory: copy acceptance_head "

@@ -141,7 +141,7 @@ class OutputScorer:
             cut = int(np.sum(~np.asarray(result.ended)))
         if cut and self._progress:
             say(
-                f"{cut} of {len(texts)} {self._name} outputs were cut at max_new_tokens={longest}; "
+                f"{cut} of {len(texts)} {self._name} outputs were cut at MAX_NEW_TOKENS={longest}; "
                 "raise it unless the outputs are endless"
             )
         figures = {f"{self._name}_{m}": METRICS[m](texts, self._references) for m in metrics}

@@ -391,7 +391,7 @@ class _Run:
                 say(
                     f"warning: the warm-up takes {config.optimizer.warmup_steps:,} steps, but the "
                     f"run ends after {config.num_steps:,}, before the learning rate has reached "
-                    "its peak; lower warmup_steps, or raise num_steps"
+                    "its peak; lower WARMUP_STEPS, or raise NUM_STEPS"
                 )
             size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
             say(

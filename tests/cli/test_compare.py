@@ -202,7 +202,9 @@ def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys)
     assert run(data, output, "--estimate", **asked) == 0
     captured = capsys.readouterr()
     assert "timing" not in captured.err and "references" not in captured.err
-    assert "estimating from all 8 texts; 64 were requested" in captured.err
+    assert "measuring" not in captured.err
+    assert "next: the same command without --estimate" in captured.err.splitlines()[-1]
+    assert "ESTIMATE_LIMIT=64: estimating from all 8 texts" in captured.err
     results = json.loads(captured.out.splitlines()[-1])
     assert results["estimated"] == 6 and results["done"] == 0
     told = [row["setting"] for row in results["best"]]

@@ -63,7 +63,9 @@ def test_the_same_command_gives_the_same_result_again(data, trained, capsys):
     before = (trained / "results.json").read_text()
     assert run(data, trained, "EXPORT_DTYPE=float16") == 0
     assert (trained / "results.json").read_text() == before
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == json.loads(before)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1]) == json.loads(before)
+    assert f"--gin.VERIFIER={trained}/model" in captured.err.splitlines()[-1]
 
 
 def test_fine_tuning_starts_from_a_models_directory(data, trained, tmp_path):

@@ -28,6 +28,9 @@ SETTINGS = {
     "HeadRecipe.progress": False,
 }
 
+PAIR = ("drafter", "verifier")
+BUILT_IN = "built-in:multi30k_ende"
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -40,7 +43,7 @@ def data(tmp_path_factory):
 
 
 def run(data, output, *files, **bindings):
-    pair = {name.upper(): data / "pair" / name for name in ("drafter", "verifier")}
+    pair = {name.upper(): data / "pair" / name for name in PAIR}
     sources = {"DATA_DIR": data, "TRAIN": "train.txt", "VALIDATION": "validation.txt"}
     values = {**SETTINGS, **pair, **sources, "OUTPUT_DIR": output, **bindings}
     return main(
@@ -201,6 +204,10 @@ def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys
         (
             {"TRAIN": "blank.txt"},
             "training data: no prompt can be decoded; the first error: training example 0 is",
+        ),
+        (
+            {"INSTALL": True} | {name.upper(): f"{BUILT_IN}/{name}" for name in PAIR},
+            "is the built-in drafter, which is part of specjax: give a copy",
         ),
         ({"DRAFTER": "/absent"}, "drafter='/absent': no such file or directory"),
         ({"DRAFTER": "other"}, "have different vocabulary sizes"),

@@ -153,7 +153,7 @@ def test_few_texts_and_no_references_are_said(capsys):
     fitted = how.fitted(few)
     assert fitted.latency_limit == 6 and fitted.metrics == () and fitted.quality is None
     told = capsys.readouterr().err
-    assert "timing all 6 texts instead of 64" in told
+    assert "LATENCY_LIMIT=64: timing all 6 texts" in told
     assert how.fitted(few, quiet=True) == fitted and not capsys.readouterr().err
     assert "there are no references, so chrf is not computed" in told
     with pytest.raises(

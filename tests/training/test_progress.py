@@ -19,6 +19,7 @@ def test_a_run_tells_its_size_and_its_loss(tmp_path, capsys):
     assert re.search(r"step 10: validation accuracy 0\.\d+, validation loss \d\.\d+", told)
     # The copy task's schedule warms up for 30 steps.
     assert "warning: the warm-up takes 30 steps, but the run ends after 10" in told
+    assert "lower WARMUP_STEPS, or raise NUM_STEPS" in told
 
 
 def test_a_quiet_run_tells_nothing(tmp_path, capsys):

@@ -69,7 +69,7 @@ def test_cut_outputs_are_counted_and_told(capsys):
     score = scorer(progress=True)
     assert score(endless())["val_cut"] == 10
     told = capsys.readouterr().err
-    assert "10 of 10 val outputs were cut at max_new_tokens=40; raise it" in told
+    assert "10 of 10 val outputs were cut at MAX_NEW_TOKENS=40; raise it" in told
 
 
 def test_outputs_may_be_longer_than_twice_the_inputs_bucket(monkeypatch):
