@@ -49,6 +49,12 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
         raise TypeError(f"{name} must be like {example}, got {value!r}{lacks}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raises TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {_short(value)}")
+
+
 def check_static(name: str, value: Any) -> None:
     """Raises TypeError unless a part of a method is hashable, as a key of compiled programs."""
     try:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from specjax.checks import whole_number
+from specjax.checks import check_flag, whole_number
 from specjax.types import Array, Params
 
 _MOST_BLOCKS = 4
@@ -52,10 +52,7 @@ class HeadConfig:
                 f"{self.blocks}"
             )
         for name in ("shared", "confidences"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"HeadConfig: {name} must be True or False, got {getattr(self, name)!r}"
-                )
+            check_flag(f"HeadConfig: {name}", getattr(self, name))
 
 
 class AcceptanceHead(nn.Module):

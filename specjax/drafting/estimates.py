@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig, apply_head, drawn_features
-from specjax.checks import one_number
+from specjax.checks import check_flag, one_number
 from specjax.types import Array, DraftOutcome, Params
 from specjax.types.drafting import Drawn
 
@@ -225,8 +225,7 @@ class OnlineEstimate(Estimate):
     reads_past: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shared, bool):
-            raise TypeError(f"OnlineEstimate: shared must be True or False, got {self.shared!r}")
+        check_flag("OnlineEstimate: shared", self.shared)
         prior = one_number("OnlineEstimate: prior", self.prior, low=0.0, open_low=True)
         object.__setattr__(self, "prior", prior)
 

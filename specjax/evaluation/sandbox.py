@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.checks import one_number, whole_number
+from specjax.checks import check_flag, one_number, whole_number
 
 _LAUNCHER = Path(__file__).with_name("sandbox_launcher.py")
 _MIB = 1 << 20
@@ -71,8 +71,7 @@ class Sandbox:
         for name, low in (("memory", 64), ("processes", 1), ("disk", 1)):
             value = whole_number(f"Sandbox: {name}", getattr(self, name), low=low)
             object.__setattr__(self, name, value)
-        if not isinstance(self.uncontained, bool):
-            raise TypeError(f"Sandbox: uncontained must be True or False, got {self.uncontained!r}")
+        check_flag("Sandbox: uncontained", self.uncontained)
 
     def check(self) -> None:
         """Checks, before long work, that programs can be contained.

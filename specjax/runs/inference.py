@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_path
+from specjax.checks import check_flag, check_path
 from specjax.compilation import compile_seconds
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
@@ -137,8 +137,7 @@ def infer(
     """
     check_path(source, "source=")
     for name, value in (("chat", chat), ("allow_other_environment", allow_other_environment)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+        check_flag(name, value)
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import check_flag
 from specjax.memory import spare_maps
 from specjax.runs.inputs import tokens_of
 from specjax.runs.merging import OnStart
@@ -178,8 +179,7 @@ def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | 
     """Raises an error unless these arguments can be combined."""
     if measured not in (FRONT, ALL, NONE):
         raise ValueError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
-    if not isinstance(with_times, bool):
-        raise TypeError(f"with_times must be True or False, got {with_times!r}")
+    check_flag("with_times", with_times)
     if has_demand and measured == NONE:
         raise ValueError("a demand needs measurements: leave out DEMAND or --estimate")
     if not with_times and measured != NONE:

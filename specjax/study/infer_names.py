@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import check_flag
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
 from specjax.text import Cascade, Lookup, TextModel
@@ -36,8 +37,7 @@ class Prompting:
     tokenizer: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.chat, bool):
-            raise TypeError(f"chat must be True or False, got {self.chat!r}")
+        check_flag("chat", self.chat)
         check_truncate(self.truncate)
 
     def names(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_count
+from specjax.checks import check_count, check_flag
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
 from specjax.decoding.state import end_row, insert_rows, watch_stops
@@ -80,6 +80,7 @@ class Engine:
         stop_table: Array | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
+        check_flag("log_probs", log_probs)
         check_count("rows", rows, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
         sizes = {"refill": refill, "prompt_length": prompt_length, "max_new_tokens": max_new_tokens}

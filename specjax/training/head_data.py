@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.acceptance_head.network import HeadConfig, apply_head, confidence_features, init_head
-from specjax.checks import one_number, whole_number
+from specjax.checks import check_flag, one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
 from specjax.runs.run_directory import RunDirectory
@@ -71,8 +71,7 @@ class Labelling:
         for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
             value = whole_number(f"Labelling: {name}", getattr(self, name), low=1)
             object.__setattr__(self, name, value)
-        if not isinstance(self.chat, bool):
-            raise TypeError(f"Labelling: chat must be True or False, got {self.chat!r}")
+        check_flag("Labelling: chat", self.chat)
 
 
 class HeadData:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specjax.checks import checked
+from specjax.checks import check_flag, checked
 from specjax.types import Array
 
 DECAYS = ("inverse_sqrt", "cosine")
@@ -65,8 +65,7 @@ class AdamW:
             checked(f"AdamW: {name}", getattr(self, name), low=0.0, high=1.0, open_high=True)
         checked("AdamW: weight_decay", self.weight_decay, low=0.0, open_high=True)
         checked("AdamW: floor", self.floor, low=0.0, high=self.learning_rate)
-        if not isinstance(self.relative, bool):
-            raise TypeError(f"AdamW: relative={self.relative!r} must be True or False")
+        check_flag("AdamW: relative", self.relative)
         if self.decay not in DECAYS:
             raise ValueError(f"AdamW: decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
         if (self.decay == "cosine") != (self.total_steps is not None):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import whole_number
+from specjax.checks import check_flag, whole_number
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
@@ -56,10 +56,7 @@ class Evaluation:
             )
         object.__setattr__(self, "metrics", tuple(self.metrics))
         check_metrics(self.metrics)
-        if not isinstance(self.at_checkpoints, bool):
-            raise TypeError(
-                f"Evaluation: `at_checkpoints` must be True or False, got {self.at_checkpoints!r}"
-            )
+        check_flag("Evaluation: at_checkpoints", self.at_checkpoints)
 
 
 class OutputScorer:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from specjax.checks import checked, whole_number
+from specjax.checks import check_flag, checked, whole_number
 from specjax.runs.run_directory import RunDirectory
 from specjax.text.text_models import digest
 from specjax.training.checkpoint_store import (
@@ -82,8 +82,7 @@ class TrainerConfig:
         if not isinstance(self.optimizer, AdamW):
             raise TypeError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
         for name in ("allow_other_environment", "progress"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
         if not isinstance(self.choose_by, str):
             raise TypeError(
                 f"`choose_by` must be the name of a figure, such as 'loss', got {self.choose_by!r}"

@@ -113,6 +113,14 @@ def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
     assert engine.unfinished == 0
 
 
+@pytest.mark.parametrize("value", ["yes", 1, [True, False]])
+def test_log_probs_are_kept_or_not(decoder, value):
+    with pytest.raises(TypeError, match="log_probs must be True or False, got"):
+        decoder(["ba"], log_probs=value)
+    with pytest.raises(TypeError, match="log_probs must be True or False, got"):
+        decoder.engine(prompt_length=16, log_probs=value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -139,7 +139,7 @@ def test_nothing_but_long_inputs_scores_0():
         ({"max_new_tokens": 0}, ValueError, "Evaluation: max_new_tokens must be .* got 0"),
         ({"limit": 1.5}, ValueError, "Evaluation: limit must be .* got 1.5"),
         ({"batch_size": "x"}, TypeError, "Evaluation: batch_size must be a number, got 'x'"),
-        ({"at_checkpoints": 1}, TypeError, "`at_checkpoints` must be True or False, got 1"),
+        ({"at_checkpoints": 1}, TypeError, "at_checkpoints must be True or False, got 1"),
     ],
 )
 def test_impossible_settings_are_refused(changes, error, message):
