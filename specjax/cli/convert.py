@@ -52,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import has_head, load_head, load_model, read_config, save_model
     from specjax.checkpoints.saving import check_format
+    from specjax.text.directories import real_path
     from specjax.tokenizers.model_files import SPECJAX_FILE, read_json_if_there
     from specjax.writing import check_free
 
     check_free(args.destination)
+    args.source = Path(real_path(str(args.source)))
     if args.drafter is not None:
         return _merge(args)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read

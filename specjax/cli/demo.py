@@ -95,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     check_positive(args, "max_draft", "max_new", "rows", "repeats")
     if args.show < 0:
         raise ValueError(f"--show must be at least 0, got {args.show}")
+    if Path(args.output).expanduser().is_file():
+        raise ValueError(f"--output={args.output} is a file: choose a directory")
     with RunDirectory(
         args.output, config_name=_CONFIG_NAME, makes=(_TABLE_NAME, _PLOT_NAME)
     ) as output:

@@ -4,6 +4,7 @@ With `--order`, also the successors of longer contexts.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,11 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {more}from "
         f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
+    )
+    print(
+        "specjax: next: specjax infer --gin_file=methods/lookup.gin --gin.VERIFIER=DIRECTORY "
+        f"--gin.BIGRAM={args.output} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
+        file=sys.stderr,
     )
     return 0
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 from specjax.cli import gin_config
 
@@ -12,6 +13,10 @@ GROUPS = {
 }
 _PREDICTORS = ("predictor", "loss", "kl", "auc", "ece", "kl_even", "ece_even")
 _GRID = ("rejection_weight", "blocks", "train_kl", "kl", "threshold")
+_NEXT = (
+    "copy the directory acceptance_head into the drafter's directory, then specjax infer "
+    "--gin_file=methods/adaptive_head.gin"
+)
 _MEASURED = ("tokens_per_second", "verification_rate", "discard_rate")
 
 
@@ -44,4 +49,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(Report(results["rows"], _PREDICTORS).table())
     print(json.dumps(results))
+    if "installed" not in results:
+        print(f"specjax: next: {_NEXT}", file=sys.stderr)
     return 0

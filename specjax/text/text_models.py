@@ -45,6 +45,9 @@ class TextModel:
     name: str = "the model"
     head: Head | None = None
 
+    def __repr__(self) -> str:
+        return f"TextModel({self.name})"
+
     def __post_init__(self) -> None:
         if isinstance(self.model, Model):
             ways = 1 if self.partitioner is None else self.partitioner.ways("kv_heads")

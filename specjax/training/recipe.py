@@ -106,8 +106,9 @@ class Recipe:
         if (self.teacher.path is not None) != any(uses.values()):
             given = [f"{name}={value}" for name, value in uses.items() if value]
             raise ValueError(
-                f"teacher={self.teacher.path} and {', '.join(given) or 'no use of it'}: give a "
-                f"teacher if and only if one of {', '.join(uses)} is given"
+                f"Teacher: path={self.teacher.path} and {', '.join(given) or 'no use of it'}: give "
+                "a teacher if and only if one of "
+                f"{', '.join(f'`{name}`' for name in uses)} is given"
             )
         if share and weight < 1.0:
             raise ValueError(

@@ -9,6 +9,7 @@ from specjax.cli.main import main
 REFUSED = {
     "demo": [
         (["--rows=0"], "must be"),
+        (["--output=in.txt"], "--output=in.txt is a file: choose a directory"),
         (["--verifier=nowhere", "--drafter=nowhere"], "'nowhere': no such file or directory"),
     ],
     "infer": [
@@ -51,6 +52,7 @@ REFUSED = {
     ],
     "convert": [
         (["nowhere", "new", "--to=hf"], "nowhere"),
+        (["built-in:gsm8k/draft", "new", "--to=hf"], "no such part of gsm8k: choose from bigram"),
         (["nowhere", ".", "--to=hf"], "is not empty: give a new directory"),
     ],
     "merge": [

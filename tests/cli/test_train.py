@@ -275,6 +275,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["TEACHER_SAMPLES=-1"], "Teacher: teacher_samples must be a whole number of at least 0, "),
         (["DISTILLATION_WEIGHT=0.5"], "teacher=None and distillation_weight=0.5: give a teacher"),
         (["TEACHER=/absent"], "teacher=/absent and no use of it: give a teacher if and"),
+        (["TEACHER=/absent"], "one of `DISTILLATION_WEIGHT`, `TEACHER_SAMPLES`, `ON_POLICY"),
         (["ON_POLICY_SHARE=0.5"], "teacher=None and on_policy_share=0.5: give a teacher"),
         (["ON_POLICY_SHARE=1.5"], "Teacher: on_policy_share must lie in [0, 1], got 1.5"),
         (["REFRESH_EVERY=0"], "Teacher: refresh_every must be a whole number of at least 1"),

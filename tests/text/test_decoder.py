@@ -146,7 +146,10 @@ def test_a_decoder_says_what_it_is(pair, decoder):
     assert shown.startswith(f"Decoder({pair!r}, Speculative, rule=OPT(strength=0.2), ")
     assert shown.endswith("verification=Block(), max_draft=3, sampling=Sampling(temperature=1.0))")
     alone = specjax.Decoder(pair.verifier, sampling=Sampling(0.7, top_p=0.9))
-    assert repr(alone).endswith("rule=Lossless(), sampling=Sampling(temperature=0.7, top_p=0.9))")
+    assert repr(alone) == (
+        f"Decoder(TextModel({pair.verifier.name}), Autoregressive, rule=Lossless(), "
+        "sampling=Sampling(temperature=0.7, top_p=0.9))"
+    )
 
 
 def test_a_drafter_that_is_larger_than_its_verifier_is_told():
