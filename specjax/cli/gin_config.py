@@ -263,6 +263,8 @@ class _Reader:
         found = next((path for path in candidates if path.is_file()), None)
         if found is not None:
             return found.absolute()
+        if Path(name).is_dir():
+            raise IsADirectoryError(f"{place}: this is a directory: give the path of a file")
         remedy = "give its full path, or add its folder to --gin_search_paths"
         remedy = hint(name, (), _near_file(name) or remedy)
         folders = ", ".join((".", *self._folders, str(SHIPPED)))
@@ -340,7 +342,7 @@ def _naming(place: str, parser: Any = None) -> Iterator[None]:
 
     try:
         yield
-    except (_NamedError, FileNotFoundError):
+    except (_NamedError, FileNotFoundError, IsADirectoryError):
         raise
     except RecursionError:
         raise named("the value is nested too deeply: simplify it") from None

@@ -396,6 +396,7 @@ def test_messages_name_what_was_typed(files):
         (["train", "--gin.SEED", "1"], "write --gin.SEED=1, or see specjax train --help"),
         (["train", "heads"], "heads: unexpected argument; did you mean specjax train head?"),
         (["infer", "--gin_file=methods/optt.gin"], "did you mean methods/opt.gin?"),
+        (["infer", "--gin_file=/"], "--gin_file=/: this is a directory: give the path of a file"),
         (["infer", "--gin_file=opt"], "did you mean methods/opt.gin?"),
         (
             ["train", "--gin.TRAIN=a"],
