@@ -14,6 +14,8 @@ from specjax.memory import host_bytes, in_words
 # LEAST_ROOM bytes are always allowed.
 MOST_UNPACKED = 100
 LEAST_ROOM = 64 * 2**20
+# The longest line; a file such as /dev/zero has no end of a line.
+MOST_LINE = 64 * 2**20
 _ENDLESS = sys.maxsize - 1
 
 
@@ -32,8 +34,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
     Raises:
       FileNotFoundError: the file does not exist.
-      ValueError: the file is empty, not valid UTF-8, a directory, a damaged gzip file, or unpacks
-        to more than `MOST_UNPACKED` times its size.
+      ValueError: the file is empty, not valid UTF-8, a directory, a damaged gzip file, unpacks to
+        more than `MOST_UNPACKED` times its size, or has a line longer than `MOST_LINE`.
     """
     path = os.fspath(path)
     if not os.path.exists(path):
@@ -50,11 +52,16 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     with cast(BinaryIO, gzip.open(path) if packed else open(path, "rb")) as file:
         try:
             # The extra byte shows that there is too much.
-            while raw := file.readline(left + 1):
+            while raw := file.readline(min(left, MOST_LINE) + 1):
                 number += 1
                 left -= len(raw)
                 if left < 0:
                     raise _too_much(path, room)
+                if len(raw) > MOST_LINE:
+                    raise ValueError(
+                        f"{path}:{number}: the line is longer than {in_words(MOST_LINE)}: give a "
+                        "text file with a prompt or a record per line"
+                    )
                 raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
                 yield number, _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), path, number)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -58,6 +58,16 @@ def test_damaged_gzip_data_give_an_error(tmp_path):
         list(read_lines(path))
 
 
+def test_a_file_without_ends_of_lines_is_not_read_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_LINE", 2**10)
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"a\n" + b"b" * 2**10 + b"\n")
+    with pytest.raises(ValueError, match=r"long.txt:2: the line is longer than .* kB: give a"):
+        list(read_lines(path))
+    with pytest.raises(ValueError, match=r"/dev/zero:1: the line is longer than"):
+        list(read_lines("/dev/zero"))
+
+
 def test_what_would_fill_the_memory_once_unpacked_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(b"a\n" * 100_000, mtime=0))

@@ -61,6 +61,12 @@ def test_one_spelling_per_dtype():
             {"relpos_max_distance": 4},
             "relpos_max_distance=4 must be more than half of r",
         ),
+        (
+            "t5_v1_1",
+            {"relpos_max_distance": 10**9},
+            "relpos_max_distance=1000000000 must be at most",
+        ),
+        ("t5_v1_1", {"relpos_buckets": 10**9}, "relpos_buckets=1000000000 must be at most 1048576"),
         ("t5_v1_1", {"decoder_start_token": 48}, "decoder_start_token=48 must be .* in 0 .. 47"),
         ("t5_v1_1", {"decoder_start_token": -1}, "decoder_start_token=-1 must be a token id"),
         ("llama", {"num_layers": 2**31}, "num_layers=2147483648 must be at most 1000"),
