@@ -310,7 +310,7 @@ def _rows(found: Sequence[Path], configuration: Mapping[str, Any]) -> list[Recor
     if absent := [i for i in range(rows) if i not in records]:
         raise ValueError(
             f"{len(absent)} of {rows} rows are in no part; the first is {absent[0]}: run the same "
-            "command again in the processes that have not ended"
+            f"command again in the processes of {found[0].parent} that have not ended"
         )
     ordered = [records[i] for i in range(rows)]
     if hash_of([(x["inputs"], x.get("targets")) for x in ordered]) != configuration["input"]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzzing import gin_words, models, runs
+from tests.fuzzing import gin_words, models, records, runs
 from tests.fuzzing.profiles import few, many
 from tests.fuzzing.world import FORMATS, World
 
@@ -45,6 +45,19 @@ def test_values(world, bindings):
 @given(gin_words.FILES_CASE)
 def test_files(world, lines):
     gin_words.law_of_files(world, lines)
+
+
+@few(50)
+@given(*records.QUICK_CASE)
+def test_records(name, which, change):
+    records.law(name, which, change)
+
+
+@pytest.mark.exhaustive
+@many(1000)
+@given(*records.CASE)
+def test_many_records(name, which, change):
+    records.law(name, which, change)
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,164 @@
+"""A record of a finished run that was edited is refused by name, or changes no result."""
+
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+import specjax
+from specjax.runs import merging
+from specjax.runs.evaluation import evaluate
+from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
+from specjax.runs.processes import Process
+from specjax.runs.run_directory import fingerprint_of
+from specjax.study.choose import Search
+from specjax.text.results import COUNTS
+from tests.fuzzing.law import assert_untouched, contents
+from tests.fuzzing.mutations import Change, changes
+from tests.study import world
+
+ROWS = 6
+IGNORED = {".specjax.lock"}
+
+
+class Run(NamedTuple):
+    """A kind of run.
+
+    Attributes:
+      make: makes the run of a seed in a directory.
+      again: starts the same command, or a command that reads the run; the result as JSON values.
+      sealed: the files that are records, as patterns.
+    """
+
+    make: Callable[[Path, int], Any]
+    again: Callable[[Path], Any]
+    sealed: tuple[str, ...]
+
+
+def _compare(output: Path, seed: int = 0, **others: Any) -> Any:
+    asked = [world.VERIFIER, *world.settings(opt=(0.1, 0.5))[2:]]
+    results = world.run(output, asked, how=world.measuring(seed=seed), **others)
+    lines = [json.loads(line) for line in (output / "points.jsonl").read_text().splitlines()]
+    figures = [
+        {k: v for k, v in x.get("figures", {}).items() if "latency" not in k and "time" not in k}
+        for x in lines
+    ]
+    return [results["done"], results["failed"], [x["setting"] for x in lines], figures]
+
+
+def _demand(output: Path, seed: int = 0) -> Any:
+    search = Search(demand="nats per token <= 9", rounds=1, candidates=2, held_out=0.5)
+    found = _compare(output, seed, measured="front", search=search)
+    return [found, (output / "tuned.gin").is_file()]
+
+
+def _rows(seed: int, ids: range) -> list[dict[str, Any]]:
+    info = {**dict.fromkeys(COUNTS, 2), "rounds": 1, "calls": {"verifier": 2}}
+    rest = {"prediction": f"x {seed}", "ended_by": "eos", "info": info}
+    return [{"id": i, "inputs": f"in {i}", **rest} for i in ids]
+
+
+def _write_parts(output: Path, seed: int) -> None:
+    inputs = [(row["inputs"], None) for row in _rows(seed, range(ROWS))]
+    configuration = {"seed": seed, "rows": ROWS, "input": hash_of(inputs)}
+    run = fingerprint_of(configuration)
+    for index in range(2):
+        part = output / Process(index, 2).directory
+        part.mkdir(parents=True)
+        about = {"part": {"index": index}, "files": [], "kept": True, "environment": {}}
+        (part / CONFIG_NAME).write_text(json.dumps(configuration | about))
+        rows = _rows(seed, range(index, ROWS, 2))
+        (part / PREDICTIONS_NAME).write_bytes(lines_of(rows, run))
+
+
+def _merge(output: Path) -> Any:
+    with tempfile.TemporaryDirectory() as merged:
+        merging.merge(merged, [output])
+        return Path(merged, PREDICTIONS_NAME).read_text()
+
+
+def _write_rows(output: Path, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as parts:
+        _write_parts(Path(parts), seed)
+        merging.merge(output, [parts])
+
+
+def _evaluate(output: Path) -> Any:
+    bootstrap = specjax.evaluation.Bootstrap(resamples=100)
+    return evaluate(output, metrics=(), bootstrap=bootstrap)["methods"]["out"]["figures"]
+
+
+RUNS = {
+    "compare": Run(_compare, _compare, ("points/*",)),
+    "demand": Run(_demand, _demand, ("points/*",)),
+    "merge": Run(_write_parts, _merge, ("*/infer_config.json", "*/predictions.jsonl")),
+    "evaluate": Run(_write_rows, _evaluate, ("predictions.jsonl",)),
+}
+
+
+@functools.cache
+def made(name: str) -> tuple[Path, Path, Any]:
+    """A finished run, one with another seed, and the result of the first."""
+    root = Path(tempfile.mkdtemp(prefix="specjax-fuzz-records-"))
+    for seed, place in enumerate(("out", "other")):
+        RUNS[name].make(root / place, seed)
+    return root / "out", root / "other", RUNS[name].again(root / "out")
+
+
+def files_of(name: str, place: Path) -> list[str]:
+    found = {path for pattern in RUNS[name].sealed for path in place.glob(pattern)}
+    return sorted(str(path.relative_to(place)) for path in found)
+
+
+def edit(place: Path, other: Path, names: list[str], how: str, i: int, j: int) -> None:
+    """Swaps two records, copies one over another, or takes one, or lines of one, of `other`."""
+    first, second = (place / names[k % len(names)] for k in (i, j))
+    theirs = other / first.relative_to(place)
+    if how == "swap":
+        content = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+    elif how == "copy":
+        first.write_bytes(second.read_bytes())
+    elif how == "other" and theirs.exists():
+        first.write_bytes(theirs.read_bytes())
+    elif how == "lines" and theirs.exists():
+        mine, new = (x.read_bytes().splitlines(keepends=True) for x in (first, theirs))
+        k = j % max(1, min(len(mine), len(new)))
+        first.write_bytes(b"".join([*mine[:k], *new[k : k + 1], *mine[k + 1 :]]))
+
+
+_CHANGE = st.one_of(
+    changes(["x.jsonl"], ("directory", "dangling", "circle", "removed")),
+    st.tuples(st.sampled_from(["swap", "copy", "other", "lines"]), st.integers(0, 999)),
+)
+CASE = (st.sampled_from(sorted(RUNS)), st.integers(0, 99), _CHANGE)
+# Without decoding.
+QUICK_CASE = (st.sampled_from(["evaluate", "merge"]), st.integers(0, 99), _CHANGE)
+
+
+def law(name: str, which: int, change: Change | tuple[str, int]) -> None:
+    finished, other, expected = made(name)
+    with tempfile.TemporaryDirectory(prefix="specjax-fuzz-") as scratch:
+        place, outside = Path(scratch, "out"), Path(scratch, "outside")
+        shutil.copytree(finished, place)
+        outside.mkdir()
+        names = files_of(name, place)
+        if isinstance(change, tuple):
+            edit(place, other, names, change[0], which, change[1])
+        else:
+            change = Change(names[which % len(names)], change.how, change.at, change.value)
+            change.apply(place, outside)
+        foreign = contents(outside)
+        try:
+            found = RUNS[name].again(place)
+        except (ValueError, OSError) as error:
+            assert str(place) in str(error) and "\n" not in str(error), error
+        else:
+            assert json.loads(json.dumps(found)) == json.loads(json.dumps(expected))
+        assert_untouched(foreign, contents(outside), set())
