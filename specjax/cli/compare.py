@@ -151,9 +151,8 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
             if name not in found:
                 place, mesh = os.path.expanduser(name), pair.verifier.mesh
                 found[name] = gin_config.call_part(text.load_text_model, place, mesh=mesh)
-                text.Models(
-                    **{name: found[name], "verifier": pair.verifier}
-                )  # checks the vocabulary
+                # Checks the vocabulary.
+                text.Models(**{name: found[name], "verifier": pair.verifier})
     return found
 
 
@@ -186,7 +185,9 @@ def _next(results: dict[str, Any]) -> str:
     elif "answer" in results:
         then = "change DEMAND or METHODS, with another OUTPUT_DIR"
     elif not results["done"]:
-        then = "the same command without --estimate measures the best settings"
+        times = gin_config.value_of("compare.with_times", True)
+        given = "without --estimate" if times else "without --estimate, with WITH_TIMES=True,"
+        then = f"the same command {given} measures the best settings"
     else:
         then = (
             "--gin.DEMAND='as good as the verifier' with another OUTPUT_DIR chooses a setting and "

@@ -203,7 +203,10 @@ def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys)
     captured = capsys.readouterr()
     assert "timing" not in captured.err and "references" not in captured.err
     assert "measuring" not in captured.err
-    assert "next: the same command without --estimate" in captured.err.splitlines()[-1]
+    assert (
+        "next: the same command without --estimate, with WITH_TIMES=True, measures"
+        in captured.err.splitlines()[-1]
+    )
     assert "ESTIMATE_LIMIT=64: estimating from all 8 texts" in captured.err
     results = json.loads(captured.out.splitlines()[-1])
     assert results["estimated"] == 6 and results["done"] == 0
