@@ -10,6 +10,7 @@ system has only Python and its libraries, read-only, and an empty `work` in memo
 import only the standard library, because it starts without site-packages.
 """
 
+import collections
 import contextlib
 import ctypes
 import json
@@ -39,27 +40,34 @@ _CAP_VERSION = 0x20080522
 _NOBODY = 65534
 _FILES = 4096
 _NEW_USER = _NAMESPACES["user"]
-# The architecture and its forbidden system calls: memory without limits (shmget, msgget, semget,
-# mq_open, memfd_create, memfd_secret), new namespaces with privileges (unshare, setns, mount), and
-# calls that ordinary programs do not need (ptrace, bpf, perf_event_open, add_key, request_key,
-# keyctl, userfaultfd, io_uring_setup, open_by_handle_at); then the numbers of clone, clone3, socket
-# and pivot_root.
+# For each machine its architecture, the numbers of four system calls, and the forbidden calls:
+# memory without limits (shmget, msgget, semget, mq_open, memfd_create, memfd_secret), namespaces
+# with privileges (unshare, setns, mount), and calls that ordinary programs do not need (ptrace,
+# bpf, perf_event_open, add_key, request_key, keyctl, userfaultfd, io_uring_setup,
+# open_by_handle_at).
+_Calls = collections.namedtuple("_Calls", "architecture clone clone3 socket pivot_root refused")
 _CALLS = {
-    "x86_64": (
-        0xC000003E,
-        (29, 68, 64, 240, 319, 447, 272, 308, 165, 101, 321, 298, 248, 249, 250, 323, 425, 304),
-        56,
-        435,
-        41,
-        155,
+    "x86_64": _Calls(
+        architecture=0xC000003E,
+        clone=56,
+        clone3=435,
+        socket=41,
+        pivot_root=155,
+        refused=(
+            *(29, 68, 64, 240, 319, 447, 272, 308, 165),
+            *(101, 321, 298, 248, 249, 250, 323, 425, 304),
+        ),
     ),
-    "aarch64": (
-        0xC00000B7,
-        (194, 186, 190, 180, 279, 447, 97, 268, 40, 117, 280, 241, 217, 218, 219, 282, 425, 265),
-        220,
-        435,
-        198,
-        41,
+    "aarch64": _Calls(
+        architecture=0xC00000B7,
+        clone=220,
+        clone3=435,
+        socket=198,
+        pivot_root=41,
+        refused=(
+            *(194, 186, 190, 180, 279, 447, 97, 268, 40),
+            *(117, 280, 241, 217, 218, 219, 282, 425, 265),
+        ),
     ),
 }
 # The families of sockets that a program may make: they reach nothing outside its network namespace.
@@ -152,6 +160,7 @@ def _end_in_time(job: dict) -> None:
 
 def _make_root(work: str, disk: int) -> None:
     """Replaces the file system by one with only Python, its libraries and an empty `work`."""
+    pivot_root = _calls_of(os.uname().machine).pivot_root
     _check(_libc.mount(b"none", b"/", None, _PRIVATE, None), "mounts")
     os.umask(0o022)
     root = work
@@ -172,7 +181,7 @@ def _make_root(work: str, disk: int) -> None:
     proc = os.fsencode(f"{root}/proc")
     _check(_libc.mount(b"proc", proc, b"proc", flags, None), "/proc")
     os.chdir(root)
-    _check(_libc.syscall(_CALLS[os.uname().machine][5], b".", b"."), "a file system of its own")
+    _check(_libc.syscall(pivot_root, b".", b"."), "a file system of its own")
     _check(_libc.umount2(b".", _DETACH), "the file system outside")
     os.chdir("/")
     _set_read_only("/", 0)
@@ -252,30 +261,33 @@ def _confine(job: dict, processes: int | None) -> None:
         _check(_libc.capset(ctypes.byref(header), ctypes.byref(rights)), "capabilities")
     _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     if job["contained"]:
-        _refuse_calls(os.uname().machine)
+        _refuse_calls(_calls_of(os.uname().machine))
 
 
-def _refuse_calls(machine: str) -> None:
+def _calls_of(machine: str) -> _Calls:
+    if machine not in _CALLS:
+        raise OSError(f"the system calls of {machine} are unknown")
+    return _CALLS[machine]
+
+
+def _refuse_calls(calls: _Calls) -> None:
     """Installs a filter of system calls (seccomp).
 
     Forbidden calls give EPERM, a missing one ENOSYS, other families of sockets EAFNOSUPPORT.
     """
-    if machine not in _CALLS:
-        raise OSError(f"the system calls of {machine} are unknown")
-    architecture, refused, clone, clone3, socket, _ = _CALLS[machine]
     load, equal, at_least, has_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     number, kind, first = 0, 4, 16  # offsets in seccomp_data; the first argument
     allow, no, unknown, no_family = 0x7FFF0000, 0x00050001, 0x00050026, 0x00050061
-    steps = [(load, 0, 0, kind), (equal, 1, 0, architecture), (give, 0, 0, no)]
+    steps = [(load, 0, 0, kind), (equal, 1, 0, calls.architecture), (give, 0, 0, no)]
     # Larger numbers belong to x32.
     steps += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (give, 0, 0, no)]
-    for call in refused:
+    for call in calls.refused:
         steps += [(equal, 0, 1, call), (give, 0, 0, no)]
     # The flags of clone3 are not visible; without clone3 the library uses clone.
-    steps += [(equal, 0, 1, clone3), (give, 0, 0, unknown)]
-    steps += [(equal, 0, 5, socket), (load, 0, 0, first), (equal, 2, 0, _AF_INET)]
+    steps += [(equal, 0, 1, calls.clone3), (give, 0, 0, unknown)]
+    steps += [(equal, 0, 5, calls.socket), (load, 0, 0, first), (equal, 2, 0, _AF_INET)]
     steps += [(equal, 1, 0, _AF_INET6), (give, 0, 0, no_family), (give, 0, 0, allow)]
-    steps += [(equal, 1, 0, clone), (give, 0, 0, allow)]
+    steps += [(equal, 1, 0, calls.clone), (give, 0, 0, allow)]
     steps += [(load, 0, 0, first), (has_bit, 0, 1, _NEW_USER), (give, 0, 0, no)]
     steps += [(give, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))

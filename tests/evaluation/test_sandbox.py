@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from specjax.evaluation import METRICS, PassAt1, Sandbox, figure
+from specjax.evaluation import METRICS, PassAt1, Sandbox, figure, sandbox_launcher
 from specjax.evaluation import sandbox as sandbox_lib
 from specjax.evaluation.programs import Problem, program, read_problems
 
@@ -281,6 +281,11 @@ def test_without_namespaces_it_refuses_unless_asked(monkeypatch):
     asked.check()
     assert asked.run("assert True") == (True, "")
     assert not asked.run("x = bytearray(10 << 30)").passed
+
+
+def test_an_unknown_machine_is_named():
+    with pytest.raises(OSError, match="the system calls of riscv64 are unknown"):
+        sandbox_launcher._calls_of("riscv64")
 
 
 def test_another_system_has_no_sandbox(monkeypatch):
