@@ -84,7 +84,8 @@ def infer(
       `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
         the model and the step.
       `info`: the counts of `specjax.text.results.RowInfo`.
-      `checksum`: of the rest of the line. A run with a changed line cannot be continued.
+      `run`, of the run's fingerprint, and `checksum`, of the rest of the line. A run with a changed
+        line, or a line of another run, cannot be continued.
 
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
     stop the others: a message on stderr names it before decoding starts, and its line has a null
@@ -149,16 +150,15 @@ def infer(
     examples = read_inputs(source, format=format, split=split, task=task, **fields)
     together = process is not None and process.together
     with processes.naming_lost_processes(process), run:
+        given = hash_of([(e.inputs, e.targets) for e in examples])
         if together:
             # Early, so that a process that rejects its input does not keep the others waiting.
-            processes.check_same(
-                "another input", hash_of([(e.inputs, e.targets) for e in examples])
-            )
+            processes.check_same("another input", given)
         decoder = _decoder(make_decoder, run, process)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
-        settings = {"seed": seed, "chat": chat}
+        settings = {"seed": seed, "chat": chat, "input": given}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         own = _own_ids(decoder, prompts, failed, process)
         done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, own)
@@ -228,8 +228,7 @@ def _claim(
         **decoder.describe(),
         **settings,
         "rows": len(examples),
-        # The texts and the tokens: similar tokenizers may split a text differently.
-        "input": hash_of([(e.inputs, e.targets) for e in examples]),
+        # Besides the texts: similar tokenizers may split a text differently.
         "tokens": hash_of([prompt.tolist() for prompt in prompts.values()]),
     }
     if process is not None:

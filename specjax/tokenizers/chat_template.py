@@ -166,21 +166,24 @@ _lock = threading.Lock()
 _renderers: dict[int, _Renderer] = {}
 
 
-def _rendered(request: str, *, again: bool = True) -> dict[str, Any]:
+def _rendered(request: str) -> dict[str, Any]:
     """The answer to a request; the renderer is started if there is none."""
+    answer: dict[str, Any] = {"error": "it ends the process that renders it"}
     with _lock:
-        try:
-            if os.getpid() not in _renderers:
-                _renderers[os.getpid()] = _Renderer()
-            answer = _renderers[os.getpid()].ask(request, MOST_SECONDS)
-        except TimeoutError:
-            answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
-        except EOFError:
-            answer = {"error": "it ends the process that renders it", "full": True, "again": again}
-        if answer.get("full"):
-            _close()
-    # The system may have ended the process since the last request.
-    return _rendered(request, again=False) if answer.get("again") else answer
+        for _ in range(2):  # the system may have ended the process since the last request
+            try:
+                if os.getpid() not in _renderers:
+                    _renderers[os.getpid()] = _Renderer()
+                answer = _renderers[os.getpid()].ask(request, MOST_SECONDS)
+            except TimeoutError:
+                answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
+            except EOFError:
+                _close()
+                continue
+            if answer.get("full"):
+                _close()
+            break
+    return answer
 
 
 @atexit.register

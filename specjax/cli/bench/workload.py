@@ -68,7 +68,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Adds all arguments except the lengths of drafts."""
+    """Adds the arguments for the pair, its prompts and the sizes."""
     add_pair(parser)
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
