@@ -1,22 +1,32 @@
-"""Checksums of the files of a directory, in a file of that directory."""
+"""Checksums of the files of a directory, in a file of that directory.
+
+Checksums of a checkpoint of a run also name its owner: the run and the step.
+"""
 
 import concurrent.futures
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.writing import write_atomically
 
 CHECKSUMS_NAME = "specjax_checksums.json"
 
 
-def write_checksums(directory: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
+def write_checksums(
+    directory: Path,
+    wanted: Callable[[str], bool] = lambda _: True,
+    *,
+    owner: Mapping[str, Any] | None = None,
+) -> None:
     """Writes the checksums of all files below a directory.
 
     Args:
       directory: has the files; `specjax_checksums.json` is written there.
       wanted: whether a file counts, by its path relative to the directory.
+      owner: JSON values that `find_damage` compares, such as the run's fingerprint.
 
     Raises:
       OSError: a file cannot be read, or the checksums cannot be written.
@@ -27,7 +37,7 @@ def write_checksums(directory: Path, wanted: Callable[[str], bool] = lambda _: T
     names = [name for name in names if name != CHECKSUMS_NAME and wanted(name)]
     with _threads() as threads:
         sums = dict(zip(names, threads.map(lambda n: _sha256(directory / n), names), strict=True))
-    values = {"algorithm": "sha256", "files": sums}
+    values = {"algorithm": "sha256", "files": sums, **({"owner": owner} if owner else {})}
     write_atomically(directory / CHECKSUMS_NAME, (json.dumps(values, indent=1) + "\n").encode())
 
 
@@ -36,17 +46,21 @@ def has_checksums(directory: Path) -> bool:
     return (directory / CHECKSUMS_NAME).is_file()
 
 
-def find_damage(directory: Path) -> str | None:
+def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> str | None:
     """Describes the first difference from the checksums; None if there is no difference.
 
     Args:
       directory: has `specjax_checksums.json`.
+      owner: the expected owner; see `write_checksums`.
     """
     try:
-        sums = json.loads((directory / CHECKSUMS_NAME).read_bytes())["files"]
+        values = json.loads((directory / CHECKSUMS_NAME).read_bytes())
+        sums, theirs = values["files"], values.get("owner")
         files = [(name, directory / name, str(expected)) for name, expected in sums.items()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return f"{CHECKSUMS_NAME} cannot be read"
+    if owner is not None and theirs != owner:
+        return f"{CHECKSUMS_NAME} is of another run or step"
     with _threads() as threads:
         differences = threads.map(lambda file: _difference(*file), files)
         return next(filter(None, differences), None)
@@ -54,6 +68,8 @@ def find_damage(directory: Path) -> str | None:
 
 def _difference(name: str, path: Path, expected: str) -> str | None:
     try:
+        if not path.is_file():  # opening a pipe would block
+            return f"{name} is not a file"
         found = _sha256(path)
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"

@@ -98,9 +98,10 @@ def infer(
     `Decoder.rows`).
 
     With `process` this process decodes a part of the rows, in its own directory in `output_dir`.
-    The rows are equal to those of a single process. If all parts are on one file system, the last
-    process to end merges them. Replicas decode whole plans independently; the processes of one JAX
-    program (`processes.join`) decode each plan together, and each writes the rows on its devices.
+    The rows are equal to those of a single process with the same mesh. If all parts are on one file
+    system, the last process to end merges them. Replicas decode whole plans independently; the
+    processes of one JAX program (`processes.join`) decode each plan together, and each writes the
+    rows on its devices.
 
     Args:
       make_decoder: called after the input and the output directory have been checked. Its Decoder

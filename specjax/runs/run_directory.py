@@ -269,16 +269,26 @@ class RunDirectory:
             path = self.path / name
             if not os.path.lexists(path):  # removed meanwhile
                 continue
-            # Writing would change the target of the link. A directory may have been moved.
-            if path.is_symlink() and not path.is_dir():
+            # Writing would change, and replacing remove, the target of the link.
+            if path.is_symlink():
                 raise FileExistsError(
                     f"{path} is a link, not a file of a run: choose another output_dir, or move it"
+                )
+            if not made and (other := self._other_command()):
+                raise FileExistsError(
+                    f"output_dir={self.path} has a run of another command ({other}): choose "
+                    "another output_dir"
                 )
             if name not in made or not (path.is_file() or path.is_dir()):
                 raise FileExistsError(
                     f"{path} exists, but {self._config.name} does not list it as a file of a run: "
                     "choose another output_dir, or move it"
                 )
+
+    def _other_command(self) -> str | None:
+        """The name of another command's configuration in the directory, if there is one."""
+        names = sorted(path.name for path in self.path.glob("*_config.json"))
+        return next((name for name in names if name != self._config.name), None)
 
 
 @contextlib.contextmanager

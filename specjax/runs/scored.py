@@ -79,6 +79,8 @@ def read_predictions(
             return predictions_of(rows, name, prediction_field, targets_field)
         name = file
     run, records = _run_of(name), []
+    if run is not None and os.path.exists(name) and not os.path.isfile(name):
+        raise ValueError(f"{name} is not a regular file: restore the predictions of this run")
     for number, line, record in read_objects(name):
         if CHECKSUM in record or run is not None:
             _check_seal(f"{name}:{number}", line, run)

@@ -25,9 +25,10 @@ _DELETED = "deleted"
 class CheckpointStore:
     """The checkpoints (the two latest and the best) of a training run.
 
-    Each checkpoint has checksums of its files, which are verified when the store opens. A damaged
-    checkpoint is moved to `damaged_checkpoints`, and the run continues from the one before; the
-    repeated updates give the same bits.
+    Each checkpoint has checksums of its files, with the run's fingerprint and its step, which are
+    verified when the store opens. A checkpoint that is damaged, or of another run or step, is moved
+    to `damaged_checkpoints`, and the run continues from the one before; the repeated updates give
+    the same bits. If the run would not repeat its step, the start is refused.
 
     Incomplete checkpoints of an interrupted save are removed at once.
 
@@ -37,7 +38,7 @@ class CheckpointStore:
 
     Raises:
       OSError: a damaged checkpoint cannot be moved.
-      ValueError: all checkpoints are damaged.
+      ValueError: all checkpoints are damaged, or one before the last sound one.
     """
 
     def __init__(self, run: RunDirectory, choose_by: str):
@@ -98,7 +99,7 @@ class CheckpointStore:
                 step, args=ocp.args.StandardSave(state), metrics=dict(figures), force=True
             )
             self._manager.wait_until_finished()
-            write_checksums(place)
+            write_checksums(place, owner=self._owner(step))
         self._empty_deleted()
 
     def restore(self, like: TrainState, step: int) -> TrainState:
@@ -113,6 +114,9 @@ class CheckpointStore:
         """The figures of a checkpoint."""
         return dict(self._manager.metrics(step))
 
+    def _owner(self, step: int) -> dict[str, Any]:
+        return {"run": self._run.fingerprint, "step": step}
+
     def _empty_deleted(self) -> None:
         shutil.rmtree(self.path / CHECKPOINTS_NAME / _DELETED, ignore_errors=True)
 
@@ -120,12 +124,14 @@ class CheckpointStore:
         # Before Orbax opens them: it trusts all files, and reports damage in 500 lines.
         self._empty_deleted()
         place = self.path / CHECKPOINTS_NAME
-        steps = sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
+        names = {path.name for path in place.glob("*") if path.name.isdecimal()}
+        steps = sorted(step for step in map(int, names) if str(step) in names)
         if steps and not has_checksums(place / str(steps[-1])):  # its save was interrupted
             step = steps.pop()
             shutil.rmtree(place / str(step))
             say(f"warning: the checkpoint of step {step:,} in {place} was incomplete: removed")
-        damaged = {step: why for step in steps if (why := find_damage(place / str(step)))}
+        found = {step: find_damage(place / str(step), owner=self._owner(step)) for step in steps}
+        damaged = {step: why for step, why in found.items() if why}
         if not damaged:
             return
         errors = "; ".join(f"step {step:,}: {why}" for step, why in damaged.items())
@@ -135,6 +141,12 @@ class CheckpointStore:
                 f"{place}: no checkpoint can be read ({errors}): put a copy of it there, delete it "
                 "to train from the start, or choose another output_dir"
             )
+        if kept := [step for step in damaged if step < sound[-1]]:
+            # The run would not repeat it, and it may be the best.
+            raise ValueError(
+                f"{place}/{kept[0]} cannot be read ({damaged[kept[0]]}): put a copy of it there, "
+                "or delete it to take the best of the other checkpoints"
+            )
         for step in damaged:
             target = self._run.own(DAMAGED_NAME) / str(step)
             with naming_failures(target):
@@ -143,8 +155,7 @@ class CheckpointStore:
                 shutil.move(place / str(step), target)
         say(
             f"warning: moved damaged checkpoints of {place} ({errors}) to {DAMAGED_NAME}; the run "
-            f"continues from step {sound[-1]:,}; if the best checkpoint is among them, the result "
-            "is the best of the others"
+            f"continues from step {sound[-1]:,}"
         )
 
 

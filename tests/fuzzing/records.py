@@ -13,14 +13,23 @@ from hypothesis import strategies as st
 import specjax
 from specjax.runs import merging
 from specjax.runs.evaluation import evaluate
+from specjax.runs.inference import infer
 from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import fingerprint_of
 from specjax.study.choose import Search
 from specjax.text.results import COUNTS
+from specjax.text.text_models import digest
+from specjax.training import HeadRecipe, train_head
+from specjax.training.head_data import Labelling
+from specjax.training.samples import SAMPLES_NAME, stored_pairs
+from specjax.training.trainer import run_directory
+from tests import tiny_pair
+from tests.fuzzing import toys
 from tests.fuzzing.law import assert_untouched, contents
 from tests.fuzzing.mutations import Change, changes
 from tests.study import world
+from tests.training import toy
 
 ROWS = 6
 IGNORED = {".specjax.lock"}
@@ -93,9 +102,64 @@ def _evaluate(output: Path) -> Any:
     return evaluate(output, metrics=(), bootstrap=bootstrap)["methods"]["out"]["figures"]
 
 
+def _infer(output: Path, seed: int = 0) -> Any:
+    def make() -> specjax.Decoder:
+        return specjax.Decoder(specjax.Pair(**world.models()), **world.OPTIONS, batch_size=4)
+
+    source = output.parent / "input.txt"
+    if not source.exists():
+        toys.write_input(output.parent)
+    metrics = infer(make, source=source, output_dir=output, seed=seed, progress=False)
+    metrics.pop("this_process")
+    return [metrics, (output / PREDICTIONS_NAME).read_text()]
+
+
+def _train(output: Path, seed: int = 0) -> Any:
+    """A run that keeps samples, whose checkpoints of every step count."""
+    task = toy.TextTask(model=toy.CONFIG, objective=toy.OBJECTIVE)
+
+    def batches(pairs: Any) -> Any:
+        return task.batches(pairs, toy.BATCHING, seed=seed, row_multiple=1)
+
+    with run_directory(output, [SAMPLES_NAME]) as run:
+        result = toy.train_copies(
+            run,
+            task=task,
+            training_pairs=toy.copy_pairs(4),
+            validation_pairs=toy.copy_pairs(4, seed=1),
+            grow=lambda: batches(stored_pairs(run, "teacher", lambda: toy.copy_pairs(20, seed))),
+            seed=seed,
+            num_steps=3,
+            checkpoint_every=1,
+            log_every=1,
+        )
+    return [result.step, result.validation_loss, digest(result.params)]
+
+
+@functools.cache
+def _pair() -> specjax.Pair:
+    return specjax.load_pair(**tiny_pair.shared_pair())
+
+
+def _train_head(output: Path, seed: int = 0) -> Any:
+    labelling = Labelling(max_new_tokens=4, shard_rows=4, batch_size=4)
+    sizes = {"epochs": 2, "blocks": 0, "rows_per_batch": 4, "checkpoints": 4}
+    found = train_head(
+        HeadRecipe(labelling=labelling, seed=seed, progress=False, **sizes),
+        _pair,
+        output_dir=output,
+        training_data=world.EXAMPLES,
+        validation_data=world.EXAMPLES[:4],
+    )
+    return [found, (output / "curves.json").read_text()]
+
+
 RUNS = {
+    "infer": Run(_infer, _infer, ("predictions.jsonl", "infer_config.json")),
     "compare": Run(_compare, _compare, ("points/*",)),
     "demand": Run(_demand, _demand, ("points/*",)),
+    "train": Run(_train, _train, ("samples/*", "checkpoints/**/*")),
+    "train head": Run(_train_head, _train_head, ("head_data/*", "checkpoints/**/*")),
     "merge": Run(_write_parts, _merge, ("*/infer_config.json", "*/predictions.jsonl")),
     "evaluate": Run(_write_rows, _evaluate, ("predictions.jsonl",)),
 }
@@ -112,7 +176,7 @@ def made(name: str) -> tuple[Path, Path, Any]:
 
 def files_of(name: str, place: Path) -> list[str]:
     found = {path for pattern in RUNS[name].sealed for path in place.glob(pattern)}
-    return sorted(str(path.relative_to(place)) for path in found)
+    return sorted(str(path.relative_to(place)) for path in found if path.is_file())
 
 
 def edit(place: Path, other: Path, names: list[str], how: str, i: int, j: int) -> None:

@@ -170,14 +170,17 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_what_it_leads_to_kept(tmp_
     assert other.read_bytes() == b"mine" if there else not other.exists()
 
 
-def test_a_directory_may_be_moved_and_linked(tmp_path):
+def test_a_link_in_the_place_of_a_directory_is_refused_and_what_it_leads_to_kept(tmp_path):
     with opened(tmp_path / "out") as run:
         run.claim({})
         run.own("tree").mkdir()
-    (tmp_path / "out/tree").rename(tmp_path / "elsewhere")
-    (tmp_path / "out/tree").symlink_to(tmp_path / "elsewhere")
-    with opened(tmp_path / "out") as run:
-        assert run.kept
+    (tmp_path / "out/tree").rmdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").write_bytes(b"mine")
+    (tmp_path / "out/tree").symlink_to(tmp_path / "mine")
+    with pytest.raises(FileExistsError, match="tree is a link, not a file of a run"):
+        opened(tmp_path / "out").__enter__()
+    assert (tmp_path / "mine/file").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])

@@ -62,6 +62,34 @@ def test_the_run_goes_on_from_the_checkpoint_before(whole, tmp_path, capsys, dam
     assert capsys.readouterr().err == ""
 
 
+def test_a_checkpoint_that_would_not_be_repeated_is_refused(whole, tmp_path):
+    """It may be the best, whose parameters are the result."""
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    flip_a_bit(run / CHECKPOINTS_NAME / "10")
+    with pytest.raises(ValueError, match="10 cannot be read .*delete it to take the best"):
+        train_copies(run)
+    assert not (run / DAMAGED_NAME).exists()
+
+
+@pytest.mark.parametrize("source", ["another run", "another step"])
+def test_a_checkpoint_of_another_run_or_step_is_set_aside(whole, tmp_path, capsys, source):
+    half, result = whole
+    run, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(half, run)
+    if source == "another run":
+        train_copies(other, num_steps=20, seed=8)
+    place = run / CHECKPOINTS_NAME / "20"
+    shutil.rmtree(place)
+    shutil.copytree(
+        other / CHECKPOINTS_NAME / "20" if other.exists() else place.with_name("10"), place
+    )
+    again = train_copies(run)
+    assert "is of another run or step" in capsys.readouterr().err
+    assert again[:2] == result[:2]
+    assert_equal_trees(again.params, result.params)
+
+
 def test_an_incomplete_checkpoint_is_removed(whole, tmp_path, capsys):
     half, result = whole
     run = tmp_path / "run"
