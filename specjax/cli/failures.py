@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from specjax.runs import native_output
 from specjax.runs.processes import LostProcessError
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -55,7 +56,7 @@ def tell(command: str, error: Exception) -> int:
         _give_up_stdout()
         return BAD_INPUT
     if isinstance(error, LostProcessError):  # another process failed; a restart may succeed
-        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        native_output.tell_lost(f"{program}: {one_line(error)}")
         return UNEXPECTED
     if is_refusal(error):
         print(f"{program}: {one_line(error)}", file=sys.stderr)

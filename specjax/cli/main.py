@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.command_line = ["specjax", *argv]
         return _run(args)
     except Exception as error:
-        together = getattr(getattr(args, "process", None), "together", False)
+        together = jax.distributed.is_initialized()
         if os.environ.get("SPECJAX_TRACEBACK") and not together:
             raise
         status = tell(command, error)

@@ -2,11 +2,17 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+
+from specjax.runs import native_output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +46,9 @@ class Process:
     def directory(self) -> str:
         """The name of its directory, within the directory of the run."""
         return f"part-{self.index:05d}-of-{self.count:05d}"
+
+
+_DAY_MS = 24 * 60 * 60 * 1000
 
 
 class LostProcessError(RuntimeError):
@@ -89,7 +98,42 @@ def join(
         ) from None
     if jax.process_count() == 1:
         return None
-    return Process(jax.process_index(), jax.process_count(), together=True)
+    process = Process(jax.process_index(), jax.process_count(), together=True)
+    by_process = np.array(jax.devices()).reshape(process.count, -1)
+    with naming_lost_processes(process):
+        connect(Mesh(by_process, ("process", "device")), wait=_wait_for_all)
+    return process
+
+
+def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
+    """Connects the devices of a JAX program's mesh; all processes must call it.
+
+    gloo, the collectives of CPUs, connects a group of devices when a program first needs it, and
+    waits only 30 seconds for the others. A process that still compiles would look lost. So all
+    groups of a mesh are connected here, by a small program that all processes start together.
+    Connected devices wait for each other without a limit.
+
+    Args:
+      mesh: a mesh over all processes.
+      wait: waits for all processes; `gather` by default.
+    """
+    axes = mesh.axis_names
+    groups = [some for n in range(1, len(axes) + 1) for some in itertools.combinations(axes, n)]
+
+    def sums() -> jax.Array:
+        index = jax.lax.axis_index(axes)  # not a constant, whose sum the compiler would know
+        return jax.lax.psum(jnp.stack([jax.lax.psum(index, some) for some in groups]), axes)
+
+    program = jax.shard_map(sums, mesh=mesh, in_specs=(), out_specs=jax.P(), check_vma=False)
+    compiled = jax.jit(program).lower().compile()
+    gather(np.int32(0)) if wait is None else wait()
+    jax.block_until_ready(compiled())
+
+
+def _wait_for_all() -> None:
+    """Waits for all processes; needs no connected devices, but finds a lost process late."""
+    state: Any = importlib.import_module("jax._src.distributed").global_state
+    state.client.wait_at_barrier("specjax-joined", timeout_in_ms=_DAY_MS)
 
 
 def gather(values: Any) -> np.ndarray:
@@ -143,6 +187,6 @@ def naming_lost_processes(process: Process | None) -> Iterator[None]:
         if process is None or not process.together or not lost:
             raise
         raise LostProcessError(
-            f"process {process.index} of {process.count} lost another process ({reason[:120]}): "
-            "read its error, and start all processes again; finished rows are kept"
+            f"process {process.index} of {process.count} {native_output.LOST} ({reason[:120]}): "
+            f"{native_output.REMEDY}"
         ) from None

@@ -1,10 +1,12 @@
 """Two processes with four devices each, as one program, decode as one process with eight does."""
 
 import re
+import time
 
 import pytest
 
 from tests.cli import kill_hosts
+from tests.variants import variants
 
 
 @pytest.fixture(scope="module")
@@ -12,14 +14,63 @@ def setting(tmp_path_factory):
     return kill_hosts.Run(tmp_path_factory.mktemp("program"), "program", 24)
 
 
-def test_two_processes_write_what_one_does(setting, tmp_path):
+# Runs the command; its largest program takes some seconds more to compile. After the mesh, no group
+# of devices may need a connection, because gloo waits only 30 seconds for it.
+SLOW = """
+import sys, time
+import jax
+from jax._src import distributed
+from specjax.cli.entry import run
+from specjax.runs import merging, processes
+
+def groups():
+    client = distributed.global_state.client
+    return {{name for name, _ in client.key_value_dir_get_bytes("cpu:gloo/")}}
+
+def connect(mesh, connect=processes.connect, **wait):
+    connect(mesh, **wait)
+    connected.append(groups())
+
+def finish(*given, finish=merging.finish):
+    print("groups:", *map(len, (*connected, groups())), file=sys.stderr)
+    finish(*given)
+
+def compiled(event, seconds, **about):
+    if event.endswith("backend_compile_duration") and "_run" in about.get("fun_name", ""):
+        time.sleep({seconds})
+
+connected = []
+processes.connect, merging.finish = connect, finish
+jax.monitoring.register_event_duration_secs_listener(compiled)
+run()
+"""
+
+
+@pytest.mark.parametrize("seconds", variants([0, 35], 0))
+def test_two_processes_write_what_one_does(setting, tmp_path, seconds):
     setting.alone(tmp_path / "alone")
-    for child in setting.both(tmp_path / "both"):
-        kill_hosts.finish(child)
+    first, second = setting.both(tmp_path / "both", program=("-c", SLOW.format(seconds=seconds)))
+    kill_hosts.finish(first)
+    told = kill_hosts.finish(second)
+    joined, meshed, later = map(int, re.search(r"^groups: (\d+) (\d+) (\d+)$", told, re.M).groups())
+    assert 0 < joined < meshed == later
     kill_hosts.compare(tmp_path / "both", tmp_path / "alone")
     parts = sorted((tmp_path / "both").glob("part-*/predictions.jsonl"))
     rows = [path.read_bytes().splitlines() for path in parts]
     assert len(rows) == 2 and all(len(own) > 4 for own in rows) and sum(map(len, rows)) == 24
+
+
+@pytest.mark.parametrize("index", variants([0, 1], 0))
+def test_a_process_that_lost_the_other_ends_with_one_line(setting, tmp_path, index):
+    children = setting.both(tmp_path)
+    while setting.written(tmp_path) < 4:
+        assert all(child.poll() is None for child in children)
+        time.sleep(0.01)
+    children[index].kill()
+    children[index].communicate()
+    _, told = children[1 - index].communicate(timeout=60)
+    assert children[1 - index].returncode not in (0, 2)
+    kill_hosts.check_told(told)
 
 
 @pytest.mark.exhaustive
