@@ -84,5 +84,15 @@ def test_each_gin_file_parses_and_gives_its_command(path):
         assert path.name in header
 
 
+def test_scanned_layers_have_the_same_gin_file_with_another_import():
+    folder = ROOT / "gin_configs" / "t5x" / "models"
+    minimal, scalable = (
+        re.sub(r"^#.*\n", "", (folder / f"{name}.gin").read_text(), flags=re.MULTILINE)
+        for name in ("encoder_decoder", "scalable_encoder_decoder")
+    )
+    assert minimal.count("t5x.examples.t5 ") == 1
+    assert scalable == minimal.replace("t5x.examples.t5 ", "t5x.examples.scalable_t5 ")
+
+
 def test_files_are_found():
     assert {path.parent.name for path in FILES} == {"runs", "models", "pairs", "methods"}

@@ -21,7 +21,7 @@ from specjax.integrations import t5x as specjax_t5x
 from specjax.integrations.t5x import restoring
 from specjax.integrations.t5x.model_classes import forced_tokens
 from specjax.integrations.t5x.networks import read_config
-from specjax.verification import GreedyBlock
+from specjax.verification import Block, GreedyBlock, Token
 from tests.integrations.t5x_networks import BATCH, KEY, L, params_of, t5, vocabulary
 
 
@@ -96,6 +96,103 @@ def test_limits_and_strengths_of_a_call_are_checked():
         shapes(rule=rules.OPT(np.array([0.1, 0.2], np.float32)))
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"num_decodes": 0}, "num_decodes must be a whole number of at least 1, got 0"),
+        ({"topk": -1}, "topk must be a whole number of at least 0, got -1"),
+        ({"topk": 2.5}, "topk must be a whole number of at least 0, got 2.5"),
+        ({"topp": 1.5}, r"topp must lie in \[0, 1\], got 1.5"),
+        ({"topp": np.array([0.5, np.nan, 0.5])}, r"topp must lie in \[0, 1\], got nan in row 1"),
+        ({"temperature": -1.0}, "temperature must be .*at least 0, got -1"),
+        ({"max_decode_steps": -2}, "max_decode_steps must be a whole number of at least 0, got -2"),
+        ({"draft_limit": -1}, r"draft_limit must be a whole number in \[0, 5\], got -1"),
+        ({"draft_limit": np.array([1, 2, 9])}, r"in \[0, 5\], got 9 in row 2"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_numbers_of_a_call_that_are_out_of_range_are_refused(asked, message):
+    pair = pair_of()
+    n = asked.pop("num_decodes", None)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(
+            lambda params: pair.predict_batch_with_aux(
+                params, BATCH, KEY, decoder_params=asked, num_decodes=n
+            ),
+            shapes_of(pair),
+        )
+
+
+def test_no_filter_is_0_as_in_t5x():
+    pair = pair_of()
+    asked = {"topk": 0, "topp": 0.0, "max_decode_steps": 3, "draft_limit": 0}
+    jax.eval_shape(
+        lambda params: pair.predict_batch_with_aux(params, BATCH, KEY, decoder_params=asked),
+        shapes_of(pair),
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("rule", rules.OPT(0.2)),
+        ("verification", Token()),
+        ("max_draft", 7),
+        ("min_draft", 1),
+        ("stopping", drafting.Confidence(0.4)),
+    ],
+)
+def test_without_a_drafter_its_options_are_refused(option, value):
+    message = f"{option} must be left out, because there is no drafter; give drafter_module, or"
+    with pytest.raises(ValueError, match=message):
+        specjax_t5x.EncoderDecoderModel(
+            t5(1), vocabulary(), vocabulary(), decoding=specjax_t5x.Decoding(**{option: value})
+        )
+
+
+def test_without_a_drafter_a_call_must_not_limit_drafts():
+    # The gin files bind these, which are the defaults.
+    decoding = specjax_t5x.Decoding(verification=Block(), max_draft=5, min_draft=0)
+    words = (vocabulary(), vocabulary())
+    alone = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding)
+    params = shapes_of(alone)
+    with pytest.raises(ValueError, match="draft_limit must be left out, because there is no draf"):
+        jax.eval_shape(
+            lambda p: alone.predict_batch_with_aux(
+                p, BATCH, KEY, decoder_params={"draft_limit": 2}
+            ),
+            params,
+        )
+
+
+def test_parameters_of_a_single_network_are_refused():
+    pair = pair_of()
+    params = shapes_of(pair)
+    missing = r"params must be \{'verifier': ..., 'drafter': ...\}, but 'verifier' is missing \("
+    batch = {**BATCH, "decoder_loss_weights": np.ones_like(BATCH["decoder_target_tokens"])}
+    for call in (pair.predict_batch_with_aux, pair.score_batch):
+        with pytest.raises(ValueError, match=missing) as error:
+            jax.eval_shape(lambda p, call=call: call(p, batch), params["verifier"])
+        assert str(error.value).endswith(
+            "give the parameters of both networks, or drafter_module=None"
+        )
+    with pytest.raises(ValueError, match=r"'drafter' is missing \(they have 'verifier'\)"):
+        jax.eval_shape(
+            lambda p: pair.predict_batch_with_aux(p, BATCH), {"verifier": params["verifier"]}
+        )
+
+
+def test_parameters_of_another_width_name_the_remedy():
+    pair = pair_of()
+    params = shapes_of(pair)
+    embedding = params["drafter"]["token_embedder"]
+    embedding["embedding"] = jax.ShapeDtypeStruct((24, 9), np.float32)
+    with pytest.raises(
+        ValueError, match=r"embedding is \(24, 9\) but should be \(24, 8\). give the sizes that"
+    ):
+        jax.eval_shape(lambda p: pair.predict_batch_with_aux(p, BATCH), params)
+
+
 def test_default_decoder_params_are_read():
     pair = pair_of(default_decoder_params=models.DecoderParams(True, 2))
     out, aux = jax.eval_shape(
@@ -129,7 +226,7 @@ def test_a_drafter_s_checkpoint_goes_with_a_drafter(monkeypatch, tmp_path):
             pass
 
         def restore(self, **options):
-            raise ValueError("other arrays\nand more")
+            raise ValueError("pytree structure error: other children at key path\n    ['layers_2']")
 
     monkeypatch.setattr(restoring.checkpoints, "OrbaxCheckpointManagerInterface", _Fails)
     (tmp_path / "checkpoint").touch()
@@ -139,6 +236,7 @@ def test_a_drafter_s_checkpoint_goes_with_a_drafter(monkeypatch, tmp_path):
             make(str(tmp_path), _state(*roles), None).restore(path=str(tmp_path))
         told[roles] = str(error.value)
     assert told[()].startswith("the verifier's checkpoint")
+    assert "(pytree structure error: other children at key path ['layers_2'])" in told[()]
     assert told[()].endswith("that it was trained with")
     assert told["verifier", "drafter"].startswith("the pair's checkpoint")
     assert told["verifier", "drafter"].endswith("or give DRAFTER_CHECKPOINT_PATH")

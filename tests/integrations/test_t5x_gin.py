@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import gin
@@ -94,22 +96,53 @@ def test_each_pair_is_made(pair):
     assert str(found) == "%DRAFTER_CHECKPOINT_PATH"
 
 
-def _block():
-    """The gin lines of docs/t5x.md that bind a rule."""
+def _blocks():
+    """The gin files in docs/t5x.md: a rule, and a pair with scanned layers."""
     text = (ROOT / "docs" / "t5x.md").read_text()
-    block = re.search(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)[0]
-    return block.replace("    ", "").strip()
+    blocks = re.findall(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)
+    return [textwrap.dedent(block).strip() for block in blocks]
 
 
 @pytest.mark.parametrize("rule", rules.ALL_RULES, ids=lambda rule: rule.__name__)
 def test_two_lines_bind_any_rule(rule, tmp_path):
     strengths = [field.name for field in dataclasses.fields(rule)][:1]
-    lines = [line.replace("Diff", rule.__name__) for line in _block().splitlines()]
+    lines = [line.replace("Diff", rule.__name__) for line in _blocks()[0].splitlines()]
     assert lines[-1].startswith(f"rules.{rule.__name__}.strength = ")
     lines[-1:] = [lines[-1].replace("strength", name) for name in strengths]
     (tmp_path / "mine.gin").write_text("\n".join(lines))
     gin_utils.parse_gin_flags(SEARCH, [str(tmp_path / "mine.gin")], [])
     assert repr(gin.get_configurable(Decoding)().rule) == repr(rule(*[0.1] * len(strengths)))
+
+
+# A process of its own: gin would find network.T5Config in two modules, for all later tests.
+_SCANNED = """
+import sys
+from t5x import infer
+sys.modules["__main__"] = infer
+import gin, jax
+from t5x import gin_utils
+from t5x.examples.scalable_t5 import network
+from specjax.integrations.t5x import EncoderDecoderModel
+from tests.integrations.t5x_networks import BATCH, params_of
+search, files, bindings = {given}
+gin_utils.parse_gin_flags(search, files, bindings)
+made = gin.get_configurable(EncoderDecoderModel)()
+for module, width in ((made.module, 2048), (made.drafter_module, 384)):
+    assert isinstance(module, network.Transformer), module
+    assert module.config.scan_layers and module.config.emb_dim == width
+params = jax.eval_shape(lambda: params_of(made, BATCH))
+assert params["verifier"]["decoder"]["decoder"]["mlp"]["wo"]["kernel"].shape == (5120, 24, 2048)
+"""
+
+
+def test_the_documented_pair_has_scanned_layers(tmp_path):
+    (tmp_path / "scanned.gin").write_text(_blocks()[1])
+    files = [str(tmp_path / "scanned.gin"), "t5x/methods/lossless.gin", "t5x/runs/infer.gin"]
+    bindings = [f"{name} = {value!r}" for name, value in GIVEN.items()]
+    bindings.append("drafter/network.T5Config.emb_dim = 384")
+    code = _SCANNED.format(given=(SEARCH, files, bindings))
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr[-4000:]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from t5x.examples.scalable_t5 import network as scalable
 
 from specjax import drafting, rules
 from specjax.integrations import t5x as specjax_t5x
+from specjax.integrations.t5x.model_classes import ranked
 from specjax.integrations.t5x.sharding import partition_spec
 from specjax.verification import Token
 from tests.integrations.t5x_networks import (
@@ -231,11 +234,42 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
     params = params_of(alone, BATCH)
     expected, _ = predict(alone, params, BATCH)
     copies = specjax_t5x.Decoding(temperature=0.0, drafter=drafting.LookupDrafter(V, 2))
-    for decoding_ in (copies, DRAFTS):
+    for decoding_ in (copies, specjax_t5x.Decoding(temperature=0.0)):
         model = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding_)
         out, aux = predict(model, params, BATCH)
         np.testing.assert_array_equal(out, expected)
         assert "drafter_calls" not in aux
+
+
+@pytest.mark.parametrize("rescaled", [True, False])
+def test_a_row_of_nan_has_the_lowest_score_and_no_nan(rescaled):
+    pair = _small_pair(specjax_t5x.Decoding(max_draft=2))
+    batch = {name: value[:, :4] % SMALL for name, value in BATCH.items()}
+    batch["encoder_input_tokens"] = np.full((3, 4), 2, np.int32)
+    params = params_of(pair, batch)
+    # NaN after the tokens 3 and 4, which some rows draw.
+    embedder = params["verifier"]["token_embedder"]
+    embedder["embedding"] = embedder["embedding"].at[3:].set(np.nan)
+    asked = {"num_decodes": 2, "decoder_params": {"rescale_log_probs": rescaled}}
+    _, aux = predict(pair, params, batch, return_all_decodes=True, **asked)
+    truncated = aux["ended_by"] == 3
+    assert truncated.any() and not truncated.all()
+    assert (aux["scores"][truncated] == np.finfo(np.float32).min).all()
+    json.dumps({name: value.tolist() for name, value in aux.items()}, allow_nan=False)
+    if rescaled:
+        _, best = predict(pair, params, batch, **asked)
+        np.testing.assert_array_equal(best["ended_by"] == 3, truncated.all(axis=1))
+
+
+def test_outputs_are_ranked_by_finite_scores():
+    aux = {name: jnp.array([0.0, jnp.nan, -jnp.inf, -2.0]) for name in ("scores", "log_p")}
+    aux["ended_by"] = jnp.array([3, 1, 1, 1])
+    call = types.SimpleNamespace(num_decodes=2, return_all=True)
+    tokens, aux = ranked(jnp.arange(4)[:, None], aux, call)
+    lowest = np.finfo(np.float32).min
+    np.testing.assert_array_equal(tokens[..., 0], [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(aux["scores"], [[lowest, lowest], [lowest, -2.0]])
+    np.testing.assert_array_equal(aux["log_p"], [[0.0, lowest], [lowest, -2.0]])
 
 
 def test_what_has_no_meaning_is_refused_in_one_line():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from t5x.decoding import MIN_TEMPERATURE
 
+from specjax.checks import checked, whole_number
 from specjax.types import Array, Rule, Sampling
 
 # Arguments of T5X's `temperature_sample` that have the same meaning here, and our own.
@@ -66,10 +67,11 @@ class Call(NamedTuple):
         return jax.tree.map(spread, rule)
 
     def draft_limits(self, rows: int, longest: int) -> Array | None:
-        """`[B]` int32 in 0 .. `longest`, or None."""
+        """`[B]` int32 in 0 .. `longest`, or None; raises ValueError for a known other value."""
         if self.draft_limit is None:
             return None
-        limits = jnp.broadcast_to(jnp.asarray(self.draft_limit, jnp.int32), (rows,))
+        limits = checked("draft_limit", self.draft_limit, low=0, high=longest, dtype=np.int32)
+        limits = jnp.broadcast_to(limits, (rows,))
         return jnp.clip(limits, 0, longest)
 
 
@@ -99,7 +101,8 @@ def read_call(
       The call.
 
     Raises:
-      ValueError: for an unsupported argument, or two random keys.
+      TypeError: if a number has another type.
+      ValueError: for an unsupported argument, two random keys, or a number that is out of range.
     """
     given = dict(decoder_params or {})
     if unknown := sorted(set(given) - {*THEIRS, *OURS}):
@@ -111,10 +114,12 @@ def read_call(
     if rng is not None and own is not None:
         raise ValueError("rng and decoder_params['decode_rng'] exclude each other: give one")
     steps, hard = given.get("max_decode_steps"), given.get("max_decode_steps_hard_limit")
+    if steps is not None:
+        steps = checked("max_decode_steps", steps, low=0, dtype=np.int32)
     if steps is not None and hard is not None and hard > 0:
         steps = jnp.minimum(steps, hard)
     return Call(
-        num_decodes=num_decodes,
+        num_decodes=whole_number("num_decodes", num_decodes, low=1),
         return_all=return_all,
         eos_id=int(given.get("eos_id", eos_id)),
         seed=_seed(own if rng is None else rng),
@@ -134,11 +139,12 @@ def _seed(rng: Array | None) -> Array:
 def _sampling(
     given: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
 ) -> Sampling:
-    temperature = jnp.asarray(given.get("temperature", defaults.temperature), jnp.float32)
+    temperature = given.get("temperature", defaults.temperature)
+    temperature = jnp.asarray(checked("temperature", temperature, low=0.0, open_high=True))
     # T5X treats smaller temperatures as greedy.
     temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
-    top_k = _filter(given.get("topk", defaults.top_k), vocab_size, jnp.int32)
-    top_p = _filter(given.get("topp", defaults.top_p), 1.0, jnp.float32)
+    top_k = _filter("topk", given.get("topk", defaults.top_k), vocab_size, np.int32)
+    top_p = _filter("topp", given.get("topp", defaults.top_p), 1.0, np.float32)
 
     def spread(value: Any) -> Any:
         return jnp.repeat(value, num_decodes) if value is not None and value.ndim else value
@@ -146,9 +152,11 @@ def _sampling(
     return Sampling(spread(temperature), spread(top_k), spread(top_p))
 
 
-def _filter(value: Any, off: Any, dtype: Any) -> Any:
+def _filter(name: str, value: Any, off: Any, dtype: Any) -> Any:
     """T5X's 0 means no filter: None if this is known, else a value without effect."""
-    if value is None or (not isinstance(value, jax.core.Tracer) and not np.any(value)):
+    if value is None:
         return None
-    value = jnp.asarray(value, dtype)
+    value = checked(name, value, low=0, high=1.0 if name == "topp" else np.inf, dtype=dtype)
+    if not isinstance(value, jax.core.Tracer) and not np.any(value):
+        return None
     return jnp.where(value > 0, value, jnp.asarray(off, dtype))

@@ -32,6 +32,17 @@ from specjax.types import (
 )
 from specjax.verification import Block
 
+_NEEDS_DRAFTER = (
+    "{} must be left out, because there is no drafter; give drafter_module, or Decoding.drafter"
+)
+# Option -> its values without effect. The gin files bind the defaults.
+_WITHOUT_DRAFTER: dict[str, tuple[Any, ...]] = {
+    "verification": (None, Block()),
+    "max_draft": (5,),
+    "min_draft": (0,),
+    "stopping": (None,),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
@@ -112,6 +123,8 @@ def run_loop(
     rule, rows = call.rule or decoding.rule or Lossless(), batch.inputs.shape[0]
     check_strengths(rule, rows)
     params: Any = MethodParams(verifier.params)
+    if call.draft_limit is not None and not isinstance(method, Speculative):
+        raise ValueError(_NEEDS_DRAFTER.format("draft_limit"))
     if isinstance(method, Speculative):
         _check_draft_limit(method, call.draft_limit)
         proposer_params = decoding.drafter_params
@@ -156,15 +169,15 @@ def method_of(
 
     Raises:
       TypeError: if `rule` is not a rule.
-      ValueError: if the parts do not fit together.
+      ValueError: if the parts do not fit together, or an option needs a drafter.
     """
     rule = rule or decoding.rule
     if drafter is None and decoding.drafter is None:
         if rule is not None:
-            raise ValueError(
-                "rule must be left out, because there is no drafter; give drafter_module, or "
-                "Decoding.drafter"
-            )
+            raise ValueError(_NEEDS_DRAFTER.format("rule"))
+        for name, default in _WITHOUT_DRAFTER.items():
+            if getattr(decoding, name) not in default:
+                raise ValueError(_NEEDS_DRAFTER.format(name))
         return Autoregressive(verifier, eos_ids=eos_ids)
     proposer = decoding.drafter
     if proposer is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import core as flax_core
 from t5x import models
 
@@ -20,8 +21,10 @@ from specjax.integrations.t5x.call import Call, read_call
 from specjax.integrations.t5x.decoding import Decoding, PairPart, method_of, run_loop
 from specjax.integrations.t5x.networks import read_config, read_network
 from specjax.types import Array, DecodeState, Params, PromptBatch, Sampling
+from specjax.types.method import ENDED_BY
 
 VERIFIER, DRAFTER = "verifier", "drafter"
+_LOWEST = np.finfo(np.float32).min
 
 
 class _PairModel(models.BaseTransformerModel):
@@ -67,7 +70,7 @@ class _PairModel(models.BaseTransformerModel):
         return super()._compute_logits(self._verifier_params(params), *args, **kwargs)
 
     def _verifier_params(self, params: Params) -> Params:
-        return params if self.drafter_module is None else params[VERIFIER]
+        return params if self.drafter_module is None else _part(params, VERIFIER)
 
     def _networks(self, params: Params) -> tuple[PairPart, PairPart | None]:
         options = {"bidirectional_inputs": self._bidirectional}
@@ -76,7 +79,7 @@ class _PairModel(models.BaseTransformerModel):
         )
         if self.drafter_module is None:
             return verifier, None
-        small = read_network(DRAFTER, self.drafter_module, params[DRAFTER], **options)
+        small = read_network(DRAFTER, self.drafter_module, _part(params, DRAFTER), **options)
         return verifier, PairPart(*small)
 
     def _call(self, decoder_params: Any, rng: Array | None, **given: Any) -> Call:
@@ -296,6 +299,17 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         return drawn_log_probs(logits, text, before, aux["length"])
 
 
+def _part(params: Params, role: str) -> Params:
+    """A network's parameters; raises ValueError if the parameters are not those of a pair."""
+    if role not in params:
+        raise ValueError(
+            f"params must be {{'verifier': ..., 'drafter': ...}}, but {role!r} is missing (they "
+            f"have {', '.join(map(repr, params)) or 'nothing'}): give the parameters of both "
+            "networks, or drafter_module=None"
+        )
+    return params[role]
+
+
 def _batch(inputs: Array, lengths: Array, limits: Array) -> PromptBatch:
     ids = jnp.arange(inputs.shape[0], dtype=jnp.uint32)
     return PromptBatch(inputs, lengths, ids, limits)
@@ -340,12 +354,19 @@ def drawn_log_probs(logits: Array, text: Array, begin: Any, count: Array) -> Arr
 
 
 def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dict[str, Array]]:
-    """Rows `[B * n, ...]` in T5X's form: all by increasing score, or the best."""
+    """Rows `[B * n, ...]` in T5X's form: all by increasing score, or the best.
+
+    The score of a row that ended by NaN, and every log-probability that is NaN or minus infinity,
+    becomes the lowest float32.
+    """
     n = call.num_decodes
     rows = tokens.shape[0] // n
     tokens, aux = jax.tree.map(lambda x: x.reshape(rows, n, *x.shape[1:]), (tokens, aux))
-    # NaN would sort last, at the place of the best output.
-    order = jnp.argsort(jnp.where(jnp.isnan(aux["scores"]), -jnp.inf, aux["scores"]), axis=1)
+    # A truncated row must not be the best, although its few tokens may have the highest score.
+    aux["scores"] = jnp.where(aux["ended_by"] == ENDED_BY.index("nan"), _LOWEST, aux["scores"])
+    for name in ("scores", "log_p"):  # T5X writes JSON, which has neither NaN nor infinity
+        aux[name] = jnp.maximum(jnp.where(jnp.isnan(aux[name]), _LOWEST, aux[name]), _LOWEST)
+    order = jnp.argsort(aux["scores"], axis=1)
 
     def sort(x: Array) -> Array:
         x = jnp.take_along_axis(x, order.reshape(rows, n, *(1,) * (x.ndim - 2)), axis=1)
@@ -365,15 +386,15 @@ def _aux(state: DecodeState) -> dict[str, Array]:
 
     `scores` are log-probabilities of the drawn tokens under the distributions that they were drawn
     from: the rule's targets, after temperature, top-k and top-p, like T5X's with
-    `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's, at least the
-    smallest float32: a rule may keep a token of probability 0, and JSON has no infinity.
-    `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3 for NaN.
+    `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's: -inf if a rule
+    kept a token of probability 0. `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3
+    for NaN; then both may be NaN.
     """
     info = state.info
     longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
     return {
         "scores": info.log_target,
-        "log_p": jnp.maximum(info.log_p, jnp.finfo(jnp.float32).min),
+        "log_p": info.log_p,
         "length": state.lengths,
         "ended_by": state.ended_by,
         "drafted": jnp.sum(info.drafted_lengths * longest, axis=1),

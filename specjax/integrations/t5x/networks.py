@@ -177,7 +177,8 @@ def read_network(
     model = type(model)(model.config.replace(**changes))
     shapes = {name: tuple(x.shape) for name, x in flatten(model.abstract_params()).items()}
     what = Path(f"the {role}'s {type(module).__name__}")
-    check_same(what, _specs(values), shapes, f"give a network of {_KNOWN}")
+    remedy = f"give the sizes that the checkpoint was trained with, and a network of {_KNOWN}"
+    check_same(what, _specs(values), shapes, remedy)
     return model, unflatten(values)
 
 

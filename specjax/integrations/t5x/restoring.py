@@ -1,14 +1,19 @@
 """Restores a pair from two T5X checkpoints, each from its own path, with T5X's own code."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import core as flax_core
-from t5x import checkpoints
+from t5x import checkpoints, state_utils
+
+from specjax.checkpoints.arrays import flatten
 
 ROLES = ("verifier", "drafter")
+_REMEDY = "give the gin file that it was trained with"
+# Characters of an error of T5X or Orbax.
+_LONGEST = 500
 
 
 class PairCheckpointManager:
@@ -120,17 +125,73 @@ class PairCheckpointManager:
         manager = checkpoints.OrbaxCheckpointManagerInterface(
             directory=path, train_state=shapes, partitioner=self._partitioner, **self._options
         )
+        wanted = flatten(flax_core.unfreeze(shapes.params))
+
+        def compare(state: Any, _: Any) -> Any:
+            # T5X ignores parameters that the network lacks: the outputs would be wrong.
+            names = set(state_utils.flatten_state_dict(state.get("target", {}), "/"))
+            missing = sorted(set(wanted) - names) if fallback is None else []
+            unknown = [] if transformations else sorted(names - set(wanted))
+            if missing or unknown:
+                raise _MisfitError(_names_differ(role, path, names, missing, unknown))
+            return state
+
         try:
-            return manager.restore(
-                path=path, fallback_state=fallback, state_transformation_fns=transformations
+            restored = manager.restore(
+                path=path,
+                fallback_state=fallback,
+                state_transformation_fns=[*transformations, compare],
             )
+        except _MisfitError as error:
+            raise ValueError(str(error)) from None
         except (KeyError, ValueError) as error:
-            first = (str(error).splitlines() or [""])[0]
             other = ", or give DRAFTER_CHECKPOINT_PATH" if role == "pair" else ""
             raise ValueError(
-                f"the {role}'s checkpoint {path} cannot be restored into its network ({first}): "
-                f"give the gin file that it was trained with{other}"
+                f"the {role}'s checkpoint {path} cannot be restored into its network "
+                f"({' '.join(str(error).split())[:_LONGEST]}): {_REMEDY}{other}"
             ) from error
+        # Orbax returns the checkpoint's shapes, whatever the network's.
+        found = flatten(flax_core.unfreeze(restored.params))
+        wrong = [name for name in sorted(wanted) if found[name].shape != wanted[name].shape]
+        if wrong:
+            first = wrong[0]
+            raise ValueError(
+                f"the {role}'s checkpoint {path} does not fit its network: {first} has shape "
+                f"{found[first].shape} in the checkpoint, {wanted[first].shape} in the network "
+                f"({len(wrong)} of {len(wanted)} arrays differ): {_REMEDY}"
+            )
+        return restored
+
+
+class _MisfitError(Exception):
+    """A checkpoint's arrays are not those of the network."""
+
+
+def _names_differ(
+    role: str, path: str, names: Collection[str], missing: list[str], unknown: list[str]
+) -> str:
+    parts = {name.partition("/")[0] for name in names}
+    if role == "pair" and not parts.issuperset(ROLES):
+        return (
+            f"the checkpoint {path} has one network, but the model has a verifier and a drafter: "
+            "give DRAFTER_CHECKPOINT_PATH, or write one checkpoint with `specjax convert VERIFIER "
+            "PAIR --drafter DRAFTER --to t5x`"
+        )
+    if role != "pair" and parts == set(ROLES):
+        return (
+            f"the {role}'s checkpoint {path} has both networks: leave DRAFTER_CHECKPOINT_PATH out, "
+            "or, without a drafting network, give the verifier's own checkpoint"
+        )
+    kinds = {"lacks": missing, "also has": unknown}
+    differences = [
+        f"it {verb} {which[0]}{f' and {len(which) - 1} more' if which[1:] else ''}"
+        for verb, which in kinds.items()
+        if which
+    ]
+    return (
+        f"the {role}'s checkpoint {path} does not fit its network: {', '.join(differences)}: "
+        f"{_REMEDY}"
+    )
 
 
 def checkpoint_at(role: str, path: str) -> str:
