@@ -23,9 +23,11 @@ from specjax.models.hf_fields import (
 )
 from specjax.models.llama import Llama3RopeScaling, LlamaConfig
 from specjax.models.model import Model
+from specjax.models.mt5 import MT5Config
 from specjax.models.position_encoding import rope_frequencies
 from specjax.models.seq2seq_lm import Seq2SeqLM
 from specjax.models.t5 import T5Config
+from specjax.models.umt5 import UMT5Config
 from specjax.models.weights import StoredWeight
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "HFFields",
     "Llama3RopeScaling",
     "LlamaConfig",
+    "MT5Config",
     "Model",
     "ModelConfig",
     "RaggedCache",
@@ -48,6 +51,7 @@ __all__ = [
     "StoredWeight",
     "Style",
     "T5Config",
+    "UMT5Config",
     "Vocabulary",
     "config_from_dict",
     "config_to_dict",

@@ -9,10 +9,12 @@ from specjax.models.family import Family
 from specjax.models.gemma2 import GEMMA2
 from specjax.models.llama import LLAMA
 from specjax.models.model import Model
+from specjax.models.mt5 import MT5
 from specjax.models.t5 import T5
+from specjax.models.umt5 import UMT5
 
 # By name; a custom family is another entry.
-FAMILIES: dict[str, Family] = {family.name: family for family in (T5, LLAMA, GEMMA2)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (T5, MT5, UMT5, LLAMA, GEMMA2)}
 
 # The published sizes by name.
 PRESETS: dict[str, ModelConfig] = {

@@ -1,10 +1,11 @@
-"""T5: v1.0 (relu, tied) and v1.1 / FLAN (gated gelu, untied), with T5X's parameter tree.
+"""T5: v1.0 (relu, tied), v1.1, FLAN and ByT5 (gated gelu, untied), with T5X's parameter tree.
 
-Source: Raffel et al. 2020; `t5x/examples/t5/network.py`; `transformers/models/t5`.
+Source: Raffel et al. 2020, Xue et al. 2022 (ByT5); `t5x/examples/t5/network.py`;
+`transformers/models/t5`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from specjax.models.config import ModelConfig, RelativePositions, Style
 from specjax.models.family import Family, Renaming, T, Vocabulary
@@ -111,19 +112,56 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _from_hf(fields: HFFields) -> T5Config:
-    """See `Family`; a head is tied unless the checkpoint's differs from the embedding.
+# Other names that transformers accepts for a field, in all T5s.
+_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
 
-    `scale_decoder_outputs` (transformers 5) says whether a tied head scales its input. Without it,
-    a tied head always scales, as in 4.x.
+_Config = TypeVar("_Config", bound=T5Config)
+
+
+def t5_from_hf(
+    fields: HFFields, config: type[_Config], activation: str, untied: bool, scales: bool
+) -> _Config:
+    """The configuration of a T5, mT5 or UMT5.
+
+    Args:
+      fields: of the `config.json`.
+      config: the class of the configuration.
+      activation: the `feed_forward_proj` of a file that has none.
+      untied: whether the head differs from the embedding.
+      scales: whether a tied head scales its input.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      ValueError: for a value that is not possible or not supported.
     """
-    fields.refuse("feed_forward_proj", tuple(_ACTIVATIONS), "relu")
+    for alias, name in _ALIASES.items():
+        if fields.values.get(alias) not in (None, fields.values.get(name)):
+            raise ValueError(
+                f"{fields.path}: {alias}={fields.values[alias]!r} differs from {name}="
+                f"{fields.values.get(name)!r}, and transformers takes them for the same field; "
+                f"remove {alias}"
+            )
+    fields.refuse("feed_forward_proj", tuple(_ACTIVATIONS), activation)
+    projection = fields.values.get("feed_forward_proj") or activation
+    # transformers saves these two; if a file has them, they have priority.
+    gated = projection.startswith("gated-")
+    usual = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    for name, value in {"dense_act_fn": usual, "is_gated_act": gated}.items():
+        if fields.values.get(name, value) != value:
+            raise ValueError(
+                f"{fields.path}: {name}={fields.values[name]!r} contradicts feed_forward_proj="
+                f"{projection!r}; correct or remove it"
+            )
+    fields.refuse("tie_encoder_decoder", (False,), False)
     buckets = fields.whole("relative_attention_num_buckets", 32, least=4)
-    untied = _is_untied(fields)
-    scales = fields.flag("scale_decoder_outputs")
-    if scales is None:
-        scales = fields.flag("tie_word_embeddings", True)
-    return T5Config(
+    return config(
         vocab_size=fields.whole("vocab_size"),
         embed_dim=fields.whole("d_model"),
         num_heads=fields.whole("num_heads"),
@@ -131,7 +169,7 @@ def _from_hf(fields: HFFields) -> T5Config:
         mlp_dim=fields.whole("d_ff"),
         num_encoder_layers=fields.whole("num_layers"),
         num_decoder_layers=fields.whole("num_decoder_layers", fields.whole("num_layers")),
-        mlp_activations=_ACTIVATIONS[fields.values.get("feed_forward_proj") or "relu"],
+        mlp_activations=_ACTIVATIONS[projection],
         norm_eps=fields.positive("layer_norm_epsilon", 1e-6),
         relpos_buckets=buckets,
         # Half of a decoder's buckets hold one distance each; the others follow.
@@ -147,8 +185,24 @@ def _from_hf(fields: HFFields) -> T5Config:
     )
 
 
-def _is_untied(fields: HFFields) -> bool:
+def _from_hf(fields: HFFields) -> T5Config:
+    """See `Family`; a head is tied unless the checkpoint's differs from the embedding.
+
+    `scale_decoder_outputs` (transformers 5) says whether a tied head scales its input. Without it,
+    a tied head always scales, as in 4.x.
+    """
+    untied = is_untied(fields)
+    scales = fields.flag("scale_decoder_outputs")
+    if scales is None:
+        scales = fields.flag("tie_word_embeddings", True)
+    return t5_from_hf(fields, T5Config, "relu", untied, scales)
+
+
+def is_untied(fields: HFFields) -> bool:
     """Whether the head differs from the embedding.
+
+    Args:
+      fields: of the `config.json`.
 
     Raises:
       ValueError: if transformers would scale the logits of an untied head.
@@ -173,16 +227,42 @@ def _is_untied(fields: HFFields) -> bool:
         raise ValueError(
             f"{path}: lm_head.weight differs from shared.weight, but tie_word_embeddings is not "
             "false, so transformers 4 ties the head and transformers 5 scales its logits; set "
-            "tie_word_embeddings to false if the head is untied, as in T5 v1.1 and FLAN-T5"
+            "tie_word_embeddings to false (or scale_decoder_outputs, of transformers 5) if the "
+            "head is untied, as in T5 v1.1 and FLAN-T5"
         )
     return True
 
 
 def _to_hf(config: T5Config) -> dict[str, Any]:
-    if config.relpos_per_layer:
+    # Only a tied head scales. 4.x scales every head that the file calls tied, so an equal head that
+    # does not scale is called untied: this is right in 4.x and 5.x.
+    scales = config.tie_embeddings and config.scale_tied_logits
+    return {
+        **t5_to_hf(config, per_layer=False),
+        "scale_decoder_outputs": scales,
+        "tie_word_embeddings": scales,
+    }
+
+
+def t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
+    """The fields of a `config.json` that T5, mT5 and UMT5 share; see `t5_from_hf`.
+
+    Args:
+      config: the configuration.
+      per_layer: whether transformers' network has a relative position bias per layer.
+
+    Returns:
+      The fields.
+
+    Raises:
+      ValueError: if transformers has no such network.
+    """
+    if config.relpos_per_layer != per_layer:
+        has, other = ("layer", "stack") if config.relpos_per_layer else ("stack", "layer")
+        kind = type(config).__name__.removesuffix("Config")
         raise ValueError(
-            "this model has a relative position bias per layer (relpos_per_layer), but "
-            "transformers' T5 has a bias per stack; convert it to orbax"
+            f"this model has a relative position bias per {has} (relpos_per_layer), but "
+            f"transformers' {kind} has a bias per {other}; convert it to orbax"
         )
     names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     activation = names.get(config.mlp_activations)
@@ -191,9 +271,6 @@ def _to_hf(config: T5Config) -> dict[str, Any]:
             f"mlp_activations={config.mlp_activations} must be an MLP of transformers' T5, "
             f"{' or '.join(str(a) for a in names)}; or convert it to orbax"
         )
-    # Only a tied head scales. 4.x scales every head that the file calls tied, so an equal head that
-    # does not scale is called untied: this is right in 4.x and 5.x.
-    scales = config.tie_embeddings and config.scale_tied_logits
     return {
         "d_model": config.embed_dim,
         "d_kv": config.head_dim,
@@ -208,8 +285,6 @@ def _to_hf(config: T5Config) -> dict[str, Any]:
         "dropout_rate": config.dropout_rate,
         "decoder_start_token_id": config.decoder_start_token,
         "is_encoder_decoder": True,
-        "scale_decoder_outputs": scales,
-        "tie_word_embeddings": scales,
     }
 
 
@@ -218,12 +293,15 @@ def _attention(hf: str, path: str) -> list[Renaming]:
     return [Renaming(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in names.items()]
 
 
-def _stack(stack: str) -> list[Renaming]:
+def _stack(stack: str, per_layer: bool) -> list[Renaming]:
     """The encoder's or the decoder's block: attention, perhaps cross-attention, MLP."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
     decoder = stack == "decoder"
     attention, last = ("self_attention", 2) if decoder else ("attention", 1)
     dense = f"{block}.{last}.DenseReluDense"
+    bias = f"{block}.0.SelfAttention.relative_attention_bias"
+    if not per_layer:
+        bias = bias.replace("{i}", "0")
     lines = [
         *_attention(f"{block}.0.SelfAttention", f"{layer}/{attention}"),
         Renaming(f"{block}.0.layer_norm.weight", f"{layer}/pre_{attention}_layer_norm/scale"),
@@ -232,11 +310,7 @@ def _stack(stack: str) -> list[Renaming]:
             for w in ("wi", "wi_0", "wi_1", "wo")
         ),
         Renaming(f"{block}.{last}.layer_norm.weight", f"{layer}/pre_mlp_layer_norm/scale"),
-        Renaming(
-            f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            f"{stack}/relpos_bias/rel_embedding",
-            T,
-        ),
+        Renaming(f"{bias}.weight", f"{layer if per_layer else stack}/relpos_bias/rel_embedding", T),
         Renaming(f"{stack}.final_layer_norm.weight", f"{stack}/{stack}_norm/scale"),
     ]
     if decoder:
@@ -246,16 +320,79 @@ def _stack(stack: str) -> list[Renaming]:
     return lines
 
 
-def _size(width: int, heads: int, mlp: int, layers: int) -> T5Config:
-    return T5Config(
-        vocab_size=32_128,
+def t5_names(per_layer: bool = False) -> tuple[Renaming, ...]:
+    """Hugging Face's names of the parameters of a T5, mT5 or UMT5.
+
+    Args:
+      per_layer: whether each layer has its own relative position bias.
+
+    Returns:
+      The entries.
+    """
+    return (
+        Renaming("shared.weight", "token_embedder/embedding"),
+        *_stack("encoder", per_layer),
+        *_stack("decoder", per_layer),
+        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
+    )
+
+
+def t5_sizes(
+    config: type[_Config], vocab_size: int, *, names: dict[str, str]
+) -> dict[str, ModelConfig]:
+    """The sizes of T5 v1.1, which later T5s have with other vocabularies.
+
+    Args:
+      config: the class of the configurations.
+      vocab_size: V.
+      names: the name of each preset, by size.
+
+    Returns:
+      The configurations, by name of the preset.
+    """
+    sizes = {
+        "small": (512, 6, 1_024, 8),
+        "base": (768, 12, 2_048, 12),
+        "large": (1_024, 16, 2_816, 24),
+        "xl": (2_048, 32, 5_120, 24),
+        "xxl": (4_096, 64, 10_240, 24),
+    }
+    return {
+        name: _size(config, vocab_size, *sizes[size][:3], sizes[size][3], sizes[size][3])
+        for size, name in names.items()
+    }
+
+
+def _size(
+    config: type[_Config],
+    vocab_size: int,
+    width: int,
+    heads: int,
+    mlp: int,
+    encoder_layers: int,
+    decoder_layers: int,
+) -> _Config:
+    return config(
+        vocab_size=vocab_size,
         embed_dim=width,
         num_heads=heads,
         head_dim=64,
         mlp_dim=mlp,
-        num_encoder_layers=layers,
-        num_decoder_layers=layers,
+        num_encoder_layers=encoder_layers,
+        num_decoder_layers=decoder_layers,
     )
+
+
+# Copies of the embedding in old checkpoints.
+EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# A bias in v1.0's checkpoints.
+UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+SPECIAL_IDS = {"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
+VOCABULARY = Vocabulary(
+    file="spiece.model",
+    types=("unigram", "bpe"),
+    options={"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+)
 
 
 T5 = Family(
@@ -263,28 +400,23 @@ T5 = Family(
     config=T5Config,
     model=Seq2SeqLM,
     architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
-    special_ids={"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0},
-    names=(
-        Renaming("shared.weight", "token_embedder/embedding"),
-        *_stack("encoder"),
-        *_stack("decoder"),
-        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
-    ),
+    special_ids=SPECIAL_IDS,
+    names=t5_names(),
     from_hf=_from_hf,
     to_hf=_to_hf,
-    copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-    # A bias in v1.0's checkpoints.
-    unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    copies=EMBEDDINGS,
+    unused=UNUSED,
     presets={
-        "t5_v1_1_small": _size(512, 6, 1_024, 8),
-        "t5_v1_1_base": _size(768, 12, 2_048, 12),
-        "t5_v1_1_large": _size(1_024, 16, 2_816, 24),
-        "t5_v1_1_xl": _size(2_048, 32, 5_120, 24),
-        "t5_v1_1_xxl": _size(4_096, 64, 10_240, 24),
+        **t5_sizes(
+            T5Config,
+            32_128,
+            names={size: f"t5_v1_1_{size}" for size in ("small", "base", "large", "xl", "xxl")},
+        ),
+        "byt5_small": _size(T5Config, 384, 1_472, 6, 3_584, 12, 4),
+        "byt5_base": _size(T5Config, 384, 1_536, 12, 3_968, 18, 6),
+        "byt5_large": _size(T5Config, 384, 1_536, 16, 3_840, 36, 12),
+        "byt5_xl": _size(T5Config, 384, 2_560, 32, 6_720, 36, 12),
+        "byt5_xxl": _size(T5Config, 384, 4_672, 64, 12_352, 36, 12),
     },
-    vocabulary=Vocabulary(
-        file="spiece.model",
-        types=("unigram", "bpe"),
-        options={"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-    ),
+    vocabulary=VOCABULARY,
 )

@@ -45,8 +45,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             f"{path}: no such file or directory; give a model's directory, a .model file, "
             "a tokenizer.json, or 'bytes'"
         )
-    config = read_json_if_there(path / "tokenizer_config.json")
-    if str(config.get("tokenizer_class")).startswith("ByT5Tokenizer"):
+    named = (
+        read_json_if_there(path / name).get("tokenizer_class")
+        for name in ("tokenizer_config.json", "config.json")
+    )
+    if str(next(filter(None, named), None)).startswith("ByT5Tokenizer"):
         settings = TokenizerSettings(path)  # checks the types of fields
         extra = settings.config.get("extra_ids")
         return ByteTokenizer(125 if extra is None else extra)

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -164,13 +165,19 @@ class Pieces(NamedTuple):
     later: list[bytes]
 
 
+# Special tokens in a text, with the spaces that they take.
+_SPECIAL = re.compile(r"\s*(<pad>|</s>|<unk>)\s*|(<extra_id_\d+>)")
+
+
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes by T5's convention: pad 0, eos 1, unknown 2, byte b at b + 3.
 
     Ids of special tokens, and bytes that are not UTF-8, decode to nothing.
 
     Args:
-      extra_ids: unused ids after the bytes (ByT5 has 125), only for `vocab_size`.
+      extra_ids: the number of sentinels (`<extra_id_0>`, ...) after the bytes; ByT5 has 125. With
+        sentinels, special tokens in a text become their ids, and `<pad>`, `</s>` and `<unk>` take
+        the spaces around them, as in transformers' ByT5; without, all text is bytes.
 
     Raises:
       ValueError: if `extra_ids` is negative.
@@ -183,6 +190,8 @@ class ByteTokenizer(Tokenizer):
             raise ValueError(f"`extra_ids` must be at least 0, got {extra_ids}")
         self.eos_ids, self.pad_id, self.add_eos, self._own_eos = (1,), 0, True, 1
         self._vocab_size = self.OFFSET + 256 + extra_ids
+        named = [*range(self.OFFSET), *range(self.OFFSET + 256, self._vocab_size)]
+        self._named = {self.token(i): i for i in named} if extra_ids else {}
 
     @property
     def vocab_size(self) -> int:
@@ -204,6 +213,15 @@ class ByteTokenizer(Tokenizer):
         return Pieces(texts, texts)
 
     def _encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        end = 0
+        for found in _SPECIAL.finditer(text) if self._named else ():
+            if (token_id := self._named.get(found[1] or found[2])) is not None:
+                ids += [*self._bytes(text[end : found.start()]), token_id]
+                end = found.end()
+        return [*ids, *self._bytes(text[end:])]
+
+    def _bytes(self, text: str) -> list[int]:
         return [byte + self.OFFSET for byte in text.encode("utf-8", errors="replace")]
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:

@@ -100,11 +100,16 @@ class TokenizerSettings:
 
     @property
     def is_t5(self) -> bool | None:
-        """Whether the model, else the tokenizer's class, is T5's; None if unknown."""
+        """Whether the model, else the tokenizer's class, is T5's; None if unknown.
+
+        Pile-T5 is a UMT5 with Llama's tokenizer.
+        """
         kind = self.files.get("config.json", {}).get("model_type")
         kind = kind or (self.files.get(SPECJAX_FILE, {}).get("config") or {}).get("family")
-        kind = kind or self.config.get("tokenizer_class")
-        return str(kind).lower().startswith("t5") if kind else None
+        own = str(self.config.get("tokenizer_class") or "").lower()
+        if not kind:
+            return own.startswith(("t5tokenizer", "mt5tokenizer")) if own else None
+        return str(kind).lower() in ("t5", "mt5", "umt5") and not own.startswith("llama")
 
     def text(self, name: str) -> str | None:
         """A special token's text, under `bos_token` and the like."""

@@ -14,7 +14,9 @@ from specjax.models import (
     Gemma2Config,
     Llama3RopeScaling,
     LlamaConfig,
+    MT5Config,
     T5Config,
+    UMT5Config,
     model_from_config,
 )
 
@@ -40,6 +42,9 @@ CONFIGS = {
     "t5_v1_0": T5Config(**_T5, mlp_activations=("relu",), tie_embeddings=True),
     "t5_v1_1": T5Config(**_T5),
     "t5_tied_unscaled": T5Config(**_T5, tie_embeddings=True, scale_tied_logits=False),
+    "mt5": MT5Config(**_T5),
+    "mt5_tied_unscaled": MT5Config(**_T5, tie_embeddings=True, scale_tied_logits=False),
+    "umt5": UMT5Config(**_T5, tie_embeddings=True),
     "llama": LlamaConfig(**_DECODER),
     "llama_tied": LlamaConfig(
         **_DECODER,
@@ -93,7 +98,7 @@ def logits(model, params):
     """Logits of fixed random tokens, [2, 9, V]."""
     config = model.config
     forward = _forward(model)
-    if isinstance(config, T5Config):
+    if config.encoder_style is not None:
         decoder = tokens(config, seed=2).at[:, 0].set(config.decoder_start_token)
         return np.asarray(forward(params, tokens(config, 7), decoder))
     return np.asarray(forward(params, tokens(config)))

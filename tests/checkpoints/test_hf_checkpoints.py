@@ -108,7 +108,7 @@ def _build(name):
 
 def _their_logits(model, config):
     with torch.no_grad():
-        if isinstance(config, T5Config):
+        if config.encoder_style is not None:
             decoder = np.array(tokens(config, seed=2).at[:, 0].set(config.decoder_start_token))
             inputs = {
                 "input_ids": torch.tensor(np.array(tokens(config, 7))),

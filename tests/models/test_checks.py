@@ -46,7 +46,7 @@ def test_a_block_without_tokens_is_refused(name):
     for call in (
         lambda: t.model.extend(t.params, _cache(t), none, LENGTHS),
         lambda: t.model.prefill(t.params, none, LENGTHS, 8),
-        lambda: t.model.apply(t.params, *[none] * (1 + t.is_t5)),
+        lambda: t.model.apply(t.params, *[none] * (1 + t.has_encoder)),
     ):
         with pytest.raises(ValueError, match=r"must be .* 1 or more\], got int32\[3, 0\]"):
             call()

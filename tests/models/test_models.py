@@ -58,7 +58,7 @@ def test_init_agrees_with_abstract_params(name):
     # Logits of about unit scale, so that training starts near log V.
     t = tiny(name)
     tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
-    logits = t.apply(params, tokens, tokens) if t.is_t5 else t.apply(params, tokens)
+    logits = t.apply(params, tokens, tokens) if t.has_encoder else t.apply(params, tokens)
     assert 0.2 < float(jnp.std(logits)) < 3
 
 
@@ -117,7 +117,7 @@ def test_prepared_parameters_give_the_same_logits(name):
     tied = t.model.config.tie_embeddings
     assert added == ({"token_embedder/transposed_embedding"} if tied else set())
     tokens = np.random.default_rng(0).integers(0, 48, (2, 8)).astype(np.int32)
-    inputs = (tokens, tokens) if t.is_t5 else (tokens,)
+    inputs = (tokens, tokens) if t.has_encoder else (tokens,)
     assert error(t.apply(prepared, *inputs), t.apply(t.params, *inputs)) <= 1e-6
     on_host = t.model.prepare(jax.tree.map(np.asarray, t.params))
     jax.tree.map(np.testing.assert_array_equal, on_host, prepared)

@@ -176,7 +176,7 @@ def test_padding_changes_nothing(name):
     assert error(nines, threes) == 0
     # Products of another shape are rounded otherwise: the T5s, whose logits attention does not
     # scale down, make 1e-5 of it.
-    assert error(nines, plain) <= (2e-5 if t.is_t5 else 2e-6)
+    assert error(nines, plain) <= (2e-5 if t.has_encoder else 2e-6)
 
 
 @pytest.mark.parametrize("name", variants(["t5_v1_0", "gemma2"], "gemma2"))
@@ -198,7 +198,7 @@ def test_a_prefill_holds_no_mask(name):
     """The executable computes the P x P mask and does not store it."""
     t = tiny(name)
     tokens, lengths = np.ones((1, 1500), np.int32), np.ones(1, np.int32)
-    options = (tokens,) if t.is_t5 else ()  # a prefix as long, for the decoder
+    options = (tokens,) if t.has_encoder else ()  # a prefix as long, for the decoder
 
     def prefill(params, *prefix):
         return t.model.prefill(params, tokens, lengths, 2000, *prefix)

@@ -12,6 +12,7 @@ from specjax.models import (
     Llama3RopeScaling,
     LlamaConfig,
     T5Config,
+    UMT5Config,
     model_from_config,
 )
 
@@ -40,6 +41,8 @@ CONFIGS = {
         **_T5, mlp_activations=("relu",), tie_embeddings=True, relpos_per_layer=True
     ),
     "t5_v1_1": T5Config(**_T5),
+    # Deep encoder, shallow decoder, as ByT5.
+    "umt5": UMT5Config(**{**_T5, "num_encoder_layers": 3, "num_decoder_layers": 1}),
     "llama": LlamaConfig(**_DECODER, num_kv_heads=4),
     "llama_grouped_tied": LlamaConfig(
         **_DECODER,
@@ -76,8 +79,8 @@ class Tiny(NamedTuple):
     extend: object
 
     @property
-    def is_t5(self):
-        return isinstance(self.model.config, T5Config)
+    def has_encoder(self):
+        return self.model.config.encoder_style is not None
 
     def full(self, inputs, input_lengths, outputs):
         """Logits `[B, N, V]` of outputs `[B, N]` after their prompts, in one full forward pass.
@@ -85,7 +88,7 @@ class Tiny(NamedTuple):
         Row b's entry n predicts the token after `outputs[b, n]`. The outputs begin with the token
         that `prefill` returns.
         """
-        if self.is_t5:
+        if self.has_encoder:
             mask = np.arange(inputs.shape[1]) < np.asarray(input_lengths)[:, None]
             return np.asarray(self.apply(self.params, inputs, outputs, encoder_mask=mask))
         rows = []

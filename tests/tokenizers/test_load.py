@@ -422,6 +422,31 @@ def test_t5_gets_sentinels_only_where_the_embedding_has_rows(t5_dir, tmp_path):
     assert added.decode(added.encode("a <new> b")) == "a<new> b"
 
 
+@pytest.mark.parametrize("model_type", ["mt5", "umt5", "t5gemma", "t5gemma2"])
+def test_tokenizers_of_other_encoder_decoders(model_type, t5_dir, llama_dir, gemma_dir, tmp_path):
+    """mT5's and UMT5's append eos and may have sentinels; T5Gemma's are Gemma's."""
+    gemma = "gemma" in model_type
+    directory = shutil.copytree(gemma_dir if gemma else t5_dir, tmp_path / "copy")
+    _write(directory, "config.json", {"model_type": model_type, "vocab_size": 300})
+    ours, same = load_tokenizer(directory), load_tokenizer(gemma_dir if gemma else t5_dir)
+    text = "a stitch <extra_id_1> in time"
+    assert ours.encode(text) == same.encode(text)
+    assert (ours.add_bos, ours.add_eos) == (gemma, not gemma)
+    # Pile-T5: a UMT5 with Llama's tokenizer.
+    if model_type == "umt5":
+        directory = shutil.copytree(llama_dir, tmp_path / "pile")
+        _write(directory, "config.json", {"model_type": model_type, "vocab_size": 300})
+        assert load_tokenizer(directory).encode(text) == load_tokenizer(llama_dir).encode(text)
+
+
+def test_byt5_needs_no_vocabulary(tmp_path):
+    for name in ("config.json", "tokenizer_config.json"):
+        _write(tmp_path, name, {"tokenizer_class": "ByT5Tokenizer"})
+        assert load_tokenizer(tmp_path).encode("a<extra_id_0>") == [100, 259, 1]
+        assert load_tokenizer(tmp_path).vocab_size == 384
+        (tmp_path / name).unlink()
+
+
 def test_files_alone_and_flags(t5_dir, llama_dir, tmp_path):
     alone = tmp_path / "any.model"
     alone.write_bytes((t5_dir / "spiece.model").read_bytes())

@@ -1,0 +1,85 @@
+"""mT5: T5 v1.1 with a vocabulary of 101 languages.
+
+Source: Xue et al. 2021; `transformers/models/mt5`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.family import Family
+from specjax.models.hf_fields import HFFields
+from specjax.models.seq2seq_lm import Seq2SeqLM
+from specjax.models.t5 import (
+    EMBEDDINGS,
+    SPECIAL_IDS,
+    UNUSED,
+    VOCABULARY,
+    T5Config,
+    t5_from_hf,
+    t5_names,
+    t5_sizes,
+    t5_to_hf,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MT5Config(T5Config):
+    """An mT5; see `T5Config`."""
+
+
+def _from_hf(fields: HFFields) -> MT5Config:
+    """See `Family`; only a head that differs from the embedding is untied.
+
+    transformers 4 scales the input of a head that the file calls tied; transformers 5 never scales.
+    A file does not say which of them is right, so a tied head that 4.x scales is refused.
+    """
+    untied = fields.head == "own"
+    said_tied = fields.flag("tie_word_embeddings", True)
+    if fields.head is None and not said_tied:
+        raise ValueError(
+            f"{fields.path}: tie_word_embeddings is false, but lm_head.weight is absent; set it to "
+            "true if the head is tied"
+        )
+    scales = fields.flag("scale_decoder_outputs")
+    version = str(fields.values.get("transformers_version") or "4")
+    if scales is None and not untied and said_tied and version.split(".")[0] == "4":
+        raise ValueError(
+            f"{fields.path}: tie_word_embeddings is true; transformers 4 scales the logits of a "
+            "tied mT5 and transformers 5 does not; set scale_decoder_outputs to true or false"
+        )
+    if untied and scales:
+        raise ValueError(
+            f"{fields.path}: scale_decoder_outputs is true, which belongs to a tied head, but "
+            "lm_head.weight differs from shared.weight; set it to false if the head is untied"
+        )
+    return t5_from_hf(fields, MT5Config, "gated-gelu", untied, bool(scales))
+
+
+def _to_hf(config: MT5Config) -> dict[str, Any]:
+    if config.tie_embeddings and config.scale_tied_logits:
+        raise ValueError(
+            "this model scales the logits of a tied head (scale_tied_logits), which transformers' "
+            "mT5 does not do; convert it to orbax"
+        )
+    # A tied head is written as an equal one: 4.x would scale a tied one.
+    return {**t5_to_hf(config, per_layer=False), "tie_word_embeddings": False}
+
+
+MT5 = Family(
+    name="mt5",
+    config=MT5Config,
+    model=Seq2SeqLM,
+    architectures=("MT5ForConditionalGeneration",),
+    special_ids=SPECIAL_IDS,
+    names=t5_names(),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    copies=EMBEDDINGS,
+    unused=UNUSED,
+    presets=t5_sizes(
+        MT5Config,
+        250_112,
+        names={size: f"mt5_{size}" for size in ("small", "base", "large", "xl", "xxl")},
+    ),
+    vocabulary=VOCABULARY,
+)
