@@ -76,8 +76,8 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
       `<feature>_pretokenized` or by the feature's vocabulary, for the model's own tokenizer.
 
     Raises:
-      ImportError: seqio is not installed.
-      ValueError: the task or the split is unknown.
+      ImportError: seqio, or a package that it needs, is not installed.
+      ValueError: the task or the split is unknown, or its data cannot be downloaded.
     """
     seqio = require("seqio", "seqio")
     if name.startswith(TASK_PREFIX):
@@ -94,7 +94,9 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
             f"seqio task {name!r} has no split {split!r}; its splits are {list(task.splits)}"
         )
     # Without num_epochs a mixture would never end.
-    dataset = task.get_dataset(sequence_length=None, split=split, shuffle=False, num_epochs=1)
+    options = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
+    own = TFDS_DATA.get(name.removeprefix(TASK_PREFIX)) if name.startswith(TASK_PREFIX) else None
+    dataset = task.get_dataset(**options) if own is None else _prepared(name, own, task, options)
     for row in dataset.as_numpy_iterator():
         made = {key: _value(value) for key, value in row.items()}
         for field, feature in task.output_features.items():
@@ -120,6 +122,25 @@ def _register(seqio: Any, name: str) -> None:
         preprocessors=[lambda dataset: dataset.map(lambda example: _fields(data, example))],
         output_features={},
     )
+
+
+def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) -> Any:
+    """The data set of a task of `TFDS_DATA`, which TensorFlow Datasets downloads at first."""
+    try:
+        return task.get_dataset(**options)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
+            f"not installed: run pip install {error.name}"
+        ) from error
+    except Exception as error:  # of requests, httpx, urllib, TensorFlow or a file system
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise ValueError(
+            f"seqio task {name!r}: the data set {data.name} is not prepared in TFDS_DATA_DIR "
+            f"(default ~/tensorflow_datasets) and cannot be downloaded ({reason}): connect to the "
+            "internet, set TFDS_DATA_DIR to a directory with the prepared data set, or read local "
+            "files with the same fields"
+        ) from error
 
 
 def _fields(data: TfdsData, example: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 import importlib.util
 import subprocess
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
 
 from specjax.data.examples import Example, read_examples
+
+ROOT = Path(__file__).parents[2]
 
 
 class Vocabulary:
@@ -72,6 +76,69 @@ def test_without_seqio_the_error_gives_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "seqio", None)
     with pytest.raises(ImportError, match=r"pip install '\.\[seqio\]'"):
         list(read_examples("seqio:my_task"))
+
+
+class ConnectError(Exception):
+    """As httpx has it: no OSError."""
+
+
+class Names(dict):
+    """seqio's registry."""
+
+    names = dict.keys
+
+    def add(self, name, source, preprocessors, output_features):
+        self[name] = types.SimpleNamespace(splits=source.splits, get_dataset=source.read)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            ConnectError("[Errno -2] Name or\nservice not known"),
+            ValueError,
+            r"seqio task 'specjax_xsum': the data set xsum:1\.1\.0 is not prepared in TFDS_DATA_"
+            r"DIR .*cannot be downloaded \(ConnectError: \[Errno -2\] Name or service not known\): "
+            "connect to the internet, set TFDS_DATA_DIR",
+        ),
+        (
+            ModuleNotFoundError("No module named 'datasets'", name="datasets"),
+            ImportError,
+            "'specjax_xsum': TensorFlow Datasets needs the package datasets, which is not "
+            "installed: run pip install datasets$",
+        ),
+    ],
+    ids=["offline", "package"],
+)
+def test_data_that_cannot_be_prepared_give_the_remedy(monkeypatch, error, kind, message):
+    def read(**options):
+        raise error
+
+    registry = Names()
+    module = types.ModuleType("seqio")
+    module.TaskRegistry, module.get_mixture_or_task = registry, registry.__getitem__
+    module.TfdsDataSource = lambda name, splits: types.SimpleNamespace(splits=splits, read=read)
+    monkeypatch.setitem(sys.modules, "seqio", module)
+    with pytest.raises(kind, match=message) as raised:
+        list(read_examples("seqio:specjax_xsum", inputs_field="document"))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_own_task_s_error_is_its_own(monkeypatch, seqio):
+    def read(*args, **options):
+        raise ConnectError("own")
+
+    monkeypatch.setattr(Task, "get_dataset", read)
+    with pytest.raises(ConnectError, match="own"):
+        list(read_examples("seqio:my_task"))
+
+
+def test_seqio_brings_what_tensorflow_datasets_imports():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    assert any(name.startswith("importlib_resources") for name in extras["seqio"])
+    assert "specjax[seqio]" in extras["t5x"]
+    assert "\nimportlib_resources==" in (ROOT / "constraints.txt").read_text()
 
 
 def test_files_are_read_without_seqio_or_tensorflow(tmp_path):
