@@ -3,13 +3,12 @@
 import dataclasses
 import os
 import random
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specjax.checks import whole_number
 from specjax.data.examples import Example
-from specjax.data.records import SourceRecord, read_records
+from specjax.data.records import SourceRecord, read_records, report_all
 from specjax.data.templates import Template, look_up
 
 
@@ -158,12 +157,7 @@ class FewShot:
         if self.limit is None:
             return records
         if len(records) <= self.limit:
-            if len(records) < self.limit:
-                print(
-                    f"specjax: using all {len(records)} inputs of {os.fspath(source)}; "
-                    f"limit={self.limit} is larger",
-                    file=sys.stderr,
-                )
+            report_all(len(records), source, "limit", self.limit)
             return records
         places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
         return [records[place] for place in sorted(places)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +24,23 @@ class SourceRecord(NamedTuple):
 
     where: str
     values: dict[str, Any]
+
+
+def report_all(count: int, source: str | os.PathLike[str], name: str, limit: int | None) -> None:
+    """Prints a line if a limit is larger than the number of inputs, which are then all used.
+
+    Args:
+      count: the number of inputs.
+      source: their source.
+      name: the name of the limit.
+      limit: its value; None for no limit.
+    """
+    if limit is not None and count < limit:
+        path = os.fspath(source)
+        print(
+            f"specjax: using all {count} inputs of {path}; {name}={limit} is larger",
+            file=sys.stderr,
+        )
 
 
 def read_records(

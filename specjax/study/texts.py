@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from specjax.checks import check_path, whole_number
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
+from specjax.data.records import report_all
 from specjax.evaluation.programs import Problem, check_problems, read_problems
 from specjax.runs.inputs import read_inputs
 from specjax.runs.scored import read_references
@@ -99,6 +100,8 @@ def read_texts(
     place = os.path.expanduser(source)
     found = read_inputs(place, format=format, split=split, task=task, **fields)
     name = os.fspath(source)
+    if getattr(task, "limit", None) is None:  # otherwise the task has reported it
+        report_all(len(found), name, "limit", most)
     if own or references is None:
         wanted = [_targets(example) for example in found]
     else:

@@ -93,6 +93,8 @@ class OutputScorer:
         self._model = model_from_config(config)
         self._name, self._progress = name, progress
         count = min(len(pairs), evaluation.limit or len(pairs))
+        if progress and evaluation.metrics and evaluation.limit and count < evaluation.limit:
+            say(f"scoring all {count} {name} texts; limit={evaluation.limit} is larger")
         self._references = [example.targets or "" for example in examples[:count]]
         for metric in evaluation.metrics:
             check_references(METRICS[metric], self._references)

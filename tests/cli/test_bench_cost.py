@@ -1,5 +1,6 @@
 """`bench cost` recovers the costs of a loop whose times are known, and writes them."""
 
+import argparse
 import json
 
 import pytest
@@ -86,3 +87,12 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, ch
     assert main([*arguments, *change]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_fewer_prompts_than_requested_are_reported(tmp_path, capsys):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a\nb\nc\n")
+    found = [workload.read_texts(argparse.Namespace(inputs=path, prompts=n)) for n in (2, 3, 4)]
+    assert found == [["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    line = f"specjax: using all 3 inputs of {path}; --prompts=4 is larger\n"
+    assert capsys.readouterr().err == line

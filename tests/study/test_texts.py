@@ -40,6 +40,16 @@ def test_a_task_makes_texts_and_references(source):
     assert nothing.references == [()] * 4 and nothing.problems[3].tests.strip() == "assert x == 3"
 
 
+@pytest.mark.parametrize("task", [None, TASK, dataclasses.replace(TASK, limit=9)])
+def test_of_fewer_texts_than_the_limit_all_are_used_with_a_line(source, task, capsys):
+    options = {"inputs_field": "ask"} if task is None else {"task": task}
+    assert len(read_texts(source, limit=9, **options).examples) == 4
+    line = f"specjax: using all 4 inputs of {source}; limit=9 is larger\n"
+    assert capsys.readouterr().err == line
+    read_texts(source, inputs_field="ask", limit=4)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_does_not_go_together_is_refused(source, tmp_path):
     with pytest.raises(
         ValueError, match="references and references_field must be left out: `task`"

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,6 +124,13 @@ def test_only_the_first_examples_are_scored_if_so_asked(trained):
     one = scorer(Evaluation(metrics=("exact_match",), limit=1, max_new_tokens=40))
     assert one(trained)["val_exact_match"] in (0.0, 100.0)
     assert scorer(Evaluation(metrics=()))(trained) == {}
+
+
+def test_fewer_texts_than_the_limit_are_reported(capsys):
+    for limit, told in ((10, ""), (11, "scoring all 10 val texts; limit=11 is larger")):
+        scorer(dataclasses.replace(EVALUATION, limit=limit), progress=True)
+        err = capsys.readouterr().err
+        assert told in err and bool(told) == bool(err)
 
 
 def test_nothing_but_long_inputs_scores_0():

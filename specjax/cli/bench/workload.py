@@ -8,6 +8,7 @@ import numpy as np
 
 from specjax import testing
 from specjax.data.examples import read_examples
+from specjax.data.records import report_all
 from specjax.models import LlamaConfig, T5Config
 from specjax.text import Pair, TextModel, load_pair
 from specjax.text import prompts as prompts_lib
@@ -36,7 +37,9 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
 
 def read_texts(args: argparse.Namespace) -> list[str]:
     """Returns the first `--prompts` texts of `--inputs`."""
-    return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+    texts = [example.inputs for example in read_examples(args.inputs)]
+    report_all(len(texts), args.inputs, "--prompts", args.prompts)
+    return texts[: args.prompts]
 
 
 def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
