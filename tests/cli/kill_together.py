@@ -1,4 +1,4 @@
-"""Kills `infer`, `train`, `train_head` or `convert` at random moments, often two at a time.
+"""Kills a command at random moments, often two processes of it at a time.
 
     python tests/cli/kill_together.py infer --kills 40
 
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,6 +87,95 @@ class Convert:
         return digest(load_model(output).params), unfinished
 
 
+class Compare:
+    """Measures a grid of four settings and the models alone, on eight texts."""
+
+    flags: tuple[str, ...] = ("--full",)
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, directory: Path) -> None:
+        from tests import tiny_pair
+
+        pair = tiny_pair.write_pair(directory / "pair")
+        texts, references = (tiny_pair.sentences(8, seed=seed) for seed in (1, 2))
+        self._directory, table = directory, directory / "texts.tsv"
+        rows = zip(texts, references, strict=True)
+        table.write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+        given = {
+            **{name.upper(): path for name, path in pair.items()},
+            "INPUT": table,
+            "TARGETS_FIELD": 1,
+            "METHODS": "{'opt': (0.1, 0.4), 'lossy': (0.2, 0.6)}",
+            "METRICS": "('chrf',)",
+            "MAX_DRAFTS": "(2,)",
+            "NUM_SAMPLES": 2,
+            "BATCH_SIZE": 4,
+            "LATENCY_LIMIT": 2,
+            "REPEATS": 1,
+            "MAX_NEW_TOKENS": 8,
+            "RESAMPLES": 100,
+            "BUCKETS": "(16, 24)",
+            **self.settings,
+        }
+        self._words = [*self.flags, *(f"--gin.{name}={value}" for name, value in given.items())]
+
+    def start(self, output: Path) -> subprocess.Popen:
+        return _start(["compare", *self._words, f"--gin.OUTPUT_DIR={output}"], self._directory)
+
+    def outcome(self, output: Path) -> Any:
+        """The files and all that does not depend on measured times: the texts and their scores."""
+        from specjax.study import read_points
+
+        found = read_points(output)
+        rows = {key: found.measured(key).rows for key in found.of()}
+        figures = {
+            key: {name: x for name, x in scores.figures.items() if not _is_time(name)}
+            for key, scores in found.scored().items()
+        }
+        return _names(output), rows, figures
+
+
+class Demand(Compare):
+    """Estimates a grid, and measures until a setting is chosen, which depends on times."""
+
+    flags = ()
+    settings: ClassVar[dict[str, Any]] = {
+        "DEMAND": "nats per token <= 9",
+        "CANDIDATES": 2,
+        "ROUNDS": 2,
+    }
+
+    def outcome(self, output: Path) -> Any:
+        """The files (but settings' texts and figures), the counts, and that the demand is met."""
+        results = json.loads((output / "results.json").read_text())
+        met = [part["met"] for part in results["held_out"]["demands"]]
+        names = [name for name in _names(output) if not name.startswith(("points/", "quality_"))]
+        return names, results["estimated"], results["failed"], results["answer"], met
+
+
+class Evaluate:
+    """Scores two runs with many resamples."""
+
+    def __init__(self, directory: Path) -> None:
+        from tests import tiny_pair
+
+        self._directory, texts = directory, tiny_pair.sentences(300)
+        self._runs = [directory / f"{name}.jsonl" for name in ("one", "two")]
+        for shift, path in enumerate(self._runs, 1):
+            pairs = zip(texts, texts[shift:] + texts[:shift], strict=True)
+            rows = ({"inputs": a, "prediction": b, "targets": a} for a, b in pairs)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def start(self, output: Path) -> subprocess.Popen:
+        runs = str(tuple(map(str, self._runs)))
+        settings = {"PREDICTIONS": runs, "METRICS": "('chrf', 'rouge_l')", "RESAMPLES": 2000}
+        given = [f"--gin.{name}={value}" for name, value in settings.items()]
+        return _start(["evaluate", *given, f"--gin.OUTPUT_DIR={output}"], self._directory)
+
+    def outcome(self, output: Path) -> Any:
+        return _names(output), (output / "scores.json").read_bytes()
+
+
 class TrainHead:
     """Labels 240 prompts of a tiny pair, and trains a head on them."""
 
@@ -118,14 +207,32 @@ class TrainHead:
         return names, {str(f.relative_to(output)): f.read_bytes() for f in files if f.is_file()}
 
 
-def _start(command: list[str]) -> subprocess.Popen:
+def _start(command: list[str], programs: Path | None = None) -> subprocess.Popen:
+    from tests.xla_flags import quick_flags
+
+    environment = {"XLA_FLAGS": ""}
+    if programs is not None:  # compiled programs from the disk, so that most of the time is work
+        environment = {
+            "XLA_FLAGS": quick_flags(1),
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": str(programs / "cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
     return subprocess.Popen(
         [sys.executable, "-m", "specjax", *command],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment},
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
+
+
+def _names(output: Path) -> list[str]:
+    return sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file())
+
+
+def _is_time(name: str) -> bool:
+    return any(word in name for word in ("latency", "seconds", "speedup", "time"))
 
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
@@ -133,6 +240,9 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
     "train": Train,
     "train_head": TrainHead,
     "convert": Convert,
+    "compare": Compare,
+    "demand": Demand,
+    "evaluate": Evaluate,
 }
 
 
