@@ -1,7 +1,7 @@
 """Speculative decoding and model cascades in JAX: exact, fast, and freely combined."""
 
-import importlib
-from typing import TYPE_CHECKING
+# Type checkers know this name; `typing` takes as long to import as the rest of Python's start.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from specjax import acceptance_head as acceptance_head
@@ -95,6 +95,8 @@ if not TYPE_CHECKING:
     # Each name is imported on its first use: the `specjax` command must be able to say that it was
     # interrupted before JAX is imported, and Orbax alone takes as long as all else.
     def __getattr__(name):
+        import importlib
+
         if name in _PACKAGES:
             value = importlib.import_module(f"{__name__}.{name}")
         elif name in __all__:

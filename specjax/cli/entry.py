@@ -1,26 +1,25 @@
 """The entry point of the `specjax` command: handles Ctrl-C and warnings around `main`.
 
-The handlers are installed before JAX is imported.
+Until the handlers are installed, this module imports only what Python has loaded at its start, so
+that Ctrl-C meets no import of ours.
 """
 
 import os
 import signal
-import socket
 import sys
-import threading
-import warnings
-from typing import NoReturn
 
 from specjax.cli import INTERRUPTED
 
 
-def run() -> NoReturn:
+def run() -> None:
     """Runs the command and ends the process.
 
     Ctrl-C ends it at any moment, also while XLA compiles, with one line and the status 130. A run
     can then be continued like after a kill.
     """
     _end_on_interrupt()
+    import warnings
+
     try:
         # JAX reads its environment variables when it is imported.
         from specjax.cli.main import main
@@ -29,15 +28,22 @@ def run() -> NoReturn:
         sys.exit(2)
     # One line for each warning, without the line of code.
     warnings.formatwarning = lambda message, *_, **__: f"specjax: warning: {message}\n"
-    status = main()
-    # Python removes its handlers while it exits; a late Ctrl-C must not change the status.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        status = main()
+    finally:  # --help exits
+        # Python removes its handlers while it exits; a late Ctrl-C must not change the status.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(status)
 
 
 def _end_on_interrupt() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job of a shell
         return
+    # During the next imports Ctrl-C ends the process without a line.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import socket
+    import threading
+
     # Python runs a handler only between two bytecodes, and a callback would swallow its exception.
     # So a thread waits for the signal.
     reading, writing = socket.socketpair()

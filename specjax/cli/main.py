@@ -200,7 +200,3 @@ def _meant(name: str, word: str, args: argparse.Namespace) -> str:
     first = next((x for x in (*unset, "INPUT", "PREDICTIONS") if x in names), "NAME")
     value = "value" if first == "NAME" else word
     return f"write --gin.{first}={value}, or see specjax {name} --help"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -59,7 +59,7 @@ class Run:
             "BUCKETS": "(16, 24)",
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "specjax.cli.main", "infer"]
+            [sys.executable, "-m", "specjax", "infer"]
             + [f"--gin_file={ROOT / 'gin_configs/runs/infer.gin'}"]
             + [f"--gin.{name}={value}" for name, value in settings.items()],
             env=environment,

@@ -112,7 +112,7 @@ def test_a_line_tells_the_command_that_decodes_like_it(data, done, tmp_path):
 @pytest.mark.parametrize("settings", [0, 3])
 def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
     output = tmp_path / "out"
-    command = [sys.executable, "-m", "specjax.cli.main", *arguments(data, output, "--full")]
+    command = [sys.executable, "-m", "specjax", *arguments(data, output, "--full")]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for line in child.stderr:
         if f"setting {settings + 1} of" in line:

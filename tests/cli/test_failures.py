@@ -16,6 +16,7 @@ from specjax.cli import failures
 from specjax.cli.main import main
 from specjax.runs import inference
 from tests import tiny_pair
+from tests.variants import variants
 
 COMMAND = [sys.executable, "-m", "specjax"]
 
@@ -186,3 +187,38 @@ def test_ctrl_c_at_any_moment_ends_with_130_and_one_line(work, tmp_path, count):
         if process.returncode:
             assert error.splitlines()[-1] == "specjax: interrupted"
         assert "Traceback" not in error
+
+
+def test_the_handler_of_ctrl_c_is_set_before_any_slow_import():
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+begun = set(sys.modules)
+import specjax.cli.entry
+print(*(set(sys.modules) - begun))
+"""
+    command = [sys.executable, "-I", "-S", "-c", code, str(Path(__file__).parents[2])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    slow = {"typing", "re", "socket", "threading", "warnings", "argparse", "numpy", "jax", "gin"}
+    assert not slow & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("seconds", variants([0.05, 0.1, 0.2, 0.4, 0.6, 0.8], 0.2, 0.6))
+def test_ctrl_c_while_python_starts_is_no_traceback_of_imports(seconds):
+    """Only Python's own start, before it runs a line of specjax, prints a traceback."""
+    process = subprocess.Popen(
+        [*COMMAND, "--help"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job
+    )
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    if process.returncode in (0, 130):
+        assert error.split("\n") in (["", "specjax: interrupted", ""], [""])
+    else:
+        assert not any(package in error for package in ("/jax/", "numpy", "/gin/", "argparse")), (
+            error
+        )

@@ -75,7 +75,7 @@ def start(data: Path, output: Path, **options: Any) -> subprocess.Popen:
         "XLA_FLAGS": "",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "specjax.cli.main", "train"]
+    command = [sys.executable, "-m", "specjax", "train"]
     command += ["--gin_file=gin_configs/runs/train.gin", "--gin_file=tests/cli/tiny_train.gin"]
     command += [f"--gin.{name}={value}" for name, value in bindings.items()]
     options = {"stdout": subprocess.DEVNULL, **options}
