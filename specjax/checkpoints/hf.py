@@ -3,9 +3,10 @@
 A family (`specjax.models.family`) interprets its fields and names.
 """
 
+import functools
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from specjax.checkpoints.arrays import (
     copy_as,
     same_values,
 )
-from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Renaming, family_of
+from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
 from specjax.tokenizers.model_files import (
     SpecialIds,
     read_json,
@@ -42,16 +43,18 @@ class SafetensorsReader:
 
     Args:
       directory: a Hugging Face directory.
+      nested: the network around the one that is read; its own arrays are left out.
 
     Raises:
       FileNotFoundError: for a missing file, or a shard that the index names.
       ValueError: for a file that is cut short or damaged, or an index that contradicts the files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
-        self._files: dict[str, Any] = {}
+        # By the name in the network: the file, and the name there.
+        self._files: dict[str, tuple[Any, str]] = {}
         weight_map = _weight_map(directory)
         for name in sorted(set(weight_map.values())) or [SINGLE]:
             self._add(directory / name, weight_map)
@@ -60,6 +63,18 @@ class SafetensorsReader:
                 f"{directory / INDEX} places {absent[0]} in {weight_map[absent[0]]}, but it is in "
                 "none of the shards; download the whole checkpoint"
             )
+        if nested is not None:
+            self._unwrap(nested)
+
+    def _unwrap(self, nested: Nested) -> None:
+        """Keeps the arrays of the inner network, under their names there."""
+        specs, files, self.specs, self._files = self.specs, self._files, {}, {}
+        for name, spec in specs.items():
+            if re.fullmatch(nested.others, name):
+                continue
+            before = next((x for x in nested.prefixes if name.startswith(x)), None)
+            own = name if before is None else nested.prefixes[before] + name[len(before) :]
+            self.specs[own], self._files[own] = spec, files[name]
 
     def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
         try:
@@ -87,11 +102,12 @@ class SafetensorsReader:
             label = entry.get_dtype()
             dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
-            self._files[name] = file
+            self._files[name] = file, name
 
     def read(self, name: str) -> np.ndarray:
         """Reads an array."""
-        return self._files[name].get_tensor(name)
+        file, stored = self._files[name]
+        return file.get_tensor(stored)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """See `ArrayReader`."""
@@ -150,8 +166,10 @@ def open_hf(
             f"{path} is missing; copy it beside the safetensors, or give `config`"
         )
     values = read_json(path)
-    family = _family(values, path)
-    reader = SafetensorsReader(directory)
+    family, nested = _family(values, path)
+    if nested is not None:
+        values = _inner_fields(values, nested, path)
+    reader = SafetensorsReader(directory, nested)
     head, embedding = None, _embedding(reader, family)
     if _HEAD in reader.specs:
         same = embedding and same_values(reader.read(_HEAD), reader.read(embedding))
@@ -174,18 +192,23 @@ def default_ids(family: Family) -> SpecialIds:
     return special_ids_from_json(dict(family.special_ids), Path(family.name))
 
 
-def _family(values: Mapping[str, Any], path: Path) -> Family:
-    """The family that a config.json names."""
+def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | None]:
+    """The family that a config.json names, and the network around it, if any."""
     name = values.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{path}: model_type={name!r} must be one of {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
+    around = {f.nested.model_type: f for f in FAMILIES.values() if f.nested is not None}
+    if not isinstance(name, str) or name not in {*FAMILIES, *around}:
+        raise ValueError(
+            f"{path}: model_type={name!r} must be one of {', '.join([*FAMILIES, *around])}"
+        )
+    family = FAMILIES[name] if name in FAMILIES else around[name]
+    nested = None if name in FAMILIES else family.nested
     named = values.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(a, str) for a in named):
         raise ValueError(f"{path}: architectures={named!r} must be a list of names")
-    if named and not set(named) & set(family.architectures):
+    possible = family.architectures if nested is None else nested.architectures
+    if named and not set(named) & set(possible):
         raise ValueError(
-            f"{path}: architectures={named} must name {family.architectures[0]}, the network of "
+            f"{path}: architectures={named} must name {possible[0]}, the network of "
             f"model_type {name!r}"
         )
     if values.get("quantization_config"):
@@ -193,7 +216,16 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
             f"{path}: quantization_config is set, but quantised checkpoints are not supported; "
             "use the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
         )
-    return family
+    return family, nested
+
+
+def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict[str, Any]:
+    """The fields of the inner network; whether the embedding is tied may be stated outside."""
+    inner = values.get(nested.field)
+    if not isinstance(inner, dict):
+        raise ValueError(f"{path}: {nested.field}={inner!r} must be an object")
+    outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
+    return {**outer, **inner}
 
 
 def _embedding(reader: SafetensorsReader, family: Family) -> str | None:
@@ -224,10 +256,19 @@ def hf_pieces(
     copies = {lines[_EMBEDDING].hf, *family.copies, *([_HEAD] if config.tie_embeddings else [])}
     if stored is not None:
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
-    expected = {
-        line.hf: shapes[path][::-1] if line.transposed else shapes[path]
+    stored_shapes = {
+        path: shapes[path][::-1] if line.transposed else shapes[path]
         for path, line in lines.items()
     }
+    expected = {line.hf: stored_shapes[path] for path, line in lines.items() if line.part is None}
+    views: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        path: np.transpose if line.transposed else np.asarray for path, line in lines.items()
+    }
+    for name, paths in joined(lines).items():
+        ends = np.cumsum([stored_shapes[path][0] for path in paths]).tolist()
+        expected[name] = (ends[-1], *stored_shapes[paths[0]][1:])
+        for path, start, end in zip(paths, [0, *ends], ends, strict=False):
+            views[path] = functools.partial(_part, slice(start, end), views[path])
     # The replacement of a missing array may be its quantised form.
     taken = expected if set(expected) <= set(reader.specs) else reader.specs
     check_floating(reader.directory, {name: reader.specs[name] for name in taken})
@@ -242,10 +283,20 @@ def hf_pieces(
         unknown.append(name)
     remedy = "Give the checkpoint whose arrays these are, or correct config.json"
     check_same(reader.directory, reader.specs, expected, remedy, unknown)
-    return {
-        path: Piece(line.hf, np.transpose if line.transposed else np.asarray)
-        for path, line in lines.items()
-    }
+    return {path: Piece(line.hf, views[path]) for path, line in lines.items()}
+
+
+def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
+    """The arrays that join several parameters: name -> the parameters' paths, in order."""
+    found: dict[str, list[str]] = {}
+    for path, line in sorted(lines.items(), key=lambda item: item[1].part or 0):
+        if line.part is not None:
+            found.setdefault(line.hf, []).append(path)
+    return found
+
+
+def _part(at: slice, view: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    return view(array[at])
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
@@ -303,32 +354,43 @@ def write_hf(
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None and "max_position_embeddings" in values:
         values["max_position_embeddings"] = max_position_embeddings
-    lines = [family_of(config).hf_name(path) for path in params]
+    lines = {path: family_of(config).hf_name(path) for path in params}
+    arrays: dict[str, list[Renaming]] = {
+        line.hf: [line] for line in lines.values() if line.part is None
+    }
+    arrays |= {name: [lines[path] for path in paths] for name, paths in joined(lines).items()}
     if config.tie_embeddings and not values["tie_word_embeddings"]:
-        lines.append(Renaming(_HEAD, _EMBEDDING))  # untied in the file, so an equal head is written
-    shards: list[list[Renaming]] = [[]]
+        # Untied in the file, so an equal head is written.
+        arrays[_HEAD] = [Renaming(_HEAD, _EMBEDDING)]
+    sizes = {name: sum(params[x.path].size for x in parts) for name, parts in arrays.items()}
+    shards: list[list[str]] = [[]]
     filled = 0
-    for line in lines:
-        nbytes = params[line.path].size * dtype.itemsize
+    for name, size in sizes.items():
+        nbytes = size * dtype.itemsize
         if filled and filled + nbytes > shard_bytes:
             shards.append([])
             filled = 0
-        shards[-1].append(line)
+        shards[-1].append(name)
         filled += nbytes
     write_json(directory / "config.json", values)
     weight_map = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
-        arrays = {}
-        for line in shard:
-            value = np.asarray(params[line.path])
-            arrays[line.hf] = copy_as(value.T if line.transposed else value, dtype)
-            weight_map[line.hf] = name
+        content = {}
+        for array in shard:
+            values_of = [np.asarray(params[line.path]) for line in arrays[array]]
+            parts = [
+                value.T if line.transposed else value
+                for line, value in zip(arrays[array], values_of, strict=True)
+            ]
+            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            content[array] = copy_as(whole, dtype)
+            weight_map[array] = name
         # transformers 4.x rejects a file without this metadata.
-        safetensors.numpy.save_file(arrays, directory / name, metadata={"format": "pt"})
+        safetensors.numpy.save_file(content, directory / name, metadata={"format": "pt"})
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", directory / name)
     if len(shards) > 1:
-        total = sum(params[line.path].size for line in lines) * dtype.itemsize
+        total = sum(sizes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(directory / INDEX, index)

@@ -1,4 +1,4 @@
-"""Networks with a ragged cache; a family is one file (T5, Llama, Gemma 2)."""
+"""Networks with a ragged cache; a family of networks is one file (T5, Llama, Qwen 3, ...)."""
 
 from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.causal_lm import CausalLM
@@ -12,7 +12,7 @@ from specjax.models.families import (
     model_from_config,
     preset,
 )
-from specjax.models.family import Family, Renaming, Vocabulary, decoder_only_names
+from specjax.models.family import Family, Nested, Renaming, Vocabulary, decoder_only_names
 from specjax.models.gemma2 import Gemma2Config
 from specjax.models.hf_fields import (
     HFFields,
@@ -44,6 +44,7 @@ __all__ = [
     "MT5Config",
     "Model",
     "ModelConfig",
+    "Nested",
     "RaggedCache",
     "RelativePositions",
     "Renaming",

@@ -253,7 +253,7 @@ def _typed(what: str, kind: Any, value: Any) -> Any:
         if not flag:
             raise TypeError(f"{what}={value!r} must be True or False")
         return bool(value)
-    if kind is int:
+    if kind is int or (kind == int | None and value is not None):
         if flag or not isinstance(value, int | np.integer):
             raise TypeError(f"{what}={value!r} must be a whole number, an int")
         return int(value)

@@ -6,15 +6,28 @@ from typing import Any
 
 from specjax.models.config import ModelConfig
 from specjax.models.family import Family
+from specjax.models.gemma import GEMMA
 from specjax.models.gemma2 import GEMMA2
+from specjax.models.gemma3 import GEMMA3
 from specjax.models.llama import LLAMA
+from specjax.models.mistral import MISTRAL
 from specjax.models.model import Model
 from specjax.models.mt5 import MT5
+from specjax.models.olmo2 import OLMO2
+from specjax.models.phi3 import PHI3
+from specjax.models.qwen2 import QWEN2
+from specjax.models.qwen3 import QWEN3
+from specjax.models.smollm3 import SMOLLM3
 from specjax.models.t5 import T5
 from specjax.models.umt5 import UMT5
 
 # By name; a custom family is another entry.
-FAMILIES: dict[str, Family] = {family.name: family for family in (T5, MT5, UMT5, LLAMA, GEMMA2)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        T5, MT5, UMT5, LLAMA, QWEN2, QWEN3, MISTRAL, OLMO2, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3
+    )
+}  # fmt: skip
 
 # The published sizes by name.
 PRESETS: dict[str, ModelConfig] = {

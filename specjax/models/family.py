@@ -33,11 +33,14 @@ class Renaming(NamedTuple):
       path: path in the parameter tree; likewise.
       transposed: whether the two arrays are transposes of each other: PyTorch keeps `[out, in]`,
         Flax `[in, out]`.
+      part: the checkpoint's array joins several parameters along its first axis, and this is their
+        order; None if it has only this parameter.
     """
 
     hf: str
     path: str
     transposed: bool = False
+    part: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,25 @@ class Vocabulary:
 
 
 @dataclasses.dataclass(frozen=True)
+class Nested:
+    """A larger Hugging Face network that has a network of the family inside, beside other parts.
+
+    Attributes:
+      model_type: of the larger network.
+      architectures: of the larger network.
+      field: the field of its `config.json` that has the inner fields.
+      prefixes: beginnings of the inner arrays' names, and their replacements.
+      others: a pattern of the names of arrays of other parts, which are left out.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    field: str
+    prefixes: Mapping[str, str]
+    others: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """A family of networks.
 
@@ -74,6 +96,7 @@ class Family:
         network. Sizes of the vocabulary, dtypes and special ids are added to them.
       copies: names under which a checkpoint may hold the embedding a second time, or its only copy.
       unused: a pattern of the names of arrays in old checkpoints that no network reads.
+      nested: the larger network that may contain it in a checkpoint, or None.
       presets: its published sizes.
       vocabulary: how its vocabularies are made; None if specjax cannot train them.
     """
@@ -88,6 +111,7 @@ class Family:
     to_hf: Callable[[Any], dict[str, Any]]
     copies: tuple[str, ...] = ()
     unused: str = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    nested: Nested | None = None
     presets: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
     vocabulary: Vocabulary | None = None
 
@@ -108,8 +132,25 @@ class Family:
         pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path
         for line in self.names:
             if line.path == pattern:
-                return Renaming(line.hf.replace("{i}", layer), path, line.transposed)
+                return line._replace(hf=line.hf.replace("{i}", layer), path=path)
         raise KeyError(f"{self.name} has no Hugging Face name for the parameter {path}")
+
+
+# Of most decoder-only families. Llama's post_attention_layernorm precedes the MLP.
+LLAMA_NORMS = {
+    "input_layernorm": "pre_self_attention_layer_norm",
+    "post_attention_layernorm": "pre_mlp_layer_norm",
+}
+
+
+def fused(hf: str, *paths: str) -> tuple[Renaming, ...]:
+    """The entries of kernels that a checkpoint joins into one array.
+
+    Args:
+      hf: the array's name in the checkpoint.
+      *paths: of the kernels, in the order of the array.
+    """
+    return tuple(Renaming(hf, path, T, part) for part, path in enumerate(paths))
 
 
 def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:

@@ -13,10 +13,11 @@ from specjax.models.hf_fields import (
     HFFields,
     decoder_only_from_hf,
     decoder_only_to_hf,
-    rope_from_hf,
+    default_rope,
     rope_to_hf,
 )
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rotary import llama_style
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,19 +45,26 @@ class Gemma2Config(DecoderOnlyConfig):
     def style(self) -> Style:
         """How the decoder computes."""
         layers = range(self.num_layers)
-        rope = tuple(rope_frequencies(self.head_dim, self.rope_theta).tolist())
-        return Style(
-            activations=("gelu", "linear"),
+        return llama_style(
+            self,
+            rope_frequencies(self.head_dim, self.rope_theta),
+            **gemma_style(self.embed_dim),
             windows=tuple(None if i % 2 else self.sliding_window for i in layers),
-            ropes=(rope,) * self.num_layers,
             query_scale=self.query_pre_attn_scalar**-0.5,
             post_norms=True,
-            plus_one_norms=True,
             attn_softcap=self.attn_logit_softcap,
             final_softcap=self.final_logit_softcap,
-            embed_stddev=self.embed_dim**-0.5,
-            embed_scale=self.embed_dim**0.5,
         )
+
+
+def gemma_style(embed_dim: int) -> dict[str, Any]:
+    """The fields of `Style` that all Gemmas share."""
+    return {
+        "activations": ("gelu", "linear"),
+        "plus_one_norms": True,
+        "embed_stddev": embed_dim**-0.5,
+        "embed_scale": embed_dim**0.5,
+    }
 
 
 def _from_hf(fields: HFFields) -> Gemma2Config:
@@ -65,7 +73,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
     fields.refuse(name, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     fields.refuse("attention_bias", (False,), False)
     fields.refuse("use_bidirectional_attention", (False,), False)
-    sizes = decoder_only_from_hf(fields)
+    sizes = decoder_only_from_hf(fields, head_dim=256, num_key_value_heads=4)
     types = values.get("layer_types")
     # As long as the list: a damaged file may name any number of layers.
     count = len(types) if isinstance(types, list) else 0
@@ -75,9 +83,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
             f"{fields.path}: layer_types={types} must alternate between sliding_attention and "
             "full_attention, as in Gemma 2"
         )
-    theta, kind, _ = rope_from_hf(fields)
-    if kind != "default":
-        raise ValueError(f"{fields.path}: rope_scaling is not supported for gemma2")
+    theta = default_rope(fields)
 
     def cap(name: str, default: float) -> float | None:
         # null means no cap; an absent key means the default.
@@ -96,22 +102,28 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
 
 
 def _to_hf(config: Gemma2Config) -> dict[str, Any]:
-    if not config.query_pre_attn_scalar.is_integer():
-        raise ValueError(
-            f"query_pre_attn_scalar={config.query_pre_attn_scalar} must be a whole number for "
-            "transformers 5 to read the model; convert it to orbax"
-        )
     return {
         **decoder_only_to_hf(config),
+        "attention_bias": False,
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": config.sliding_window,
         "attn_logit_softcapping": config.attn_logit_softcap,
         "final_logit_softcapping": config.final_logit_softcap,
-        "query_pre_attn_scalar": int(config.query_pre_attn_scalar),
+        "query_pre_attn_scalar": whole_scalar(config.query_pre_attn_scalar),
         "max_position_embeddings": 8192,
         **rope_to_hf(config.rope_theta),
     }
+
+
+def whole_scalar(value: float) -> int:
+    """Returns `query_pre_attn_scalar` as transformers 5 reads it, or raises ValueError."""
+    if not value.is_integer():
+        raise ValueError(
+            f"query_pre_attn_scalar={value} must be a whole number for transformers 5 to read the "
+            "model; convert it to orbax"
+        )
+    return int(value)
 
 
 def _size(
@@ -130,20 +142,46 @@ def _size(
     )
 
 
+# Hugging Face's names of norms before and after each block.
+GEMMA2_NORMS = {
+    "input_layernorm": "pre_self_attention_layer_norm",
+    "post_attention_layernorm": "post_self_attention_layer_norm",
+    "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+    "post_feedforward_layernorm": "post_mlp_layer_norm",
+}
+
+VOCABULARY = Vocabulary(
+    file="tokenizer.model",
+    types=("bpe",),
+    options={
+        "pad_id": 0,
+        "eos_id": 1,
+        "bos_id": 2,
+        "unk_id": 3,
+        "eos_piece": "<eos>",
+        "bos_piece": "<bos>",
+        "add_dummy_prefix": False,
+        **VERBATIM,
+    },
+    settings={
+        "tokenizer_class": "GemmaTokenizer",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "bos_token": "<bos>",
+        "unk_token": "<unk>",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "legacy": False,
+    },
+)
+
 GEMMA2 = Family(
     name="gemma2",
     config=Gemma2Config,
     model=CausalLM,
     architectures=("Gemma2ForCausalLM",),
     special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
-    names=decoder_only_names(
-        {
-            "input_layernorm": "pre_self_attention_layer_norm",
-            "post_attention_layernorm": "post_self_attention_layer_norm",
-            "pre_feedforward_layernorm": "pre_mlp_layer_norm",
-            "post_feedforward_layernorm": "post_mlp_layer_norm",
-        }
-    ),
+    names=decoder_only_names(GEMMA2_NORMS),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
@@ -152,28 +190,5 @@ GEMMA2 = Family(
         # Its queries are scaled by E / H, not by the width of a head.
         "gemma2_27b": _size(4_608, 32, 128, 36_864, 46, 144.0),
     },
-    vocabulary=Vocabulary(
-        file="tokenizer.model",
-        types=("bpe",),
-        options={
-            "pad_id": 0,
-            "eos_id": 1,
-            "bos_id": 2,
-            "unk_id": 3,
-            "eos_piece": "<eos>",
-            "bos_piece": "<bos>",
-            "add_dummy_prefix": False,
-            **VERBATIM,
-        },
-        settings={
-            "tokenizer_class": "GemmaTokenizer",
-            "pad_token": "<pad>",
-            "eos_token": "<eos>",
-            "bos_token": "<bos>",
-            "unk_token": "<unk>",
-            "add_bos_token": True,
-            "add_eos_token": False,
-            "legacy": False,
-        },
-    ),
+    vocabulary=VOCABULARY,
 )

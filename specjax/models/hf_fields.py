@@ -67,11 +67,13 @@ class HFFields:
             )
 
 
-def decoder_only_from_hf(fields: HFFields) -> dict[str, Any]:
+def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> dict[str, Any]:
     """The fields of a `DecoderOnlyConfig` under Llama's names.
 
     Args:
       fields: of the `config.json`.
+      **defaults: the values of fields that the file may leave out, by Hugging Face's names. By
+        default these are `head_dim`, `num_key_value_heads` and `rms_norm_eps`.
 
     Returns:
       The sizes and the norms' epsilon.
@@ -79,16 +81,22 @@ def decoder_only_from_hf(fields: HFFields) -> dict[str, Any]:
     Raises:
       ValueError: for a value that is not possible.
     """
-    heads = fields.whole("num_attention_heads")
+
+    def whole(name: str, *fallback: int) -> int:
+        # null takes the fallback, an absent field the default of transformers.
+        default = defaults.get(name) if name not in fields.values else None
+        return fields.whole(name, *(fallback if default is None else (default,)))
+
+    heads = whole("num_attention_heads")
     return {
-        "vocab_size": fields.whole("vocab_size"),
-        "embed_dim": fields.whole("hidden_size"),
+        "vocab_size": whole("vocab_size"),
+        "embed_dim": whole("hidden_size"),
         "num_heads": heads,
-        "head_dim": fields.whole("head_dim", fields.whole("hidden_size") // heads),
-        "mlp_dim": fields.whole("intermediate_size"),
-        "num_layers": fields.whole("num_hidden_layers"),
-        "num_kv_heads": fields.whole("num_key_value_heads", heads),
-        "norm_eps": fields.positive("rms_norm_eps", 1e-6),
+        "head_dim": whole("head_dim", whole("hidden_size") // heads),
+        "mlp_dim": whole("intermediate_size"),
+        "num_layers": whole("num_hidden_layers"),
+        "num_kv_heads": whole("num_key_value_heads", heads),
+        "norm_eps": fields.positive("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
     }
 
 
@@ -118,11 +126,10 @@ def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": False,
     }
 
 
-def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
+def rope_from_hf(fields: HFFields, default: float = 10_000.0) -> tuple[float, str, HFFields]:
     """The rotary base, the kind of scaling and its fields.
 
     They are in `rope_parameters` (5.x), or in `rope_theta` and `rope_scaling` (4.x). If a file has
@@ -130,6 +137,7 @@ def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
 
     Args:
       fields: of the `config.json`.
+      default: the base if the file has none.
 
     Returns:
       The base, Hugging Face's `rope_type`, and the fields that belong to it.
@@ -149,7 +157,7 @@ def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
             "all layers must share them"
         )
     rope = HFFields(parameters, path)
-    theta = float(rope.positive("rope_theta", fields.positive("rope_theta", 10_000.0)))
+    theta = float(rope.positive("rope_theta", fields.positive("rope_theta", default)))
     other = found["rope_parameters"].get("rope_theta")
     if other is not None and other != theta:
         raise ValueError(
@@ -159,6 +167,14 @@ def rope_from_hf(fields: HFFields) -> tuple[float, str, HFFields]:
     for where in (rope, fields):
         where.refuse("partial_rotary_factor", (1, 1.0), 1.0)
     return theta, parameters.get("rope_type") or parameters.get("type") or "default", rope
+
+
+def default_rope(fields: HFFields, default: float = 10_000.0) -> float:
+    """The rotary base of a family whose frequencies are not scaled; see `rope_from_hf`."""
+    theta, kind, _ = rope_from_hf(fields, default)
+    if kind != "default":
+        raise ValueError(f"{fields.path}: rope_type={kind!r} is not supported, only 'default'")
+    return theta
 
 
 def rope_to_hf(theta: float, scaling: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -10,7 +10,13 @@ import numpy as np
 
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderOnlyConfig, Style, check_numbers
-from specjax.models.family import VERBATIM, Family, Vocabulary, decoder_only_names
+from specjax.models.family import (
+    LLAMA_NORMS,
+    VERBATIM,
+    Family,
+    Vocabulary,
+    decoder_only_names,
+)
 from specjax.models.hf_fields import (
     HFFields,
     decoder_only_from_hf,
@@ -19,6 +25,7 @@ from specjax.models.hf_fields import (
     rope_to_hf,
 )
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rotary import llama_style
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,13 +86,7 @@ class LlamaConfig(DecoderOnlyConfig):
         frequencies = rope_frequencies(self.head_dim, self.rope_theta)
         if self.rope_scaling is not None:
             frequencies = self.rope_scaling.stretched(frequencies)
-        return Style(
-            activations=("silu", "linear"),
-            windows=(None,) * self.num_layers,
-            ropes=(tuple(frequencies.astype(np.float32).tolist()),) * self.num_layers,
-            query_scale=self.head_dim**-0.5,
-            embed_stddev=self.embed_dim**-0.5 if self.tie_embeddings else 1.0,
-        )
+        return llama_style(self, frequencies)
 
 
 def _from_hf(fields: HFFields) -> LlamaConfig:
@@ -136,6 +137,7 @@ def _to_hf(config: LlamaConfig) -> dict[str, Any]:
         }
     return {
         **decoder_only_to_hf(config),
+        "attention_bias": False,
         "hidden_act": "silu",
         "mlp_bias": False,
         "max_position_embeddings": longest,
@@ -155,23 +157,41 @@ def _llama2(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> Lla
     )
 
 
-def _llama3(width: int, head_dim: int, mlp: int, layers: int, **changes: Any) -> LlamaConfig:
+def _llama3(
+    width: int, head_dim: int, mlp: int, layers: int, factor: float | None = None, **changes: Any
+) -> LlamaConfig:
+    scaling = None
+    if factor is not None:
+        scaling = Llama3RopeScaling(
+            factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8_192
+        )
+    sizes: dict[str, Any] = {
+        "vocab_size": 128_256,
+        "embed_dim": width,
+        "num_heads": width // head_dim,
+        "num_kv_heads": 8,
+        "head_dim": head_dim,
+        "mlp_dim": mlp,
+        "num_layers": layers,
+        "rope_theta": 500_000.0,
+        "rope_scaling": scaling,
+    }
+    return LlamaConfig(**(sizes | changes))
+
+
+def _smollm2(width: int, heads: int, kv_heads: int, mlp: int, layers: int, theta: float) -> Any:
     return LlamaConfig(
-        vocab_size=128_256,
+        vocab_size=49_152,
         embed_dim=width,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=head_dim,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=64,
         mlp_dim=mlp,
         num_layers=layers,
-        rope_theta=500_000.0,
-        **changes,
+        rope_theta=theta,
+        tie_embeddings=True,
     )
 
-
-_STRETCHED = Llama3RopeScaling(
-    factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8_192
-)
 
 LLAMA = Family(
     name="llama",
@@ -179,12 +199,7 @@ LLAMA = Family(
     model=CausalLM,
     architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    names=decoder_only_names(
-        {
-            "input_layernorm": "pre_self_attention_layer_norm",
-            "post_attention_layernorm": "pre_mlp_layer_norm",
-        }
-    ),
+    names=decoder_only_names(LLAMA_NORMS),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
@@ -192,7 +207,13 @@ LLAMA = Family(
         "llama2_13b": _llama2(5_120, 40, 40, 13_824, 40),
         "llama2_70b": _llama2(8_192, 64, 8, 28_672, 80),
         "llama3_8b": _llama3(4_096, 128, 14_336, 32),
-        "llama3.2_1b": _llama3(2_048, 64, 8_192, 16, tie_embeddings=True, rope_scaling=_STRETCHED),
+        "llama3.1_8b": _llama3(4_096, 128, 14_336, 32, 8.0),
+        "llama3.1_70b": _llama3(8_192, 128, 28_672, 80, 8.0),
+        "llama3.2_1b": _llama3(2_048, 64, 8_192, 16, 32.0, tie_embeddings=True),
+        "llama3.2_3b": _llama3(3_072, 128, 8_192, 28, 32.0, tie_embeddings=True),
+        "smollm2_135m": _smollm2(576, 9, 3, 1_536, 30, 1e5),
+        "smollm2_360m": _smollm2(960, 15, 5, 2_560, 32, 1e5),
+        "smollm2_1.7b": _smollm2(2_048, 32, 32, 8_192, 24, 1.3e5),
     },
     vocabulary=Vocabulary(
         file="tokenizer.model",

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from specjax.checkpoints import load_model
-from tests.models.test_transformers import save_random
+from tests.models.hf_models import save_random
 from tests.models.tiny import error, quick_jit
 from tests.variants import variants
 

@@ -5,6 +5,9 @@ import pytest
 from specjax.models import PRESETS, model_from_config, preset
 from tests.variants import variants
 
+# Source: the totals of the checkpoints' safetensors files on their model cards; of tied networks
+# without the copy of the embedding. Gemma 3 from 4B on: the totals, without the vision model of
+# 416,866,032 parameters and the projector of 1,152 (E + 1).
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
@@ -36,7 +39,45 @@ PUBLISHED = {
     "llama2_13b": 13_015_864_320,
     "llama2_70b": 68_976_648_192,
     "llama3_8b": 8_030_261_248,
+    "llama3.1_8b": 8_030_261_248,
+    "llama3.1_70b": 70_553_706_496,
     "llama3.2_1b": 1_235_814_400,
+    "llama3.2_3b": 3_212_749_824,
+    "smollm2_135m": 134_515_008,
+    "smollm2_360m": 361_821_120,
+    "smollm2_1.7b": 1_711_376_384,
+    "qwen2.5_0.5b": 494_032_768,
+    "qwen2.5_1.5b": 1_543_714_304,
+    "qwen2.5_3b": 3_085_938_688,
+    "qwen2.5_7b": 7_615_616_512,
+    "qwen2.5_14b": 14_770_033_664,
+    "qwen2.5_32b": 32_763_876_352,
+    "qwen2.5_72b": 72_706_203_648,
+    "qwen3_0.6b": 596_049_920,
+    "qwen3_1.7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+    "mistral_7b_v0.1": 7_241_732_096,
+    "mistral_7b_v0.3": 7_248_023_552,
+    "mistral_nemo_12b": 12_247_782_400,
+    "mistral_small_24b": 23_572_403_200,
+    "olmo2_1b": 1_484_916_736,
+    "olmo2_7b": 7_298_617_344,
+    "olmo2_13b": 13_716_198_400,
+    "olmo2_32b": 32_234_279_936,
+    "smollm3_3b": 3_075_098_624,
+    "phi3_mini": 3_821_079_552,
+    "phi3_medium": 13_960_238_080,
+    "phi4": 14_659_507_200,
+    "gemma_2b": 2_506_172_416,
+    "gemma_7b": 8_537_680_896,
+    "gemma3_270m": 268_098_176,
+    "gemma3_1b": 999_885_952,
+    "gemma3_4b": 4_300_079_472 - 416_866_032 - 1_152 * 2_561,
+    "gemma3_12b": 12_187_325_040 - 416_866_032 - 1_152 * 3_841,
+    "gemma3_27b": 27_432_406_640 - 416_866_032 - 1_152 * 5_377,
 }
 
 
@@ -56,6 +97,14 @@ def test_every_preset_has_a_published_count():
         "gemma2_27b",
         "llama2_7b",
         "llama3.2_1b",
+        "qwen2.5_7b",
+        "qwen3_0.6b",
+        "mistral_7b_v0.1",
+        "olmo2_32b",
+        "smollm3_3b",
+        "phi4",
+        "gemma_2b",
+        "gemma3_27b",
     ),
 )
 def test_presets_have_the_published_parameter_counts(name):

@@ -1,0 +1,87 @@
+"""Gemma 1: one norm before each block, embeddings scaled by the square root of their width.
+
+Source: Gemma Team 2024 (arXiv 2403.08295); `transformers/models/gemma`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import Style
+from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
+from specjax.models.gemma2 import VOCABULARY, gemma_style
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    default_rope,
+    rope_to_hf,
+)
+from specjax.models.rotary import RotaryConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemmaConfig(RotaryConfig):
+    """A Gemma 1. The stored norm scales are Hugging Face's: the network adds 1 to them."""
+
+    tie_embeddings: bool = True
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        return dataclasses.replace(super().style, **gemma_style(self.embed_dim))
+
+
+def _from_hf(fields: HFFields) -> GemmaConfig:
+    # "gelu" has always meant the tanh approximation here.
+    fields.refuse("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
+    fields.refuse("hidden_activation", ("gelu_pytorch_tanh", None), None)
+    fields.refuse("attention_bias", (False,), False)
+    fields.refuse("use_bidirectional_attention", (False,), False)
+    return GemmaConfig(
+        **decoder_only_from_hf(fields, num_key_value_heads=16, head_dim=256),
+        rope_theta=default_rope(fields),
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _to_hf(config: GemmaConfig) -> dict[str, Any]:
+    if config.sliding_window is not None:
+        raise ValueError("sliding_window must be None for transformers to read a Gemma 1")
+    return {
+        **decoder_only_to_hf(config),
+        "attention_bias": False,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8_192,
+        **rope_to_hf(config.rope_theta),
+    }
+
+
+def _size(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> GemmaConfig:
+    return GemmaConfig(
+        vocab_size=256_000,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=256,
+        mlp_dim=mlp,
+        num_layers=layers,
+    )
+
+
+GEMMA = Family(
+    name="gemma",
+    config=GemmaConfig,
+    model=CausalLM,
+    architectures=("GemmaForCausalLM",),
+    special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
+    names=decoder_only_names(LLAMA_NORMS),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "gemma_2b": _size(2_048, 8, 1, 16_384, 18),
+        "gemma_7b": _size(3_072, 16, 16, 24_576, 28),
+    },
+    vocabulary=VOCABULARY,
+)

@@ -1,0 +1,208 @@
+"""Gemma 3 (text): five layers with a window to one without, each kind with its own rotation.
+
+Checkpoints of the larger sizes also have a vision model, which is left out.
+
+Source: Gemma Team 2025 (arXiv 2503.19786); `transformers/models/gemma3`.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import Style
+from specjax.models.family import Family, Nested, decoder_only_names
+from specjax.models.gemma2 import GEMMA2_NORMS, VOCABULARY, gemma_style, whole_scalar
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    rope_from_hf,
+)
+from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rotary import FULL, SLIDING, RotaryConfig, layer_types, windows_from_hf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Config(RotaryConfig):
+    """The text network of a Gemma 3.
+
+    The stored norm scales are Hugging Face's: the network adds 1 to them.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies in layers without a window.
+      local_rope_theta: base in layers with a window.
+      rope_factor: the frequencies of layers without a window are divided by this.
+      query_pre_attn_scalar: queries are multiplied by this ** -0.5.
+    """
+
+    tie_embeddings: bool = True
+    rope_theta: float = 1e6
+    local_rope_theta: float = 10_000.0
+    rope_factor: float = 1.0
+    query_pre_attn_scalar: float = 256.0
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        every = rope_frequencies(self.head_dim, self.rope_theta) / np.float32(self.rope_factor)
+        local = rope_frequencies(self.head_dim, self.local_rope_theta)
+        ropes = {FULL: tuple(every.tolist()), SLIDING: tuple(local.tolist())}
+        return dataclasses.replace(
+            super().style,
+            **gemma_style(self.embed_dim),
+            ropes=tuple(ropes[kind] for kind in layer_types(self)),
+            query_scale=self.query_pre_attn_scalar**-0.5,
+            qk_norms="head",
+            post_norms=True,
+        )
+
+
+def gemma3_types(count: int, every: int = 6) -> tuple[str, ...]:
+    """The types of the layers: each `every`-th has no window."""
+    return tuple(FULL if (i + 1) % every == 0 else SLIDING for i in range(count))
+
+
+def _from_hf(fields: HFFields) -> Gemma3Config:
+    fields.refuse("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    fields.refuse("attention_bias", (False,), False)
+    fields.refuse("use_bidirectional_attention", (False,), False)
+    fields.refuse("attn_logit_softcapping", (None,), None)
+    fields.refuse("final_logit_softcapping", (None,), None)
+    # Files of the larger sizes leave out what the 4B has.
+    sizes = decoder_only_from_hf(
+        fields,
+        vocab_size=262_208,
+        hidden_size=2_304,
+        intermediate_size=9_216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+    )
+    count = sizes["num_layers"]
+    types = gemma3_types(count, fields.whole("sliding_window_pattern", 6))
+    window = fields.values.get("sliding_window", 4_096)
+    window = None if window is None else fields.whole("sliding_window", 4_096)
+    return Gemma3Config(
+        **sizes,
+        **windows_from_hf(fields, window, types, count),
+        **_ropes(fields),
+        query_pre_attn_scalar=fields.positive("query_pre_attn_scalar", 256),
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _ropes(fields: HFFields) -> dict[str, Any]:
+    """The rotations: `rope_parameters` by type of layer (5.x), or single fields (4.x)."""
+    both = fields.values.get("rope_parameters")
+    if both is None:
+        both = {}
+    if not isinstance(both, dict) or not all(isinstance(x, dict | None) for x in both.values()):
+        raise ValueError(
+            f"{fields.path}: rope_parameters={both!r} must have an object for each type of layer"
+        )
+    if unknown := sorted(set(both) - {FULL, SLIDING}):
+        raise ValueError(
+            f"{fields.path}: rope_parameters names {unknown[0]!r}; it must name {FULL!r} and "
+            f"{SLIDING!r}"
+        )
+
+    def one(kind: str, single: str, default: float, scaling: Any) -> tuple[float, str, HFFields]:
+        theta = fields.positive(single, default)
+        inner = {"rope_parameters": both.get(kind) or {}, "rope_theta": theta}
+        if scaling:
+            inner["rope_parameters"] = {**inner["rope_parameters"], **scaling}
+        return rope_from_hf(HFFields(inner, fields.path), default)
+
+    scaling = fields.values.get("rope_scaling")
+    if not isinstance(scaling, dict | None):
+        raise ValueError(f"{fields.path}: rope_scaling={scaling!r} must be an object")
+    theta, kind, rope = one(FULL, "rope_theta", 1e6, scaling)
+    local, local_kind, _ = one(SLIDING, "rope_local_base_freq", 10_000.0, None)
+    if kind not in ("default", "linear") or local_kind != "default":
+        raise ValueError(
+            f"{fields.path}: rope_type={kind!r} of {FULL} must be 'default' or 'linear', and "
+            f"{local_kind!r} of {SLIDING} 'default'"
+        )
+    factor = float(rope.positive("factor")) if kind == "linear" else 1.0
+    return {"rope_theta": theta, "local_rope_theta": local, "rope_factor": factor}
+
+
+def _to_hf(config: Gemma3Config) -> dict[str, Any]:
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if config.rope_factor != 1.0:
+        scaling = {"rope_type": "linear", "factor": config.rope_factor}
+    local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    return {
+        **decoder_only_to_hf(config),
+        "attention_bias": False,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": config.sliding_window or 4_096,
+        "layer_types": layer_types(config),
+        "query_pre_attn_scalar": whole_scalar(config.query_pre_attn_scalar),
+        "max_position_embeddings": 32_768,
+        "rope_theta": config.rope_theta,  # 4.x, with the next two
+        "rope_local_base_freq": config.local_rope_theta,
+        "rope_scaling": None if config.rope_factor == 1.0 else scaling,
+        "rope_parameters": {
+            FULL: {**scaling, "rope_theta": config.rope_theta},
+            SLIDING: local,
+        },
+    }
+
+
+def _size(
+    width: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    layers: int,
+    window: int,
+    vocab: int,
+    **changes: float,
+) -> Gemma3Config:
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab,
+        "embed_dim": width,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": 256,
+        "mlp_dim": mlp,
+        "num_layers": layers,
+        "sliding_window": window,
+        "layer_types": gemma3_types(layers),
+    }
+    return Gemma3Config(**(sizes | changes))
+
+
+GEMMA3 = Family(
+    name="gemma3_text",
+    config=Gemma3Config,
+    model=CausalLM,
+    architectures=("Gemma3ForCausalLM",),
+    special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
+    names=decoder_only_names(GEMMA2_NORMS),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    nested=Nested(
+        model_type="gemma3",
+        architectures=("Gemma3ForConditionalGeneration",),
+        field="text_config",
+        # Published files, and those of transformers 5.
+        prefixes={"language_model.": "", "model.language_model.": "model."},
+        others=r"(model\.)?(vision_tower|multi_modal_projector)\..*",
+    ),
+    presets={
+        "gemma3_270m": _size(640, 4, 1, 2_048, 18, 512, 262_144),
+        "gemma3_1b": _size(1_152, 4, 1, 6_912, 26, 512, 262_144),
+        "gemma3_4b": _size(2_560, 8, 4, 10_240, 34, 1_024, 262_208, rope_factor=8.0),
+        "gemma3_12b": _size(3_840, 16, 8, 15_360, 48, 1_024, 262_208, rope_factor=8.0),
+        "gemma3_27b": _size(
+            5_376, 32, 16, 21_504, 62, 1_024, 262_208,
+            rope_factor=8.0, head_dim=128, query_pre_attn_scalar=168.0,
+        ),
+    },
+    vocabulary=VOCABULARY,
+)  # fmt: skip

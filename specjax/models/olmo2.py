@@ -1,0 +1,90 @@
+"""OLMo 2: norms after the blocks only, and a norm over all heads' queries and all heads' keys.
+
+Source: OLMo Team 2025; `transformers/models/olmo2`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import Style
+from specjax.models.family import Family, decoder_only_names
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    default_rope,
+    rope_to_hf,
+)
+from specjax.models.rotary import RotaryConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Olmo2Config(RotaryConfig):
+    """An OLMo 2."""
+
+    norm_eps: float = 1e-6
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        changes: dict[str, Any] = {"qk_norms": "all", "pre_norms": False, "post_norms": True}
+        return dataclasses.replace(super().style, **changes)
+
+
+def _from_hf(fields: HFFields) -> Olmo2Config:
+    fields.refuse("hidden_act", ("silu", "swish"), "silu")
+    fields.refuse("attention_bias", (False,), False)
+    return Olmo2Config(
+        **decoder_only_from_hf(fields, rms_norm_eps=1e-5),
+        rope_theta=default_rope(fields),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+    )
+
+
+def _to_hf(config: Olmo2Config) -> dict[str, Any]:
+    if config.sliding_window is not None:
+        raise ValueError("sliding_window must be None for transformers to read an OLMo 2")
+    return {
+        **decoder_only_to_hf(config),
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4_096,
+        **rope_to_hf(config.rope_theta),
+    }
+
+
+def _size(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> Olmo2Config:
+    return Olmo2Config(
+        vocab_size=100_352,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        mlp_dim=mlp,
+        num_layers=layers,
+        rope_theta=500_000.0,
+    )
+
+
+OLMO2 = Family(
+    name="olmo2",
+    config=Olmo2Config,
+    model=CausalLM,
+    architectures=("Olmo2ForCausalLM",),
+    special_ids={"eos_token_id": 50_279, "pad_token_id": 1},
+    names=decoder_only_names(
+        {
+            "post_attention_layernorm": "post_self_attention_layer_norm",
+            "post_feedforward_layernorm": "post_mlp_layer_norm",
+        }
+    ),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "olmo2_1b": _size(2_048, 16, 16, 8_192, 16),
+        "olmo2_7b": _size(4_096, 32, 32, 11_008, 32),
+        "olmo2_13b": _size(5_120, 40, 40, 13_824, 40),
+        "olmo2_32b": _size(5_120, 40, 8, 27_648, 64),
+    },
+)

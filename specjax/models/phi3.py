@@ -1,0 +1,99 @@
+"""Phi 3 and 4: Llama with fused projections on disk, and perhaps a window.
+
+Networks with stretched rotary positions (`longrope`), which change with the length of a text, are
+refused.
+
+Source: Abdin et al. 2024; `transformers/models/phi3`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names, fused
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    default_rope,
+    rope_to_hf,
+)
+from specjax.models.rotary import RotaryConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phi3Config(RotaryConfig):
+    """A Phi 3 or 4."""
+
+    norm_eps: float = 1e-5
+
+
+def _from_hf(fields: HFFields) -> Phi3Config:
+    fields.refuse("hidden_act", ("silu", "swish"), "silu")
+    fields.refuse("layer_types", (None,), None)
+    window = fields.values.get("sliding_window")
+    return Phi3Config(
+        **decoder_only_from_hf(fields, rms_norm_eps=1e-5),
+        rope_theta=default_rope(fields),
+        sliding_window=None if window is None else fields.whole("sliding_window"),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+    )
+
+
+def _to_hf(config: Phi3Config) -> dict[str, Any]:
+    if config.layer_types:
+        raise ValueError(
+            "layer_types must be empty for transformers to read a Phi 3; convert it to orbax"
+        )
+    return {
+        **decoder_only_to_hf(config),
+        "hidden_act": "silu",
+        "sliding_window": config.sliding_window,
+        "max_position_embeddings": 4_096,
+        "original_max_position_embeddings": 4_096,
+        **rope_to_hf(config.rope_theta),
+    }
+
+
+def _size(
+    width: int, heads: int, kv_heads: int, mlp: int, layers: int, **changes: Any
+) -> Phi3Config:
+    sizes: dict[str, Any] = {
+        "vocab_size": 32_064,
+        "embed_dim": width,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": width // heads,
+        "mlp_dim": mlp,
+        "num_layers": layers,
+    }
+    return Phi3Config(**(sizes | changes))
+
+
+_ATTENTION, _MLP = "model.layers.{i}.self_attn", "model.layers.{i}.mlp"
+_OURS = "decoder/layers_{i}"
+
+PHI3 = Family(
+    name="phi3",
+    config=Phi3Config,
+    model=CausalLM,
+    architectures=("Phi3ForCausalLM",),
+    special_ids={"eos_token_id": 32_000, "pad_token_id": 32_000, "bos_token_id": 1},
+    names=(
+        *fused(
+            f"{_ATTENTION}.qkv_proj.weight",
+            *(f"{_OURS}/self_attention/{name}/kernel" for name in ("query", "key", "value")),
+        ),
+        *fused(
+            f"{_MLP}.gate_up_proj.weight", f"{_OURS}/mlp/wi_0/kernel", f"{_OURS}/mlp/wi_1/kernel"
+        ),
+        *decoder_only_names(LLAMA_NORMS),
+    ),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "phi3_mini": _size(3_072, 32, 32, 8_192, 32, sliding_window=2_047),
+        "phi3_medium": _size(5_120, 40, 10, 17_920, 40, sliding_window=2_047),
+        "phi4": _size(5_120, 40, 10, 17_920, 40, vocab_size=100_352, rope_theta=250_000.0),
+    },
+)

@@ -1,0 +1,116 @@
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values; perhaps windows in later layers.
+
+Source: Qwen Team 2024; `transformers/models/qwen2`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import Style
+from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    default_rope,
+    rope_to_hf,
+)
+from specjax.models.rotary import FULL, SLIDING, RotaryConfig, layer_types, windows_from_hf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen2Config(RotaryConfig):
+    """A Qwen 2 or 2.5. Published sizes have no window."""
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        return dataclasses.replace(super().style, biases=True)
+
+
+def qwen_from_hf(fields: HFFields, **defaults: int | None) -> dict[str, Any]:
+    """The fields that Qwen 2 and Qwen 3 share.
+
+    Args:
+      fields: of the `config.json`.
+      **defaults: see `decoder_only_from_hf`.
+
+    Returns:
+      The fields of a configuration.
+    """
+    fields.refuse("hidden_act", ("silu", "swish"), "silu")
+    sizes = decoder_only_from_hf(fields, **defaults)
+    count = sizes["num_layers"]
+    window, types = None, [FULL] * count
+    if fields.flag("use_sliding_window", False):
+        # null means no window.
+        stated = fields.values.get("sliding_window", 4096)
+        window = None if stated is None else fields.whole("sliding_window", 4096)
+        start = fields.whole("max_window_layers", 28, least=0)
+        if window is not None:
+            types = [SLIDING if i >= start else FULL for i in range(count)]
+    return {
+        **sizes,
+        **windows_from_hf(fields, window, types, count),
+        "rope_theta": default_rope(fields),
+        "tie_embeddings": fields.flag("tie_word_embeddings", False),
+    }
+
+
+def qwen_to_hf(config: RotaryConfig) -> dict[str, Any]:
+    """The inverse of `qwen_from_hf`."""
+    types = layer_types(config)
+    windowed = SLIDING in types
+    return {
+        **decoder_only_to_hf(config),
+        "hidden_act": "silu",
+        "use_sliding_window": windowed,
+        "sliding_window": config.sliding_window if windowed else None,
+        "max_window_layers": types.index(SLIDING) if windowed else config.num_layers,
+        "layer_types": types,
+        "max_position_embeddings": 32_768,
+        **rope_to_hf(config.rope_theta),
+    }
+
+
+def _from_hf(fields: HFFields) -> Qwen2Config:
+    return Qwen2Config(**qwen_from_hf(fields, num_key_value_heads=32))
+
+
+def _size(
+    width: int, heads: int, kv_heads: int, mlp: int, layers: int, vocab: int = 152_064
+) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=vocab,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp_dim=mlp,
+        num_layers=layers,
+        rope_theta=1e6,
+        # The small sizes share the embedding, of fewer rows for the same tokens.
+        tie_embeddings=vocab == 151_936,
+    )
+
+
+QWEN2 = Family(
+    name="qwen2",
+    config=Qwen2Config,
+    model=CausalLM,
+    architectures=("Qwen2ForCausalLM",),
+    special_ids={},
+    names=decoder_only_names(LLAMA_NORMS),
+    from_hf=_from_hf,
+    to_hf=qwen_to_hf,
+    presets={
+        "qwen2.5_0.5b": _size(896, 14, 2, 4_864, 24, 151_936),
+        "qwen2.5_1.5b": _size(1_536, 12, 2, 8_960, 28, 151_936),
+        "qwen2.5_3b": _size(2_048, 16, 2, 11_008, 36, 151_936),
+        "qwen2.5_7b": _size(3_584, 28, 4, 18_944, 28),
+        "qwen2.5_14b": _size(5_120, 40, 8, 13_824, 48),
+        "qwen2.5_32b": _size(5_120, 40, 8, 27_648, 64),
+        "qwen2.5_72b": _size(8_192, 64, 8, 29_568, 80),
+    },
+)

@@ -1,0 +1,69 @@
+"""Qwen 3: Llama with an RMS norm of each head's queries and keys.
+
+Source: Qwen Team 2025; `transformers/models/qwen3`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import Style
+from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
+from specjax.models.hf_fields import HFFields
+from specjax.models.qwen2 import qwen_from_hf, qwen_to_hf
+from specjax.models.rotary import RotaryConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3Config(RotaryConfig):
+    """A Qwen 3. Published sizes have no window."""
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        return dataclasses.replace(super().style, qk_norms="head")
+
+
+def _from_hf(fields: HFFields) -> Qwen3Config:
+    fields.refuse("attention_bias", (False,), False)
+    return Qwen3Config(**qwen_from_hf(fields, num_key_value_heads=32, head_dim=128))
+
+
+def _to_hf(config: Qwen3Config) -> dict[str, Any]:
+    return {**qwen_to_hf(config), "attention_bias": False}
+
+
+def _size(
+    width: int, heads: int, mlp: int, layers: int, *, tie_embeddings: bool = False
+) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=151_936,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=128,
+        mlp_dim=mlp,
+        num_layers=layers,
+        rope_theta=1e6,
+        tie_embeddings=tie_embeddings,
+    )
+
+
+QWEN3 = Family(
+    name="qwen3",
+    config=Qwen3Config,
+    model=CausalLM,
+    architectures=("Qwen3ForCausalLM",),
+    special_ids={},
+    names=decoder_only_names(LLAMA_NORMS),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "qwen3_0.6b": _size(1_024, 16, 3_072, 28, tie_embeddings=True),
+        "qwen3_1.7b": _size(2_048, 16, 6_144, 28, tie_embeddings=True),
+        "qwen3_4b": _size(2_560, 32, 9_728, 36, tie_embeddings=True),
+        "qwen3_8b": _size(4_096, 32, 12_288, 36),
+        "qwen3_14b": _size(5_120, 40, 17_408, 40),
+        "qwen3_32b": _size(5_120, 64, 25_600, 64),
+    },
+)

@@ -1,0 +1,116 @@
+"""What decoder-only families with rotary positions share: windows by layer, and Llama's style."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.hf_fields import HFFields
+from specjax.models.position_encoding import rope_frequencies
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryConfig(DecoderOnlyConfig):
+    """A decoder-only network with rotary positions, perhaps with windows.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies.
+      sliding_window: in a layer with a window, a query at position t sees keys at t - window + 1
+        .. t; None: no layer has a window.
+      layer_types: for each layer, "sliding_attention" or "full_attention", as in Hugging Face's
+        files; empty: all layers have the window, or none if `sliding_window` is None.
+    """
+
+    rope_theta: float = 10_000.0
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "layer_types", tuple(self.layer_types))
+        if set(self.layer_types) - {SLIDING, FULL}:
+            raise ValueError(f"layer_types={self.layer_types} may only name {SLIDING} and {FULL}")
+        if self.layer_types and len(self.layer_types) != self.num_layers:
+            raise ValueError(
+                f"layer_types has {len(self.layer_types)} names, but num_layers={self.num_layers}"
+            )
+        if SLIDING in self.layer_types and self.sliding_window is None:
+            raise ValueError(f"layer_types names {SLIDING}, so sliding_window must be given")
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, None for all positions."""
+        types = self.layer_types or (SLIDING,) * self.num_layers
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in types)
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        frequencies = rope_frequencies(self.head_dim, self.rope_theta)
+        return llama_style(self, frequencies, windows=self.windows)
+
+
+def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
+    """Llama's style, with changes.
+
+    Args:
+      config: the configuration.
+      frequencies: `[D // 2]`, the rotary frequencies of all layers.
+      **changes: other fields of `Style`.
+
+    Returns:
+      The style.
+    """
+    rope = tuple(frequencies.astype(np.float32).tolist())
+    fields: dict[str, Any] = {
+        "activations": ("silu", "linear"),
+        "windows": (None,) * config.num_layers,
+        "ropes": (rope,) * config.num_layers,
+        "query_scale": config.head_dim**-0.5,
+        "embed_stddev": config.embed_dim**-0.5 if config.tie_embeddings else 1.0,
+    }
+    return Style(**(fields | changes))
+
+
+def windows_from_hf(
+    fields: HFFields, window: int | None, types: Sequence[str], count: int
+) -> dict[str, Any]:
+    """The fields of the windows: the file's `layer_types`, or a family's usual types.
+
+    Args:
+      fields: of the `config.json`.
+      window: the window, None for none.
+      types: the types of the layers if the file does not list them.
+      count: the number of layers.
+
+    Returns:
+      `sliding_window` and `layer_types` of a `RotaryConfig`.
+
+    Raises:
+      ValueError: for a list that does not fit the layers.
+    """
+    found = fields.values.get("layer_types")
+    found = types if found is None else found
+    if not isinstance(found, list | tuple) or not all(x in (SLIDING, FULL) for x in found):
+        raise ValueError(
+            f"{fields.path}: layer_types={found!r} must be a list of {SLIDING!r} and {FULL!r}"
+        )
+    if len(found) != count:
+        raise ValueError(
+            f"{fields.path}: layer_types has {len(found)} names, but the network has {count} layers"
+        )
+    if SLIDING not in found:
+        return {"sliding_window": None, "layer_types": ()}
+    if window is None:
+        raise ValueError(f"{fields.path}: layer_types names {SLIDING!r}, but no sliding_window")
+    every = FULL not in found
+    return {"sliding_window": window, "layer_types": () if every else tuple(found)}
+
+
+def layer_types(config: RotaryConfig) -> list[str]:
+    """The types of all layers, for Hugging Face's files."""
+    return [FULL if window is None else SLIDING for window in config.windows]

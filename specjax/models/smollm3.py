@@ -1,0 +1,126 @@
+"""SmolLM3: Llama without rotation in every fourth layer.
+
+Source: Bakouch et al. 2025; `transformers/models/smollm3`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import Style
+from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    default_rope,
+    rope_to_hf,
+)
+from specjax.models.rotary import FULL, SLIDING, RotaryConfig, layer_types, windows_from_hf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SmolLM3Config(RotaryConfig):
+    """A SmolLM3.
+
+    Attributes:
+      rotated: for each layer, whether it rotates queries and keys; empty: all but every fourth.
+    """
+
+    rope_theta: float = 2e6
+    rotated: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "rotated", tuple(self.rotated))
+        if not all(isinstance(flag, bool) for flag in self.rotated):
+            raise TypeError(f"rotated={self.rotated} must be a tuple of True and False")
+        if self.rotated and len(self.rotated) != self.num_layers:
+            raise ValueError(
+                f"rotated has {len(self.rotated)} values, but num_layers={self.num_layers}"
+            )
+
+    @property
+    def style(self) -> Style:
+        """How the decoder computes."""
+        style = super().style
+        rotated = self.rotated or _every_fourth(self.num_layers)
+        ropes = (rope if on else None for rope, on in zip(style.ropes, rotated, strict=True))
+        return dataclasses.replace(style, ropes=tuple(ropes))
+
+
+def _every_fourth(count: int, interval: int = 4) -> tuple[bool, ...]:
+    return tuple((i + 1) % interval != 0 for i in range(count))
+
+
+def _from_hf(fields: HFFields) -> SmolLM3Config:
+    fields.refuse("hidden_act", ("silu", "swish"), "silu")
+    fields.refuse("attention_bias", (False,), False)
+    fields.refuse("mlp_bias", (False,), False)
+    sizes = decoder_only_from_hf(fields, num_key_value_heads=4)
+    count = sizes["num_layers"]
+    rotated = fields.values.get("no_rope_layers")  # 1 where a layer rotates
+    if rotated is None:
+        rotated = _every_fourth(count, fields.whole("no_rope_layer_interval", 4))
+    if (
+        not isinstance(rotated, list | tuple)
+        or len(rotated) != count
+        or not all(flag in (0, 1) for flag in rotated)
+    ):
+        raise ValueError(
+            f"{fields.path}: no_rope_layers={rotated!r} must be a list of {count} numbers, 0 or 1"
+        )
+    rotated = tuple(map(bool, rotated))
+    window, types = None, [FULL] * count
+    if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window") is not None:
+        window = fields.whole("sliding_window")
+        types = [FULL if on else SLIDING for on in rotated]
+    return SmolLM3Config(
+        **sizes,
+        **windows_from_hf(fields, window, types, count),
+        rope_theta=default_rope(fields, 2e6),
+        rotated=() if rotated == _every_fourth(count) else rotated,
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _to_hf(config: SmolLM3Config) -> dict[str, Any]:
+    types = layer_types(config)
+    return {
+        **decoder_only_to_hf(config),
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "use_sliding_window": SLIDING in types,
+        "sliding_window": config.sliding_window if SLIDING in types else None,
+        "layer_types": types,
+        "no_rope_layers": [int(rope is not None) for rope in config.style.ropes],
+        "no_rope_layer_interval": 4,
+        "max_position_embeddings": 65_536,
+        **rope_to_hf(config.rope_theta),
+    }
+
+
+SMOLLM3 = Family(
+    name="smollm3",
+    config=SmolLM3Config,
+    model=CausalLM,
+    architectures=("SmolLM3ForCausalLM",),
+    special_ids={"eos_token_id": 128_001, "pad_token_id": 128_004, "bos_token_id": 128_000},
+    names=decoder_only_names(LLAMA_NORMS),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    presets={
+        "smollm3_3b": SmolLM3Config(
+            vocab_size=128_256,
+            embed_dim=2_048,
+            num_heads=16,
+            num_kv_heads=4,
+            head_dim=128,
+            mlp_dim=11_008,
+            num_layers=36,
+            rope_theta=5e6,
+            tie_embeddings=True,
+        )
+    },
+)

@@ -1,0 +1,169 @@
+"""Tiny models of transformers' own classes, with random weights, saved by `save_pretrained`."""
+
+import functools
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+
+T5_SIZES = {
+    "vocab_size": 48,
+    "d_model": 16,
+    "num_heads": 2,
+    "d_kv": 12,
+    "d_ff": 20,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "decoder_start_token_id": 0,
+}
+DECODER_SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+}
+
+
+def _t5(**options):
+    return transformers.T5Config(**T5_SIZES, **options)
+
+
+# Another size for each new family of encoder-decoders.
+WIDER = {"d_model": 24, "num_heads": 3, "d_kv": 4, "num_layers": 3, "num_decoder_layers": 1}
+
+
+def _mt5(**options):
+    return transformers.MT5Config(**{**T5_SIZES, **options})
+
+
+def _umt5(**options):
+    return transformers.UMT5Config(**{**T5_SIZES, **options})
+
+
+def _llama(**options):
+    return transformers.LlamaConfig(**DECODER_SIZES, **options)
+
+
+def _decoder_only(name, size):
+    sizes = {**DECODER_SIZES, "num_key_value_heads": 2} if size == "" else _OTHER_SIZES
+    if name in ("olmo2", "smollm3", "phi3"):  # their heads divide the width
+        sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
+    options = _OPTIONS[name][size != ""]
+    made = getattr(transformers, _CLASSES[name])
+    return made(**{**sizes, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, **options})
+
+
+HF_CONFIGS = {
+    "t5_v1_0": lambda: _t5(feed_forward_proj="relu"),
+    "t5_v1_1": lambda: _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": _mt5,
+    "mt5_wide": lambda: _mt5(**WIDER),
+    "umt5": _umt5,
+    "umt5_wide": lambda: _umt5(**WIDER),
+    "llama": lambda: _llama(num_key_value_heads=4),
+    "llama_grouped": lambda: _llama(num_key_value_heads=2),
+    "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
+    # Stretched: the prompt is longer than the context before stretching.
+    "llama3": lambda: _llama(
+        num_key_value_heads=2,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **DECODER_SIZES, num_key_value_heads=2, sliding_window=6, query_pre_attn_scalar=8
+    ),
+    **{
+        f"{name}{size}": functools.partial(_decoder_only, name, size)
+        for name, size in itertools.product(("qwen2", "qwen3", "mistral", "olmo2", "smollm3",
+                                             "phi3", "gemma", "gemma3"), ("", "_wide"))
+    },
+}  # fmt: skip
+_OTHER_SIZES = {
+    "vocab_size": 53,
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 36,
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-4,
+}
+# What a family has besides sizes, for both of its sizes.
+_OPTIONS = {
+    "qwen2": (
+        {"head_dim": 8},
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1,
+         "rope_theta": 300.0},
+    ),
+    "qwen3": (
+        {"head_dim": 8, "tie_word_embeddings": True},
+        {"head_dim": 10, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+         "use_sliding_window": True, "sliding_window": 7},
+    ),
+    "mistral": ({"sliding_window": 6, "head_dim": 8}, {"sliding_window": None, "head_dim": 12}),
+    "olmo2": ({}, {"tie_word_embeddings": True}),
+    "smollm3": (
+        {"num_hidden_layers": 4},
+        {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9,
+         "tie_word_embeddings": False},
+    ),
+    "phi3": ({"sliding_window": 6}, {"tie_word_embeddings": True}),
+    "gemma": ({"head_dim": 8}, {"head_dim": 10, "num_key_value_heads": 1}),
+    "gemma3": (
+        {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8, "num_hidden_layers": 6},
+        {"head_dim": 10, "sliding_window": 4, "query_pre_attn_scalar": 5, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 900.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+}  # fmt: skip
+_CLASSES = {
+    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "mistral": "MistralConfig",
+    "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
+    "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
+}  # fmt: skip
+
+
+UNTIED = ("t5_v1_1", "mt5_wide", "umt5_wide")
+
+
+def save_random(name, path):
+    """Saves the transformers model of `HF_CONFIGS[name]` with random weights; returns it."""
+    kind = transformers.AutoModelForSeq2SeqLM if "t5" in name else transformers.AutoModelForCausalLM
+    theirs = kind.from_config(HF_CONFIGS[name](), attn_implementation="eager").eval()
+    if name in UNTIED:  # transformers ties every T5 that it creates
+        theirs.lm_head.weight = torch.nn.Parameter(torch.zeros_like(theirs.lm_head.weight))
+    # A Gemma adds 1 to the scales of its norms.
+    low = -0.5 if "gemma" in name else 0.5
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(low, low + 1.0, generator=generator)
+            else:
+                parameter.normal_(0, 0.3, generator=generator)
+    theirs.save_pretrained(str(path))
+    if name == "umt5_wide":
+        # As published. transformers 5 reads it as tied, too, and scales the logits.
+        file = path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": False}))
+        with torch.no_grad():
+            theirs.lm_head.weight *= theirs.config.d_model**0.5
+    return theirs
+
+
+@functools.cache
+def made(name):
+    """The model of `save_random`, and its directory."""
+    path = Path(tempfile.mkdtemp(prefix=f"specjax-{name}-"))
+    return save_random(name, path), path

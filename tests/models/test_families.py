@@ -1,0 +1,149 @@
+"""Families loaded from Hugging Face's format: texts, rollbacks, meshes, and saving again."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+
+from specjax import Decoder, Pair, TextModel
+from specjax.checkpoints import load_model, save_model
+from specjax.partitioning import make_mesh
+from specjax.types import Sampling
+from tests.models.hf_models import HF_CONFIGS, made
+from tests.models.test_ragged import worst_error
+from tests.models.tiny import Tiny, error, quick_jit
+from tests.training.toy import Numbers
+from tests.variants import variants
+
+FAMILIES = [name for name in HF_CONFIGS if not name.endswith("_wide")]
+QUICK = ("qwen2", "smollm3", "gemma3")
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(3, 48, length).astype(np.int32) for length in RNG.integers(1, 12, 12)]
+NEW = 8
+
+
+class Words(Numbers):
+    vocab_size = 48
+
+
+def logits_of(theirs):
+    tokens = torch.tensor(PROMPTS[0][None])
+    more = {"decoder_input_ids": tokens} if theirs.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return theirs(input_ids=tokens.long(), **more).logits.numpy()
+
+
+def text_model(name, another=False):
+    loaded = load_model(made(name)[1])
+    params = loaded.params
+    if another:  # weights
+        embedding = params["token_embedder"]["embedding"]
+        params = {**params, "token_embedder": {"embedding": embedding[::-1]}}
+    return TextModel(loaded.model, params, Words())
+
+
+def generated(theirs, prompt):
+    with torch.no_grad():
+        tokens = theirs.generate(
+            torch.tensor(prompt[None]).long(), do_sample=False, max_new_tokens=NEW,
+            attention_mask=torch.ones((1, len(prompt)), dtype=torch.long), eos_token_id=1,
+            pad_token_id=0,
+        )[0].numpy()  # fmt: skip
+    return tokens[1:] if theirs.config.is_encoder_decoder else tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", variants(FAMILIES, *QUICK))
+def test_greedy_tokens_are_those_of_transformers_with_and_without_a_drafter(name):
+    verifier = text_model(name)
+    options = {
+        "sampling": Sampling(0.0), "max_new_tokens": NEW, "batch_size": 4, "buckets": (12,)
+    }  # fmt: skip
+    alone = Decoder(verifier, **options)(PROMPTS, progress=False)
+    pair = Pair(drafter=text_model(name, another=True), verifier=verifier)
+    together = Decoder(pair, max_draft=3, **options)(PROMPTS, progress=False)
+    theirs = made(name)[0]
+    for prompt, ours, drafted in zip(PROMPTS, alone.tokens, together.tokens, strict=True):
+        expected = generated(theirs, prompt)
+        end = np.flatnonzero(expected == 1)
+        expected = expected[: end[0]] if len(end) else expected
+        np.testing.assert_array_equal(ours, expected)
+        np.testing.assert_array_equal(drafted, expected)
+
+
+@pytest.mark.parametrize("name", variants(FAMILIES, *QUICK))
+def test_rows_that_roll_back_give_the_logits_of_a_full_pass(name):
+    loaded = load_model(made(name)[1])
+    model = loaded.model
+    prefill = quick_jit(model.prefill, static_argnums=3)
+    passes = (quick_jit(model.apply), prefill, quick_jit(model.extend))
+    assert worst_error(Tiny(model, loaded.params, *passes)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transformers_reads_what_is_saved_again(name, tmp_path):
+    theirs, path = made(name)
+    loaded = load_model(path)
+    ids = loaded.special_ids
+    save_model(tmp_path / "again", loaded.config, loaded.params, format="hf", special_ids=ids)
+    kind = type(theirs)
+    again, report = kind.from_pretrained(
+        str(tmp_path / "again"), attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert error(logits_of(again.eval()), logits_of(theirs)) <= 1e-6
+
+
+@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
+@pytest.mark.parametrize("name", variants(FAMILIES, *QUICK))
+def test_logits_on_a_mesh_are_those_of_a_device(name, mesh):
+    path = made(name)[1]
+    alone, spread = load_model(path), load_model(path, mesh=make_mesh(*mesh))
+    tokens = np.resize(np.concatenate(PROMPTS), (8, 10))
+    inputs = (tokens, tokens) if hasattr(alone.model, "encode") else (tokens,)
+    expected = quick_jit(alone.model.apply)(alone.params, *inputs)
+    assert error(quick_jit(spread.model.apply)(spread.params, *inputs), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("names", ["published", "in memory"])
+def test_the_text_network_of_a_larger_model_is_read(names, tmp_path):
+    text = HF_CONFIGS["gemma3"]()
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=40,
+        boi_token_index=41, eoi_token_index=42,
+    )  # fmt: skip
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(str(tmp_path))
+    if names == "in memory":  # some tools save these
+        file = tmp_path / "model.safetensors"
+        rename_arrays(file, "language_model.model.", "model.language_model.")
+    loaded = load_model(tmp_path)
+    assert loaded.config.num_layers == text.num_hidden_layers
+    ours = quick_jit(loaded.model.apply)(loaded.params, PROMPTS[0][None])
+    assert error(ours, logits_of(theirs)) <= 2e-5
+
+
+def rename_arrays(path, old, new):
+    arrays = safetensors.numpy.load_file(path)
+    renamed = {new + k[len(old) :] if k.startswith(old) else k: v for k, v in arrays.items()}
+    assert renamed.keys() != arrays.keys()
+    safetensors.numpy.save_file(renamed, path, metadata={"format": "pt"})
+
+
+def test_fields_outside_and_arrays_of_other_networks_are_named(tmp_path):
+    place = shutil.copytree(made("gemma3")[1], tmp_path / "model")
+    values = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": 3}))
+    with pytest.raises(ValueError, match="text_config=3 must be an object"):
+        load_model(place)
+    outer = {"model_type": "gemma3", "architectures": ["Other"], "text_config": values}
+    (place / "config.json").write_text(json.dumps(outer))
+    with pytest.raises(ValueError, match="must name Gemma3ForConditionalGeneration"):
+        load_model(place)
