@@ -20,6 +20,21 @@ def check_policy(policy: Any) -> None:
     check_static("stopping", policy)
 
 
+def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None:
+    """Raises ValueError if one of specjax's policies, which has its numbers, gets parameters."""
+    own = type(policy).__module__.startswith("specjax.drafting")
+    if not own or (isinstance(params, tuple) and not params):
+        return
+    try:
+        policy.bind(head)
+    except ValueError:  # bind() has moved its numbers to the parameters
+        return
+    raise ValueError(
+        f"stopping=Own({type(policy).__name__}(...), params) must have no params, because this "
+        f"policy needs none: write stopping={policy!r}"
+    )
+
+
 # In place of the length of a last draft whose outcome was already reported.
 NOTHING_TO_LEARN = -1
 

@@ -13,9 +13,16 @@ from specjax.checks import check_part, check_static, checked, whole_number
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.roundless import PairMethod
 from specjax.decoding.scoring import check_widths, powers_of_two
-from specjax.drafting import CostAware, Costs, FixedLength, NeuralDrafter, NeuralDrafterParams
+from specjax.drafting import (
+    Budget,
+    CostAware,
+    Costs,
+    FixedLength,
+    NeuralDrafter,
+    NeuralDrafterParams,
+)
 from specjax.drafting.neural import catches_up_on
-from specjax.drafting.policy_calls import check_policy
+from specjax.drafting.policy_calls import check_own_params, check_policy
 from specjax.rules import Budgeted, Lossless, check_rule
 from specjax.text.drafts import DraftPlan, Ingredients, ModelDrafts, OwnDrafts, Planned
 from specjax.text.options import Own
@@ -76,6 +83,7 @@ class Assembled:
       stopping: the text of the policy with its costs, or None.
       costs: the costs measured for a policy without costs, or None.
       most_rows: the largest batch with known costs; None if the policy needs no costs.
+      budget: the tokens of a `drafting.Budget` without a smallest draft; None for other policies.
     """
 
     method: Method
@@ -86,6 +94,7 @@ class Assembled:
     stopping: str | None = None
     costs: Costs | None = None
     most_rows: int | None = None
+    budget: int | None = None
 
 
 def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length: int) -> Assembled:
@@ -236,6 +245,7 @@ def _speculative(
     )
     rule = checked_rule(method, Lossless() if parts.rule is None else parts.rule)
     weighed = parts.policy.costs if isinstance(parts.policy, CostAware) else None
+    shared = parts.policy if isinstance(parts.policy, Budget) and not parts.min_draft else None
     return Assembled(
         method,
         MethodParams(main.prepared, planned.params, rule),
@@ -244,6 +254,7 @@ def _speculative(
         own_params=_hash(planned.own, planned.described),
         stopping=None if parts.policy is None else repr(parts.policy),
         most_rows=None if weighed is None else weighed.rows[-1],
+        budget=None if shared is None else shared.tokens,
     )
 
 
@@ -276,6 +287,7 @@ def _neural(
     check_policy(stopping)
     if isinstance(parts.stopping, Own):
         own = parts.stopping.params
+        check_own_params(stopping, own, small.head)
     else:
         stopping, own = stopping.bind(small.head)
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.

@@ -339,6 +339,7 @@ class Decoder:
                 f"rows must be at most {most}, the largest batch with measured costs for "
                 f"CostAware, got {rows}: make the Decoder with batch_size={rows}"
             )
+        self._warn_of_budget(rows)
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
         multiple = row_multiple(self.method)
@@ -350,6 +351,16 @@ class Decoder:
         params = self.params if rule is None else self.params._replace(rule=rule)
         sizes |= {"max_new_tokens": self.max_new_tokens, "sampling": sampling, "stop": self.stop}
         return Engine(self.method, params, model=self._made.main, **self._of_engines, **sizes)
+
+    def _warn_of_budget(self, rows: int) -> None:
+        tokens = self._made.budget
+        if tokens is not None and rows >= tokens:
+            what = (
+                f"stopping=Budget(tokens={tokens}) drafts nothing while {rows} rows decode, "
+                "because the last token of each row counts: give more tokens, or a smaller "
+                "batch_size"
+            )
+            warnings.warn(what, stacklevel=3)
 
     def _encoded(self, prompt: Prompt, name: str) -> np.ndarray:
         return prompts_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer)
@@ -402,6 +413,7 @@ class Decoder:
         def make(group: Group) -> Engine:
             # Of the first row; each request has its own.
             sampling = call.requests[group.members[0]].sampling or self.sampling
+            self._warn_of_budget(min(group.rows, len(group.members)))
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
             return self._engine(one_rule, sampling, log_probs=call.log_probs, **sizes)
 

@@ -72,7 +72,45 @@ def test_bounds_and_thresholds_set_the_lengths(pair):
     one, all_four = drafted(drafting.Confidence(1.0)), drafted(drafting.Confidence(0.0))
     assert one <= 1.0 and all_four > 3.0  # a row's last rounds may be cut by its length
     assert drafted(drafting.Confidence(1.0), min_draft=3) > 2.5
-    assert drafted(drafting.Budget(1)) == 0.0  # the rows' own tokens fill it
+    message = (
+        r"Budget\(tokens=1\) drafts nothing while 3 rows decode.*: give more tokens, or a smal"
+    )
+    with pytest.warns(UserWarning, match=message):
+        assert drafted(drafting.Budget(1)) == 0.0  # the rows' own tokens fill it
+
+
+def test_a_budget_that_the_rows_fill_is_reported(pair):
+    def decoder(tokens, **options):
+        return specjax.Decoder(pair, stopping=drafting.Budget(tokens), **options, **SHAPE)
+
+    with pytest.warns(UserWarning, match=r"Budget\(tokens=2\) drafts nothing while 2 rows decode"):
+        result = decoder(2)(PROMPTS[:2])
+    assert result.info.drafted == 0
+    with pytest.warns(UserWarning, match="while 3 rows decode"):
+        decoder(3).engine(prompt_length=32)
+    # No warning: a third row's tokens are left; and a smallest draft comes on top.
+    assert decoder(3)(PROMPTS[:2]).info.drafted > 0
+    assert decoder(2, min_draft=1)(PROMPTS[:2]).info.drafted > 0
+
+
+@pytest.mark.parametrize(
+    "policy", [drafting.Confidence(0.4), drafting.Survival(), drafting.FixedLength()], ids=repr
+)
+def test_numbers_of_a_policy_are_given_once(pair, policy):
+    name = type(policy).__name__
+    message = f"stopping=Own({name}(...), params) must have no params, because this policy ne"
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        specjax.Decoder(pair, stopping=specjax.Own(policy, 5), **SHAPE)
+    assert str(error.value).endswith(f": write stopping={policy!r}")
+    with pytest.raises(TypeError, match="no option stopping_params: write stopping=Own"):
+        specjax.Decoder(pair, stopping=policy, stopping_params=5, **SHAPE)
+
+
+def test_a_policy_that_is_bound_has_its_params(pair):
+    whole = specjax.Decoder(pair, stopping=drafting.Confidence(0.3), **SHAPE)
+    own = specjax.Own(*drafting.Confidence(0.3).bind())
+    found = specjax.Decoder(pair, stopping=own, **SHAPE)(PROMPTS[:2])
+    assert found.texts == whole(PROMPTS[:2]).texts
 
 
 def test_rates_are_those_of_the_paper(pair):
