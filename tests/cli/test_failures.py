@@ -211,7 +211,6 @@ def test_ctrl_c_while_python_starts_is_no_traceback_of_imports(seconds):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job
     )
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
