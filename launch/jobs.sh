@@ -11,11 +11,23 @@ remote() {
     --command="$2"
 }
 
-# copy SOURCE DESTINATION: copies SOURCE to all workers.
+# copy SOURCE DESTINATION [WORKER]: copies SOURCE to one worker, or to all.
 copy() {
   local flags=()
   read -ra flags <<<"$SSH_FLAGS"
-  act gcloud compute tpus tpu-vm scp "$1" "$TPU_NAME:$2" "${PLACE[@]}" --worker=all "${flags[@]}"
+  act gcloud compute tpus tpu-vm scp "$1" "$TPU_NAME:$2" "${PLACE[@]}" --worker="${3:-all}" \
+    "${flags[@]}"
+}
+
+# copy_to_all SOURCE DESTINATION WHAT: `copy` to all workers; if that fails, to each, to find those
+# that fail.
+copy_to_all() {
+  local i failed=()
+  patiently copy "$1" "$2" && return
+  for ((i = 0; i < WORKERS; i++)); do
+    copy "$1" "$2" "$i" || failed+=("$i")
+  done
+  ((${#failed[@]} == 0)) || blame "copying $3" "${failed[*]}"
 }
 
 # The command that runs launch/worker.sh on a worker, with the variables that it reads.
@@ -49,13 +61,26 @@ silent_workers() {
   printf '%s' "${silent[*]}"
 }
 
+# blame WHAT WORKERS
 blame() {
-  die "$1 failed on worker(s) ${2:-?} of $WORKERS: try again; if a worker never answers, run" \
+  local where="on worker(s) $2 of $WORKERS"
+  [[ -n $2 ]] || where="(all $WORKERS worker(s) answered)"
+  die "$1 failed $where: try again; if a worker never answers, run" \
     "\`launch/tpu.sh delete\`, then create, setup and run (which continues from BUCKET)"
 }
 
+# on_all WHAT COMMAND: runs a command that ends with launch/worker.sh on all workers. Each worker must
+# answer, because gcloud returns the status of one worker only.
+on_all() {
+  local said="$SCRATCH/said" status=0 silent
+  patiently remote all "$2" | tee "$said" || status=$?
+  [[ -z $DRY_RUN ]] || return 0
+  silent="$(silent_workers "$(<"$said")")"
+  ((status == 0)) && [[ -z $silent ]] || blame "$1" "$silent"
+}
+
 setup() {
-  local archive="$SCRATCH/specjax.tar.gz" said="$SCRATCH/setup"
+  local archive="$SCRATCH/specjax.tar.gz"
   need_ready
   WORKERS="$(count_workers)"
   # All files that git does not ignore, also gin files that are not committed yet.
@@ -66,13 +91,9 @@ setup() {
     done |
     tar --null -czf "$archive" -T -) ||
     die "cannot pack $ROOT: setup needs a git checkout of specjax"
-  patiently copy "$archive" specjax.tar.gz || blame "copying the checkout"
+  copy_to_all "$archive" specjax.tar.gz "the checkout"
   local unpack="mkdir -p $REMOTE && tar -xzf specjax.tar.gz -C $REMOTE"
-  patiently remote all "$unpack && $(on_worker install)" | tee "$said" ||
-    blame "setup" "$(silent_workers "$(<"$said")")"
-  # gcloud returns the status of one worker only.
-  [[ -n $DRY_RUN || -z $(silent_workers "$(<"$said")") ]] ||
-    blame "setup" "$(silent_workers "$(<"$said")")"
+  on_all "setup" "$unpack && $(on_worker install)"
   [[ -n $DRY_RUN ]] || say "installed on $WORKERS worker(s)"
 }
 
@@ -80,9 +101,9 @@ setup() {
 
 start() {
   if [[ -n $LOCAL_GIN ]]; then
-    patiently remote all "mkdir -p $REMOTE/runs" || blame "run"
+    on_all "run" "mkdir -p $REMOTE/runs && $(on_worker status)" >"$SCRATCH/status"
     # `.new`: an active run keeps its own file.
-    patiently copy "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin.new" || blame "copying $LOCAL_GIN"
+    copy_to_all "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin.new" "the gin file"
   fi
   patiently remote all "$(on_worker start "${ARGUMENTS[@]}")" | tee "$SCRATCH/start" || {
     (($? != 2)) || die "the workers refused to start run $RUN_NAME (above)"
@@ -132,7 +153,7 @@ judge() {
     restart_allowed "${bad#specjax-}"
     say "${bad#specjax-}: restarting ($restarts of $RESTARTS)"
     # The workers of one program would wait for each other forever; replicas are independent.
-    [[ -n $REPLICAS ]] || patiently remote all "$(on_worker stop)" || blame "stopping"
+    [[ -n $REPLICAS ]] || on_all "stopping" "$(on_worker stop)"
     start
     return 1
   fi
@@ -227,7 +248,7 @@ run() {
 stop() {
   need_ready
   WORKERS="$(count_workers)"
-  remote all "$(on_worker stop)" || blame "stopping"
+  on_all "stopping" "$(on_worker stop)"
 }
 
 logs() {

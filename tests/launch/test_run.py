@@ -163,6 +163,55 @@ def test_a_worker_that_says_nothing_is_not_set_up(cloud):
     assert "setup failed on worker(s) 1 of 2" in done.stderr
 
 
+@pytest.mark.parametrize("broken", ["dead", "mute"])
+def test_a_worker_that_does_not_stop_is_named(cloud, broken):
+    cloud.ready(3)
+    (cloud.path / "waits").touch()
+    assert cloud.launch(*RUN, "--detach").returncode == 0
+    cloud.faults({"match": "*worker.sh stop", broken: 1})
+    done = cloud.launch("stop", SSH_ATTEMPTS="2")
+    assert done.returncode == 1
+    assert "specjax-worker 2 stopped" in done.stdout
+    assert "stopping failed on worker(s) 1 of 3: try again" in done.stderr
+
+
+def test_a_worker_that_does_not_stop_before_a_restart_is_named(cloud):
+    cloud.ready(2)
+    (cloud.path / "ends").write_text("137")
+    cloud.faults({"match": "*worker.sh stop", "dead": 1})
+    done = cloud.launch(*RUN, SSH_ATTEMPTS="2")
+    assert done.returncode == 1
+    assert "stopping failed on worker(s) 1 of 2: try again" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("match", "told"),
+    [
+        ("*mkdir -p specjax/runs*", "run failed on worker(s) 1 of 3"),
+        ("* scp *run.gin*", "copying the gin file failed on worker(s) 1 of 3"),
+        ("* scp *specjax.tar.gz*", "copying the checkout failed on worker(s) 1 of 3"),
+    ],
+)
+def test_a_worker_that_gets_no_files_is_named(cloud, match, told):
+    cloud.ready(3)
+    (cloud.path / "mine.gin").write_text("BATCH_SIZE = 8\n")
+    cloud.faults({"match": match, "dead": 1})
+    words = ["setup"] if "checkout" in told else ["run", "mine.gin"]
+    done = cloud.launch(*words, SSH_ATTEMPTS="2")
+    assert done.returncode == 1
+    assert f"{told}: try again" in done.stderr
+    assert not cloud.calls("worker.sh start")
+
+
+def test_a_copy_that_fails_for_all_and_not_for_each_is_done(cloud):
+    cloud.ready(2)
+    (cloud.path / "mine.gin").write_text("BATCH_SIZE = 8\n")
+    cloud.faults({"match": "* scp *--worker=all*", "stderr": "Broken pipe", "always": True})
+    done = cloud.launch("run", "mine.gin", SSH_ATTEMPTS="2")
+    assert done.returncode == 0, done.stderr
+    assert len(cloud.calls(" scp ")) == 4
+
+
 def test_a_machine_under_repair_is_waited_for(cloud):
     """Longer than SSH_ATTEMPTS looks, for maintenance takes minutes."""
     cloud.ready()
