@@ -92,7 +92,11 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, ch
 def test_fewer_prompts_than_requested_are_reported(tmp_path, capsys):
     path = tmp_path / "prompts.txt"
     path.write_text("a\nb\nc\n")
-    found = [workload.read_texts(argparse.Namespace(inputs=path, prompts=n)) for n in (2, 3, 4)]
-    assert found == [["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    parser = argparse.ArgumentParser()
+    workload.add_workload(parser)
+    given = [[], ["--prompts=2"], ["--prompts=3"], ["--prompts=4"]]
+    found = [workload.read_texts(parser.parse_args([f"--inputs={path}", *one])) for one in given]
+    every = ["a", "b", "c"]
+    assert found == [every, ["a", "b"], every, every]
     line = f"specjax: using all 3 inputs of {path}; --prompts=4 is larger\n"
     assert capsys.readouterr().err == line

@@ -17,6 +17,15 @@ from specjax.text.groups import BUCKETS
 GROWN_HELP = "grow the verifier to the size of T5 base (a Llama to 200 M parameters); same outputs"
 
 
+class Given(int):
+    """A number that the user gave, which is not a default."""
+
+
+def number(text: str) -> Given:
+    """Parses a `Given`, for argparse."""
+    return Given(text)
+
+
 def add_pair(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds the arguments for the pair and its prompts; `required`: whether prompts are required."""
     parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
@@ -38,7 +47,8 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
 def read_texts(args: argparse.Namespace) -> list[str]:
     """Returns the first `--prompts` texts of `--inputs`."""
     texts = [example.inputs for example in read_examples(args.inputs)]
-    report_all(len(texts), args.inputs, "--prompts", args.prompts)
+    if isinstance(args.prompts, Given):
+        report_all(len(texts), args.inputs, "--prompts", args.prompts)
     return texts[: args.prompts]
 
 
@@ -73,7 +83,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
     add_pair(parser)
-    parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
+    parser.add_argument("--prompts", type=number, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
