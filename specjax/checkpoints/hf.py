@@ -34,7 +34,7 @@ from specjax.tokenizers.model_files import (
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
-_EMBEDDING, _HEAD = "token_embedder/embedding", "lm_head.weight"
+_EMBEDDING, _LOGITS = "token_embedder/embedding", "decoder/logits_dense/kernel"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -171,8 +171,9 @@ def open_hf(
         values = _inner_fields(values, nested, path)
     reader = SafetensorsReader(directory, nested)
     head, embedding = None, _embedding(reader, family)
-    if _HEAD in reader.specs:
-        same = embedding and same_values(reader.read(_HEAD), reader.read(embedding))
+    output = family.hf_name(_LOGITS).hf
+    if output in reader.specs:
+        same = embedding and same_values(reader.read(output), reader.read(embedding))
         head = "copied" if same else "own"
     try:
         found = family.from_hf(HFFields(values, path, head))
@@ -181,7 +182,7 @@ def open_hf(
         raise ValueError(f"{prefix}{error}") from None
     if found.tie_embeddings and head == "own" and embedding is not None:
         raise ValueError(
-            f"{path}: tie_word_embeddings is true, but {_HEAD} differs from the embedding; "
+            f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"
         )
     return reader, found, default_ids(family)
@@ -253,7 +254,8 @@ def hf_pieces(
     family = family_of(config)
     lines = {path: family.hf_name(path) for path in shapes}
     stored = _embedding(reader, family)
-    copies = {lines[_EMBEDDING].hf, *family.copies, *([_HEAD] if config.tie_embeddings else [])}
+    tied = [family.hf_name(_LOGITS).hf] if config.tie_embeddings else []
+    copies = {lines[_EMBEDDING].hf, *family.copies, *tied}
     if stored is not None:
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
     stored_shapes = {
@@ -361,7 +363,8 @@ def write_hf(
     arrays |= {name: [lines[path] for path in paths] for name, paths in joined(lines).items()}
     if config.tie_embeddings and not values["tie_word_embeddings"]:
         # Untied in the file, so an equal head is written.
-        arrays[_HEAD] = [Renaming(_HEAD, _EMBEDDING)]
+        output = family_of(config).hf_name(_LOGITS).hf
+        arrays[output] = [Renaming(output, _EMBEDDING)]
     sizes = {name: sum(params[x.path].size for x in parts) for name, parts in arrays.items()}
     shards: list[list[str]] = [[]]
     filled = 0

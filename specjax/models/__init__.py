@@ -27,6 +27,7 @@ from specjax.models.mt5 import MT5Config
 from specjax.models.position_encoding import rope_frequencies
 from specjax.models.seq2seq_lm import Seq2SeqLM
 from specjax.models.t5 import T5Config
+from specjax.models.t5gemma import T5GemmaConfig
 from specjax.models.umt5 import UMT5Config
 from specjax.models.weights import StoredWeight
 
@@ -52,6 +53,7 @@ __all__ = [
     "StoredWeight",
     "Style",
     "T5Config",
+    "T5GemmaConfig",
     "UMT5Config",
     "Vocabulary",
     "config_from_dict",

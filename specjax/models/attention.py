@@ -222,6 +222,23 @@ def block_bias(length: int, window: int | None = None) -> Array:
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
+def around_bias(length: int, before: int, after: int) -> Array:
+    """The mask of an encoder's window: `[1, 1, 1, P, P]` float32, 0 or `MASKED`.
+
+    Args:
+      length: P.
+      before: the number of positions before its own that a query sees.
+      after: the number of positions after its own that a query sees.
+
+    Returns:
+      The additive mask.
+    """
+    shape = (1, 1, 1, length, length)
+    age = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
+    age -= jax.lax.broadcasted_iota(jnp.int32, shape, 4)
+    return jnp.where((age <= before) & (-age <= after), 0.0, MASKED).astype(jnp.float32)
+
+
 class LayerMemory(NamedTuple):
     """A layer's entries of earlier tokens.
 

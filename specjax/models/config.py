@@ -16,6 +16,15 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
+
+An encoder's layers are `encoder/layers_i`, with `attention` instead of `self_attention`; each layer
+of its decoder also has
+
+    decoder/layers_i/encoder_decoder_attention/{query,key,value,out}        not `Style.merged_cross`
+    decoder/layers_i/{pre,post}_cross_attention_layer_norm/scale            likewise
+    encoder/token_embedder/embedding (V, E of the encoder)                  `Style.own_embedding`
+    {encoder,decoder}/relpos_bias/rel_embedding (H, buckets)                `Style.relative`; or in
+                                                                            each layer
 """
 
 import abc
@@ -58,7 +67,8 @@ class Style:
 
     Attributes:
       activations: of the feed-forward block, one per input projection; the outputs are multiplied.
-      windows: for each layer, the number of positions that a query sees; None for all.
+      windows: for each layer, the number of positions that a query sees; None for all. In an
+        encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
       relative: the relative position biases, or None.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
@@ -76,10 +86,13 @@ class Style:
       hidden_scale: the factor of the hidden states before the output projection.
       dropout_rate: of blocks, attention weights and feed-forward layers while training.
       bidirectional_inputs: whether the tokens of a prompt see each other in both directions.
+      own_embedding: whether the encoder has its own embedding, not the decoder's.
+      merged_cross: whether a decoder's self-attention also attends to the encoder's output, under
+        one softmax and with the same kernels, instead of a block of its own.
     """
 
     activations: tuple[str, ...]
-    windows: tuple[int | None, ...]
+    windows: tuple[int | tuple[int, int] | None, ...]
     ropes: tuple[tuple[float, ...] | None, ...]
     relative: RelativePositions | None = None
     query_scale: float = 1.0
@@ -95,6 +108,8 @@ class Style:
     hidden_scale: float = 1.0
     dropout_rate: float = 0.0
     bidirectional_inputs: bool = False
+    own_embedding: bool = False
+    merged_cross: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +181,11 @@ class ModelConfig(abc.ABC):
     def encoder_style(self) -> Style | None:
         """The style of the encoder; None without an encoder."""
         return None
+
+    @property
+    def encoder_config(self) -> "ModelConfig":
+        """The sizes of the encoder; by default those of the decoder."""
+        return self
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """The same configuration with some fields changed.

@@ -19,13 +19,15 @@ from specjax.models.qwen2 import QWEN2
 from specjax.models.qwen3 import QWEN3
 from specjax.models.smollm3 import SMOLLM3
 from specjax.models.t5 import T5
+from specjax.models.t5gemma import T5GEMMA
 from specjax.models.umt5 import UMT5
 
 # By name; a custom family is another entry.
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        T5, MT5, UMT5, LLAMA, QWEN2, QWEN3, MISTRAL, OLMO2, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3
+        T5, MT5, UMT5, T5GEMMA,
+        LLAMA, QWEN2, QWEN3, MISTRAL, OLMO2, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3,
     )
 }  # fmt: skip
 
@@ -97,9 +99,14 @@ def config_to_dict(config: ModelConfig) -> dict[str, Any]:
     Returns:
       A dict that `json.dumps` takes and `config_from_dict` reads back.
     """
-    values = dataclasses.asdict(config)
-    dtypes = {name: values[name].name for name in ("dtype", "param_dtype")}
-    return {"family": family_of(config).name, **values, **dtypes}
+    return {"family": family_of(config).name, **_json_types(dataclasses.asdict(config))}
+
+
+def _json_types(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dtypes by name, also in parts."""
+    dtypes = {name: values[name].name for name in ("dtype", "param_dtype") if name in values}
+    parts = {name: _json_types(part) for name, part in values.items() if isinstance(part, dict)}
+    return {**values, **dtypes, **parts}
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:

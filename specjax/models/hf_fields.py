@@ -14,13 +14,13 @@ class HFFields:
 
     Attributes:
       values: the JSON object.
-      path: of the file.
+      path: of the file, perhaps with the name of an inner object.
       head: the checkpoint's output projection: "own"; "copied" if it equals the embedding; None if
         absent.
     """
 
     values: Mapping[str, Any]
-    path: Path
+    path: Path | str
     head: str | None = None
 
     def number(self, name: str, *default: float | None) -> Any:
@@ -48,6 +48,13 @@ class HFFields:
         if not float(value).is_integer() or value < least:
             raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
         return int(value)
+
+    def part(self, name: str) -> "HFFields":
+        """The fields of an inner object."""
+        value = self.values.get(name)
+        if not isinstance(value, dict):
+            raise ValueError(f"{self.path}: {name}={value!r} must be an object")
+        return HFFields(value, f"{self.path}: {name}", self.head)
 
     def flag(self, name: str, default: bool | None = None) -> Any:
         """True or false, or the default if the field is absent or null."""

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -130,7 +131,8 @@ class Model(LanguageModel, abc.ABC):
 
     def axis_units(self) -> dict[str, int]:
         """Logical axis -> the size of a unit that a mesh must not split: a head."""
-        head = self.config.head_dim
+        # Common to the heads of the encoder and the decoder.
+        head = math.lcm(self.config.head_dim, self.config.encoder_config.head_dim)
         return {"joined_kv": head, "joined_grouped_kv": head}
 
     def num_params(self) -> int:

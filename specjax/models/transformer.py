@@ -8,6 +8,7 @@ Sources: Raffel et al. 2020 and `t5x/examples/t5/network.py` (T5's parameter tre
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from specjax.models.attention import (
     LayerMemory,
     Memory,
     Segment,
+    around_bias,
     attended,
     block_bias,
     block_updates,
@@ -35,6 +37,11 @@ Array = jax.Array
 def _norm(config: ModelConfig, style: Style, name: str) -> RMSNorm:
     sizes = (config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
     return RMSNorm(*sizes, name=name)
+
+
+def _embedder(config: ModelConfig, style: Style) -> Embed:
+    sizes = (config.vocab_size, config.embed_dim, config.dtype, config.param_dtype)
+    return Embed(*sizes, style.embed_stddev)
 
 
 def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePositionBias:
@@ -76,7 +83,7 @@ class Layer(nn.Module):
         name = "attention" if self.in_encoder else "self_attention"
         self.attention = Attention(config, style, self.layout, name=name)
         parts = [name, "mlp"]
-        if self.cross:
+        if self.cross and not style.merged_cross:
             parts.insert(1, "cross_attention")
             self.encoder_decoder_attention = Attention(config, style, self.layout)
         sizes = (config.mlp_dim, style.activations, config.dtype, config.param_dtype)
@@ -89,8 +96,10 @@ class Layer(nn.Module):
             self.relpos_bias = _relative(config, style, self.in_encoder)
 
     def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
-        """`encoded [B, P, E]` -> keys `[B, H, P, D]` and values `[B, H, D, P]`."""
-        return self.encoder_decoder_attention.keys_values(encoded)
+        """`encoded [B, P, E]` -> keys `[B, K, P, D]` and values `[B, K, D, P]`."""
+        merged = self.style.merged_cross
+        attention = self.attention if merged else self.encoder_decoder_attention
+        return attention.keys_values(encoded)
 
     def __call__(
         self,
@@ -113,6 +122,8 @@ class Layer(nn.Module):
         y = normed(self.before, 0, x)
         keys, values = self.attention.keys_values(y, rope)
         segments, keys, values = attended(past, keys, values, bias)
+        if encoded is not None and self.style.merged_cross:
+            segments, encoded = [*segments, encoded], None
         x = added(0, self.attention(y, segments, rope, deterministic))
         if encoded is not None:
             y = normed(self.before, 1, x)
@@ -148,6 +159,8 @@ class Stack(nn.Module):
         self.layers = [layer() for _ in style.windows]
         self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
+        if style.own_embedding:
+            self.token_embedder = _embedder(config, style)
         if self.in_encoder:
             self.output_dropout = nn.Dropout(style.dropout_rate)  # of single elements
         elif not config.tie_embeddings:
@@ -222,7 +235,7 @@ class Stack(nn.Module):
     def _biases(
         self,
         relative: Callable[[RelativePositionBias], Array],
-        mask: Callable[[int | None], Array],
+        mask: Callable[[Any], Array],
     ) -> list[Array]:
         """The bias of each layer: its relative positions, if it has any, and its window."""
         mask = functools.cache(mask)
@@ -236,11 +249,13 @@ class Stack(nn.Module):
         both = functools.cache(lambda window: shared + mask(window))
         return [both(window) for window in self.style.windows]
 
-    def _mask(self, length: int, window: int | None, mask: Array | None) -> Array:
+    def _mask(self, length: int, window: Any, mask: Array | None) -> Array:
         """The mask of a block that attends to itself; see `__call__`."""
         if self.in_encoder:
             assert mask is not None
-            return _mask_bias(mask)
+            if window is None:
+                return _mask_bias(mask)
+            return jnp.minimum(_mask_bias(mask), around_bias(length, *window))
         causal = block_bias(length, window)
         return causal if mask is None else jnp.maximum(causal, _mask_bias(mask))
 
@@ -259,19 +274,23 @@ class Network(nn.Module):
     def setup(self) -> None:
         """Creates the submodules."""
         config, style = self.config, self.config.style
-        sizes = (config.vocab_size, config.embed_dim, config.dtype, config.param_dtype)
-        self.token_embedder = Embed(*sizes, style.embed_stddev)
+        self.token_embedder = _embedder(config, style)
         encoder_style = config.encoder_style
         if encoder_style is not None:
-            self.encoder = Stack(config, encoder_style, in_encoder=True)
+            self.encoder = Stack(config.encoder_config, encoder_style, in_encoder=True)
         self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
 
-    def embed(self, tokens: Array) -> Array:
-        """Tokens `[B, T]` -> `[B, T, E]`."""
-        x = self.token_embedder(tokens)
-        scale = self.config.style.embed_scale
+    def embed(self, tokens: Array, in_encoder: bool = False) -> Array:
+        """Tokens `[B, T]` -> `[B, T, E]`, for the decoder or the encoder."""
+        style, embedder = self.config.style, self.token_embedder
+        if in_encoder:
+            assert self.config.encoder_style is not None
+            style = self.config.encoder_style
+            if style.own_embedding:
+                embedder = self.encoder.token_embedder
+        x = embedder(tokens)
         # Gemma was trained with the factor rounded to the dtype of the activations.
-        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+        return x if style.embed_scale == 1.0 else x * jnp.asarray(style.embed_scale, x.dtype)
 
     def logits(self, hidden: Array) -> Array:
         """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""
@@ -287,7 +306,8 @@ class Network(nn.Module):
 
     def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
         """Inputs `[B, P]` and `mask [B, P]`, false at padding -> the decoder's `Cross`."""
-        encoded, *_ = self.encoder(self.embed(tokens), mask=mask, deterministic=deterministic)
+        x = self.embed(tokens, in_encoder=True)
+        encoded, *_ = self.encoder(x, mask=mask, deterministic=deterministic)
         return self.decoder.cross_keys_values(encoded, mask)
 
     def read(

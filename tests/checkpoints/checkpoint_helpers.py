@@ -16,6 +16,7 @@ from specjax.models import (
     LlamaConfig,
     MT5Config,
     T5Config,
+    T5GemmaConfig,
     UMT5Config,
     model_from_config,
 )
@@ -52,6 +53,17 @@ CONFIGS = {
         rope_theta=5e5,
         rope_scaling=Llama3RopeScaling(
             factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+        ),
+    ),
+    "t5gemma": T5GemmaConfig(
+        **_DECODER,
+        sliding_window=4,
+        query_pre_attn_scalar=8.0,
+        tie_embeddings=False,
+        encoder=Gemma2Config(
+            **{**_DECODER, "embed_dim": 24, "num_layers": 1},
+            sliding_window=3,
+            query_pre_attn_scalar=4.0,
         ),
     ),
     "gemma2": Gemma2Config(**_DECODER, sliding_window=4, query_pre_attn_scalar=8.0),

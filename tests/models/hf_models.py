@@ -45,6 +45,13 @@ def _umt5(**options):
     return transformers.UMT5Config(**{**T5_SIZES, **options})
 
 
+def _t5gemma(**options):
+    decoder = {**DECODER_SIZES, "num_key_value_heads": 2, "sliding_window": 6}
+    decoder["query_pre_attn_scalar"] = 8
+    encoder = {**decoder, **options.pop("encoder", {})}
+    return transformers.T5GemmaConfig(encoder=encoder, decoder=decoder, vocab_size=48, **options)
+
+
 def _llama(**options):
     return transformers.LlamaConfig(**DECODER_SIZES, **options)
 
@@ -65,6 +72,8 @@ HF_CONFIGS = {
     "mt5_wide": lambda: _mt5(**WIDER),
     "umt5": _umt5,
     "umt5_wide": lambda: _umt5(**WIDER),
+    "t5gemma": _t5gemma,
+    "t5gemma_wide": lambda: _t5gemma(encoder=_WIDE_ENCODER, tie_word_embeddings=False),
     "llama": lambda: _llama(num_key_value_heads=4),
     "llama_grouped": lambda: _llama(num_key_value_heads=2),
     "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
@@ -89,6 +98,16 @@ HF_CONFIGS = {
                                              "phi3", "gemma", "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
+_WIDE_ENCODER = {
+    "hidden_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 6,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "rms_norm_eps": 1e-5,
+    "query_pre_attn_scalar": 16,
+}
 _OTHER_SIZES = {
     "vocab_size": 53,
     "hidden_size": 24,
@@ -134,14 +153,14 @@ _CLASSES = {
 }  # fmt: skip
 
 
-UNTIED = ("t5_v1_1", "mt5_wide", "umt5_wide")
+UNTIED = ("t5_v1_1", "mt5_wide", "umt5_wide")  # transformers ties every T5 that it creates
 
 
 def save_random(name, path):
     """Saves the transformers model of `HF_CONFIGS[name]` with random weights; returns it."""
     kind = transformers.AutoModelForSeq2SeqLM if "t5" in name else transformers.AutoModelForCausalLM
     theirs = kind.from_config(HF_CONFIGS[name](), attn_implementation="eager").eval()
-    if name in UNTIED:  # transformers ties every T5 that it creates
+    if name in UNTIED:
         theirs.lm_head.weight = torch.nn.Parameter(torch.zeros_like(theirs.lm_head.weight))
     # A Gemma adds 1 to the scales of its norms.
     low = -0.5 if "gemma" in name else 0.5

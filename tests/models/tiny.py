@@ -12,6 +12,7 @@ from specjax.models import (
     Llama3RopeScaling,
     LlamaConfig,
     T5Config,
+    T5GemmaConfig,
     UMT5Config,
     model_from_config,
 )
@@ -35,6 +36,7 @@ _DECODER = {
     "mlp_dim": 24,
     "num_layers": 2,
 }
+_WIDE = {**_DECODER, "embed_dim": 24, "num_heads": 2, "head_dim": 6, "num_layers": 3}
 CONFIGS = {
     # With a relative position bias per layer, as T5X's scanned checkpoints may have it.
     "t5_v1_0": T5Config(
@@ -51,6 +53,13 @@ CONFIGS = {
         rope_scaling=Llama3RopeScaling(
             factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=16
         ),
+    ),
+    "t5gemma": T5GemmaConfig(
+        **_DECODER,
+        num_kv_heads=2,
+        sliding_window=5,
+        query_pre_attn_scalar=8.0,
+        encoder=Gemma2Config(**_WIDE, num_kv_heads=1, sliding_window=3, query_pre_attn_scalar=16.0),
     ),
     "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
 }

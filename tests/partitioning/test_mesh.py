@@ -13,7 +13,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.traffic import collectives
-from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.models import (
+    Gemma2Config,
+    LlamaConfig,
+    T5Config,
+    T5GemmaConfig,
+    model_from_config,
+)
 from specjax.partitioning import (
     STANDARD_RULES,
     Partitioner,
@@ -27,6 +33,13 @@ from tests.models.tiny import QUICK, error, quick_jit, random_params
 from tests.variants import variants
 
 _SIZES = {"vocab_size": 64, "embed_dim": 16, "num_heads": 8, "head_dim": 4, "mlp_dim": 32}
+_GEMMA = {
+    **_SIZES,
+    "num_layers": 2,
+    "num_kv_heads": 4,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 4.0,
+}
 CONFIGS = {
     "t5": T5Config(**_SIZES, num_encoder_layers=1, num_decoder_layers=1),
     "t5_tied": T5Config(
@@ -36,11 +49,13 @@ CONFIGS = {
         mlp_activations=("relu",),
         tie_embeddings=True,
     ),
+    "t5gemma": T5GemmaConfig(
+        **_GEMMA,
+        encoder=Gemma2Config(**{**_GEMMA, "embed_dim": 32, "num_heads": 4, "num_layers": 1}),
+    ),
     "llama": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=4),
     "llama_few_kv_heads": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=2),
-    "gemma2": Gemma2Config(
-        **_SIZES, num_layers=2, num_kv_heads=4, sliding_window=4, query_pre_attn_scalar=4.0
-    ),
+    "gemma2": Gemma2Config(**_GEMMA),
 }
 ROWS, MAX_LENGTH, BLOCK = 8, 16, 3
 RNG = np.random.default_rng(0)

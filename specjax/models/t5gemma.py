@@ -1,0 +1,241 @@
+"""T5Gemma: an encoder and a decoder of Gemma 2's blocks, with cross-attention between.
+
+The two may differ in all sizes but the vocabulary, and each has its own embedding.
+
+Source: Zhang et al. 2025 (arXiv 2504.06225); `transformers/models/t5gemma`.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.config import Style
+from specjax.models.family import Family, Renaming, T
+from specjax.models.gemma2 import GEMMA2, Gemma2Config
+from specjax.models.hf_fields import HFFields
+from specjax.models.seq2seq_lm import Seq2SeqLM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5GemmaConfig(Gemma2Config):
+    """A T5Gemma; the fields of `Gemma2Config` are the decoder's.
+
+    Attributes:
+      encoder: the sizes of the encoder; its vocabulary and dtypes are the decoder's. A query sees
+        as many positions before and after its own as the window has.
+      decoder_start_token: the first token that the decoder reads; bos in published models.
+    """
+
+    encoder: Gemma2Config
+    decoder_start_token: int = 2
+
+    parts = {"encoder": Gemma2Config}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shared = check_encoder(self)
+        object.__setattr__(self, "encoder", shared)
+
+    @property
+    def encoder_config(self) -> Gemma2Config:
+        """The sizes of the encoder."""
+        return self.encoder
+
+    @property
+    def encoder_style(self) -> Style:
+        """The style of the encoder."""
+        style = self.encoder.style
+        # As in transformers 5; 4.x sees one position less on both sides.
+        windows = tuple(None if w is None else (w, w) for w in style.windows)
+        return dataclasses.replace(style, windows=windows, own_embedding=True)
+
+
+def check_encoder(config: Any) -> Any:
+    """The encoder of a configuration, with the decoder's vocabulary and dtypes.
+
+    Args:
+      config: with `encoder` and `decoder_start_token`.
+
+    Returns:
+      The encoder's configuration.
+
+    Raises:
+      TypeError: without an encoder.
+      ValueError: for a start token outside the vocabulary.
+    """
+    name = type(config).__name__
+    if config.encoder is None:
+        raise TypeError(f"{name}: encoder must be a {config.parts['encoder'].__name__}")
+    if not 0 <= config.decoder_start_token < config.vocab_size:
+        raise ValueError(
+            f"{name}: decoder_start_token={config.decoder_start_token} must be a token id in "
+            f"0 .. {config.vocab_size - 1}"
+        )
+    shared = ("vocab_size", "dtype", "param_dtype")
+    return config.encoder.replace(**{field: getattr(config, field) for field in shared})
+
+
+def start_from_hf(fields: HFFields) -> int:
+    """The first token of the decoder: `decoder_start_token_id`, else bos."""
+    inner = fields.part("decoder").values
+    bos = fields.values.get("bos_token_id", inner.get("bos_token_id", 2))
+    return fields.whole("decoder_start_token_id", 2 if bos is None else bos, least=0)
+
+
+def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
+    """Raises ValueError unless the vocabularies of a `config.json` are one."""
+    outer = fields.values.get("vocab_size")
+    if len({*sizes, sizes[0] if outer is None else outer}) > 1:
+        raise ValueError(
+            f"{fields.path}: vocab_size of the encoder, the decoder and the model must be the "
+            f"same, got {', '.join(map(str, sizes))}, {outer}"
+        )
+
+
+def _from_hf(fields: HFFields) -> T5GemmaConfig:
+    encoder, decoder = (
+        GEMMA2.from_hf(HFFields({**_DEFAULTS, **part.values}, part.path))
+        for part in (fields.part("encoder"), fields.part("decoder"))
+    )
+    check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
+    values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
+    values["tie_embeddings"] = fields.flag("tie_word_embeddings", True)
+    start = start_from_hf(fields)
+    return T5GemmaConfig(**values, encoder=encoder, decoder_start_token=start)
+
+
+# transformers' values for fields that a file leaves out.
+_DEFAULTS = {
+    "vocab_size": 256_000,
+    "hidden_size": 2_304,
+    "intermediate_size": 9_216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+
+
+def _to_hf(config: T5GemmaConfig) -> dict[str, Any]:
+    def stack(sizes: Gemma2Config, is_decoder: bool) -> dict[str, Any]:
+        return {
+            **GEMMA2.to_hf(sizes),
+            "model_type": "t5_gemma_module",
+            "vocab_size": config.vocab_size,
+            "is_decoder": is_decoder,
+        }
+
+    return {
+        "encoder": stack(config.encoder, False),
+        "decoder": stack(config, True),
+        "decoder_start_token_id": config.decoder_start_token,
+        "is_encoder_decoder": True,
+        "dropout_rate": 0.0,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> list[Renaming]:
+    """Hugging Face's names of an encoder or a decoder of Gemma's blocks.
+
+    Args:
+      hf: their prefix.
+      stack: "encoder" or "decoder".
+      attention: the name of self-attention here.
+      qk_norms: whether there are norms of queries and keys.
+
+    Returns:
+      The entries.
+    """
+    block, layer = f"{hf}.layers.{{i}}", f"{stack}/layers_{{i}}"
+    heads = {"q": "query", "k": "key", "v": "value", "o": "out"}
+    mlp = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
+    blocks = {"self_attn": (attention, attention)}
+    if stack == "decoder":
+        blocks["cross_attn"] = ("encoder_decoder_attention", "cross_attention")
+    lines = []
+    for theirs, (ours, norm) in blocks.items():
+        lines += [
+            Renaming(f"{block}.{theirs}.{a}_proj.weight", f"{layer}/{ours}/{b}/kernel", T)
+            for a, b in heads.items()
+        ]
+        if qk_norms:
+            lines += [
+                Renaming(f"{block}.{theirs}.{a}_norm.weight", f"{layer}/{ours}/{b}_norm/scale")
+                for a, b in (("q", "query"), ("k", "key"))
+            ]
+        lines += [
+            Renaming(
+                f"{block}.{side}_{theirs}_layernorm.weight",
+                f"{layer}/{side}_{norm}_layer_norm/scale",
+            )
+            for side in ("pre", "post")
+        ]
+    lines += [
+        Renaming(f"{block}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
+        for a, b in mlp.items()
+    ]
+    lines += [
+        Renaming(
+            f"{block}.{side}_feedforward_layernorm.weight", f"{layer}/{side}_mlp_layer_norm/scale"
+        )
+        for side in ("pre", "post")
+    ]
+    return [*lines, Renaming(f"{hf}.norm.weight", f"{stack}/{stack}_norm/scale")]
+
+
+def _size(width: int, heads: int, mlp: int, layers: int) -> T5GemmaConfig:
+    """A size of T5, with heads of 64."""
+    stack = Gemma2Config(
+        vocab_size=256_000,
+        embed_dim=width,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=64,
+        mlp_dim=mlp,
+        num_layers=layers,
+        sliding_window=4_096,
+        query_pre_attn_scalar=64.0,
+    )
+    return _joined(stack, stack)
+
+
+def _joined(encoder: Any, decoder: Any) -> T5GemmaConfig:
+    values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(Gemma2Config)}
+    return T5GemmaConfig(**values, encoder=encoder)
+
+
+_2B, _9B = GEMMA2.presets["gemma2_2b"], GEMMA2.presets["gemma2_9b"]
+
+T5GEMMA = Family(
+    name="t5gemma",
+    config=T5GemmaConfig,
+    model=Seq2SeqLM,
+    architectures=("T5GemmaForConditionalGeneration",),
+    special_ids={
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "decoder_start_token_id": 2,
+    },
+    names=(
+        Renaming("model.decoder.embed_tokens.weight", "token_embedder/embedding"),
+        Renaming("model.encoder.embed_tokens.weight", "encoder/token_embedder/embedding"),
+        *gemma_stack("model.encoder", "encoder", "attention"),
+        *gemma_stack("model.decoder", "decoder", "self_attention"),
+        Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
+    ),
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    unused=r"model\.(encoder|decoder)\.rotary_emb\.inv_freq",
+    # Sizes of T5: the model's card; S also in `gemma.cpp/gemma/configs.cc`.
+    presets={
+        "t5gemma_s_s": _size(512, 8, 1_024, 8),
+        "t5gemma_b_b": _size(768, 12, 2_048, 12),
+        "t5gemma_l_l": _size(1_024, 16, 2_816, 24),
+        "t5gemma_xl_xl": _size(2_048, 32, 5_120, 24),
+        "t5gemma_2b_2b": _joined(_2B, _2B),
+        "t5gemma_9b_2b": _joined(_9B, _2B),
+        "t5gemma_9b_9b": _joined(_9B, _9B),
+    },
+    vocabulary=GEMMA2.vocabulary,
+)
