@@ -81,7 +81,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
     if types is not None and (types != alternating or count != sizes["num_layers"]):
         raise ValueError(
             f"{fields.path}: layer_types={types} must alternate between sliding_attention and "
-            "full_attention, as in Gemma 2"
+            f"full_attention, num_hidden_layers={sizes['num_layers']} times, as in Gemma 2"
         )
     theta = default_rope(fields)
 

@@ -103,7 +103,7 @@ def test_logits_on_a_mesh_are_those_of_a_device(name, mesh):
     path = made(name)[1]
     alone, spread = load_model(path), load_model(path, mesh=make_mesh(*mesh))
     tokens = np.resize(np.concatenate(PROMPTS), (8, 10))
-    inputs = (tokens, tokens) if hasattr(alone.model, "encode") else (tokens,)
+    inputs = (tokens,) if alone.config.encoder_style is None else (tokens, tokens)
     expected = quick_jit(alone.model.apply)(alone.params, *inputs)
     assert error(quick_jit(spread.model.apply)(spread.params, *inputs), expected) <= 1e-5
 
