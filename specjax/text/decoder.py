@@ -356,7 +356,7 @@ class Decoder:
         tokens = self._made.budget
         if tokens is not None and rows >= tokens:
             what = (
-                f"stopping=Budget(tokens={tokens}) drafts nothing while {rows} rows decode, "
+                f"stopping=Budget(tokens={tokens}) drafts nothing while {rows} rows may draft, "
                 "because the last token of each row counts: give more tokens, or a smaller "
                 "batch_size"
             )
@@ -413,7 +413,8 @@ class Decoder:
         def make(group: Group) -> Engine:
             # Of the first row; each request has its own.
             sampling = call.requests[group.members[0]].sampling or self.sampling
-            self._warn_of_budget(min(group.rows, len(group.members)))
+            drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
+            self._warn_of_budget(min(group.rows, len(drafting)))
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
             return self._engine(one_rule, sampling, log_probs=call.log_probs, **sizes)
 

@@ -72,9 +72,7 @@ def test_bounds_and_thresholds_set_the_lengths(pair):
     one, all_four = drafted(drafting.Confidence(1.0)), drafted(drafting.Confidence(0.0))
     assert one <= 1.0 and all_four > 3.0  # a row's last rounds may be cut by its length
     assert drafted(drafting.Confidence(1.0), min_draft=3) > 2.5
-    message = (
-        r"Budget\(tokens=1\) drafts nothing while 3 rows decode.*: give more tokens, or a smal"
-    )
+    message = r"Budget\(tokens=1\) drafts nothing while 3 rows may draft.*: give more tokens"
     with pytest.warns(UserWarning, match=message):
         assert drafted(drafting.Budget(1)) == 0.0  # the rows' own tokens fill it
 
@@ -83,13 +81,14 @@ def test_a_budget_that_the_rows_fill_is_reported(pair):
     def decoder(tokens, **options):
         return specjax.Decoder(pair, stopping=drafting.Budget(tokens), **options, **SHAPE)
 
-    with pytest.warns(UserWarning, match=r"Budget\(tokens=2\) drafts nothing while 2 rows decode"):
+    with pytest.warns(UserWarning, match=r"Budget\(tokens=2\) drafts nothing while 2 rows may"):
         result = decoder(2)(PROMPTS[:2])
     assert result.info.drafted == 0
-    with pytest.warns(UserWarning, match="while 3 rows decode"):
+    with pytest.warns(UserWarning, match="while 3 rows may draft"):
         decoder(3).engine(prompt_length=32)
     # No warning: a third row's tokens are left; and a smallest draft comes on top.
     assert decoder(3)(PROMPTS[:2]).info.drafted > 0
+    assert decoder(2)(PROMPTS[:3], draft_limit=[0, 5, 0]).info.drafted > 0
     assert decoder(2, min_draft=1)(PROMPTS[:2]).info.drafted > 0
 
 
