@@ -79,6 +79,8 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
       ImportError: seqio, or a package that it needs, is not installed.
       ValueError: the task or the split is unknown, or its data cannot be downloaded.
     """
+    if not name:
+        raise ValueError("seqio: has no task: write seqio:TASK")
     seqio = require("seqio", "seqio")
     if name.startswith(TASK_PREFIX):
         _register(seqio, name)

@@ -58,6 +58,7 @@ def test_texts_are_pretokenized_or_decoded(seqio):
     ("source", "options", "message"),
     [
         ("seqio:other", {}, "seqio has no task or mixture 'other': import the module"),
+        ("seqio:", {}, "seqio: has no task: write seqio:TASK"),
         ("seqio:my_task", {"split": "dev"}, "has no split 'dev'; its splits are"),
         (
             "seqio:my_task",
