@@ -90,15 +90,24 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Opened:
-    """A recognised checkpoint, before its arrays are read."""
+class Opened:
+    """A recognised checkpoint, before its arrays are read.
+
+    Attributes:
+      reader: its arrays.
+      config: its configuration.
+      path: the directory that holds the arrays.
+      format: "hf", "t5x" or "orbax".
+      ids: its special ids.
+      pieces: finds the source of each parameter; raises if an array is missing or unknown.
+      step: the training step, of T5X checkpoints.
+    """
 
     reader: ArrayReader
     config: ModelConfig
     path: Path
     format: str
     ids: SpecialIds
-    # Finds the source of each parameter; raises if an array is missing or unknown.
     pieces: Callable[[Shapes], Mapping[str, Piece]]
     step: int | None = None
 
@@ -214,7 +223,12 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
     return _open(path, config, False).config
 
 
-def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> _Opened:
+def open_checkpoint(path: PathLike) -> Opened:
+    """Opens a checkpoint without reading its arrays; raises as `load_model` does."""
+    return _open(path, None, False)
+
+
+def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
     """Opens a checkpoint and determines its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"`path` must be a directory's path, got {path!r}")
@@ -252,7 +266,7 @@ def _check_files(path: Path) -> None:
         )
 
 
-def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
+def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     """Finds the kind of a checkpoint in a directory, and opens it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
@@ -271,7 +285,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
         if own:
             return _open_own(path, explicit)
         reader, found, ids = open_hf(path, explicit)
-        return _Opened(reader, found, path, "hf", ids, functools.partial(hf_pieces, reader, found))
+        return Opened(reader, found, path, "hf", ids, functools.partial(hf_pieces, reader, found))
     checkpoint = t5x_directory(path)
     if checkpoint is None:
         raise ValueError(
@@ -282,7 +296,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> _Opened:
     return _open_t5x(checkpoint, config)
 
 
-def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened:
+def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> Opened:
     reader = t5x_reader(directory)
     tree = Tree(reader)
     if isinstance(config, ModelConfig):
@@ -300,10 +314,10 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> _Opened
         found = infer_config(tree.specs, directory, gin)
     pieces = functools.partial(_checked_pieces, directory, tree.specs, tree.pieces)
     ids = default_ids(family_of(found))
-    return _Opened(reader, found, directory, "t5x", ids, pieces, step_of(directory))
+    return Opened(reader, found, directory, "t5x", ids, pieces, step_of(directory))
 
 
-def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
+def _open_own(path: Path, config: ModelConfig | None) -> Opened:
     file = path / SPECJAX_FILE
     values = read_json(file)
     if values.get("version", VERSION) != VERSION:
@@ -316,7 +330,7 @@ def _open_own(path: Path, config: ModelConfig | None) -> _Opened:
     own = {name: Piece(name) for name in reader.specs}
     pieces = functools.partial(_checked_pieces, path, reader.specs, own)
     ids = special_ids_from_json(values, file)
-    return _Opened(reader, found, path, "orbax", ids, pieces, values.get("step"))
+    return Opened(reader, found, path, "orbax", ids, pieces, values.get("step"))
 
 
 def _own_config(values: Any, file: Path) -> ModelConfig:

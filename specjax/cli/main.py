@@ -55,6 +55,10 @@ COMMANDS = {
         "specjax.cli.train_bigram",
         "count the successors of each token in texts, to draft without a model",
     ),
+    "inspect": (
+        "specjax.cli.inspect",
+        "show what a model is, and whether two models are a pair and fit a device",
+    ),
     "convert": (
         "specjax.cli.convert",
         "convert a checkpoint between the formats of Hugging Face, T5X and specjax (Orbax)",
@@ -69,7 +73,7 @@ COMMANDS = {
     ),
 }
 # Commands that compile little.
-_WITHOUT_CACHE = ("convert", "evaluate", "merge", "train bigram")
+_WITHOUT_CACHE = ("convert", "inspect", "evaluate", "merge", "train bigram")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,7 +81,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
     if types is not None and (types != alternating or count != sizes["num_layers"]):
         raise ValueError(
             f"{fields.path}: layer_types={types} must alternate between sliding_attention and "
-            f"full_attention, num_hidden_layers={sizes['num_layers']} times, as in Gemma 2"
+            f"full_attention, as in Gemma 2, for num_hidden_layers={sizes['num_layers']}"
         )
     theta = default_rope(fields)
 
@@ -96,7 +96,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
         sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
         attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
         final_logit_softcap=cap("final_logit_softcapping", 30.0),
-        query_pre_attn_scalar=fields.positive("query_pre_attn_scalar", 256),
+        query_pre_attn_scalar=query_scalar(fields),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
 
@@ -114,6 +114,12 @@ def _to_hf(config: Gemma2Config) -> dict[str, Any]:
         "max_position_embeddings": 8192,
         **rope_to_hf(config.rope_theta),
     }
+
+
+def query_scalar(fields: HFFields) -> float:
+    """Returns the field `query_pre_attn_scalar`, which may be absent but not null."""
+    name = "query_pre_attn_scalar"
+    return fields.positive(name) if name in fields.values else 256.0
 
 
 def whole_scalar(value: float) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import Family, Nested, decoder_only_names
-from specjax.models.gemma2 import GEMMA2_NORMS, VOCABULARY, gemma_style, whole_scalar
+from specjax.models.gemma2 import GEMMA2_NORMS, VOCABULARY, gemma_style, query_scalar, whole_scalar
 from specjax.models.hf_fields import (
     HFFields,
     decoder_only_from_hf,
@@ -89,7 +89,7 @@ def _from_hf(fields: HFFields) -> Gemma3Config:
         **sizes,
         **windows_from_hf(fields, window, types, count),
         **_ropes(fields),
-        query_pre_attn_scalar=fields.positive("query_pre_attn_scalar", 256),
+        query_pre_attn_scalar=query_scalar(fields),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
 

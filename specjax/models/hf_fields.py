@@ -95,14 +95,26 @@ def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> di
         return fields.whole(name, *(fallback if default is None else (default,)))
 
     heads = whole("num_attention_heads")
+    kv_heads = whole("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(
+            f"{fields.path}: num_attention_heads={heads} must be a multiple of "
+            f"num_key_value_heads={kv_heads}"
+        )
+    head_dim = whole("head_dim", whole("hidden_size") // heads)
+    if head_dim % 2:
+        raise ValueError(
+            f"{fields.path}: head_dim={head_dim} (by default hidden_size // num_attention_heads) "
+            "must be even, for rotary positions"
+        )
     return {
         "vocab_size": whole("vocab_size"),
         "embed_dim": whole("hidden_size"),
         "num_heads": heads,
-        "head_dim": whole("head_dim", whole("hidden_size") // heads),
+        "head_dim": head_dim,
         "mlp_dim": whole("intermediate_size"),
         "num_layers": whole("num_hidden_layers"),
-        "num_kv_heads": whole("num_key_value_heads", heads),
+        "num_kv_heads": kv_heads,
         "norm_eps": fields.positive("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
     }
 

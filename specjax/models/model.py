@@ -31,21 +31,24 @@ class Model(LanguageModel, abc.ABC):
       split: whether a mesh may split its parameters and its cache; if not, a mesh splits only the
         rows of the cache, and each device has all parameters.
       layout: of the keys and values in its cache; see `for_devices`.
+      tokens: V, the first tokens, which get logits; None: all rows of the embedding. Embeddings may
+        be padded with rows that are no tokens.
     """
 
     config: ModelConfig
     split: bool = True
     layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
+    tokens: int | None = None
 
     @property
     def vocab_size(self) -> int:
         """V."""
-        return self.config.vocab_size
+        return self.config.vocab_size if self.tokens is None else self.tokens
 
     @property
     def network(self) -> Network:
         """The flax.linen module."""
-        return Network(self.config, self.layout)
+        return Network(self.config, self.layout, self.tokens)
 
     @abc.abstractmethod
     def prefill(
@@ -127,7 +130,7 @@ class Model(LanguageModel, abc.ABC):
 
     def describe(self) -> str:
         """The configuration as text."""
-        return str(self.config)
+        return str(self.config) + ("" if self.tokens is None else f", {self.tokens} tokens")
 
     def axis_units(self) -> dict[str, int]:
         """Logical axis -> the size of a unit that a mesh must not split: a head."""

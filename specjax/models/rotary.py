@@ -101,7 +101,7 @@ def windows_from_hf(
         )
     if len(found) != count:
         raise ValueError(
-            f"{fields.path}: layer_types has {len(found)} names, but the network has {count} layers"
+            f"{fields.path}: layer_types has {len(found)} names, but num_hidden_layers={count}"
         )
     if SLIDING not in found:
         return {"sliding_window": None, "layer_types": ()}

@@ -68,7 +68,8 @@ def _from_hf(fields: HFFields) -> SmolLM3Config:
         or not all(flag in (0, 1) for flag in rotated)
     ):
         raise ValueError(
-            f"{fields.path}: no_rope_layers={rotated!r} must be a list of {count} numbers, 0 or 1"
+            f"{fields.path}: no_rope_layers={rotated!r} must be a list of 0 and 1, one for each of "
+            f"num_hidden_layers={count}"
         )
     rotated = tuple(map(bool, rotated))
     window, types = None, [FULL] * count

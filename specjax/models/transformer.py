@@ -266,10 +266,12 @@ class Network(nn.Module):
     Attributes:
       config: the sizes and styles.
       layout: of the decoder's keys and values.
+      tokens: the number of tokens that get logits; None: all rows of the embedding.
     """
 
     config: ModelConfig
     layout: CacheLayout = CacheLayout()
+    tokens: int | None = None
 
     def setup(self) -> None:
         """Creates the submodules."""
@@ -301,6 +303,7 @@ class Network(nn.Module):
             logits = self.token_embedder.attend(hidden)
         else:
             logits = self.decoder.logits_dense(hidden)
+        logits = logits[..., : self.tokens]
         cap = style.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

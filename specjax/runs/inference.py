@@ -156,8 +156,8 @@ def infer(
             # Early, so that a process that rejects its input does not keep the others waiting.
             processes.check_same("another input", given)
         decoder = _decoder(make_decoder, run, process)
-        if together:
-            processes.connect(decoder.method.partitioner.mesh)
+        if together and (partitioner := decoder.method.partitioner) is not None:
+            processes.connect(partitioner.mesh)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
         decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))

@@ -11,7 +11,7 @@ import jax
 
 from specjax.checks import check_path
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
-from specjax.text.text_models import Models, Pair, TextModel, check_vocabularies
+from specjax.text.text_models import Models, Pair, TextModel, Words, check_vocabularies
 from specjax.tokenizers import Tokenizer, load_tokenizer
 
 PAIRS = Path(__file__).parents[1] / "pairs"
@@ -256,7 +256,7 @@ def _loaded(
     _check_mesh(options["mesh"])
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
-        name: (os.fspath(path), words[name].fingerprint, read_config(path).vocab_size)
+        name: Words(os.fspath(path), words[name], read_config(path).vocab_size, paddable=True)
         for name, path in paths.items()
     }
     for name, size in sizes.items():

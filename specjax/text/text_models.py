@@ -5,7 +5,7 @@ import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,8 +17,24 @@ from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, added_text
 from specjax.types import LanguageModel, Params
 
-# A model's path, its tokenizer's fingerprint and its vocabulary's size.
-Words = tuple[str, str, int]
+# The most special tokens of a tokenizer that its model may lack.
+_MOST_UNREAD = 16
+
+
+class Words(NamedTuple):
+    """The vocabulary of a model.
+
+    Attributes:
+      name: the model's name in messages, such as its path.
+      tokenizer: its tokenizer.
+      size: V.
+      paddable: whether rows of its embedding beyond the tokenizer's tokens can be left out.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    size: int
+    paddable: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +73,7 @@ class TextModel:
         check_static("model", self.model)
         reads = ("vocab_size", "eos_ids", "encode", "decode")
         check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
-        if self.tokenizer.vocab_size > self.model.vocab_size:
+        if not _fits(self.tokenizer, self.model):
             raise ValueError(
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
                 f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
@@ -79,8 +95,9 @@ class TextModel:
 
     @property
     def words(self) -> Words:
-        """Its name, its tokenizer's fingerprint and its vocabulary's size."""
-        return self.name, self.tokenizer.fingerprint, self.model.vocab_size
+        """Its vocabulary."""
+        size, paddable = self.model.vocab_size, isinstance(self.model, Model)
+        return Words(self.name, self.tokenizer, size, paddable)
 
     @functools.cached_property
     def size(self) -> int:
@@ -157,6 +174,8 @@ class Models:
         self.named = named
         for name, model in named.items():
             check_vocabularies({name: model.words, "verifier": self.verifier.words})
+        self.named = named = _of_equal_width(named)
+        for name, model in named.items():
             if model.mesh != self.verifier.mesh:
                 raise ValueError(
                     f"{name} and verifier have different meshes: load both with the same mesh"
@@ -206,18 +225,61 @@ class Pair(Models):
 
 
 def check_vocabularies(models: dict[str, Words]) -> None:
-    """Raises ValueError if the vocabularies of two models, given by name, differ."""
-    if len({words[1:] for words in models.values()}) == 1:
+    """Raises ValueError if the vocabularies of two models, given by name, differ.
+
+    Embeddings may have further rows beyond the tokens, a different number in each model.
+    """
+    ours, theirs = models.values() if len(models) > 1 else 2 * [*models.values()]
+    same = ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
+    if same and (ours.size == theirs.size or (ours.paddable and theirs.paddable)):
         return
-    (_, first, _), (_, second, _) = models.values()
-    described = [
-        f"{path} has {size} ids (tokenizer {mark})" for path, mark, size in models.values()
-    ]
-    what = "tokenizers" if first != second else "vocabulary sizes"
+    described = ", ".join(f"{words.name} has {words.size} ids" for words in models.values())
+    what, where = "vocabulary sizes", ""
+    if not same:
+        what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, theirs.tokenizer)})"
     raise ValueError(
-        f"{' and '.join(models)} have different {what}: {', '.join(described)}; every id must "
-        "have the same meaning in both: choose models of the same family"
+        f"{' and '.join(models)} have different {what}: {described}{where}; every id must have the "
+        "same meaning in both: choose models of the same family"
     )
+
+
+def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
+    """The first token that two tokenizers do not share."""
+
+    def token(words: Tokenizer, i: int) -> str:
+        return repr(words.token(i)) if i < words.vocab_size else "absent"
+
+    for i in range(max(ours.vocab_size, theirs.vocab_size)):
+        if token(ours, i) != token(theirs, i):
+            return f"token {i} is {token(ours, i)} and {token(theirs, i)}"
+    return "their tokens are the same"  # not for tokenizers of this package
+
+
+def _of_equal_width(named: dict[str, TextModel]) -> dict[str, TextModel]:
+    """The models, each with the tokens of their tokenizer if their embeddings differ in size."""
+    sizes = {model.model.vocab_size for model in named.values()}
+    if len(sizes) == 1:
+        return named
+    tokens = min(next(iter(named.values())).tokenizer.vocab_size, *sizes)
+    made: dict[str, TextModel] = {}
+    for name, model in named.items():
+        assert isinstance(model.model, Model)  # `check_vocabularies`
+        narrow = dataclasses.replace(model.model, tokens=tokens)
+        made[name] = dataclasses.replace(model, model=narrow)
+    return made
+
+
+def _fits(tokenizer: Tokenizer, model: LanguageModel) -> bool:
+    """Whether the ids of a tokenizer are in a model's vocabulary.
+
+    Gemma 3's text models have no row for the tokenizer's last special token, which stands for an
+    image.
+    """
+    size = model.vocab_size
+    if tokenizer.vocab_size <= size:
+        return True
+    few = tokenizer.vocab_size <= size + _MOST_UNREAD
+    return few and isinstance(model, Model) and not any(tokenizer.pieces().later[size:])
 
 
 def any_float32(models: Iterable[TextModel]) -> bool:

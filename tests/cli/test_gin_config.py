@@ -224,7 +224,10 @@ SHIPPED += [
     ["runs/compare.gin" if name.endswith("/compare.gin") else "runs/infer.gin", name]
     for name in PAPERS
 ]
-SHIPPED += [[f"pairs/{f.name}"] for f in (CONFIGS / "pairs").glob("*.gin")]
+for file in (CONFIGS / "pairs").glob("*.gin"):
+    # Recipes of the built-in pairs; and published pairs to decode with.
+    before = [] if "runs/train" in file.read_text() else ["runs/infer.gin"]
+    SHIPPED.append([*before, f"pairs/{file.name}"])
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
 SHIPPED += [
     ["runs/compare.gin", f"comparisons/{file.name}"]

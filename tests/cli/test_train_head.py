@@ -210,15 +210,15 @@ def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys
             "is the built-in drafter, which is part of specjax: give a copy",
         ),
         ({"DRAFTER": "/absent"}, "drafter='/absent': no such file or directory"),
-        ({"DRAFTER": "other"}, "have different vocabulary sizes"),
+        ({"DRAFTER": "other"}, "have different tokenizers"),
     ],
 )
 def test_bad_input_is_told_before_the_long_work(data, tmp_path, capsys, bindings, message):
     (data / "empty.txt").write_text("")
     (data / "blank.txt").write_text("\n \n")
     if bindings.get("DRAFTER") == "other":
-        other = write_model(tmp_path / "other", "drafter", vocab=30)
-        write_vocabulary(other)
+        other = write_model(tmp_path / "other", "drafter")
+        write_vocabulary(other, ["sa", "te", "wi", "xo"])
         bindings = {"DRAFTER": other}
     assert run(data, tmp_path / "run", **bindings) == 2
     error = capsys.readouterr().err

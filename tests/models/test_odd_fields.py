@@ -15,7 +15,10 @@ from tests.models.tiny import error, quick_jit
 from tests.variants import variants
 
 # Names in `HF_CONFIGS`.
-FAMILIES = ("t5_v1_1", "mt5", "umt5", "t5gemma", "llama", "gemma2")
+FAMILIES = (
+    "t5_v1_1", "mt5", "umt5", "t5gemma", "llama", "qwen2", "qwen3", "mistral", "olmo2",
+    "smollm3", "phi3", "gemma", "gemma2", "gemma3",
+)  # fmt: skip
 # Not about the network; and `dtype`, which the arrays decide.
 OTHERS = {"architectures", "dtype", "id2label", "label2id", "transformers_version"}
 LENGTHS, INPUT, OUTPUT = (20, 13), 20, 12

@@ -10,9 +10,10 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
+from specjax.checkpoints import load_model, save_model
 from specjax.text import decoder as decoder_lib
 from specjax.text import directories, results
-from specjax.tokenizers import ByteTokenizer
+from specjax.tokenizers import ByteTokenizer, load_tokenizer
 from specjax.types import Sampling, traced_dataclass
 from tests import tiny_pair
 
@@ -549,10 +550,39 @@ def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_pa
     with pytest.raises(ValueError, match="drafter and verifier have different tokenizers") as error:
         specjax.load_pair(drafter=other, verifier=paths["verifier"])
     assert "\n" not in str(error.value)
-    wide = tiny_pair.write_model(tmp_path / "wide", "drafter", vocab=32)
-    (wide / "spiece.model").write_bytes((paths["drafter"] / "spiece.model").read_bytes())
-    with pytest.raises(ValueError, match=r"different vocabulary sizes.*32 ids.*24 ids"):
-        specjax.load_pair(drafter=wide, verifier=paths["verifier"])
+    first = load_tokenizer(other), load_tokenizer(paths["verifier"])
+    i = next(i for i in range(24) if first[0].token(i) != first[1].token(i))
+    assert f"token {i} is {first[0].token(i)!r} and {first[1].token(i)!r}" in str(error.value)
+
+
+def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, tmp_path):
+    """Rows of an embedding that are no tokens change nothing; large random ones would be drawn."""
+    sizes = {"drafter": 32, "verifier": 27}
+    for name, size in sizes.items():
+        loaded = load_model(paths[name])
+        params = jax.tree.map(np.asarray, loaded.params)
+
+        def padded(array, axis, size=size):
+            width = [(0, size - 24 if axis == i else 0) for i in (0, 1)]
+            return np.pad(array, width, constant_values=3.0)
+
+        embedding = padded(params["token_embedder"]["embedding"], 0)
+        head = padded(params["decoder"]["logits_dense"]["kernel"], 1)
+        params["token_embedder"]["embedding"] = embedding
+        params["decoder"]["logits_dense"]["kernel"] = head
+        config = loaded.config.replace(vocab_size=size)
+        save_model(tmp_path / name, config, params, tokenizer_from=paths[name])
+    pair = specjax.load_pair(**{name: tmp_path / name for name in sizes})
+    assert pair.verifier.model.vocab_size == pair.drafter.model.vocab_size == 24
+    usual = specjax.load_pair(**paths)
+    prompts = tiny_pair.sentences(6, seed=3)
+    for options in ({"sampling": Sampling(0.0)}, {"rule": rules.OPT(0.3)}):
+        found, expected = (
+            specjax.Decoder(models, max_draft=3, max_new_tokens=12, **options)(prompts, seed=4)
+            for models in (pair, usual)
+        )
+        assert found.texts == expected.texts
+    assert pair.fingerprint != usual.fingerprint
 
 
 def test_missing_paths_are_told(paths, tmp_path, monkeypatch):

@@ -1,0 +1,70 @@
+"""`specjax inspect DIR [DIR]`: what a model is, and what two models need as a pair."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="one model, or two for a pair: directories, or published sizes such as qwen3_8b",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="GB",
+        type=float,
+        help="of two models: print the largest batch for a device of this memory",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="bfloat16",
+        help="of parameters and caches in memory (default: bfloat16)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what the directories hold; reads no array."""
+    # Imported here so that `specjax --help` stays quick.
+    from specjax.text.inspection import as_pair, inspect, lines
+
+    if len(args.models) > 2:
+        raise ValueError(f"inspect takes one or two models, got {len(args.models)}")
+    if args.memory is not None and not 0 < args.memory < 1e6:
+        raise ValueError(f"--memory must be above 0 and below 1,000,000 GB, got {args.memory:g}")
+    if args.memory is not None and len(args.models) == 1:
+        raise ValueError("--memory needs two models: give a drafter and a verifier")
+    found = sorted(
+        (inspect(path, dtype=args.dtype) for path in args.models), key=lambda x: x.params
+    )
+    summaries = [each.summary() for each in found]
+    values: dict[str, Any] = {"models": summaries}
+    if len(found) == 2:
+        memory = None if args.memory is None else args.memory * 1e9
+        values |= as_pair(found[0], found[1], memory)
+    if args.json:
+        json.dump(values, sys.stdout, indent=1)
+        print()
+        return 0
+    for summary in summaries:
+        print(summary["path"])
+        for name, text in lines(summary):
+            print(f"  {name:<16} {text}")
+    if len(found) == 2:
+        small, large = (summary["path"] for summary in summaries)
+        if values["pair"] is True:
+            print(f"a pair: {small} drafts for {large}")
+        elif values["pair"]:
+            print(f"not a pair: {values['pair']}")
+        else:
+            print("give their directories to compare the vocabularies")
+        print(f"c = {values['c']:.3f} (bytes read by a drafter's pass, over a verifier's)")
+        for context, batch in values.get("batches", {}).items():
+            print(f"  {context:>7,} tokens of prompt and output: batches up to {batch:,}")
+    return 0

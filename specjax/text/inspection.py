@@ -1,0 +1,186 @@
+"""What a model is, and what two models need as a pair, without reading their arrays."""
+
+import dataclasses
+import os
+from collections import Counter
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.loading import Opened, open_checkpoint
+from specjax.memory import in_words
+from specjax.models import PRESETS, Model, ModelConfig, model_from_config
+from specjax.text.directories import real_path
+from specjax.text.text_models import Words, check_vocabularies
+from specjax.tokenizers import Tokenizer, load_tokenizer
+from specjax.tokenizers.model_files import read_json_if_there
+
+# Longest texts, in tokens, for which the largest batch is computed.
+CONTEXTS = (1_024, 4_096, 16_384, 65_536)
+# The share of a device's memory for parameters and caches; the rest is for temporary arrays.
+_USABLE = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspected:
+    """A checkpoint whose arrays have not been read, or a published size.
+
+    Attributes:
+      path: its directory, or the name of the size.
+      model: the model, with parameters and activations in `dtype`.
+      dtype: of parameters, activations and cache.
+      opened: the sizes of its arrays, and its special ids; None for a published size.
+      tokenizer: its tokenizer, or None if the directory has none.
+    """
+
+    path: str
+    model: Model
+    dtype: Any
+    opened: Opened | None = None
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def params(self) -> int:
+        """The number of parameters."""
+        return self.model.num_params()
+
+    @property
+    def read_params(self) -> int:
+        """The parameters that a pass of the decoder reads: no encoder, few rows of an embedding."""
+        sizes = {n: x.size for n, x in flatten(self.model.abstract_params()).items()}
+        tied = self.model.config.tie_embeddings
+        unread = ("encoder/", *(() if tied else ("token_embedder/",)))
+        return sum(size for name, size in sizes.items() if not name.startswith(unread))
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the cache of one row per token; of an encoder-decoder, of either side."""
+        config = self.model.config
+        return (
+            2 * len(config.style.windows) * config.kv_heads * config.head_dim * self.dtype.itemsize
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The figures by name, as JSON values; sizes in bytes."""
+        config, words = self.model.config, self.tokenizer
+        on_disk: Counter[str] = Counter()
+        settings: dict[str, Any] = {}
+        eos: tuple[int, ...] = ()
+        if self.opened is not None:
+            for spec in self.opened.reader.specs.values():
+                on_disk[spec.label or spec.dtype.name] += spec.nbytes
+            settings = read_json_if_there(self.opened.path / "config.json")
+            inner = settings.get("text_config")
+            settings |= inner if isinstance(inner, dict) else {}
+            eos = self.opened.ids.eos
+        return {
+            "path": self.path,
+            "family": type(config).__name__.removesuffix("Config"),
+            "format": "published size" if self.opened is None else self.opened.format,
+            "parameters": self.params,
+            "bytes_on_disk": dict(on_disk),
+            "bytes_in_memory": self.params * self.dtype.itemsize,
+            "bytes_read_per_pass": self.read_params * self.dtype.itemsize,
+            "rows_of_the_embedding": config.vocab_size,
+            "tokens": None if words is None else words.vocab_size,
+            "special_ids": {} if self.opened is None else self.opened.ids.to_json(),
+            "eos": {str(i): None if words is None else words.token(i) for i in eos},
+            "context": settings.get("max_position_embeddings"),
+            "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
+            "chat_template": words is not None and words.chat_template is not None,
+        }
+
+
+def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
+    """Opens a checkpoint without reading its arrays.
+
+    Args:
+      path: the directory of a model; a name such as "built-in:gsm8k/drafter"; or one of
+        `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
+      dtype: of parameters and activations when it is loaded; by default bfloat16.
+
+    Returns:
+      An `Inspected`.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint.
+      ValueError: the checkpoint is unreadable or of an unknown family.
+    """
+    name = os.fspath(path)
+    made = jnp.dtype("bfloat16" if dtype is None else dtype)
+
+    def model(config: ModelConfig) -> Model:
+        return model_from_config(config.replace(dtype=made, param_dtype=made))
+
+    if name in PRESETS and not os.path.exists(name):
+        return Inspected(name, model(PRESETS[name]), made)
+    place = real_path(name)
+    opened = open_checkpoint(place)
+    try:
+        words = load_tokenizer(place)
+    except FileNotFoundError:
+        words = None
+    return Inspected(name, model(opened.config), made, opened, words)
+
+
+def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None) -> dict[str, Any]:
+    """Whether two models are a pair, what a draft costs, and what fits a device.
+
+    Args:
+      drafter: the smaller model.
+      verifier: the larger model.
+      memory: the bytes of a device; None leaves out `batches`.
+
+    Returns:
+      JSON values: `pair` (True, the reason why not, or None for published sizes), `c` (the bytes
+      that a drafter's pass reads, over those of a verifier's pass: the cost ratio where memory is
+      the limit) and `batches` (the largest batch by the length of prompt and output together, in
+      tokens; 0: none).
+    """
+    known = drafter.opened is not None and verifier.opened is not None
+    found: dict[str, Any] = {"pair": (_why_not(drafter, verifier) or True) if known else None}
+    found["c"] = drafter.read_params / verifier.read_params
+    if memory is not None:
+        both = (drafter, verifier)
+        left = _USABLE * memory - sum(each.params * each.dtype.itemsize for each in both)
+        row = sum(each.cache_bytes for each in both)
+        found["batches"] = {n: max(0, int(left // (row * n))) for n in CONTEXTS}
+    return found
+
+
+def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
+    words = {}
+    for name, each in (("drafter", drafter), ("verifier", verifier)):
+        if each.tokenizer is None:
+            return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
+        size = each.model.vocab_size
+        words[name] = Words(each.path, each.tokenizer, size, paddable=True)
+    try:
+        check_vocabularies(words)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """A summary as pairs of texts, for a table."""
+    disk = ", ".join(f"{in_words(n)} {kind}" for kind, n in summary["bytes_on_disk"].items())
+    eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
+    tokens = summary["tokens"]
+    found = [
+        ("family", f"{summary['family']} ({summary['format']})"),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("on disk", disk),
+        ("in memory", in_words(summary["bytes_in_memory"])),
+        ("read per pass", in_words(summary["bytes_read_per_pass"])),
+        ("vocabulary", f"{summary['rows_of_the_embedding']:,} rows, "
+                       f"{'no tokenizer' if tokens is None else f'{tokens:,} tokens'}"),
+        ("ends texts with", eos or "no token"),
+        ("context", f"{summary['context']:,} tokens" if summary["context"] else "not stated"),
+        ("cache per row", f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 "
+                          "tokens"),
+        ("chat template", "yes" if summary["chat_template"] else "no"),
+    ]  # fmt: skip
+    files = {"on disk", "ends texts with", "context", "chat template"}
+    return [line for line in found if disk or line[0] not in files]

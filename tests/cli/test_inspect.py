@@ -1,0 +1,127 @@
+"""`specjax inspect`: what one model is, and what two need."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specjax.checkpoints import load_model, save_model
+from specjax.cli.main import main
+from specjax.models import PRESETS, model_from_config
+from tests import tiny_pair
+
+PAIRS = Path(__file__).parents[2] / "gin_configs" / "pairs"
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def inspected(capsys, *words):
+    assert main(["inspect", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_figures_are_those_of_the_loaded_models(paths, capsys):
+    values = inspected(capsys, paths["verifier"], paths["drafter"], "--memory", "1")
+    small, large = values["models"]  # the smaller first
+    for name, summary in (("drafter", small), ("verifier", large)):
+        loaded = load_model(paths[name], dtype="bfloat16")
+        leaves = [np.asarray(x) for x in _leaves(loaded.params)]
+        assert summary["parameters"] == sum(x.size for x in leaves)
+        assert summary["bytes_in_memory"] == sum(x.nbytes for x in leaves)
+        cache = loaded.model.prefill(
+            loaded.params, np.full((1, 2), 5, np.int32), np.array([2], np.int32), 1_000
+        ).cache
+        entries = sum(x.nbytes for x in [*cache.keys, *cache.values])
+        assert summary["cache_bytes_per_row_and_1000_tokens"] == entries
+        assert summary["bytes_on_disk"] == {"F32": 2 * summary["bytes_in_memory"]}
+        assert summary["eos"] == {"1": "</s>"} and not summary["chat_template"]
+    assert values["pair"] is True and 0 < values["c"] < 1
+    # So many rows fill the memory.
+    rows = values["batches"]["1024"]
+    per_row = sum(s["cache_bytes_per_row_and_1000_tokens"] for s in (small, large)) * 1.024
+    used = rows * per_row + sum(s["bytes_in_memory"] for s in (small, large))
+    assert 0.89e9 < used <= 0.9e9
+
+
+def _leaves(tree):
+    return [y for x in tree.values() for y in (_leaves(x) if isinstance(x, dict) else [x])]
+
+
+def test_it_is_printed_as_a_table(paths, capsys):
+    assert main(["inspect", str(paths["drafter"]), str(paths["verifier"])]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"family +T5 \(hf\)", out) and "a pair: " in out and "c = 0." in out
+
+
+def test_what_is_no_pair_is_explained(paths, tmp_path, capsys):
+    other = shutil.copytree(paths["drafter"], tmp_path / "other")
+    tiny_pair.write_vocabulary(other, ["sa", "te", "wi", "xo"])
+    assert "have different tokenizers" in inspected(capsys, other, paths["verifier"])["pair"]
+    (other / "spiece.model").unlink()
+    assert "has no tokenizer" in inspected(capsys, other, paths["verifier"])["pair"]
+    assert inspected(capsys, other)["models"][0]["tokens"] is None
+
+
+def test_published_sizes_need_no_files(capsys):
+    values = inspected(capsys, "qwen3_8b", "qwen3_0.6b", "--memory", "80")
+    assert [summary["parameters"] for summary in values["models"]] == [596_049_920, 8_190_735_360]
+    assert values["pair"] is None and round(values["c"], 3) == 0.079
+    # Keys and values of 28 and 36 layers, 8 heads of 128, in bfloat16.
+    row = 1_024 * 4 * 8 * 128 * (28 + 36)
+    assert values["batches"]["1024"] == int((72e9 - 2 * (596_049_920 + 8_190_735_360)) // row)
+    assert main(["inspect", "qwen3_8b"]) == 0
+    out = capsys.readouterr().out
+    assert "8,190,735,360" in out and "on disk" not in out
+
+
+def test_arrays_are_not_read(paths, tmp_path, capsys, monkeypatch):
+    from specjax.checkpoints.hf import SafetensorsReader
+
+    loaded = load_model(paths["drafter"])
+    save_model(tmp_path / "m", loaded.model, loaded.params, tokenizer_from=paths["drafter"])
+    monkeypatch.setattr(SafetensorsReader, "arrays", lambda *_: pytest.fail("read"))
+    assert inspected(capsys, tmp_path / "m")["models"][0]["format"] == "orbax"
+    assert inspected(capsys, paths["drafter"])["models"][0]["format"] == "hf"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["/absent"], "/absent"),
+        (["a", "b", "c"], "inspect takes one or two models, got 3"),
+        (["PATH", "--memory", "8"], "--memory needs two models"),
+        (["PATH", "PATH", "--memory", "-1"], "--memory must be above 0"),
+        (["PATH", "PATH", "--memory", "nan"], "--memory must be above 0"),
+    ],
+)
+def test_bad_input_is_one_line(paths, capsys, words, message):
+    words = [str(paths["drafter"]) if word == "PATH" else word for word in words]
+    assert main(["inspect", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_the_sizes_of_shipped_pairs_are_known():
+    named = re.findall(r"_SIZE = '(.*)'", "".join(f.read_text() for f in PAIRS.glob("*.gin")))
+    assert len(named) > 20 and set(named) <= set(PRESETS)
+    for name in set(named):
+        assert model_from_config(PRESETS[name]).num_params() > 5e7
+
+
+def test_a_shipped_pair_refuses_models_of_other_sizes(paths, tmp_path, capsys):
+    source = tmp_path / "input.txt"
+    source.write_text("ba de\n")
+    bindings = {
+        "DRAFTER": paths["drafter"], "VERIFIER": paths["verifier"], "INPUT": source,
+        "OUTPUT_DIR": tmp_path / "out",
+    }  # fmt: skip
+    words = [f"--gin.{name}={value}" for name, value in bindings.items()]
+    assert main(["infer", "--gin_file=pairs/mt5_small_xl.gin", *words]) == 2
+    assert "is not mt5_" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
