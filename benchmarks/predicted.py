@@ -25,6 +25,7 @@ from specjax.models import (
     model_from_config,
     preset,
 )
+from specjax.models.int8 import int8_form
 
 HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
 
@@ -77,6 +78,7 @@ class Network:
     Attributes:
       stored: the parameters in memory.
       read: the parameters that a pass reads.
+      read_bytes: their bytes.
       layers: the decoder's layers.
       sums: the blocks of a layer whose results are summed over devices.
       heads: query heads, each of `head_dim`.
@@ -89,6 +91,7 @@ class Network:
 
     stored: int
     read: int
+    read_bytes: int
     layers: int
     sums: int
     heads: int
@@ -99,14 +102,21 @@ class Network:
     cross: bool
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Network":
-        """The numbers of a configuration."""
+    def of(cls, config: ModelConfig, weights: str | None = None) -> "Network":
+        """The numbers of a configuration; `weights` as for `specjax.checkpoints.load_model`."""
         leaves = flatten_dict(model_from_config(config).abstract_params(), sep="/")
         cross = isinstance(config, T5Config)
         assert isinstance(config, T5Config | LlamaConfig | Gemma2Config)
+        read = {name: leaf for name, leaf in leaves.items() if _is_read(name, config)}
+
+        def nbytes(name: str, leaf: Any) -> int:
+            quantised = int8_form(name, leaf.shape, weights) is not None
+            return leaf.size * (1 if quantised else _BYTES)
+
         return cls(
             stored=sum(leaf.size for leaf in leaves.values()),
-            read=sum(leaf.size for name, leaf in leaves.items() if _is_read(name, config)),
+            read=sum(leaf.size for leaf in read.values()),
+            read_bytes=sum(nbytes(name, leaf) for name, leaf in read.items()),
             layers=config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers,
             sums=3 if cross else 2,
             heads=config.num_heads,
@@ -176,7 +186,7 @@ def pass_seconds(
       latency: seconds of an empty all-reduce.
     """
     logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
-    memory = network.read * _BYTES / ways + logits
+    memory = network.read_bytes / ways + logits
     memory += network.cache_bytes(rows, cached, prompt, ways)
     places = cached + prompt * network.cross
     attention = 4 * rows * tokens * places * network.layers * network.heads * network.head_dim

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 
 from benchmarks.lowering import lower_init, lower_insert, lower_run, with_shardings
 from specjax.decoding import Method
+from specjax.models.int8 import abstract_int8
 from specjax.models.model import Model
 from specjax.partitioning import Partitioner
 from specjax.types import PromptBatch, Sampling, row_axes
@@ -27,9 +28,9 @@ class Sizes(NamedTuple):
     draft: int = 4
 
 
-def of_params(model: Model, part: Partitioner) -> Any:
-    """The shapes of a model's parameters, with shardings."""
-    shapes = model.abstract_params()
+def of_params(model: Model, part: Partitioner, weights: str | None = None) -> Any:
+    """The shapes of a model's parameters, with shardings; `weights` as for `load_model`."""
+    shapes = abstract_int8(model.abstract_params(), weights)
     return with_shardings(shapes, part.param_shardings(model, shapes))
 
 

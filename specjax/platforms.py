@@ -61,11 +61,17 @@ def as_on_tpus() -> Iterator[None]:
         jax.clear_caches()
 
 
-def by_platform(*args: Any, tpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
-    """Computes `tpu(*args)` in a program for TPUs, `default(*args)` in any other."""
+def by_platform(*args: Any, default: Callable[..., Any], **special: Callable[..., Any]) -> Any:
+    """Computes `special[platform](*args)`, or `default(*args)` on a platform without its own.
+
+    Args:
+      *args: the arguments.
+      default: the function for other platforms.
+      **special: functions for "tpu" or "cpu".
+    """
     if _as_on_tpus.get():
-        return tpu(*args)
-    return lax.platform_dependent(*args, tpu=tpu, default=default)
+        return special.get("tpu", default)(*args)
+    return lax.platform_dependent(*args, default=default, **special)
 
 
 def entry(x: Array, index: Array) -> Array:

@@ -67,6 +67,7 @@ class Case:
       method: a name of `METHODS`; `ALONE` decodes with only the verifier, token by token.
       sizes: the shapes.
       depth: the layers of each network; None for all.
+      weights: the form of the matrices; see `specjax.checkpoints.load_model`.
     """
 
     pair: str
@@ -75,6 +76,7 @@ class Case:
     method: str
     sizes: Sizes
     depth: int | None = None
+    weights: str | None = None
 
     @property
     def configs(self) -> tuple[ModelConfig, ModelConfig]:
@@ -107,7 +109,7 @@ class Case:
         )
         variant = METHODS[self.method]
         method, params = (_alone if self.method == ALONE else _pair)(
-            large, small, variant, self.sizes.draft, part
+            large, small, variant, self.sizes.draft, part, self.weights
         )
         made = lowered(method, params, self.sizes, programs, filtered=variant.filtered)
         try:
@@ -145,20 +147,22 @@ def _of_depth(config: ModelConfig, layers: int) -> ModelConfig:
     return config.replace(num_layers=layers)
 
 
-def _alone(large: Any, _: Any, variant: Variant, draft: int, part: Partitioner) -> tuple[Any, Any]:
+def _alone(
+    large: Any, _: Any, variant: Variant, draft: int, part: Partitioner, weights: str | None
+) -> tuple[Any, Any]:
     method = decoding.Autoregressive(large, partitioner=part)
-    return method, decoding.MethodParams(of_params(large, part))
+    return method, decoding.MethodParams(of_params(large, part, weights))
 
 
 def _pair(
-    large: Any, small: Any, variant: Variant, draft: int, part: Partitioner
+    large: Any, small: Any, variant: Variant, draft: int, part: Partitioner, weights: str | None
 ) -> tuple[Any, Any]:
     policy, numbers = variant.stopping.bind()
     drafter = drafting.NeuralDrafter(small, draft, policy, catches_up=True)
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
-    own = drafting.NeuralDrafterParams(of_params(small, part), of_numbers(numbers, part))
+    own = drafting.NeuralDrafterParams(of_params(small, part, weights), of_numbers(numbers, part))
     rule = of_numbers(variant.rule, part)
-    return method, decoding.MethodParams(of_params(large, part), own, rule)
+    return method, decoding.MethodParams(of_params(large, part, weights), own, rule)
 
 
 def at_depth(

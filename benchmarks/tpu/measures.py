@@ -88,7 +88,7 @@ def rooflines(case: Case) -> dict[str, float]:
     chip, sizes = CHIPS[case.chip], case.sizes
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     rows = math.ceil(sizes.rows / data)
-    large, small = map(Network.of, case.configs)
+    large, small = (Network.of(config, case.weights) for config in case.configs)
     own = 1 if small.heads % ways else ways
     common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
 

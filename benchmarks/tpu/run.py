@@ -7,6 +7,7 @@ defines the counts, docs/scaling.md the roofline.
 import argparse
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from benchmarks.tpu.tables import COLUMNS, notes_of, row_of
 from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
+from specjax.models.int8 import FORMS
 
 HELP = "bytes, copies, padding and estimated cycles of the programs that a TPU would run"
 
@@ -42,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["2", "4"],
         help="two depths, for extrapolation; one depth, unchanged; or all",
+    )
+    parser.add_argument(
+        "--weights", nargs="+", default=["None"], choices=["None", *FORMS], help="of both networks"
     )
     parser.add_argument("--tokens-per-round", type=float, default=3.3, help="for the speed-up")
     parser.add_argument("--top", type=int, default=0, help="list the costliest instructions")
@@ -89,8 +94,9 @@ def _cases(args: argparse.Namespace, depth: int | None) -> Iterator[Case]:
                         cache=args.cache,
                         draft=args.draft,
                     )
-                    for method in args.methods:
-                        yield Case(pair, chip, where, method, sizes, depth)
+                    for form, method in itertools.product(args.weights, args.methods):
+                        weights = None if form == "None" else form
+                        yield Case(pair, chip, where, method, sizes, depth, weights)
 
 
 def _sizes_of(mesh: str) -> tuple[int, int]:

@@ -57,13 +57,13 @@ class Head:
                 "the configuration that they were trained with"
             )
 
-    def check_drafter(self, name: str, width: int, fingerprint: str) -> None:
+    def check_drafter(self, name: str, width: int, fingerprint: str | None) -> None:
         """Checks that a drafter is the drafter that the head was trained for.
 
         Args:
           name: the drafter's name in messages.
           width: the width of its hidden states.
-          fingerprint: the fingerprint of its weights.
+          fingerprint: the fingerprint of its weights; None: it is not compared.
 
         Raises:
           ValueError: if it is another drafter.
@@ -77,7 +77,7 @@ class Head:
                 f"{name}: its acceptance head has width {self.config.width}, but the model's "
                 f"hidden states have {width}: {remedy}"
             )
-        if self.drafter_fingerprint != fingerprint:
+        if fingerprint not in (None, self.drafter_fingerprint):
             raise ValueError(
                 f"{name}: its acceptance head was trained for weights {self.drafter_fingerprint}, "
                 f"but the model has {fingerprint}: {remedy}"

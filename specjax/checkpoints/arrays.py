@@ -207,7 +207,8 @@ def materialise(
     *,
     dtype: np.dtype,
     shardings: Mapping[str, jax.sharding.Sharding],
-    check_finite: bool = True,
+    check: bool = True,
+    others: Mapping[str, Callable[[np.ndarray], Any]] | None = None,
 ) -> dict[str, Any]:
     """Reads parameters straight into their dtype and sharding.
 
@@ -220,7 +221,8 @@ def materialise(
       pieces: by parameter path.
       dtype: of all parameters.
       shardings: by parameter path.
-      check_finite: whether to search each array for NaN and infinity.
+      check: whether to search each array for NaN and infinity.
+      others: for the paths of parameters in another form: a function that makes and places it.
 
     Returns:
       The nested dict of parameters.
@@ -236,8 +238,11 @@ def materialise(
     for source, array in reader.arrays(largest_first):
         for path in users[source]:
             view = pieces[path].view(array)
+            if others is not None and path in others:
+                flat[path] = others[path](view)
+                continue
             flat[path] = _place(view, dtype, shardings[path])
-            if check_finite:
+            if check:
                 check_shards(path, flat[path])
         del array  # before the reader reads the next array
     return unflatten({path: flat[path] for path in pieces})
@@ -255,11 +260,15 @@ def check_shards(name: str, array: jax.Array) -> None:
     """Raises NotFiniteError if this process's part of an array is not finite."""
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
-            values = np.asarray(shard.data)
-            if (place := _find_not_finite(values)) is not None:
-                begins = (at.start or 0 for at in shard.index)
-                at = tuple(i + j for i, j in zip(begins, place, strict=True))
-                raise NotFiniteError(f"{name} has {values[place]} at {at}")
+            begins = tuple(at.start or 0 for at in shard.index)
+            check_finite(name, np.asarray(shard.data), begins)
+
+
+def check_finite(name: str, values: np.ndarray, begins: tuple[int, ...]) -> None:
+    """Raises NotFiniteError if a part of an array, which begins at `begins`, is not finite."""
+    if (place := _find_not_finite(values)) is not None:
+        at = tuple(i + j for i, j in zip(begins, place, strict=True))
+        raise NotFiniteError(f"{name} has {values[place]} at {at}")
 
 
 def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:

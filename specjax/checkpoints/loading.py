@@ -26,12 +26,14 @@ from specjax.checkpoints.arrays import (
     materialise,
 )
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
+from specjax.checkpoints.int8 import int8_placers
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import Tree, find_gin, infer_config
 from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of
+from specjax.models.int8 import check_form, int8_form
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
     SPECJAX_FILE,
@@ -122,6 +124,7 @@ def load_model(
     shardings: Params | jax.sharding.Sharding | None = None,
     config: ModelConfig | PathLike | None = None,
     check_weights: bool = True,
+    weights: str | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint, array by array, straight into its dtype and sharding.
 
@@ -150,18 +153,24 @@ def load_model(
         `specjax.models.config_to_dict`), or of a T5X gin file.
       check_weights: whether to search the arrays for NaN and infinity and, if specjax wrote the
         checkpoint, to compare the array files with their checksums.
+      weights: "int8" stores every matrix except the embedding as 8-bit integers with a scale per
+        output channel, "int8+embedding" the embedding too, with a scale per token. Qwix makes them
+        (`pip install '.[int8]'`). Such a model can decode, but not be trained or saved. None:
+        all parameters have `param_dtype`.
 
     Returns:
       The loaded model.
 
     Raises:
       FileNotFoundError: for a missing directory or file.
+      ImportError: for `weights` without Qwix.
       TypeError: for a `path` or `config` that is neither.
       ValueError: for files that are unreadable, unknown or inconsistent; the message names the
         path, the arrays and the remedy in one line.
     """
     if mesh is not None and shardings is not None:
         raise ValueError("`mesh` and `shardings` exclude each other; give only one of them")
+    check_form(weights)
     given = {"dtype": dtype, "param_dtype": param_dtype}
     requested = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
     opened = _open(path, config, check_weights)
@@ -179,14 +188,16 @@ def load_model(
     stored = requested.get("param_dtype", requested.get("dtype", kept))
     model = make(opened.config.replace(dtype=requested.get("dtype", stored), param_dtype=stored))
     placed = _shardings(model, shapes, mesh, rules, shardings)
-    _check_room(opened.path, shapes, stored, placed)
-    options: Any = {"dtype": stored, "shardings": placed, "check_finite": check_weights}
+    _check_room(opened.path, shapes, stored, placed, weights)
+    options: Any = {"dtype": stored, "shardings": placed, "check": check_weights}
+    others = int8_placers(shapes, placed, weights, check_weights)
     try:
         spread = any(len(one.device_set) > 1 for one in placed.values())
-        if spread and isinstance(opened.reader, OrbaxReader) and opened.format == "orbax":
+        own_format = isinstance(opened.reader, OrbaxReader) and opened.format == "orbax"
+        if spread and own_format and not others:
             params = opened.reader.shards(**options)
         else:
-            params = materialise(opened.reader, pieces, **options)
+            params = materialise(opened.reader, pieces, others=others, **options)
     except NotFiniteError as error:
         raise ValueError(
             f"{opened.path}: {error}: copy the checkpoint again, or load it with "
@@ -381,12 +392,16 @@ def _check_room(
     shapes: Shapes,
     dtype: np.dtype,
     shardings: Mapping[str, jax.sharding.Sharding],
+    weights: str | None,
 ) -> None:
     """Raises an error for parameters that do not fit, before they are read."""
-    leaves = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+    needed = 0
+    for name, shape in shapes.items():
+        stored = dtype if int8_form(name, shape, weights) is None else np.int8
+        needed += nbytes(jax.ShapeDtypeStruct(shape, stored), shardings[name])
     check_fits(
-        f"{path}: the parameters in {dtype}",
-        nbytes(leaves, {name: shardings[name] for name in leaves}),
+        f"{path}: the parameters in {weights or dtype}",
+        needed,
         "load them in bfloat16, or over more devices",
         set().union(*(sharding.device_set for sharding in shardings.values())),
     )

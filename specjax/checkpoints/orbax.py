@@ -68,7 +68,7 @@ class OrbaxReader:
             yield name, self._read(name)
 
     def shards(
-        self, dtype: np.dtype, shardings: Mapping[str, jax.sharding.Sharding], check_finite: bool
+        self, dtype: np.dtype, shardings: Mapping[str, jax.sharding.Sharding], check: bool
     ) -> dict[str, Any]:
         """Restores all arrays straight into their shards.
 
@@ -77,7 +77,7 @@ class OrbaxReader:
         Args:
           dtype: of all arrays.
           shardings: by name.
-          check_finite: whether to search this process's parts for NaN and infinity.
+          check: whether to search this process's parts for NaN and infinity.
 
         Returns:
           The nested dict of arrays.
@@ -92,7 +92,7 @@ class OrbaxReader:
                 dtype=dtype, sharding=shardings[name], global_shape=spec.shape
             )
             flat[name] = self._read(name, where)
-            if check_finite:
+            if check:
                 check_shards(name, flat[name])
         return unflatten(flat)
 

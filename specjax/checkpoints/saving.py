@@ -21,6 +21,7 @@ from specjax.models import (
     family_of,
     model_from_config,
 )
+from specjax.models.weights import is_stored
 from specjax.tokenizers.load import keep_sentinels
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
@@ -166,6 +167,12 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
         for name, leaf in flatten(model_from_config(config).abstract_params()).items()
     }
     flat = flatten(params)
+    if stored := [name for name, value in flat.items() if is_stored(value)]:
+        raise ValueError(
+            f"`params` must be arrays, got a {type(flat[stored[0]]).__name__} for {stored[0]}: "
+            "save the model as it was before, and quantise it when it is loaded "
+            "(load_model(weights='int8'))"
+        )
     wrong = sorted(set(flat) ^ set(shapes)) or [
         name for name, shape in shapes.items() if tuple(flat[name].shape) != shape
     ]

@@ -99,7 +99,7 @@ def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
             {name: Piece(name) for name in reader.specs},
             dtype=common_dtype(spec.dtype for spec in reader.specs.values()),
             shardings=dict.fromkeys(reader.specs, host),
-            check_finite=check,
+            check=check,
         )
     except NotFiniteError as error:
         raise ValueError(

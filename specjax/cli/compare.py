@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     on_start, process = gin_config.recorder(args), args.process
     parts: dict[Callable[..., Any], Sequence[str]] = {
         text.load_pair: (),
-        text.load_text_model: ("path", "mesh"),
+        text.load_text_model: ("path", "mesh", "weights"),
     }
     results = gin_config.call(
         study.compare, models_of, parts=parts, on_start=on_start, process=process
@@ -143,14 +143,17 @@ def decoding(
 def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
     """Loads the pair of the gin files and the other drafters of the settings."""
     from specjax import text
+    from specjax.models.int8 import form_of
 
     pair = gin_config.call_part(text.load_pair)
+    form = form_of(gin_config.value_of("load_pair.weights"), "drafter")
     found = dict(pair.named)
     for setting in settings:
         for name in setting.drafters:
             if name not in found:
                 place, mesh = os.path.expanduser(name), pair.verifier.mesh
-                found[name] = gin_config.call_part(text.load_text_model, place, mesh=mesh)
+                given: Any = {"mesh": mesh, "weights": form}
+                found[name] = gin_config.call_part(text.load_text_model, place, **given)
                 # Checks the vocabulary.
                 text.Models(**{name: found[name], "verifier": pair.verifier})
     return found

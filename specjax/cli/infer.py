@@ -134,6 +134,7 @@ def load_alone(
     mesh: "jax.sharding.Mesh | None" = None,
     tokenizer: "str | None" = None,
     check_weights: bool = True,
+    weights: Any = None,
 ) -> "text.TextModel":
     """Loads one model of a pair, to decode without the other model.
 
@@ -145,12 +146,19 @@ def load_alone(
       mesh: likewise.
       tokenizer: likewise.
       check_weights: likewise.
+      weights: see `load_pair`.
     """
     from specjax import text
+    from specjax.models.int8 import form_of
     from specjax.text.directories import DEFAULT_PAIR, PREFIX
 
     path = {"verifier": verifier, "drafter": drafter}[name]
     place = f"{PREFIX}{DEFAULT_PAIR}/{name}" if path is None else path
     return text.load_text_model(
-        place, dtype=dtype, mesh=mesh, tokenizer=tokenizer, check_weights=check_weights
+        place,
+        dtype=dtype,
+        mesh=mesh,
+        tokenizer=tokenizer,
+        check_weights=check_weights,
+        weights=form_of(weights, name),
     )

@@ -21,6 +21,7 @@ from specjax.models.hf_fields import (
     rope_from_hf,
     rope_to_hf,
 )
+from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.llama import Llama3RopeScaling, LlamaConfig
 from specjax.models.model import Model
 from specjax.models.mt5 import MT5Config
@@ -40,6 +41,8 @@ __all__ = [
     "Family",
     "Gemma2Config",
     "HFFields",
+    "Int8Embedding",
+    "Int8Weight",
     "Llama3RopeScaling",
     "LlamaConfig",
     "MT5Config",

@@ -18,7 +18,7 @@ from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_
 from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
-from specjax.models.weights import StoredWeight
+from specjax.models.weights import StoredWeight, is_stored
 from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled
 
 
@@ -114,7 +114,7 @@ class Model(LanguageModel, abc.ABC):
             lambda x, axes: x.axes(axes) if isinstance(x, StoredWeight) else axes,
             params,
             names,
-            is_leaf=lambda x: isinstance(x, StoredWeight),
+            is_leaf=is_stored,
         )
         return self._axes(names)
 

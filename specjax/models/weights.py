@@ -62,6 +62,16 @@ class StoredWeight(abc.ABC):
 Weight = Array | StoredWeight
 
 
+def is_stored(value: Any) -> bool:
+    """Whether a value in a tree of parameters is a `StoredWeight`."""
+    return isinstance(value, StoredWeight)
+
+
+def has_stored(params: Any) -> bool:
+    """Whether a tree of parameters has a `StoredWeight`."""
+    return any(map(is_stored, jax.tree.leaves(params, is_leaf=is_stored)))
+
+
 def declare(
     module: nn.Module,
     name: str,

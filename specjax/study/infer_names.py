@@ -28,6 +28,7 @@ class Prompting:
       task: the task that has made the texts from records, or None.
       dtype: the dtype of the models; None: that of each checkpoint.
       tokenizer: the path of the tokenizer, if the models' directories have none.
+      weights: the form of their matrices; see `specjax.load_pair`.
     """
 
     chat: bool = False
@@ -35,6 +36,7 @@ class Prompting:
     task: FewShot | None = None
     dtype: Any = None
     tokenizer: str | os.PathLike[str] | None = None
+    weights: str | Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
         check_flag("chat", self.chat)
@@ -43,6 +45,8 @@ class Prompting:
     def names(self) -> dict[str, str]:
         """Returns gin names -> values, for any working directory and inputs without answers."""
         found = {"DTYPE": repr(self.dtype_name), "TOKENIZER": repr(self._tokenizer())}
+        plain = isinstance(self.weights, str | None)
+        found["WEIGHTS"] = repr(self.weights if plain else dict(self.weights))
         found |= {"CHAT": repr(self.chat), "TRUNCATE": repr(self.truncate)}
         if isinstance(self.task, FewShot):
             examples = self.task.examples
@@ -105,6 +109,8 @@ def _portable(
         found["drafting/Cascade.models"] = repr(tuple(paths))
         if prompts.dtype is not None:
             found.setdefault("drafting/Cascade.dtype", repr(prompts.dtype_name))
+        if prompts.weights is not None:
+            found.setdefault("drafting/Cascade.weights", repr(prompts.weights))
         copies, scope = plan.last, "drafting/last/"
     table = copies.bigram if isinstance(copies, Lookup) else None
     if isinstance(table, str) and table != "built-in":

@@ -18,6 +18,7 @@ from specjax.drafting import (
     lenience,
 )
 from specjax.drafting.hierarchy import check_lengths
+from specjax.models.int8 import form_of
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
 from specjax.text.directories import load_text_model, real_path
@@ -48,6 +49,8 @@ class Cascade(DraftPlan):
       verification: the verification of all inner rounds.
       cumulative: the meaning of the counts in a row; see `drafting.HorizontalCascade`.
       dtype: the dtype of models loaded from directories; by default that of each checkpoint.
+      weights: the `weights` of models loaded from directories; see `load_text_model`. Of a mapping
+        such as `load_pair` takes, they have the entry "drafter".
 
     Raises:
       TypeError: a part has a wrong type.
@@ -63,6 +66,7 @@ class Cascade(DraftPlan):
     verification: Verification = Block()  # noqa: RUF009  immutable
     cumulative: bool = False
     dtype: Any = None
+    weights: str | Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
         models = self.models
@@ -79,6 +83,7 @@ class Cascade(DraftPlan):
                 )
         _check_last(self.last)
         lenience(self.lenience)  # its checks
+        form_of(self.weights, "drafter")
         names = [_shown(model) for model in models]
         matrix = check_lengths(self.lengths, [*names, *(["last"] if self.last else [])])
         object.__setattr__(self, "lengths", tuple(map(tuple, matrix)))
@@ -152,7 +157,8 @@ class Cascade(DraftPlan):
         levels = {}
         for name, level in found.items():
             if not isinstance(level, TextModel):
-                level = load_text_model(level, dtype=self.dtype, mesh=main.mesh)
+                form = form_of(self.weights, "drafter")
+                level = load_text_model(level, dtype=self.dtype, mesh=main.mesh, weights=form)
             Models(**{name: level, "verifier": main})  # checks the vocabulary and the mesh
             levels[name] = level
         return levels

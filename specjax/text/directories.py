@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from specjax.checks import check_path
+from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.text_models import Models, Pair, TextModel, Words, check_vocabularies
 from specjax.tokenizers import Tokenizer, load_tokenizer
@@ -98,6 +99,7 @@ def load_text_model(
     check_weights: bool = True,
     head: bool = True,
     replicate: bool = False,
+    weights: str | None = None,
 ) -> TextModel:
     """Loads a model with its tokenizer.
 
@@ -111,6 +113,7 @@ def load_text_model(
       head: whether to load the acceptance head, if the directory has it.
       replicate: whether each device of the mesh has the whole model, which then needs no
         collectives; if not, the mesh's axis `model` splits it.
+      weights: "int8" or "int8+embedding"; see `specjax.checkpoints.load_model`.
 
     Returns:
       The model.
@@ -131,7 +134,9 @@ def load_text_model(
     if mesh is not None and not replicate:
         _check_heads(path, read_config(path).num_heads, mesh)
     rules = WHOLE_RULES if replicate else STANDARD_RULES
-    loaded = load_model(path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights)
+    loaded = load_model(
+        path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights, weights=weights
+    )
     if not 0 <= words.pad_id < loaded.config.vocab_size:
         raise ValueError(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
@@ -153,6 +158,7 @@ def load_pair(
     check_weights: bool = True,
     head: bool = True,
     replicate_drafter: bool = False,
+    weights: str | Mapping[str, str | None] | None = None,
 ) -> Pair:
     """Loads a drafter and a verifier; by default a built-in pair.
 
@@ -168,6 +174,8 @@ def load_pair(
       check_weights: see `specjax.checkpoints.load_model`.
       head: whether to load the acceptance heads in the directories, if there are any.
       replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
+      weights: "int8" or "int8+embedding" for both models, or for one of them, such as
+        {"verifier": "int8"}; see `specjax.checkpoints.load_model`.
 
     Returns:
       The pair.
@@ -194,7 +202,8 @@ def load_pair(
         drafter, verifier = found / "drafter", found / "verifier"
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     whole = ("drafter",) if replicate_drafter else ()
-    return Pair(**_loaded({"drafter": drafter, "verifier": verifier}, tokenizer, whole, options))
+    paths = {"drafter": drafter, "verifier": verifier}
+    return Pair(**_loaded(paths, tokenizer, whole, weights, options))
 
 
 def load_models(
@@ -205,6 +214,7 @@ def load_models(
     check_weights: bool = True,
     head: bool = True,
     replicate: Collection[str] = (),
+    weights: str | Mapping[str, str | None] | None = None,
     **paths: PathLike,
 ) -> Models:
     """Loads any number of models with the same vocabulary.
@@ -216,6 +226,8 @@ def load_models(
       check_weights: see `specjax.checkpoints.load_model`.
       head: whether to load the acceptance heads in the directories, if there are any.
       replicate: the names of models to replicate (see `load_text_model`).
+      weights: "int8" or "int8+embedding" for all models, or a mapping from names of models; see
+        `specjax.checkpoints.load_model`.
       **paths: name -> directory (see `load_text_model`); `verifier` is required.
 
     Returns:
@@ -238,18 +250,20 @@ def load_models(
             f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
         )
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
-    return Models(**_loaded(paths, tokenizer, replicate, options))
+    return Models(**_loaded(paths, tokenizer, replicate, weights, options))
 
 
 def _loaded(
     paths: dict[str, PathLike],
     tokenizer: PathLike | Tokenizer | None,
     replicate: Collection[str],
+    weights: str | Mapping[str, str | None] | None,
     options: dict[str, Any],
 ) -> dict[str, TextModel]:
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
 
+    forms = _forms(weights, paths)
     paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
         _check_path(name, path)
@@ -263,9 +277,27 @@ def _loaded(
         check_vocabularies({name: size, "verifier": sizes["verifier"]})
     _tell_special_ids(words)
     return {
-        name: load_text_model(path, tokenizer=words[name], replicate=name in replicate, **options)
+        name: load_text_model(
+            path,
+            tokenizer=words[name],
+            replicate=name in replicate,
+            weights=forms[name],
+            **options,
+        )
         for name, path in paths.items()
     }
+
+
+def _forms(weights: Any, names: Collection[str]) -> dict[str, str | None]:
+    """The form of each model's matrices."""
+    unknown = (
+        [name for name in weights if name not in names] if isinstance(weights, Mapping) else []
+    )
+    if unknown:
+        raise ValueError(
+            f"weights has {unknown[0]!r}, but the models are {', '.join(names)}: correct the name"
+        )
+    return {name: form_of(weights, name) for name in names}
 
 
 def _tell_special_ids(words: dict[str, Tokenizer]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 from specjax.acceptance_head.head import Head
 from specjax.checks import check_part, check_static
 from specjax.models.model import Model, platforms_of
+from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, added_text
 from specjax.types import LanguageModel, Params
@@ -51,7 +53,9 @@ class TextModel:
 
     Raises:
       TypeError: the model, the tokenizer or the head has a wrong type.
-      ValueError: the tokenizer has more ids than the model, or the head is of another model.
+      ValueError: the tokenizer has more ids than the model, or the head is of another model. A
+        model with quantised weights has another fingerprint than the floats that its head was
+        trained for, so only the width is compared.
     """
 
     model: LanguageModel
@@ -81,7 +85,8 @@ class TextModel:
         if not isinstance(self.head, Head | None):
             raise TypeError(f"head must come from checkpoints.load_head, got {self.head!r}")
         if self.head is not None:
-            self.head.check_drafter(self.name, self.width, self.weights_fingerprint)
+            found = None if has_stored(self.params) else self.weights_fingerprint
+            self.head.check_drafter(self.name, self.width, found)
 
     @property
     def partitioner(self) -> Partitioner | None:
@@ -102,7 +107,8 @@ class TextModel:
     @functools.cached_property
     def size(self) -> int:
         """The number of its parameters."""
-        return sum(np.size(leaf) for leaf in jax.tree.leaves(self.params))
+        leaves = jax.tree.leaves(self.params, is_leaf=is_stored)
+        return sum(math.prod(np.shape(leaf)) for leaf in leaves)
 
     @functools.cached_property
     def prepared(self) -> Params:

@@ -17,6 +17,7 @@ from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_he
 from specjax.checks import check_part, one_number, whole_number
 from specjax.data.examples import Example
 from specjax.drafting import Survival
+from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder, Pair
 from specjax.text.directories import PAIRS
@@ -268,6 +269,11 @@ def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
                 f"{name}={model.name} is an output of the run in output_dir={run.path}: "
                 "choose another output_dir"
             )
+    if has_stored(pair.drafter.params):
+        raise ValueError(
+            "the drafter is quantised, so its head would not match the weights in its directory: "
+            "load it without weights='int8'"
+        )
     if install:
         directory = Path(pair.drafter.name)
         if directory.resolve().is_relative_to(PAIRS.resolve()):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, checked, whole_number
+from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
 from specjax.text.text_models import digest
 from specjax.training.checkpoint_store import (
@@ -300,6 +301,11 @@ def _float32_params(task: Task) -> Params:
 
 def _fitting(params: Params, expected: Params) -> Params:
     """Initial parameters, in the task's dtypes."""
+    if has_stored(params):
+        raise ValueError(
+            "the initial parameters are quantised, which cannot be trained: load the model "
+            "without weights='int8'"
+        )
     if jax.tree.map(np.shape, params) != jax.tree.map(lambda like: like.shape, expected):
         raise ValueError(
             "the initial parameters do not have the network's names and shapes; use the "

@@ -13,7 +13,7 @@ from tests.fuzzing.law import assert_untouched, contents, scratch, start
 from tests.fuzzing.world import World
 
 MACROS = [
-    "INPUT", "OUTPUT_DIR", "VERIFIER", "DRAFTER", "TOKENIZER", "DTYPE", "MAX_DRAFT",
+    "INPUT", "OUTPUT_DIR", "VERIFIER", "DRAFTER", "TOKENIZER", "DTYPE", "WEIGHTS", "MAX_DRAFT",
     "VERIFICATION", "TEMPERATURE", "TOP_K", "TOP_P", "MAX_NEW_TOKENS", "BATCH_SIZE", "SEED",
     "FORMAT", "INPUTS_FIELD", "TARGETS_FIELD", "SPLIT", "CHAT",
 ]  # fmt: skip

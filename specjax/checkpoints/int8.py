@@ -1,0 +1,131 @@
+"""Quantises matrices while they are read, with Qwix.
+
+What Qwix saves has no stable structure, so checkpoints keep their floats, and a model is quantised
+whenever it is loaded.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from specjax.checkpoints.arrays import check_finite, copy_as
+from specjax.checks import require
+from specjax.compilation import jit
+from specjax.models.int8 import Int8Weight, int8_form
+
+# The number of entries that are quantised together.
+_BLOCK = 2**20
+
+
+def int8_placers(
+    shapes: Mapping[str, tuple[int, ...]],
+    shardings: Mapping[str, Sharding],
+    form: str | None,
+    check: bool,
+) -> dict[str, Callable[[np.ndarray], Int8Weight]]:
+    """The functions that quantise and place the matrices of a model.
+
+    Args:
+      shapes: of the parameters, by path.
+      shardings: of the parameters, by path.
+      form: see `specjax.models.int8.int8_form`.
+      check: whether to search the matrices for NaN and infinity.
+
+    Returns:
+      For the path of each quantised matrix: a function from the matrix to the weight.
+
+    Raises:
+      ImportError: if Qwix is not installed.
+      ValueError: for a sharding over several devices that is not a `NamedSharding`.
+    """
+    kinds = {path: int8_form(path, shape, form) for path, shape in shapes.items()}
+    return {
+        path: functools.partial(
+            _quantised,
+            kind=kind,
+            name=path if check else None,
+            places=(shardings[path], _of_scales(path, shardings[path], kind)),
+            of_block=_quantiser(kind),
+        )
+        for path, kind in kinds.items()
+        if kind is not None
+    }
+
+
+def _quantised(
+    view: np.ndarray,
+    *,
+    kind: type[Int8Weight],
+    name: str | None,
+    places: tuple[Sharding, Sharding],
+    of_block: Callable[[np.ndarray], tuple[Any, Any]],
+) -> Int8Weight:
+    """A matrix in 8 bits; the host holds the integers once more, and a block in float32.
+
+    A channel's scale depends only on this channel, so blocks of channels give what the whole matrix
+    would.
+    """
+    axis = kind.channel_axis()
+    values, scales = np.empty(view.shape, np.int8), np.empty(view.shape[axis], np.float32)
+    step = max(1, _BLOCK // max(1, view.shape[1 - axis]))
+    for start in range(0, view.shape[axis], step):
+        channels = slice(start, start + step)
+        at = (slice(None),) * axis + (channels,)
+        block = copy_as(view[at], np.dtype(np.float32))
+        if name is not None:
+            check_finite(name, block, (0, start) if axis else (start, 0))
+        values[at], scales[channels] = map(np.asarray, of_block(block))
+    return kind(_placed(values, places[0]), _placed(scales, places[1]))
+
+
+def _placed(array: np.ndarray, sharding: Sharding) -> jax.Array:
+    cut = jax.make_array_from_callback(
+        array.shape, sharding, lambda index: np.ascontiguousarray(array[index])
+    )
+    return cut.block_until_ready()
+
+
+def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Sharding:
+    """The sharding of the scales: like that of the channels."""
+    if isinstance(sharding, NamedSharding):
+        spec = (*sharding.spec, None, None)[kind.channel_axis()]
+        return NamedSharding(sharding.mesh, jax.P(spec))
+    if len(sharding.device_set) > 1:
+        raise ValueError(
+            f"`shardings` of quantised matrices must be NamedShardings, got {sharding} for {path}"
+        )
+    return sharding
+
+
+@functools.cache
+def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]]:
+    """A function from floats to Qwix's integers and scales, on the host."""
+    qwix = require("qwix", "int8")
+
+    @jit
+    def quantise(block: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = qwix.quantize(block, jnp.int8, channelwise_axes=(kind.channel_axis(),))
+        return found.qvalue, found.scale.reshape(-1)
+
+    def on_host(block: np.ndarray) -> tuple[Any, Any]:
+        # Qwix needs JAX's default promotions.
+        with (
+            jax.default_device(_host()),
+            jax.numpy_dtype_promotion("standard"),
+            jax.numpy_rank_promotion("allow"),
+        ):
+            return quantise(block)
+
+    return on_host
+
+
+def _host() -> jax.Device | None:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS excludes it
+        return None

@@ -1,0 +1,204 @@
+"""Matrices of 8-bit integers, with a scale for each output channel.
+
+Reading weights takes most of the time of decoding few rows. Integers of 8 bits are half the bytes
+of bfloat16 and a quarter of float32.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models.weights import StoredWeight
+from specjax.platforms import by_platform, is_special
+from specjax.types import Params, traced_dataclass
+
+Array = jax.Array
+
+INT8, WITH_EMBEDDING = "int8", "int8+embedding"
+FORMS = (INT8, WITH_EMBEDDING)
+_EMBEDDING = "token_embedder/embedding"
+# On CPUs, a product with fewer tokens than this converts the matrix in pieces of so many rows.
+_FEW_TOKENS, _MOST_ROWS, _LEAST_ROWS = 64, 128, 32
+
+
+@traced_dataclass
+class Int8Weight(StoredWeight):
+    """A matrix in 8 bits with a scale per column; `specjax.checkpoints.load_model` makes it.
+
+    A scale belongs to a whole channel, so it multiplies the channel's sum after the product.
+    Operands of products have the dtype of the activations; in bfloat16 the integers are exact.
+
+    Attributes:
+      values: `[n, m]` int8.
+      scales: `[m]` float32; entry (i, j) of the matrix is `values[i, j] * scales[j]`.
+    """
+
+    values: Array
+    scales: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the matrix."""
+        return tuple(self.values.shape)
+
+    def read(self, dtype: Any) -> Array:
+        """See `StoredWeight`."""
+        return (self.values.astype(jnp.float32) * self.scales[None]).astype(dtype)
+
+    def rows(self, index: Array, dtype: Any) -> Array:
+        """See `StoredWeight`."""
+        values = jnp.take(self.values, index, axis=0, mode="clip").astype(jnp.float32)
+        return (values * self.scales.reshape((1,) * index.ndim + (-1,))).astype(dtype)
+
+    def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
+        """See `StoredWeight`; the scales multiply the sums in float32."""
+
+        def whole(x: Array, weight: Int8Weight) -> Array:
+            # The barrier ties the integers to x. Without it, XLA converts whole matrices before a
+            # loop that uses them, and the loop reads the converted copies.
+            values, x = jax.lax.optimization_barrier((weight.values, x))
+            return weight._scaled(dot(x, values.astype(x.dtype)))
+
+        rows = _rows_of_piece(self.shape[0])
+        if rows is None or x.shape[0] >= _FEW_TOKENS or is_special():
+            return whole(x, self)
+
+        def in_pieces(x: Array, weight: Int8Weight) -> Array:
+            # XLA on CPUs fuses no conversion with a product: a whole converted matrix would be
+            # written to memory and read again. A piece stays in a core's cache.
+            pieces = weight.values.reshape(-1, rows, weight.shape[1])
+            y = weight._scaled(weight._sums(dot, x.astype(jnp.float32), pieces))
+            return y.astype(jax.eval_shape(whole, x, weight).dtype)
+
+        return by_platform(x, self, default=whole, cpu=in_pieces)
+
+    def axes(self, names: tuple[str | None, ...]) -> Any:
+        """See `StoredWeight`; scales are split like their channels."""
+        return type(self)(names, names[self.channel_axis() :][:1])  # type: ignore[arg-type]
+
+    @staticmethod
+    def channel_axis() -> int:
+        """The axis of the matrix that has a scale per entry."""
+        return 1
+
+    def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
+        """`dot` of `x [N, n]` and pieces `[n / r, r, m]` of the integers; one converted a time."""
+
+        def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            x, values = part
+            return total + dot(x, values.astype(x.dtype)), None
+
+        parts = jnp.moveaxis(x.reshape(x.shape[0], *pieces.shape[:2]), 1, 0)
+        empty = jnp.zeros((x.shape[0], pieces.shape[2]), jnp.float32)
+        return jax.lax.scan(add, empty, (parts, pieces))[0]
+
+    def _scaled(self, y: Array) -> Array:
+        return (y.astype(jnp.float32) * self.scales[None]).astype(y.dtype)
+
+
+@traced_dataclass
+class Int8Embedding(Int8Weight):
+    """An embedding in 8 bits with a scale per row, a token.
+
+    Attributes:
+      values: `[V, E]` int8.
+      scales: `[V]` float32; entry (i, j) of the matrix is `values[i, j] * scales[i]`.
+    """
+
+    def read(self, dtype: Any) -> Array:
+        """See `StoredWeight`."""
+        return (self.values.astype(jnp.float32) * self.scales[:, None]).astype(dtype)
+
+    def rows(self, index: Array, dtype: Any) -> Array:
+        """See `StoredWeight`."""
+        values, scales = (
+            jnp.take(x, index, axis=0, mode="clip").astype(jnp.float32)
+            for x in (self.values, self.scales)
+        )
+        return (values * scales[..., None]).astype(dtype)
+
+    @staticmethod
+    def channel_axis() -> int:
+        """See `Int8Weight`."""
+        return 0
+
+    def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
+        """`dot` of `x [N, E]`, which contracts E, and pieces `[V / r, r, E]`."""
+        sums = jax.lax.map(lambda values: dot(x, values.astype(x.dtype)), pieces)
+        return jnp.moveaxis(sums, 0, 1).reshape(x.shape[0], -1)
+
+
+def int8_form(path: str, shape: tuple[int, ...], form: str | None) -> type[Int8Weight] | None:
+    """The class of a parameter in 8 bits; None for a parameter that is left as it is.
+
+    Args:
+      path: of the parameter, such as "decoder/layers_0/mlp/wo/kernel".
+      shape: its shape.
+      form: one of `FORMS`; None leaves everything.
+    """
+    if form is None or len(shape) != 2:
+        return None
+    if path.endswith("/kernel"):
+        return Int8Weight
+    return Int8Embedding if path == _EMBEDDING and form == WITH_EMBEDDING else None
+
+
+def abstract_int8(params: Params, form: str | None) -> Params:
+    """The shapes of a model's parameters in 8 bits.
+
+    Args:
+      params: the shapes, as from `Model.abstract_params`.
+      form: see `int8_form`.
+    """
+
+    def change(path: Any, leaf: Any) -> Any:
+        found = int8_form("/".join(str(key.key) for key in path), leaf.shape, form)
+        if found is None:
+            return leaf
+        scales: Any = jax.ShapeDtypeStruct(leaf.shape[found.channel_axis() :][:1], jnp.float32)
+        values: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
+        return found(values, scales)
+
+    return jax.tree_util.tree_map_with_path(change, params)
+
+
+def _rows_of_piece(rows: int) -> int | None:
+    """The largest number of rows of equal pieces; None if the matrix is not cut."""
+    sizes = range(min(_MOST_ROWS, rows // 2), _LEAST_ROWS - 1, -1)
+    return next((size for size in sizes if rows % size == 0), None)
+
+
+def check_form(value: Any, name: str = "weights") -> str | None:
+    """Checks the form of matrices.
+
+    Args:
+      value: one of `FORMS`, or None.
+      name: the argument's name in messages.
+
+    Returns:
+      The value.
+
+    Raises:
+      ValueError: if it is neither.
+    """
+    if value is not None and not (isinstance(value, str) and value in FORMS):
+        raise ValueError(f"`{name}` must be one of {', '.join(FORMS)}, or None, got {value!r}")
+    return value
+
+
+def form_of(weights: Any, model: str) -> str | None:
+    """The form of a model's matrices.
+
+    Args:
+      weights: a form for all models, or a mapping from names of models to forms; a model without
+        an entry is left as it is.
+      model: the name of the model.
+
+    Raises:
+      ValueError: for an unknown form.
+    """
+    if not isinstance(weights, Mapping):
+        return check_form(weights)
+    return check_form(weights.get(model), f"weights[{model!r}]")

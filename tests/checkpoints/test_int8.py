@@ -1,0 +1,181 @@
+"""Matrices that are quantised while a checkpoint is loaded."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+from checkpoint_helpers import CONFIGS, logits, one_line, random_params
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specjax.checkpoints import FORMATS, int8, load_model, save_model
+from specjax.checkpoints.arrays import flatten
+from specjax.models import Int8Embedding, Int8Weight
+from specjax.partitioning import Partitioner, make_mesh
+from tests.variants import variants
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Writes a model; returns its directory and its parameters."""
+
+    def save(name="t5_v1_1", format="hf", change=None):
+        params = jax.tree.map(np.array, random_params(CONFIGS[name]))
+        if change:
+            change(flatten(params))
+        path = save_model(tmp_path / format, CONFIGS[name], params, format=format, replace=True)
+        return path, params
+
+    return save
+
+
+def stored(params):
+    """Values and scales by path."""
+    return {name: x for name, x in flatten(params).items() if isinstance(x, Int8Weight)}
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_0", "llama", "gemma2"))
+@pytest.mark.parametrize("block", [int8._BLOCK, 50])
+def test_the_integers_are_those_of_qwix(saved, monkeypatch, name, block):
+    """Of whole matrices, though blocks of channels are quantised."""
+    monkeypatch.setattr(int8, "_BLOCK", block)
+    path, params = saved(name)
+    loaded = load_model(path, weights="int8+embedding")
+    floats, found = flatten(params), flatten(loaded.params)
+    assert found.keys() == floats.keys()
+    for name, weight in found.items():
+        if not name.endswith(("/kernel", "/embedding")):
+            np.testing.assert_array_equal(weight, floats[name])
+            continue
+        axis = 1 if name.endswith("/kernel") else 0
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            whole = qwix.quantize(floats[name], jnp.int8, channelwise_axes=(axis,))
+        assert type(weight) is (Int8Weight if axis else Int8Embedding)
+        np.testing.assert_array_equal(weight.values, whole.qvalue)
+        np.testing.assert_allclose(weight.scales, whole.scale.reshape(-1), rtol=1e-6)
+        assert np.abs(np.asarray(weight.read(jnp.float32)) - floats[name]).max() <= (
+            0.51 * weight.scales.max()
+        )
+    assert not isinstance(
+        load_model(path, weights="int8").params["token_embedder"]["embedding"], Int8Weight
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_format_gives_the_same(saved, format, dtype):
+    """The dtype is that of the other parameters and of the activations, not of what is rounded."""
+    path, params = saved("t5_v1_1", format)
+    loaded = load_model(path, dtype=dtype, weights="int8")
+    assert loaded.config.dtype == loaded.config.param_dtype == dtype
+    assert_same(loaded.params, load_model(saved()[0], dtype=dtype, weights="int8").params)
+    others = {x.dtype for n, x in flatten(loaded.params).items() if n not in stored(loaded.params)}
+    assert others == {jnp.dtype(dtype)}
+
+
+def test_nearly_the_logits_of_the_floats(saved):
+    path, params = saved("llama")
+    loaded = load_model(path, weights="int8")
+    exact = logits(loaded.model, params)
+    found = logits(loaded.model, loaded.params)
+    assert 0 < np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("format", ["hf", "orbax"])
+def test_on_a_mesh_every_device_has_its_part(saved, format):
+    path, _ = saved("t5_v1_1", format)
+    mesh = make_mesh(2, 2)
+    one = load_model(path, weights="int8+embedding")
+    split = load_model(path, weights="int8+embedding", mesh=mesh)
+    assert_same(split.params, one.params)
+    wanted = Partitioner(mesh).param_shardings(one.model, one.params)
+    for (path, leaf), where in zip(
+        jax.tree_util.tree_leaves_with_path(split.params), jax.tree.leaves(wanted), strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(where, leaf.ndim), path
+    mlp = split.params["decoder"]["layers_0"]["mlp"]
+    for name, values, scales in (("wi_0", (None, "model"), ("model",)), ("wo", ("model",), ())):
+        assert mlp[name]["kernel"].values.sharding.is_equivalent_to(
+            NamedSharding(mesh, PartitionSpec(*values)), 2
+        )
+        assert mlp[name]["kernel"].scales.sharding.is_equivalent_to(
+            NamedSharding(mesh, PartitionSpec(*scales)), 1
+        )
+    np.testing.assert_allclose(
+        logits(split.model, split.params), logits(one.model, one.params), rtol=0, atol=1e-4
+    )
+
+
+def test_shardings_may_be_given(saved):
+    path, _ = saved()
+    whole = NamedSharding(make_mesh(8, 1), PartitionSpec())
+    loaded = load_model(path, shardings=whole, weights="int8")
+    for leaf in jax.tree.leaves(loaded.params):
+        assert leaf.sharding.is_equivalent_to(whole, leaf.ndim)
+
+
+def test_the_largest_number_of_a_channel_is_127(saved):
+    """Its quotient is 127.5, which would round to 128; a channel of zeros stays zero."""
+
+    def change(params):
+        kernel = params["decoder/layers_0/mlp/wo/kernel"]
+        kernel[:, 0] = 0.0
+        kernel[0, 1:] = 100.0
+
+    path, _ = saved(change=change)
+    weight = load_model(path, weights="int8").params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert not np.any(weight.values[:, 0]) and np.all(np.isfinite(weight.scales))
+    np.testing.assert_array_equal(weight.values[0, 1:], 127)
+
+
+@pytest.mark.parametrize("block", [int8._BLOCK, 50])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_named(saved, monkeypatch, bad, block):
+    monkeypatch.setattr(int8, "_BLOCK", block)
+    name = "decoder/layers_0/mlp/wo/kernel"
+
+    def change(params):
+        params[name][3, 5] = bad
+
+    path, _ = saved(change=change)
+    one_line(lambda: load_model(path, weights="int8"), f"{name} has {bad} at (3, 5)")
+
+
+def test_a_quantised_model_is_not_saved(saved, tmp_path):
+    loaded = load_model(saved()[0], weights="int8")
+    for format in FORMATS:
+        one_line(
+            lambda format=format: save_model(
+                tmp_path / "new", loaded.model, loaded.params, format=format
+            ),
+            "`params` must be arrays, got a Int8Weight",
+            "quantise it when it is loaded",
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_other_forms_and_shardings_are_refused(saved, monkeypatch):
+    path, _ = saved()
+    one_line(lambda: load_model(path, weights="int4"), "`weights` must be one of int8", "'int4'")
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    int8._quantiser.cache_clear()
+    one_line(lambda: load_model(path, weights="int8"), "pip install '.[int8]'", error=ImportError)
+
+
+def test_the_check_of_the_memory_counts_bytes(saved, monkeypatch):
+    path, params = saved()
+    # On 8 devices of one host, which each have everything.
+    whole = NamedSharding(make_mesh(8, 1), PartitionSpec())
+    floats = sum(8 * x.nbytes for x in jax.tree.leaves(params))
+    monkeypatch.setattr("specjax.memory.host_bytes", lambda: floats - 1)
+    one_line(lambda: load_model(path, shardings=whole), "the parameters in float32: this needs")
+    load_model(path, shardings=whole, weights="int8")

@@ -1,0 +1,179 @@
+"""Matrices in 8 bits: their products, their rows, and what a compiled loop reads."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.compilation import product_precision
+from specjax.models import Int8Embedding, Int8Weight, model_from_config, preset
+from specjax.models.int8 import FORMS, abstract_int8, check_form, form_of, int8_form
+from specjax.models.weights import float32_logits, product, rows
+from tests.models.test_ragged import worst_error
+from tests.models.tiny import CONFIGS, error, quick_jit, tiny
+from tests.variants import variants
+
+
+def made(kind, shape, seed=0):
+    """A random weight."""
+    rng = np.random.default_rng(seed)
+    values = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
+    scales = rng.uniform(0.001, 0.01, shape[kind.channel_axis()])
+    return kind(values, jnp.asarray(scales, jnp.float32))
+
+
+def in_int8(params, form="int8"):
+    """Parameters with every matrix in 8 bits, as Qwix would make them."""
+
+    def change(like, leaf):
+        if not isinstance(like, Int8Weight):
+            return leaf
+        axis = like.channel_axis()
+        scales = jnp.max(jnp.abs(leaf.astype(jnp.float32)), axis=1 - axis) / 127.5
+        wide = jnp.expand_dims(scales, 1 - axis)
+        values = jnp.clip(jnp.round(leaf.astype(jnp.float32) / wide), -127, 127)
+        return type(like)(values.astype(jnp.int8), scales)
+
+    shapes = abstract_int8(params, form)
+    return jax.tree.map(change, shapes, params, is_leaf=lambda x: isinstance(x, Int8Weight))
+
+
+def in_floats(params, dtype=jnp.float32):
+    """The same numbers as arrays."""
+    is_stored = lambda x: isinstance(x, Int8Weight)
+    return jax.tree.map(lambda x: x.read(dtype) if is_stored(x) else x, params, is_leaf=is_stored)
+
+
+# 768 rows are read in pieces of 128, 300 of 100; 60 and 131 (a prime) in one.
+@pytest.mark.parametrize("size", [60, 131, 300, 768])
+@pytest.mark.parametrize("tokens", [1, 5, 64])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_are_those_of_the_matrix(size, tokens, dtype):
+    weight = made(Int8Weight, (size, 40))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(tokens, size)), dtype)
+    dot = functools.partial(jnp.dot, precision=product_precision(dtype))
+    found = jax.jit(lambda x, w: product(dot, x, w))(x, weight)
+    assert found.dtype == jnp.dtype(dtype) and found.shape == (tokens, 40)
+    exact = np.asarray(x, np.float64) @ np.asarray(weight.read(jnp.float32), np.float64)
+    assert error(found, exact) < (1e-6 if dtype == "float32" else 2**-7)
+
+
+@pytest.mark.parametrize("size", [60, 131, 300])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [Int8Weight, Int8Embedding])
+def test_logits_and_rows_are_those_of_the_matrix(size, dtype, kind):
+    shape = (size, 64) if kind is Int8Embedding else (64, size)
+    contract = shape.index(64)
+    weight = made(kind, shape)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 64)), dtype)
+    logits = jax.jit(lambda x, w: float32_logits(x, w, contract))(x, weight)
+    matrix = np.asarray(weight.read(jnp.float32), np.float64)
+    exact = np.asarray(x, np.float64) @ (matrix if contract == 0 else matrix.T)
+    assert logits.dtype == jnp.float32
+    assert error(logits, exact) < 1e-6  # operands of bfloat16 are exact, and so are their products
+    index = jnp.asarray([[0, 3], [shape[0] - 1, shape[0] + 9]])
+    found = rows(weight, index, jnp.dtype(dtype))
+    clipped = np.minimum(index, shape[0] - 1)
+    assert found.dtype == jnp.dtype(dtype)
+    assert error(found, matrix[clipped]) <= (1e-6 if dtype == "float32" else 2**-8)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_0", "llama", "gemma2"))
+def test_every_family_gives_the_logits_of_the_same_numbers_as_arrays(name, form):
+    """In batches of ragged rows that roll back, and against a full pass over each row alone."""
+    t = tiny(name)
+    t = t._replace(params=in_int8(t.params, form))
+    assert worst_error(t) < 2e-5
+    inputs, lengths = np.array([[3, 4, 5, 6]], np.int32), np.array([4], np.int32)
+    outputs = np.array([[0, 7, 8]], np.int32)
+    if not t.is_t5:
+        outputs[0, 0] = inputs[0, -1]
+    floats = t._replace(params=in_floats(t.params)).full(inputs, lengths, outputs)
+    assert error(t.full(inputs, lengths, outputs), floats) < 2e-5
+
+
+def test_which_parameters_are_in_8_bits():
+    for name, config in CONFIGS.items():
+        shapes = model_from_config(config).abstract_params()
+        kinds = {
+            form: {
+                jax.tree_util.keystr(path): type(leaf).__name__
+                for path, leaf in jax.tree_util.tree_leaves_with_path(
+                    abstract_int8(shapes, form), is_leaf=lambda x: isinstance(x, Int8Weight)
+                )
+            }
+            for form in FORMS
+        }
+        for path, kind in kinds["int8"].items():
+            assert (kind == "Int8Weight") == path.endswith("['kernel']"), (name, path)
+        changed = {p for p in kinds["int8"] if kinds["int8"][p] != kinds["int8+embedding"][p]}
+        assert changed == {"['token_embedder']['embedding']"}
+        assert "Int8Embedding" in kinds["int8+embedding"].values()
+    assert int8_form("decoder/experts/kernel", (4, 8, 8), "int8") is None
+    assert int8_form("decoder/layers_0/mlp/wo/kernel", (8, 8), None) is None
+
+
+@pytest.mark.parametrize("bad", ["int4", "", 8, True, ("int8",)])
+def test_other_forms_are_refused(bad):
+    expected = r"`weights` must be one of int8, int8\+embedding, or None, got"
+    with pytest.raises(ValueError, match=expected):
+        check_form(bad)
+    with pytest.raises(ValueError, match="one of int8, int8"):
+        form_of({"verifier": bad}, "verifier")
+    assert form_of({"verifier": "int8"}, "drafter") is None
+
+
+def loop_text(product=None, monkeypatch=None):
+    """The compiled text of a loop of passes, and the sizes of the matrices."""
+    if product is not None:
+        monkeypatch.setattr(Int8Weight, "product", product)
+    config = preset("t5_v1_1_small", num_encoder_layers=1, num_decoder_layers=2, vocab_size=640)
+    model = model_from_config(config).for_devices("cpu")
+    params = in_int8(model.init(jax.random.key(0)))
+    inputs, lengths = np.ones((2, 8), np.int32), np.full(2, 8, np.int32)
+    first = quick_jit(model.prefill, static_argnums=3)(params, inputs, lengths, 32)
+
+    def loop(params, cache, tokens, positions):
+        def body(state):
+            cache, tokens, positions, step = state
+            out = model.extend(params, cache, tokens, positions)
+            tokens = jnp.argmax(out.logits, -1).astype(jnp.int32)
+            return out.cache, tokens, positions + 1, step + 1
+
+        start = cache, tokens, positions, jnp.int32(0)
+        return jax.lax.while_loop(lambda state: state[-1] < 20, body, start)
+
+    given = params, first.cache, first.tokens[:, None], first.positions
+    shapes = {
+        ",".join(map(str, x.shape)) for x in jax.tree.leaves(params["decoder"]) if x.dtype == "int8"
+    }
+    return jax.jit(loop).lower(*given).compile().as_text(), shapes | {"512,640"}
+
+
+def carried(text, dtype, shapes):
+    """The number of a loop's carried arrays of this dtype that have a matrix's shape."""
+    loops = [line for line in text.splitlines() if re.search(r"= \(.*\) while\(", line)]
+    outer = max(loops, key=len)
+    return len(re.findall(rf"\b{dtype}\[(?:{'|'.join(shapes)})\]", outer.split(" while(")[0]))
+
+
+def test_a_loop_carries_integers_and_no_converted_matrix():
+    text, shapes = loop_text()
+    # Of a layer: four and two kernels of attention (two are used only before the loop), three of
+    # the MLP; and the logits.
+    assert carried(text, "s8", shapes) == 2 * 9 + 1
+    assert carried(text, "f32", shapes) == 0
+
+
+def test_without_the_barrier_a_loop_would_carry_floats(monkeypatch):
+    """The negative control."""
+
+    def hoisted(self, dot, x):
+        return self._scaled(dot(x, self.values.astype(x.dtype)))
+
+    text, shapes = loop_text(hoisted, monkeypatch)
+    assert carried(text, "f32", shapes) > 9

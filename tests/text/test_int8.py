@@ -1,0 +1,106 @@
+"""Models with matrices of 8-bit integers: loading, decoding, and what refuses them."""
+
+import dataclasses
+import warnings
+
+import jax
+import pytest
+
+import specjax
+from specjax import Cascade, Decoder, Sampling
+from specjax.drafting import AcceptanceHead
+from specjax.models import Int8Weight
+from specjax.text.directories import built_in_pair
+from specjax.training.head_recipe import _check_pair
+from specjax.training.trainer import _fitting
+
+PAIR = built_in_pair("multi30k_ende")
+PROMPTS = ["A man is riding a bike.", "Two dogs play in the snow.", "A girl in a red dress sings."]
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specjax.load_pair(weights="int8")
+
+
+def matrices(model):
+    """The dtypes of its matrices."""
+    kernels = jax.tree.leaves(model.params["decoder"]["layers_0"]["mlp"]["wo"])
+    return {x.dtype.name for x in kernels if x.ndim == 2}
+
+
+def test_both_models_or_either(pair):
+    assert matrices(pair.drafter) == matrices(pair.verifier) == {"int8"}
+    one = specjax.load_pair(weights={"verifier": "int8"})
+    assert matrices(one.drafter) == {"float16"} or matrices(one.drafter) == {"float32"}
+    assert matrices(one.verifier) == {"int8"}
+    paths = {"verifier": PAIR / "verifier", "small": PAIR / "drafter_small"}
+    models = specjax.load_models(**paths, weights={"small": "int8+embedding"})
+    assert matrices(models.named["small"]) == {"int8"} != matrices(models.verifier)
+    table = models.named["small"].params["token_embedder"]["embedding"]
+    assert isinstance(table, Int8Weight)
+    with pytest.raises(ValueError, match="weights has 'small', but the models are drafter, veri"):
+        specjax.load_pair(weights={"small": "int8"})
+    with pytest.raises(ValueError, match=r"`weights\['drafter'\]` must be one of int8"):
+        specjax.load_pair(weights={"drafter": "int4"})
+
+
+def test_fingerprints_differ_and_sizes_do_not(pair):
+    floats = specjax.load_pair()
+    found = {
+        specjax.load_text_model(PAIR / "verifier", weights=form).fingerprint
+        for form in (None, "int8", "int8+embedding")
+    }
+    assert len(found) == 3 and pair.verifier.fingerprint in found
+    assert pair.verifier.size == floats.verifier.size
+
+
+@pytest.mark.parametrize("drafts", ["drafter", "head", "cascade", "lookup"])
+def test_greedy_drafts_give_the_text_of_the_verifier_alone(pair, drafts):
+    """With an int8 verifier, that verifier's own."""
+    options = {"sampling": GREEDY, "max_new_tokens": 24, "batch_size": 4}
+    alone = Decoder(pair.verifier, **options)(PROMPTS)
+    more = {
+        "drafter": {},
+        "head": {"stopping": AcceptanceHead(0.3)},
+        "lookup": {"drafting": specjax.Lookup()},
+        "cascade": {
+            "drafting": Cascade(
+                ((2, 1), (0, 2)),
+                ("drafter", str(PAIR / "drafter_small")),
+                weights={"drafter": "int8"},
+            )
+        },
+    }[drafts]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Decoder(pair, **options, **more)(PROMPTS).texts == alone.texts
+
+
+def test_a_head_is_kept_although_the_fingerprint_differs(pair):
+    assert pair.drafter.head is not None
+    other = specjax.load_text_model(PAIR / "drafter_small", head=False)
+    with pytest.raises(ValueError, match="was trained for weights|has width"):
+        dataclasses.replace(other, head=pair.drafter.head)
+
+
+def test_training_refuses_integers(pair, tmp_path):
+    with pytest.raises(ValueError, match="quantised, which cannot be trained"):
+        _fitting(pair.verifier.params, {})
+
+    class Run:
+        path = tmp_path
+
+        def makes(self, name):
+            return False
+
+    with pytest.raises(ValueError, match="the drafter is quantised, so its head"):
+        _check_pair(Run(), pair, False)
+
+
+def test_on_a_mesh_the_texts_are_the_same(pair):
+    mesh = specjax.partitioning.make_mesh(2, 2)
+    split = specjax.load_pair(weights="int8", mesh=mesh)
+    options = {"sampling": GREEDY, "max_new_tokens": 24, "batch_size": 4}
+    assert Decoder(split, **options)(PROMPTS).texts == Decoder(pair, **options)(PROMPTS).texts
