@@ -26,8 +26,8 @@ from specjax.checkpoints.arrays import (
     materialise,
 )
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
-from specjax.checkpoints.int8 import int8_placers
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
+from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import Tree, find_gin, infer_config
 from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
@@ -193,8 +193,8 @@ def load_model(
     others = int8_placers(shapes, placed, weights, check_weights)
     try:
         spread = any(len(one.device_set) > 1 for one in placed.values())
-        own_format = isinstance(opened.reader, OrbaxReader) and opened.format == "orbax"
-        if spread and own_format and not others:
+        whole = others or opened.format != "orbax"
+        if spread and not whole and isinstance(opened.reader, OrbaxReader):
             params = opened.reader.shards(**options)
         else:
             params = materialise(opened.reader, pieces, others=others, **options)

@@ -58,7 +58,7 @@ class Int8Weight(StoredWeight):
         def whole(x: Array, weight: Int8Weight) -> Array:
             # The barrier ties the integers to x. Without it, XLA converts whole matrices before a
             # loop that uses them, and the loop reads the converted copies.
-            values, x = jax.lax.optimization_barrier((weight.values, x))
+            values, _ = jax.lax.optimization_barrier((weight.values, x))
             return weight._scaled(dot(x, values.astype(x.dtype)))
 
         rows = _rows_of_piece(self.shape[0])

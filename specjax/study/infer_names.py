@@ -45,8 +45,8 @@ class Prompting:
     def names(self) -> dict[str, str]:
         """Returns gin names -> values, for any working directory and inputs without answers."""
         found = {"DTYPE": repr(self.dtype_name), "TOKENIZER": repr(self._tokenizer())}
-        plain = isinstance(self.weights, str | None)
-        found["WEIGHTS"] = repr(self.weights if plain else dict(self.weights))
+        weights = dict(self.weights) if isinstance(self.weights, Mapping) else self.weights
+        found["WEIGHTS"] = repr(weights)
         found |= {"CHAT": repr(self.chat), "TRUNCATE": repr(self.truncate)}
         if isinstance(self.task, FewShot):
             examples = self.task.examples

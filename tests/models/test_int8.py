@@ -11,7 +11,7 @@ import pytest
 from specjax.compilation import product_precision
 from specjax.models import Int8Embedding, Int8Weight, model_from_config, preset
 from specjax.models.int8 import FORMS, abstract_int8, check_form, form_of, int8_form
-from specjax.models.weights import float32_logits, product, rows
+from specjax.models.weights import float32_logits, is_stored, product, rows
 from tests.models.test_ragged import worst_error
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
 from tests.variants import variants
@@ -43,7 +43,6 @@ def in_int8(params, form="int8"):
 
 def in_floats(params, dtype=jnp.float32):
     """The same numbers as arrays."""
-    is_stored = lambda x: isinstance(x, Int8Weight)
     return jax.tree.map(lambda x: x.read(dtype) if is_stored(x) else x, params, is_leaf=is_stored)
 
 

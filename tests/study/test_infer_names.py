@@ -36,3 +36,12 @@ def test_models_and_tables_of_drafts_have_full_paths():
 def test_a_dtype_has_its_name(dtype):
     assert names(None, dtype=dtype)["DTYPE"] == "'bfloat16'"
     assert names(None)["DTYPE"] == "None"
+
+
+def test_the_form_of_the_weights_is_kept():
+    assert names(None)["WEIGHTS"] == "None"
+    plan = "Cascade(((2, 1), (0, 1)), ('drafter', 'tiny'))"
+    assert "drafting/Cascade.weights" not in names(plan)
+    for form in ("int8", {"drafter": "int8"}):
+        found = names(plan, weights=form)
+        assert found["WEIGHTS"] == found["drafting/Cascade.weights"] == repr(form)

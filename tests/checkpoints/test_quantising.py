@@ -10,7 +10,7 @@ import qwix
 from checkpoint_helpers import CONFIGS, logits, one_line, random_params
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.checkpoints import FORMATS, int8, load_model, save_model
+from specjax.checkpoints import FORMATS, load_model, quantising, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.models import Int8Embedding, Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
@@ -44,10 +44,10 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_0", "llama", "gemma2"))
-@pytest.mark.parametrize("block", [int8._BLOCK, 50])
+@pytest.mark.parametrize("block", [quantising._BLOCK, 50])
 def test_the_integers_are_those_of_qwix(saved, monkeypatch, name, block):
     """Of whole matrices, though blocks of channels are quantised."""
-    monkeypatch.setattr(int8, "_BLOCK", block)
+    monkeypatch.setattr(quantising, "_BLOCK", block)
     path, params = saved(name)
     loaded = load_model(path, weights="int8+embedding")
     floats, found = flatten(params), flatten(loaded.params)
@@ -74,7 +74,7 @@ def test_the_integers_are_those_of_qwix(saved, monkeypatch, name, block):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_format_gives_the_same(saved, format, dtype):
     """The dtype is that of the other parameters and of the activations, not of what is rounded."""
-    path, params = saved("t5_v1_1", format)
+    path, _ = saved("t5_v1_1", format)
     loaded = load_model(path, dtype=dtype, weights="int8")
     assert loaded.config.dtype == loaded.config.param_dtype == dtype
     assert_same(loaded.params, load_model(saved()[0], dtype=dtype, weights="int8").params)
@@ -137,10 +137,10 @@ def test_the_largest_number_of_a_channel_is_127(saved):
     np.testing.assert_array_equal(weight.values[0, 1:], 127)
 
 
-@pytest.mark.parametrize("block", [int8._BLOCK, 50])
+@pytest.mark.parametrize("block", [quantising._BLOCK, 50])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_numbers_that_are_not_finite_are_named(saved, monkeypatch, bad, block):
-    monkeypatch.setattr(int8, "_BLOCK", block)
+    monkeypatch.setattr(quantising, "_BLOCK", block)
     name = "decoder/layers_0/mlp/wo/kernel"
 
     def change(params):
@@ -167,7 +167,7 @@ def test_other_forms_and_shardings_are_refused(saved, monkeypatch):
     path, _ = saved()
     one_line(lambda: load_model(path, weights="int4"), "`weights` must be one of int8", "'int4'")
     monkeypatch.setitem(sys.modules, "qwix", None)
-    int8._quantiser.cache_clear()
+    quantising._quantiser.cache_clear()
     one_line(lambda: load_model(path, weights="int8"), "pip install '.[int8]'", error=ImportError)
 
 

@@ -8,11 +8,12 @@ import pytest
 
 import specjax
 from specjax import Cascade, Decoder, Sampling
-from specjax.drafting import AcceptanceHead
+from specjax.drafting import HeadEstimate, Survival
 from specjax.models import Int8Weight
 from specjax.text.directories import built_in_pair
 from specjax.training.head_recipe import _check_pair
 from specjax.training.trainer import _fitting
+from tests.variants import variants
 
 PAIR = built_in_pair("multi30k_ende")
 PROMPTS = ["A man is riding a bike.", "Two dogs play in the snow.", "A girl in a red dress sings."]
@@ -56,14 +57,14 @@ def test_fingerprints_differ_and_sizes_do_not(pair):
     assert pair.verifier.size == floats.verifier.size
 
 
-@pytest.mark.parametrize("drafts", ["drafter", "head", "cascade", "lookup"])
+@pytest.mark.parametrize("drafts", variants(["drafter", "head", "cascade", "lookup"], "cascade"))
 def test_greedy_drafts_give_the_text_of_the_verifier_alone(pair, drafts):
     """With an int8 verifier, that verifier's own."""
     options = {"sampling": GREEDY, "max_new_tokens": 24, "batch_size": 4}
     alone = Decoder(pair.verifier, **options)(PROMPTS)
     more = {
         "drafter": {},
-        "head": {"stopping": AcceptanceHead(0.3)},
+        "head": {"stopping": Survival(HeadEstimate(), 0.3)},
         "lookup": {"drafting": specjax.Lookup()},
         "cascade": {
             "drafting": Cascade(
