@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 
-from specjax.checks import check_path
+from specjax.checks import check_flag, check_path
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.text_models import Models, Pair, TextModel, Words, check_vocabularies
+from specjax.text.translation import SAMPLE, translate
 from specjax.tokenizers import Tokenizer, load_tokenizer
 
 PAIRS = Path(__file__).parents[1] / "pairs"
@@ -159,6 +160,7 @@ def load_pair(
     head: bool = True,
     replicate_drafter: bool = False,
     weights: str | Mapping[str, str | None] | None = None,
+    translate_drafter: bool = False,
 ) -> Pair:
     """Loads a drafter and a verifier; by default a built-in pair.
 
@@ -176,6 +178,8 @@ def load_pair(
       replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
       weights: "int8" or "int8+embedding" for both models, or for one of them, such as
         {"verifier": "int8"}; see `specjax.checkpoints.load_model`.
+      translate_drafter: whether the drafter may have another tokenizer; see
+        `specjax.text.translation.translate`.
 
     Returns:
       The pair.
@@ -202,8 +206,10 @@ def load_pair(
         drafter, verifier = found / "drafter", found / "verifier"
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     whole = ("drafter",) if replicate_drafter else ()
+    check_flag("translate_drafter", translate_drafter)
     paths = {"drafter": drafter, "verifier": verifier}
-    return Pair(**_loaded(paths, tokenizer, whole, weights, options))
+    found = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
+    return Pair(**found)
 
 
 def load_models(
@@ -259,6 +265,8 @@ def _loaded(
     replicate: Collection[str],
     weights: str | Mapping[str, str | None] | None,
     options: dict[str, Any],
+    *,
+    translate_drafter: bool = False,
 ) -> dict[str, TextModel]:
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
@@ -273,10 +281,12 @@ def _loaded(
         name: Words(os.fspath(path), words[name], read_config(path).vocab_size, paddable=True)
         for name, path in paths.items()
     }
-    for name, size in sizes.items():
-        check_vocabularies({name: size, "verifier": sizes["verifier"]})
-    _tell_special_ids(words)
-    return {
+    same = all(words["verifier"].fingerprint == other.fingerprint for other in words.values())
+    if same or not translate_drafter:
+        for name, size in sizes.items():
+            check_vocabularies({name: size, "verifier": sizes["verifier"]})
+        _tell_special_ids(words)
+    found = {
         name: load_text_model(
             path,
             tokenizer=words[name],
@@ -286,6 +296,9 @@ def _loaded(
         )
         for name, path in paths.items()
     }
+    if translate_drafter and not same:
+        found["drafter"] = translate(found["drafter"], found["verifier"], SAMPLE)
+    return found
 
 
 def _forms(weights: Any, names: Collection[str]) -> dict[str, str | None]:

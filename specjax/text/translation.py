@@ -1,0 +1,233 @@
+"""A drafter with another tokenizer than the verifier's: token-level intersection.
+
+The drafter's distribution is restricted to the tokens that both vocabularies share, and
+renormalised. Verification is exact for any distribution of the drafter, so outputs follow the same
+law as with a drafter of the verifier's own tokenizer; only the acceptance is lower.
+
+Source: Timor et al. 2025 (arXiv 2502.05202), token-level intersection.
+
+Axes: B rows, T tokens, V the verifier's vocabulary, W the drafter's.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.text.text_models import TextModel
+from specjax.tokenizers import Tokenizer
+from specjax.types import Array, Axes, Cache, CacheUpdates, LanguageModel, Params, Prefilled
+
+# Texts that `load_pair` measures the share with.
+SAMPLE = (
+    "The train to the coast leaves at nine in the morning, and the next one at noon.",
+    "Add two eggs and 200 g of flour, then stir until the dough is smooth.",
+    "def area(width, height):\n    return width * height\n",
+    "Der Hund schläft vor der Tür, weil es draußen regnet.",
+    "If 3 apples cost 2 euros, how much do 12 apples cost? They cost 8 euros.",
+)
+# A smaller share of the drafter's probability on shared tokens is reported.
+ENOUGH = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslatedModel(LanguageModel):
+    """A model that reads and predicts the tokens of another vocabulary.
+
+    Its parameters are the model's, and two tables: `ids [V]` int32, the model's token for each
+    token of the other vocabulary (where no token has the same text: the first token of its text),
+    and `shared [V]` bool, whether the texts are the same. Tokens that are not shared get
+    probability 0.
+
+    Attributes:
+      model: the model, over W tokens.
+      vocab_size: V.
+    """
+
+    model: LanguageModel
+    vocab_size: int
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `LanguageModel`."""
+        return self.model.prompt_positions(input_lengths, prefix_lengths)
+
+    def prefill(
+        self,
+        params: Params,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> Prefilled:
+        """See `LanguageModel`."""
+        ids = params["ids"]
+        forced = None if prefix is None else ids[prefix]
+        filled = self.model.prefill(
+            params["model"], ids[inputs], input_lengths, max_length, forced, prefix_lengths
+        )
+        # The token with this meaning here.
+        tokens = jnp.argmax(ids[None] == filled.tokens[:, None], axis=1).astype(jnp.int32)
+        return filled._replace(tokens=tokens)
+
+    def score(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, CacheUpdates]:
+        """See `LanguageModel`."""
+        logits, hidden, updates = self.model.score(
+            params["model"], cache, params["ids"][tokens], positions
+        )
+        found = jnp.take(logits, params["ids"], axis=-1, mode="clip")
+        return jnp.where(params["shared"], found, -jnp.inf), hidden, updates
+
+    def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
+        """See `LanguageModel`."""
+        return self.model.write(cache, updates, positions)
+
+    def prepare(self, params: Params) -> Params:
+        """See `LanguageModel`."""
+        return {**params, "model": self.model.prepare(params["model"])}
+
+    def describe(self) -> str:
+        """See `LanguageModel`."""
+        return f"{self.model.describe()} for {self.vocab_size} other tokens"
+
+    def param_axes(self, params: Params) -> Axes:
+        """See `LanguageModel`; every device has the tables."""
+        whole = {"ids": (None,), "shared": (None,)}
+        return {"model": self.model.param_axes(params["model"]), **whole}
+
+    def cache_axes(self, cache: Cache) -> Axes:
+        """See `LanguageModel`."""
+        return self.model.cache_axes(cache)
+
+    def axis_units(self) -> Any:
+        """See `LanguageModel`."""
+        return self.model.axis_units()
+
+
+def translate(
+    drafter: TextModel, verifier: TextModel, texts: Sequence[str] = (), *, least: float = ENOUGH
+) -> TextModel:
+    """Makes a drafter with another tokenizer read and draft the verifier's tokens.
+
+    Args:
+      drafter: the small model.
+      verifier: the large model.
+      texts: texts to measure the share of the drafter's probability on shared tokens; if it is
+        small, a line on stderr says what to expect. Without texts it is not measured.
+      least: the share below which the line is written.
+
+    Returns:
+      The drafter with the verifier's tokenizer; it shares the parameters.
+
+    Raises:
+      TypeError: a model is not a `TextModel`.
+      ValueError: the vocabularies share no token but special tokens.
+    """
+    for name, model in (("drafter", drafter), ("verifier", verifier)):
+        if not isinstance(model, TextModel):
+            raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
+    ids, shared = tables(drafter.tokenizer, verifier.tokenizer, verifier.model.vocab_size)
+    start = [getattr(x.model, "config", None) for x in (drafter, verifier)]
+    ours, theirs = (getattr(config, "decoder_start_token", None) for config in start)
+    if ours is not None and theirs is not None:
+        ids[theirs] = ours  # an encoder-decoder begins every output with it
+    if shared.sum() <= len(verifier.tokenizer.eos_ids):
+        raise ValueError(
+            f"{drafter.name} and {verifier.name} share no tokens: choose another drafter"
+        )
+    if texts:
+        _tell_share(drafter, ids[shared], texts, least, int(shared.sum()), verifier)
+    place = None if drafter.mesh is None else jax.sharding.NamedSharding(drafter.mesh, jax.P())
+    made = jax.device_put({"ids": ids, "shared": shared}, place)
+    translated = TranslatedModel(drafter.model, verifier.model.vocab_size)
+    return TextModel(
+        translated,
+        {"model": drafter.params, **made},
+        verifier.tokenizer,
+        drafter.mesh,
+        drafter.name,
+    )
+
+
+def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tables of a `TranslatedModel`.
+
+    Args:
+      ours: the tokenizer of the model, over W tokens.
+      theirs: the other tokenizer.
+      size: V, at least the ids of `theirs`.
+
+    Returns:
+      `ids [size]` int32 and `shared [size]` bool.
+    """
+    own, other = ours.pieces().later, theirs.pieces().later
+    by_text: dict[bytes, int] = {}
+    for i, text in enumerate(own):
+        if text:
+            by_text.setdefault(text, i)
+    ids, shared = np.full(size, ours.pad_id, np.int32), np.zeros(size, bool)
+    for i, text in enumerate(other[:size]):
+        if text in by_text:
+            ids[i], shared[i] = by_text[text], True
+        elif text and (cut := ours.encode(_text(text), add_special_tokens=False)):
+            ids[i] = cut[0]
+    pairs = [*zip(theirs.eos_ids, ours.eos_ids, strict=False)]
+    if theirs.bos_id is not None and ours.bos_id is not None:
+        ids[theirs.bos_id] = ours.bos_id
+    for i, j in pairs:
+        ids[i], shared[i] = j, True
+    return ids, shared
+
+
+def _text(text: bytes) -> str:
+    return text.decode("utf-8", errors="replace")
+
+
+def _tell_share(
+    drafter: TextModel,
+    known: np.ndarray,
+    texts: Sequence[str],
+    least: float,
+    count: int,
+    verifier: TextModel,
+) -> None:
+    """Writes a line if the drafter's probability of the tokens `known` is below `least`."""
+    share = shared_probability(drafter, known, texts)
+    if share < least:
+        print(
+            f"specjax: {drafter.name} and {verifier.name} share {count:,} tokens, with {share:.0%} "
+            "of the drafter's probability: expect at most that share of the acceptance that a "
+            "drafter with the verifier's tokenizer has",
+            file=sys.stderr,
+        )
+
+
+def shared_probability(model: TextModel, known: np.ndarray, texts: Sequence[str]) -> float:
+    """The mean probability of some tokens after each prefix of texts, in its own tokens.
+
+    Args:
+      model: the model.
+      known: int, ids of the model.
+      texts: the texts.
+
+    Returns:
+      The mean over all positions of all texts.
+    """
+    total, positions = 0.0, 0
+    for text in texts:
+        tokens = jnp.asarray(model.tokenizer.encode(text), jnp.int32)[None]
+        if tokens.size < 2:
+            continue
+        length = jnp.ones(1, jnp.int32)
+        filled = model.model.prefill(model.params, tokens[:, :1], length, tokens.shape[1] + 1)
+        block = jnp.concatenate([filled.tokens[:, None], tokens[:, 1:]], axis=1)
+        logits, *_ = model.model.score(model.params, filled.cache, block, filled.positions)
+        probs = jax.nn.softmax(logits[0], axis=-1)[:, np.unique(known)].sum(axis=-1)
+        total, positions = total + float(probs.sum()), positions + len(probs)
+    return total / positions if positions else 1.0

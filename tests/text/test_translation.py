@@ -1,0 +1,143 @@
+"""A drafter with another tokenizer: exact, and restricted to the shared tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import testing
+from specjax.checkpoints import load_model
+from specjax.text.translation import shared_probability, tables, translate
+from specjax.tokenizers import ByteTokenizer, load_tokenizer
+from specjax.tokenizers.tokenizer import Pieces
+from specjax.types import Sampling
+from tests import tiny_pair
+from tests.decoding.test_padded_vocabulary import distance
+from tests.training.toy import Numbers
+
+EOS, ROWS = 1, 16_384
+
+
+class Letters(Numbers):
+    """Tokens that are letters, at any ids."""
+
+    def __init__(self, letters):
+        self.letters, self.vocab_size = letters, len(letters)
+
+    def token(self, token_id):
+        return self.letters[token_id]
+
+    def pieces(self):
+        texts = [b"" if len(x) > 1 else x.encode() for x in self.letters]
+        return Pieces(texts, texts)
+
+    def _encode(self, text):
+        return [self.letters.index(x) for x in text if x in self.letters]
+
+
+OURS = Letters(["<pad>", "</s>", "c", "x", "a", "b"])  # the drafter's
+THEIRS = Letters(["<pad>", "</s>", "a", "b", "c"])
+PROMPT = np.array([2, 3], np.int32)
+
+
+def tabular(seed, tokenizer, order=1):
+    size = tokenizer.vocab_size
+    table = testing.random_table(seed, size, order, scale=1.0)
+    return specjax.TextModel(testing.TabularModel(size, order), jnp.asarray(table), tokenizer)
+
+
+def probs(model, before):
+    table = np.asarray(model.params, np.float64)
+    table = table[before] if len(table) > 1 else table[0]  # of order 0
+    return np.exp(table) / np.exp(table).sum()
+
+
+def test_the_distribution_is_renormalised_over_the_shared_tokens():
+    drafter, verifier = tabular(1, OURS), tabular(2, THEIRS)
+    other = translate(drafter, verifier)
+    filled = other.model.prefill(other.params, PROMPT[None], np.array([2], np.int32), 4)
+    assert filled.tokens.tolist() == [3]
+    logits, *_ = other.model.score(other.params, filled.cache, PROMPT[None, 1:], filled.positions)
+    # a, b and c are 4, 5 and 2 there; "x" is not shared, and no padding is drawn.
+    own = probs(drafter, 5)[[1, 4, 5, 2]]
+    expected = np.array([0.0, *own / own.sum()])
+    np.testing.assert_allclose(jax.nn.softmax(logits[0, 0]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("verification", ["Token", "Block"])
+def test_the_law_is_the_verifiers(verification):
+    drafter, verifier = tabular(1, OURS, order=0), tabular(2, THEIRS)  # the drafter is smaller
+    decoder = specjax.Decoder(
+        specjax.Pair(translate(drafter, verifier), verifier),
+        verification=getattr(specjax.verification, verification)(),
+        max_draft=2, max_new_tokens=2, batch_size=1024, buckets=(4,),
+    )  # fmt: skip
+    result = decoder([PROMPT] * ROWS, seed=3, progress=False)
+    found = {}
+    for tokens, end in zip(result.tokens, result.ended, strict=True):
+        row = (*tokens.tolist(), EOS) if end else tuple(tokens.tolist())
+        found[row] = found.get(row, 0) + 1 / ROWS
+
+    def law(model, ids):
+        first = probs(model, ids[3])
+        out = {(EOS,): first[EOS]}
+        for i in (0, 2, 3, 4):
+            second = probs(model, ids[i])
+            out |= {(i, j): first[ids[i]] * second[ids[j]] for j in range(5)}
+        return out
+
+    assert distance(found, law(verifier, range(5))) < 0.025
+    assert distance(found, law(drafter, [0, 1, 4, 5, 2])) > 0.1
+    accepted = result.info.accepted
+    assert 0 < accepted < result.info.drafted
+
+
+def test_texts_decide_which_tokens_are_shared():
+    ids, shared = tables(OURS, THEIRS, 7)  # an embedding of more rows than tokens
+    assert ids.tolist() == [0, 1, 4, 5, 2, 0, 0]
+    assert shared.tolist() == [False, True, True, True, True, False, False]
+    words = load_tokenizer(tiny_pair.shared_pair()["verifier"])
+    ids, shared = tables(ByteTokenizer(), words, words.vocab_size)
+    # Of pieces of several letters the first byte stands for the token.
+    for i in range(words.vocab_size):
+        piece = words.pieces().later[i]
+        if len(piece) > 1:
+            assert not shared[i] and ids[i] == 3 + piece[0]
+
+
+def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path, capsys):
+    paths = tiny_pair.write_pair(tmp_path)
+    tiny_pair.write_vocabulary(paths["drafter"], ["ba", "de", "ki", "lo", "sa", "te"])
+    with pytest.raises(ValueError, match="have different tokenizers"):
+        specjax.load_pair(**paths)
+    pair = specjax.load_pair(**paths, translate_drafter=True)
+    assert "expect at most that share of the acceptance" in capsys.readouterr().err
+    prompts = tiny_pair.sentences(6, seed=5)
+    options = {"sampling": Sampling(0.0), "max_new_tokens": 12}
+    together = specjax.Decoder(pair, max_draft=3, **options)(prompts)
+    assert together.texts == specjax.Decoder(pair.verifier, **options)(prompts).texts
+    assert together.info.drafted > 0
+
+
+def test_the_share_is_that_of_the_drafters_probability():
+    model = tabular(1, OURS)
+    # After </s> (the end that `encode` adds), a and b.
+    tokens = OURS.encode("ab")
+    expected = np.mean([probs(model, t)[[4, 5]].sum() for t in tokens])
+    assert shared_probability(model, np.array([4, 5]), ["ab"]) == pytest.approx(expected, rel=1e-5)
+    assert shared_probability(model, np.arange(6), ["ab"]) == pytest.approx(1.0)
+
+
+def test_models_that_share_no_token_are_refused():
+    nothing = tabular(1, Letters(["<pad>", "</s>", "x", "y"]))
+    with pytest.raises(ValueError, match="share no tokens: choose another drafter"):
+        translate(nothing, tabular(2, THEIRS))
+    with pytest.raises(TypeError, match="verifier must be a TextModel, got str"):
+        translate(nothing, "path")
+
+
+def test_the_same_tokenizer_needs_no_translation():
+    paths = tiny_pair.shared_pair()
+    pair = specjax.load_pair(**paths, translate_drafter=True)
+    assert pair.drafter.model.config == load_model(paths["drafter"]).config
