@@ -160,7 +160,9 @@ def open_hf(
     """
     path = directory / "config.json"
     if config is not None:
-        return SafetensorsReader(directory), config, default_ids(family_of(config))
+        family = family_of(config)
+        reader = SafetensorsReader(directory, _nested(family, family.name))
+        return reader, config, default_ids(family)
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing; copy it beside the safetensors, or give `config`"
@@ -202,7 +204,7 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
             f"{path}: model_type={name!r} must be one of {', '.join([*FAMILIES, *around])}"
         )
     family = FAMILIES[name] if name in FAMILIES else around[name]
-    nested = None if name in FAMILIES else family.nested
+    nested = _nested(family, name)
     named = values.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(a, str) for a in named):
         raise ValueError(f"{path}: architectures={named!r} must be a list of names")
@@ -220,8 +222,16 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
     return family, nested
 
 
+def _nested(family: Family, model_type: str) -> Nested | None:
+    """The network around a family's, if a checkpoint of this type has it."""
+    around = family.nested
+    return around if around is not None and around.model_type == model_type else None
+
+
 def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict[str, Any]:
     """The fields of the inner network; whether the embedding is tied may be stated outside."""
+    if not nested.field:
+        return dict(values)
     inner = values.get(nested.field)
     if not isinstance(inner, dict):
         raise ValueError(f"{path}: {nested.field}={inner!r} must be an object")

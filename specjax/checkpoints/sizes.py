@@ -36,10 +36,14 @@ def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str
       ValueError: the size is unknown, the checkpoint unreadable, or the network of another size.
     """
     wanted, found = preset(size), read_config(directory)
+    pairs = {"": (found, wanted)}
+    if found.encoder_config is not found:
+        pairs["encoder's "] = (found.encoder_config, wanted.encoder_config)
     differences = [
-        f"{name} {here} (not {there})"
+        f"{whose}{name} {here} (not {there})"
+        for whose, (ours, theirs) in pairs.items()
         for name in _SIZES
-        if (here := getattr(found, name, None)) != (there := getattr(wanted, name, None))
+        if (here := getattr(ours, name, None)) != (there := getattr(theirs, name, None))
     ]
     if type(found) is not type(wanted):
         differences = [f"a {type(found).__name__}"]

@@ -29,6 +29,7 @@ from specjax.models.position_encoding import rope_frequencies
 from specjax.models.seq2seq_lm import Seq2SeqLM
 from specjax.models.t5 import T5Config
 from specjax.models.t5gemma import T5GemmaConfig
+from specjax.models.t5gemma2 import T5Gemma2Config
 from specjax.models.umt5 import UMT5Config
 from specjax.models.weights import StoredWeight
 
@@ -56,6 +57,7 @@ __all__ = [
     "StoredWeight",
     "Style",
     "T5Config",
+    "T5Gemma2Config",
     "T5GemmaConfig",
     "UMT5Config",
     "Vocabulary",

@@ -23,6 +23,7 @@ of its decoder also has
     decoder/layers_i/encoder_decoder_attention/{query,key,value,out}        not `Style.merged_cross`
     decoder/layers_i/{pre,post}_cross_attention_layer_norm/scale            likewise
     encoder/token_embedder/embedding (V, E of the encoder)                  `Style.own_embedding`
+    token_embedder/eoi_embedding (E,)                                       `Style.eoi_token` only
     {encoder,decoder}/relpos_bias/rel_embedding (H, buckets)                `Style.relative`; or in
                                                                             each layer
 """
@@ -44,7 +45,7 @@ _MOST = {
     "sliding_window": 2**31 - 1,
     "original_max_position": 2**31 - 1,
 }
-_MAY_BE_ZERO = ("dropout_rate", "decoder_start_token")
+_MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
 
 class RelativePositions(NamedTuple):
@@ -87,6 +88,8 @@ class Style:
       dropout_rate: of blocks, attention weights and feed-forward layers while training.
       bidirectional_inputs: whether the tokens of a prompt see each other in both directions.
       own_embedding: whether the encoder has its own embedding, not the decoder's.
+      eoi_token: a token (end of an image) with an embedding of its own, which is not scaled; None
+        for none.
       merged_cross: whether a decoder's self-attention also attends to the encoder's output, under
         one softmax and with the same kernels, instead of a block of its own.
     """
@@ -109,6 +112,7 @@ class Style:
     dropout_rate: float = 0.0
     bidirectional_inputs: bool = False
     own_embedding: bool = False
+    eoi_token: int | None = None
     merged_cross: bool = False
 
 

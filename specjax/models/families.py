@@ -20,13 +20,14 @@ from specjax.models.qwen3 import QWEN3
 from specjax.models.smollm3 import SMOLLM3
 from specjax.models.t5 import T5
 from specjax.models.t5gemma import T5GEMMA
+from specjax.models.t5gemma2 import T5GEMMA2
 from specjax.models.umt5 import UMT5
 
 # By name; a custom family is another entry.
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        T5, MT5, UMT5, T5GEMMA,
+        T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
         LLAMA, QWEN2, QWEN3, MISTRAL, OLMO2, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3,
     )
 }  # fmt: skip

@@ -68,7 +68,7 @@ class Nested:
     Attributes:
       model_type: of the larger network.
       architectures: of the larger network.
-      field: the field of its `config.json` that has the inner fields.
+      field: the field of its `config.json` that has the inner fields; "" if they are its own.
       prefixes: beginnings of the inner arrays' names, and their replacements.
       others: a pattern of the names of arrays of other parts, which are left out.
     """

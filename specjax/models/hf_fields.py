@@ -49,12 +49,14 @@ class HFFields:
             raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
         return int(value)
 
-    def part(self, name: str) -> "HFFields":
-        """The fields of an inner object."""
+    def part(self, name: str, model_type: str) -> "HFFields":
+        """The fields of an inner object, which may name only this `model_type`."""
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise ValueError(f"{self.path}: {name}={value!r} must be an object")
-        return HFFields(value, f"{self.path}: {name}", self.head)
+        inner = HFFields(value, f"{self.path}: {name}", self.head)
+        inner.refuse("model_type", (model_type,), model_type)
+        return inner
 
     def flag(self, name: str, default: bool | None = None) -> Any:
         """True or false, or the default if the field is absent or null."""

@@ -133,6 +133,7 @@ class Embed(nn.Module):
       dtype: the dtype of the result.
       param_dtype: the dtype of the table.
       stddev: the standard deviation of the initial entries.
+      has_eoi: whether there is another vector, `eoi_embedding`; see `Style.eoi_token`.
     """
 
     vocab_size: int
@@ -140,9 +141,15 @@ class Embed(nn.Module):
     dtype: Any
     param_dtype: Any
     stddev: float = 1.0
+    has_eoi: bool = False
 
     def setup(self) -> None:
         """Creates the parameters and submodules."""
+        if self.has_eoi:
+            zeros, size = nn.initializers.zeros, (self.features,)
+            self.eoi_embedding = param_with_axes(
+                "eoi_embedding", zeros, size, self.param_dtype, axes=("embed",)
+            )
         init, shape = nn.initializers.normal(self.stddev), (self.vocab_size, self.features)
         self.embedding = declare(self, "embedding", init, shape, ("vocab", "embed"))
 

@@ -74,10 +74,9 @@ def check_encoder(config: Any) -> Any:
     return config.encoder.replace(**{field: getattr(config, field) for field in shared})
 
 
-def start_from_hf(fields: HFFields) -> int:
+def start_from_hf(fields: HFFields, decoder: HFFields) -> int:
     """The first token of the decoder: `decoder_start_token_id`, else bos."""
-    inner = fields.part("decoder").values
-    bos = fields.values.get("bos_token_id", inner.get("bos_token_id", 2))
+    bos = fields.values.get("bos_token_id", decoder.values.get("bos_token_id", 2))
     return fields.whole("decoder_start_token_id", 2 if bos is None else bos, least=0)
 
 
@@ -92,14 +91,14 @@ def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
 
 
 def _from_hf(fields: HFFields) -> T5GemmaConfig:
+    parts = [fields.part(name, "t5_gemma_module") for name in ("encoder", "decoder")]
     encoder, decoder = (
-        GEMMA2.from_hf(HFFields({**_DEFAULTS, **part.values}, part.path))
-        for part in (fields.part("encoder"), fields.part("decoder"))
+        GEMMA2.from_hf(HFFields({**_DEFAULTS, **part.values}, part.path)) for part in parts
     )
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
     values["tie_embeddings"] = fields.flag("tie_word_embeddings", True)
-    start = start_from_hf(fields)
+    start = start_from_hf(fields, parts[1])
     return T5GemmaConfig(**values, encoder=encoder, decoder_start_token=start)
 
 

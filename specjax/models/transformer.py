@@ -41,7 +41,7 @@ def _norm(config: ModelConfig, style: Style, name: str) -> RMSNorm:
 
 def _embedder(config: ModelConfig, style: Style) -> Embed:
     sizes = (config.vocab_size, config.embed_dim, config.dtype, config.param_dtype)
-    return Embed(*sizes, style.embed_stddev)
+    return Embed(*sizes, style.embed_stddev, style.eoi_token is not None)
 
 
 def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePositionBias:
@@ -292,7 +292,12 @@ class Network(nn.Module):
                 embedder = self.encoder.token_embedder
         x = embedder(tokens)
         # Gemma was trained with the factor rounded to the dtype of the activations.
-        return x if style.embed_scale == 1.0 else x * jnp.asarray(style.embed_scale, x.dtype)
+        if style.embed_scale != 1.0:
+            x = x * jnp.asarray(style.embed_scale, x.dtype)
+        if style.eoi_token is not None:
+            special = (tokens == style.eoi_token)[:, :, None]
+            x = jnp.where(special, embedder.eoi_embedding.astype(x.dtype)[None, None], x)
+        return x
 
     def logits(self, hidden: Array) -> Array:
         """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""

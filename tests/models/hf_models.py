@@ -52,6 +52,20 @@ def _t5gemma(**options):
     return transformers.T5GemmaConfig(encoder=encoder, decoder=decoder, vocab_size=48, **options)
 
 
+def _t5gemma2(eoi, **options):
+    stack = {
+        **DECODER_SIZES, "num_key_value_heads": 2, "sliding_window": 6, "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model",
+    }  # fmt: skip
+    encoder = {"text_config": {**stack, **options}, "vision_config": vision}
+    encoder |= {"mm_tokens_per_image": 4, "eoi_token_index": eoi}
+    return transformers.T5Gemma2Config(encoder=encoder, decoder=stack)
+
+
 def _llama(**options):
     return transformers.LlamaConfig(**DECODER_SIZES, **options)
 
@@ -74,6 +88,8 @@ HF_CONFIGS = {
     "umt5_wide": lambda: _umt5(**WIDER),
     "t5gemma": _t5gemma,
     "t5gemma_wide": lambda: _t5gemma(encoder=_WIDE_ENCODER, tie_word_embeddings=False),
+    "t5gemma2": lambda: _t5gemma2(eoi=7),
+    "t5gemma2_wide": lambda: _t5gemma2(eoi=256_000, **_OTHER_ENCODER),
     "llama": lambda: _llama(num_key_value_heads=4),
     "llama_grouped": lambda: _llama(num_key_value_heads=2),
     "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
@@ -107,6 +123,18 @@ _WIDE_ENCODER = {
     "sliding_window": 9,
     "rms_norm_eps": 1e-5,
     "query_pre_attn_scalar": 16,
+}
+_OTHER_ENCODER = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 6,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 900.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
 }
 _OTHER_SIZES = {
     "vocab_size": 53,

@@ -1,6 +1,7 @@
 """Families loaded from Hugging Face's format: texts, rollbacks, meshes, and saving again."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -42,7 +43,8 @@ def text_model(name, another=False):
     params = loaded.params
     if another:  # weights
         embedding = params["token_embedder"]["embedding"]
-        params = {**params, "token_embedder": {"embedding": embedding[::-1]}}
+        table = {**params["token_embedder"], "embedding": embedding[::-1]}
+        params = {**params, "token_embedder": table}
     return TextModel(loaded.model, params, Words())
 
 
@@ -93,7 +95,8 @@ def test_transformers_reads_what_is_saved_again(name, tmp_path):
     again, report = kind.from_pretrained(
         str(tmp_path / "again"), attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    missing = [x for x in report["missing_keys"] if not re.search("vision_tower|multi_modal", x)]
+    assert not any([missing, report["unexpected_keys"], report["mismatched_keys"]])
     assert error(logits_of(again.eval()), logits_of(theirs)) <= 1e-6
 
 

@@ -12,10 +12,12 @@ from specjax.models import (
     Llama3RopeScaling,
     LlamaConfig,
     T5Config,
+    T5Gemma2Config,
     T5GemmaConfig,
     UMT5Config,
     model_from_config,
 )
+from specjax.models.gemma3 import Gemma3Config
 
 _T5 = {
     "vocab_size": 48,
@@ -60,6 +62,15 @@ CONFIGS = {
         sliding_window=5,
         query_pre_attn_scalar=8.0,
         encoder=Gemma2Config(**_WIDE, num_kv_heads=1, sliding_window=3, query_pre_attn_scalar=16.0),
+    ),
+    "t5gemma2": T5Gemma2Config(
+        **{**_DECODER, "num_heads": 2},
+        num_kv_heads=1,
+        sliding_window=5,
+        query_pre_attn_scalar=8.0,
+        layer_types=("sliding_attention", "full_attention"),
+        eoi_token=7,
+        encoder=Gemma3Config(**_DECODER, num_kv_heads=4, sliding_window=3),
     ),
     "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
 }

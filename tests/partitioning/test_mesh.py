@@ -17,9 +17,11 @@ from specjax.models import (
     Gemma2Config,
     LlamaConfig,
     T5Config,
+    T5Gemma2Config,
     T5GemmaConfig,
     model_from_config,
 )
+from specjax.models.gemma3 import Gemma3Config
 from specjax.partitioning import (
     STANDARD_RULES,
     Partitioner,
@@ -52,6 +54,9 @@ CONFIGS = {
     "t5gemma": T5GemmaConfig(
         **_GEMMA,
         encoder=Gemma2Config(**{**_GEMMA, "embed_dim": 32, "num_heads": 4, "num_layers": 1}),
+    ),
+    "t5gemma2": T5Gemma2Config(
+        **_GEMMA, encoder=Gemma3Config(**{**_GEMMA, "num_heads": 4, "num_layers": 1})
     ),
     "llama": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=4),
     "llama_few_kv_heads": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=2),
