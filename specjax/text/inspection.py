@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections import Counter
 from typing import Any
 
@@ -47,11 +48,18 @@ class Inspected:
 
     @property
     def read_params(self) -> int:
-        """The parameters that a pass of the decoder reads: no encoder, few rows of an embedding."""
+        """The parameters that a pass of the decoder reads.
+
+        Not the encoder, nor the kernels that only read the encoder's output, nor an embedding of
+        which it reads a few rows.
+        """
         sizes = {n: x.size for n, x in flatten(self.model.abstract_params()).items()}
         tied = self.model.config.tie_embeddings
-        unread = ("encoder/", *(() if tied else ("token_embedder/",)))
-        return sum(size for name, size in sizes.items() if not name.startswith(unread))
+        once = re.compile(
+            r"encoder/|.*/encoder_decoder_attention/(key|value)/"
+            + ("" if tied else "|token_embedder/")
+        )
+        return sum(size for name, size in sizes.items() if not once.match(name))
 
     @property
     def cache_bytes(self) -> int:
