@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -11,12 +12,13 @@ import torch
 import transformers
 
 from specjax import Decoder, Pair, TextModel
-from specjax.checkpoints import load_model, save_model
+from specjax.checkpoints import load_model, save_model, sizes
+from specjax.models import PRESETS, config_from_dict, config_to_dict
 from specjax.partitioning import make_mesh
 from specjax.types import Sampling
 from tests.models.hf_models import HF_CONFIGS, made
 from tests.models.test_ragged import worst_error
-from tests.models.tiny import Tiny, error, quick_jit
+from tests.models.tiny import CONFIGS, Tiny, error, quick_jit
 from tests.training.toy import Numbers
 from tests.variants import variants
 
@@ -150,3 +152,61 @@ def test_fields_outside_and_arrays_of_other_networks_are_named(tmp_path):
     (place / "config.json").write_text(json.dumps(outer))
     with pytest.raises(ValueError, match="must name Gemma3ForConditionalGeneration"):
         load_model(place)
+
+
+def test_the_names_of_a_t5gemma_2_in_memory_are_read(tmp_path):
+    place = shutil.copytree(made("t5gemma2")[1], tmp_path / "model")
+    file = place / "model.safetensors"
+    arrays = safetensors.numpy.load_file(file)
+    inner = re.compile(r"model\.encoder\.(?=embed_tokens|layers|norm)")
+    renamed = {inner.sub("model.encoder.text_model.", name): x for name, x in arrays.items()}
+    assert renamed.keys() != arrays.keys()
+    safetensors.numpy.save_file(renamed, file, metadata={"format": "pt"})
+    ours, same = load_model(place), load_model(made("t5gemma2")[1])
+    jax.tree.map(np.testing.assert_array_equal, ours.params, same.params)
+
+
+def test_a_tied_mt5_says_whether_its_head_scales(tmp_path):
+    """transformers 4 scales it, transformers 5 does not, and their files look the same."""
+    place = shutil.copytree(made("mt5")[1], tmp_path / "model")
+    file = place / "config.json"
+    values = {**json.loads(file.read_text()), "transformers_version": "4.57.6"}
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="set scale_decoder_outputs to true or false"):
+        load_model(place)
+    for scales in (True, False):
+        file.write_text(json.dumps({**values, "scale_decoder_outputs": scales}))
+        config = load_model(place).config
+        assert (config.tie_embeddings, config.scale_tied_logits) == (True, scales)
+    file.write_text(json.dumps({**values, "tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match="tie_word_embeddings is false, but lm_head"):
+        load_model(place)
+
+
+def test_a_size_covers_the_encoder(monkeypatch):
+    monkeypatch.setattr(sizes, "read_config", lambda _: PRESETS["t5gemma_9b_2b"])
+    assert sizes.sized("DIR", "t5gemma_9b_2b") == "DIR"
+    with pytest.raises(ValueError, match=r"encoder's embed_dim 3584 \(not 2304\)"):
+        sizes.sized("DIR", "t5gemma_2b_2b")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("t5gemma", {"encoder": None}, "encoder must be a Gemma2Config"),
+        ("t5gemma", {"encoder": 3}, "encoder=3 must be None or a Gemma2Config"),
+        ("t5gemma", {"decoder_start_token": 48}, "decoder_start_token=48 must be a token id"),
+        ("t5gemma2", {"embed_dim": 32}, "embed_dim=32 must be the encoder's, 16"),
+        ("t5gemma2", {"tie_embeddings": False}, "tie_embeddings=False is not supported"),
+        ("t5gemma2", {"eoi_token": -1}, "eoi_token=-1 must be at least 0"),
+    ],
+)
+def test_encoder_decoders_that_cannot_be_are_refused(name, change, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        CONFIGS[name].replace(**change)
+
+
+def test_the_encoder_has_the_dtypes_of_the_decoder():
+    config = CONFIGS["t5gemma"].replace(dtype="bfloat16", vocab_size=50)
+    assert (config.encoder.dtype, config.encoder.vocab_size) == (config.dtype, 50)
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
