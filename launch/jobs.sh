@@ -101,7 +101,7 @@ setup() {
 
 start() {
   if [[ -n $LOCAL_GIN ]]; then
-    on_all "run" "mkdir -p $REMOTE/runs && $(on_worker status)" >"$SCRATCH/status"
+    on_all "making the directory of runs" "mkdir -p $REMOTE/runs && $(on_worker status)" >"$SCRATCH/status"
     # `.new`: an active run keeps its own file.
     copy_to_all "$LOCAL_GIN" "$REMOTE/runs/$RUN_NAME.gin.new" "the gin file"
   fi
@@ -109,6 +109,9 @@ start() {
     (($? != 2)) || die "the workers refused to start run $RUN_NAME (above)"
     blame "starting" "$(silent_workers "$(<"$SCRATCH/start")")"
   }
+  # gcloud returns the status of a single worker.
+  [[ -n $DRY_RUN || -z $(silent_workers "$(<"$SCRATCH/start")") ]] ||
+    blame "starting" "$(silent_workers "$(<"$SCRATCH/start")")"
 }
 
 from_where() {

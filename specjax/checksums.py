@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.writing import write_atomically
+from specjax.writing import read_regular, write_atomically
 
 CHECKSUMS_NAME = "specjax_checksums.json"
 
@@ -54,11 +54,13 @@ def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> s
       owner: the expected owner; see `write_checksums`.
     """
     try:
-        values = json.loads((directory / CHECKSUMS_NAME).read_bytes())
+        values = json.loads(read_regular(directory / CHECKSUMS_NAME))
         sums, theirs = values["files"], values.get("owner")
         files = [(name, directory / name, str(expected)) for name, expected in sums.items()]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return f"{CHECKSUMS_NAME} cannot be read"
+    if owner is not None and theirs is None:
+        return f"{CHECKSUMS_NAME} names no run: an earlier version of specjax wrote it"
     if owner is not None and theirs != owner:
         return f"{CHECKSUMS_NAME} is of another run or step"
     with _threads() as threads:

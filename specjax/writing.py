@@ -96,13 +96,13 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
       OSError: the file cannot be written; it is then unchanged.
     """
-    # A fixed name, so that the file of a killed process is overwritten.
+    # A fixed name, so that the file of a killed process is replaced.
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with naming_failures(path):
-            if unfinished.is_symlink():
-                unfinished.unlink()  # do not write to the target of a link
-            with unfinished.open("wb") as file:
+            # Do not write into a link's target, another name's file or a pipe.
+            unfinished.unlink(missing_ok=True)
+            with unfinished.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

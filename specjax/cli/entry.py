@@ -1,7 +1,7 @@
 """The entry point of the `specjax` command: handles Ctrl-C and warnings around `main`.
 
-Until the handlers are installed, this module imports only what Python has loaded at its start, so
-that Ctrl-C meets no import of ours.
+Until the handlers are installed, this module imports only small modules of Python, so that Ctrl-C
+meets no import of ours.
 """
 
 import os

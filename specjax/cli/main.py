@@ -10,6 +10,7 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from logging import LogRecord
@@ -97,8 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(args)
     except Exception as error:
         together = jax.distributed.is_initialized()
-        if os.environ.get("SPECJAX_TRACEBACK") and not together:
-            raise
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            if not together:
+                raise
+            traceback.print_exception(error)
         status = tell(command, error)
         if together:
             hosts.end(status)

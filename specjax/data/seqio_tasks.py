@@ -1,5 +1,6 @@
 """Records of seqio tasks; specjax's own tasks for the papers' data in TensorFlow Datasets."""
 
+import errno
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -135,7 +136,11 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
             f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
             f"not installed: run pip install {error.name}"
         ) from error
+    except PermissionError:
+        raise
     except Exception as error:  # of requests, httpx, urllib, TensorFlow or a file system
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise ValueError(
             f"seqio task {name!r}: the data set {data.name} is not prepared in TFDS_DATA_DIR "

@@ -4,6 +4,7 @@ If another process is lost, XLA prints a stack of 21 lines and ends this process
 code runs. So a small process, this file, reads these lines and writes one line instead.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -26,12 +27,13 @@ _filters: list[subprocess.Popen] = []
 def filter_native_output(program: str) -> None:
     """Filters what C++ code writes to stderr, and drops what it writes to stdout (gloo's messages).
 
-    Python's own `sys.stdout` and `sys.stderr` are not changed.
+    Python's own `sys.stdout` and `sys.stderr` are not changed. With SPECJAX_TRACEBACK nothing is
+    filtered.
 
     Args:
       program: the name before the message, such as "specjax infer".
     """
-    if _filters:
+    if _filters or os.environ.get("SPECJAX_TRACEBACK"):
         return
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,7 +58,8 @@ def filter_native_output(program: str) -> None:
 def tell_lost(text: str) -> None:
     """Prints the line about a lost process; XLA may be printing its own at the same time."""
     if _filters:
-        os.write(2, f"{text}\n".encode())
+        with contextlib.suppress(OSError):  # nobody reads
+            os.write(2, f"{text}\n".encode())
     else:
         print(text, file=sys.stderr)
 
@@ -69,19 +72,21 @@ def filtered(lines: Iterable[bytes], program: str) -> Iterable[bytes]:
       program: see `filter_native_output`.
 
     Returns:
-      `lines` before the first about a lost process, and one line about that process.
+      The lines of specjax; and other lines before the first about a lost process, in whose place
+      is one line of ours.
     """
-    told = fatal = False
+    told = False
     for line in lines:
-        if LOST.encode() in line and not told:
+        if line.startswith(b"specjax"):
+            if not (told and LOST.encode() in line):
+                yield line
             told = True
-            yield line
         elif any(words in line for words in _FATAL):
-            fatal = True
-        elif not (told or fatal):
+            if not told:  # at once: this process may be ended before its input ends
+                yield f"{program}: {LOST} of this program: {REMEDY}\n".encode()
+            told = True
+        elif not told:
             yield line
-    if fatal and not told:
-        yield f"{program}: {LOST} of this program: {REMEDY}\n".encode()
 
 
 if __name__ == "__main__":

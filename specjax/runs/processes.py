@@ -96,10 +96,18 @@ def join(
             f"the processes cannot be joined by {where} ({reason}): give --coordinator_address="
             "HOST:PORT of process 0, --process_count and --process_index"
         ) from None
-    if jax.process_count() == 1:
-        return None
-    process = Process(jax.process_index(), jax.process_count(), together=True)
-    by_process = np.array(jax.devices()).reshape(process.count, -1)
+    try:
+        if jax.process_count() == 1:
+            return None
+        process = Process(jax.process_index(), jax.process_count(), together=True)
+        by_process = np.array(jax.devices()).reshape(process.count, -1)
+    except RuntimeError as error:  # the processes exchange the list of their devices
+        reason = " ".join(str(error).split())[:120]
+        if not any(word in reason for word in _LOST):
+            raise
+        raise LostProcessError(
+            f"{native_output.LOST} while it joined the program ({reason}): {native_output.REMEDY}"
+        ) from None
     with naming_lost_processes(process):
         connect(Mesh(by_process, ("process", "device")), wait=_wait_for_all)
     return process
@@ -111,7 +119,7 @@ def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
     gloo, the collectives of CPUs, connects a group of devices when a program first needs it, and
     waits only 30 seconds for the others. A process that still compiles would look lost. So all
     groups of a mesh are connected here, by a small program that all processes start together.
-    Connected devices wait for each other without a limit.
+    Connected devices wait for each other much longer.
 
     Args:
       mesh: a mesh over all processes.

@@ -287,8 +287,12 @@ class RunDirectory:
 
     def _other_command(self) -> str | None:
         """The name of another command's configuration in the directory, if there is one."""
-        names = sorted(path.name for path in self.path.glob("*_config.json"))
-        return next((name for name in names if name != self._config.name), None)
+        for path in sorted(self.path.glob("*_config.json")):
+            # A model's directory has other files with such names.
+            with contextlib.suppress(OSError, ValueError):
+                if path != self._config and read_config(path) is not None:
+                    return path.name
+        return None
 
 
 @contextlib.contextmanager

@@ -208,8 +208,8 @@ def load_pair(
     whole = ("drafter",) if replicate_drafter else ()
     check_flag("translate_drafter", translate_drafter)
     paths = {"drafter": drafter, "verifier": verifier}
-    found = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
-    return Pair(**found)
+    models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
+    return Pair(**models)
 
 
 def load_models(

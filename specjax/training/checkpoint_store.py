@@ -126,6 +126,12 @@ class CheckpointStore:
         place = self.path / CHECKPOINTS_NAME
         names = {path.name for path in place.glob("*") if path.name.isdecimal()}
         steps = sorted(step for step in map(int, names) if str(step) in names)
+        for step in steps:
+            if (place / str(step)).is_symlink() or not (place / str(step)).is_dir():
+                raise ValueError(
+                    f"{place}/{step} is not a directory of this run: delete it, or put a copy of "
+                    "the checkpoint there"
+                )
         if steps and not has_checksums(place / str(steps[-1])):  # its save was interrupted
             step = steps.pop()
             shutil.rmtree(place / str(step))
@@ -151,8 +157,10 @@ class CheckpointStore:
             target = self._run.own(DAMAGED_NAME) / str(step)
             with naming_failures(target):
                 target.parent.mkdir(exist_ok=True)
+                if target.is_symlink():  # a rename into its directory would leave the run
+                    target.unlink()
                 shutil.rmtree(target, ignore_errors=True)
-                shutil.move(place / str(step), target)
+                (place / str(step)).rename(target)
         say(
             f"warning: moved damaged checkpoints of {place} ({errors}) to {DAMAGED_NAME}; the run "
             f"continues from step {sound[-1]:,}"

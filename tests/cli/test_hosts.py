@@ -168,7 +168,11 @@ LINE = "specjax infer: lost another process of this program: read its error, and
         (["E0101 Use error polling to propagate the following error", "1", *STACK], [0]),
         # Python was quicker.
         (["specjax infer: process 0 of 2 lost another process (gloo)", *STACK], 1),
-        ([*STACK, "specjax infer: process 0 of 2 lost another process (gloo)"], -1),
+        ([*STACK, "specjax infer: process 0 of 2 lost another process (gloo)"], [0]),
+        # Another message of specjax is printed in any case.
+        ([*STACK, "specjax: interrupted"], [0, "specjax: interrupted"]),
+        (["specjax infer: the processes cannot be joined", *STACK], [
+            "specjax infer: the processes cannot be joined"]),
     ],
 )  # fmt: skip
 def test_a_lost_process_is_one_line(lines, expected):

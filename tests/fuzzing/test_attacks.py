@@ -43,6 +43,19 @@ def replacing(how):
     return attack
 
 
+def replacing_inside(how):
+    """The same for the first file in each directory of records."""
+
+    def attack(place, other, outside):
+        for top in tops(place):
+            inside = sorted(path for path in top.rglob("*") if path.is_file())
+            for path in inside[:1]:
+                shutil.move(path, outside / path.name)
+                how(path, outside / path.name)
+
+    return attack
+
+
 def tops(place):
     """The files and directories of records in the run's directory, or in that of its first part."""
     home = configuration(place).parent
@@ -56,6 +69,7 @@ ATTACKS = {
     "an absolute path is listed": (listing("{}"), True),
     "the configuration of another run": (taking_the_configuration, True),
     "links": (replacing(lambda path, moved: path.symlink_to(moved)), True),
+    "pipes inside": (replacing_inside(lambda path, moved: os.mkfifo(path)), True),
     "pipes": (replacing(lambda path, moved: os.mkfifo(path)), True),
     "copies": (
         replacing(
@@ -81,6 +95,8 @@ def test_nothing_outside_is_touched(name, attack, tmp_path):
     change, refused = ATTACKS[attack]
     if name in READING and ("listed" in attack or attack == "links"):
         refused = False
+    if attack == "pipes inside" and not any(top.is_dir() for top in tops(place)):
+        refused = False  # nothing is inside
     change(place, other, outside)
     before = contents(outside)
     if refused:

@@ -163,6 +163,15 @@ def test_a_worker_that_says_nothing_is_not_set_up(cloud):
     assert "setup failed on worker(s) 1 of 2" in done.stderr
 
 
+def test_a_worker_that_does_not_start_is_named_whatever_gclouds_status(cloud):
+    cloud.ready(3)
+    (cloud.path / "waits").touch()
+    cloud.faults({"match": "*worker.sh start*", "mute": 1})
+    done = cloud.launch(*RUN, "--detach")
+    assert done.returncode == 1
+    assert "starting failed on worker(s) 1 of 3: try again" in done.stderr
+
+
 @pytest.mark.parametrize("broken", ["dead", "mute"])
 def test_a_worker_that_does_not_stop_is_named(cloud, broken):
     cloud.ready(3)
@@ -187,7 +196,7 @@ def test_a_worker_that_does_not_stop_before_a_restart_is_named(cloud):
 @pytest.mark.parametrize(
     ("match", "told"),
     [
-        ("*mkdir -p specjax/runs*", "run failed on worker(s) 1 of 3"),
+        ("*mkdir -p specjax/runs*", "making the directory of runs failed on worker(s) 1 of 3"),
         ("* scp *run.gin*", "copying the gin file failed on worker(s) 1 of 3"),
         ("* scp *specjax.tar.gz*", "copying the checkout failed on worker(s) 1 of 3"),
     ],

@@ -37,6 +37,7 @@ def finish(*given, finish=merging.finish):
 
 def compiled(event, seconds, **about):
     if event.endswith("backend_compile_duration") and "_run" in about.get("fun_name", ""):
+        print("slept", file=sys.stderr)
         time.sleep({seconds})
 
 connected = []
@@ -52,6 +53,7 @@ def test_two_processes_write_what_one_does(setting, tmp_path, seconds):
     first, second = setting.both(tmp_path / "both", program=("-c", SLOW.format(seconds=seconds)))
     kill_hosts.finish(first)
     told = kill_hosts.finish(second)
+    assert "slept" in told
     joined, meshed, later = map(int, re.search(r"^groups: (\d+) (\d+) (\d+)$", told, re.M).groups())
     assert 0 < joined < meshed == later
     kill_hosts.compare(tmp_path / "both", tmp_path / "alone")

@@ -1,6 +1,7 @@
 """A damaged checkpoint is told and set aside, and the run ends as if it had not been damaged."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -88,6 +89,33 @@ def test_a_checkpoint_of_another_run_or_step_is_set_aside(whole, tmp_path, capsy
     assert "is of another run or step" in capsys.readouterr().err
     assert again[:2] == result[:2]
     assert_equal_trees(again.params, result.params)
+
+
+def test_links_among_damaged_checkpoints_lead_nowhere(whole, tmp_path, capsys):
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    shutil.copytree(whole[0], run)
+    mine.mkdir()
+    (run / DAMAGED_NAME).mkdir()
+    (run / DAMAGED_NAME / "20").symlink_to(mine)
+    config = json.loads((run / "train_config.json").read_text())
+    (run / "train_config.json").write_text(
+        json.dumps({**config, "files": [*config["files"], DAMAGED_NAME]})
+    )
+    flip_a_bit(run / CHECKPOINTS_NAME / "20")
+    train_copies(run)
+    assert not list(mine.iterdir()) and (run / DAMAGED_NAME / "20").is_dir()
+    step = run / CHECKPOINTS_NAME / "20"
+    shutil.rmtree(step)
+    step.symlink_to(mine)
+    with pytest.raises(ValueError, match="20 is not a directory of this run"):
+        train_copies(run)
+    step.unlink()
+    shutil.copytree(whole[0] / CHECKPOINTS_NAME / "20", step)
+    (step / "specjax_checksums.json").unlink()
+    os.mkfifo(step / "specjax_checksums.json")
+    with pytest.raises(ValueError, match="20 cannot be read"):  # it does not wait for a writer
+        train_copies(run)
+    capsys.readouterr()
 
 
 def test_an_incomplete_checkpoint_is_removed(whole, tmp_path, capsys):

@@ -35,13 +35,8 @@ from specjax.verification import Block
 _NEEDS_DRAFTER = (
     "{} must be left out, because there is no drafter; give drafter_module, or Decoding.drafter"
 )
-# Option -> its values without effect. The gin files bind the defaults.
-_WITHOUT_DRAFTER: dict[str, tuple[Any, ...]] = {
-    "verification": (None, Block()),
-    "max_draft": (5,),
-    "min_draft": (0,),
-    "stopping": (None,),
-}
+# Options that need a drafter. The gin files bind the defaults, which have no effect without it.
+_OF_DRAFTS = ("verification", "max_draft", "min_draft", "stopping")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +170,10 @@ def method_of(
     if drafter is None and decoding.drafter is None:
         if rule is not None:
             raise ValueError(_NEEDS_DRAFTER.format("rule"))
-        for name, default in _WITHOUT_DRAFTER.items():
-            if getattr(decoding, name) not in default:
+        usual = {field.name: field.default for field in dataclasses.fields(Decoding)}
+        usual["verification"] = Block()
+        for name in _OF_DRAFTS:
+            if getattr(decoding, name) not in (None, usual[name]):
                 raise ValueError(_NEEDS_DRAFTER.format(name))
         return Autoregressive(verifier, eos_ids=eos_ids)
     proposer = decoding.drafter

@@ -129,7 +129,7 @@ class PairCheckpointManager:
 
         def compare(state: Any, _: Any) -> Any:
             # T5X ignores parameters that the network lacks: the outputs would be wrong.
-            names = set(state_utils.flatten_state_dict(state.get("target", {}), "/"))
+            names = set(state_utils.flatten_state_dict(state.get("target", {})))
             missing = sorted(set(wanted) - names) if fallback is None else []
             unknown = [] if transformations else sorted(names - set(wanted))
             if missing or unknown:
