@@ -79,7 +79,7 @@ class Inspected:
             for spec in self.opened.reader.specs.values():
                 on_disk[spec.label or spec.dtype.name] += spec.nbytes
             settings = read_json_if_there(self.opened.path / "config.json")
-            inner = settings.get("text_config")
+            inner = settings.get("text_config", settings.get("decoder"))
             settings |= inner if isinstance(inner, dict) else {}
             eos = self.opened.ids.eos
         return {
