@@ -4,6 +4,7 @@ A family (`specjax.models.family`) interprets its fields and names.
 """
 
 import functools
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,8 +54,8 @@ class SafetensorsReader:
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
-        # By the name in the network: the file, and the name there.
-        self._files: dict[str, tuple[Any, str]] = {}
+        # By the name in the network: the file, and the first byte of the array there.
+        self._places: dict[str, tuple[Path, int]] = {}
         weight_map = _weight_map(directory)
         for name in sorted(set(weight_map.values())) or [SINGLE]:
             self._add(directory / name, weight_map)
@@ -68,13 +69,13 @@ class SafetensorsReader:
 
     def _unwrap(self, nested: Nested) -> None:
         """Keeps the arrays of the inner network, under their names there."""
-        specs, files, self.specs, self._files = self.specs, self._files, {}, {}
+        specs, places, self.specs, self._places = self.specs, self._places, {}, {}
         for name, spec in specs.items():
             if re.fullmatch(nested.others, name):
                 continue
             before = next((x for x in nested.prefixes if name.startswith(x)), None)
             own = name if before is None else nested.prefixes[before] + name[len(before) :]
-            self.specs[own], self._files[own] = spec, files[name]
+            self.specs[own], self._places[own] = spec, places[name]
 
     def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
         try:
@@ -92,6 +93,7 @@ class SafetensorsReader:
             raise ValueError(
                 f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
+        begins = _begins(path)
         for name in file.keys():  # noqa: SIM118
             if weight_map and weight_map.get(name) != path.name:
                 raise ValueError(
@@ -102,17 +104,31 @@ class SafetensorsReader:
             label = entry.get_dtype()
             dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
-            self._files[name] = file, name
+            self._places[name] = path, begins[name]
 
     def read(self, name: str) -> np.ndarray:
-        """Reads an array."""
-        file, stored = self._files[name]
-        return file.get_tensor(stored)
+        """Maps an array of one of the readable dtypes: the library would copy it."""
+        spec, (path, begin) = self.specs[name], self._places[name]
+        if not spec.nbytes:
+            return np.zeros(spec.shape, spec.dtype)
+        return np.asarray(np.memmap(path, spec.dtype, "r", begin, spec.shape))
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """See `ArrayReader`."""
         for name in names:
             yield name, self.read(name)
+
+
+def _begins(path: Path) -> dict[str, int]:
+    """The first byte of each array of a safetensors file whose header is valid."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {
+        name: 8 + size + entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
