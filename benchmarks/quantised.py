@@ -108,8 +108,11 @@ def _measured(
     references: list[str],
     args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
+    words = models[_FLOATS].tokenizer
+    buckets = [max(len(words.encode(text)) for text in inputs)]
+
     def greedy(what: Any, size: int) -> Decoder:
-        options: Any = {"max_new_tokens": args.max_new, "batch_size": size}
+        options: Any = {"max_new_tokens": args.max_new, "batch_size": size, "buckets": buckets}
         return Decoder(what, sampling=Sampling(0.0), **options)
 
     decoders = {
