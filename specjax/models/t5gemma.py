@@ -45,7 +45,8 @@ class T5GemmaConfig(Gemma2Config):
         """The style of the encoder."""
         style = self.encoder.style
         # As in transformers 5; 4.x sees one position less on both sides.
-        windows = tuple(None if w is None else (w, w) for w in style.windows)
+        around = (self.encoder.sliding_window,) * 2
+        windows = tuple(None if w is None else around for w in style.windows)
         return dataclasses.replace(style, windows=windows, own_embedding=True)
 
 
@@ -92,9 +93,10 @@ def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
 
 def _from_hf(fields: HFFields) -> T5GemmaConfig:
     parts = [fields.part(name, "t5_gemma_module") for name in ("encoder", "decoder")]
-    encoder, decoder = (
+    stacks: list[Any] = [
         GEMMA2.from_hf(HFFields({**_DEFAULTS, **part.values}, part.path)) for part in parts
-    )
+    ]
+    encoder, decoder = stacks
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
     values["tie_embeddings"] = fields.flag("tie_word_embeddings", True)

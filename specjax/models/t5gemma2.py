@@ -66,15 +66,17 @@ class T5Gemma2Config(Gemma3Config):
     def encoder_style(self) -> Style:
         """The style of the encoder."""
         style = self.encoder.style
-        halves = tuple(None if w is None else ((w + 1) // 2 - 1, w // 2) for w in style.windows)
-        return dataclasses.replace(style, windows=halves, eoi_token=self.eoi_token)
+        window = self.encoder.sliding_window or 1  # None: no layer has a window
+        halves = ((window + 1) // 2 - 1, window // 2)
+        windows = tuple(None if w is None else halves for w in style.windows)
+        return dataclasses.replace(style, windows=windows, eoi_token=self.eoi_token)
 
 
 def _from_hf(fields: HFFields) -> T5Gemma2Config:
     outer = fields.part("encoder", "t5gemma2_encoder")
     inner = fields.part("decoder", "t5gemma2_decoder")
-    encoder = GEMMA3.from_hf(outer.part("text_config", "t5gemma2_text"))
-    decoder = GEMMA3.from_hf(inner)
+    encoder: Any = GEMMA3.from_hf(outer.part("text_config", "t5gemma2_text"))
+    decoder: Any = GEMMA3.from_hf(inner)
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     fields.refuse("tie_word_embeddings", (True,), True)
     values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
