@@ -217,7 +217,7 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
     around = {f.nested.model_type: f for f in FAMILIES.values() if f.nested is not None}
     if not isinstance(name, str) or name not in {*FAMILIES, *around}:
         raise ValueError(
-            f"{path}: model_type={name!r} must be one of {', '.join([*FAMILIES, *around])}"
+            f"{path}: model_type={name!r} must be one of {', '.join({**FAMILIES, **around})}"
         )
     family = FAMILIES[name] if name in FAMILIES else around[name]
     nested = _nested(family, name)
