@@ -188,17 +188,22 @@ def open_hf(
     if nested is not None:
         values = _inner_fields(values, nested, path)
     reader = SafetensorsReader(directory, nested)
-    head, embedding = None, _embedding(reader, family)
-    output = family.hf_name(_LOGITS).hf
-    if output in reader.specs:
+    embedding, output = _embedding(reader, family), family.hf_name(_LOGITS).hf
+
+    @functools.cache
+    def head() -> str | None:
+        """See `HFFields`; it reads two large arrays, so only where the answer matters."""
+        if output not in reader.specs:
+            return None
         same = embedding and same_values(reader.read(output), reader.read(embedding))
-        head = "copied" if same else "own"
+        return "copied" if same else "own"
+
     try:
         found = family.from_hf(HFFields(values, path, head))
     except ValueError as error:
         prefix = "" if str(error).startswith(str(path)) else f"{path}: "
         raise ValueError(f"{prefix}{error}") from None
-    if found.tie_embeddings and head == "own" and embedding is not None:
+    if found.tie_embeddings and embedding is not None and head() == "own":
         raise ValueError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"

@@ -92,7 +92,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
     return Gemma2Config(
         **sizes,
         rope_theta=theta,
-        # null means no window.
+        # null is refused.
         sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
         attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
         final_logit_softcap=cap("final_logit_softcapping", 30.0),

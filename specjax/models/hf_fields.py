@@ -1,7 +1,7 @@
 """The fields of a Hugging Face `config.json`, and those that decoder-only families share."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,17 @@ class HFFields:
     Attributes:
       values: the JSON object.
       path: of the file, perhaps with the name of an inner object.
-      head: the checkpoint's output projection: "own"; "copied" if it equals the embedding; None if
-        absent.
+      compare_head: finds the checkpoint's output projection, see `head`. It may read two arrays.
     """
 
     values: Mapping[str, Any]
     path: Path | str
-    head: str | None = None
+    compare_head: Callable[[], str | None] = lambda: None
+
+    @property
+    def head(self) -> str | None:
+        """The output projection: "own"; "copied" if it equals the embedding; None if absent."""
+        return self.compare_head()
 
     def number(self, name: str, *default: float | None) -> Any:
         """A finite number, or the default if the field is absent or null."""
@@ -54,7 +58,7 @@ class HFFields:
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise ValueError(f"{self.path}: {name}={value!r} must be an object")
-        inner = HFFields(value, f"{self.path}: {name}", self.head)
+        inner = HFFields(value, f"{self.path}: {name}", self.compare_head)
         inner.refuse("model_type", (model_type,), model_type)
         return inner
 

@@ -79,8 +79,9 @@ class Inspected:
             for spec in self.opened.reader.specs.values():
                 on_disk[spec.label or spec.dtype.name] += spec.nbytes
             settings = read_json_if_there(self.opened.path / "config.json")
-            inner = settings.get("text_config", settings.get("decoder"))
-            settings |= inner if isinstance(inner, dict) else {}
+            for name in ("text_config", "decoder"):  # of nested networks
+                inner = settings.get(name)
+                settings |= inner if isinstance(inner, dict) else {}
             eos = self.opened.ids.eos
         return {
             "path": self.path,
@@ -162,8 +163,8 @@ def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
     for name, each in (("drafter", drafter), ("verifier", verifier)):
         if each.tokenizer is None:
             return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
-        size = each.model.vocab_size
-        words[name] = Words(each.path, each.tokenizer, size, paddable=True)
+        size = min(each.tokenizer.vocab_size, each.model.vocab_size)
+        words[name] = Words(each.path, each.tokenizer, size)
     try:
         check_vocabularies(words)
     except ValueError as error:
@@ -179,7 +180,7 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     found = [
         ("family", f"{summary['family']} ({summary['format']})"),
         ("parameters", f"{summary['parameters']:,}"),
-        ("on disk", disk),
+        ("on disk", f"{disk} of this network"),
         ("in memory", in_words(summary["bytes_in_memory"])),
         ("read per pass", in_words(summary["bytes_read_per_pass"])),
         ("vocabulary", f"{summary['rows_of_the_embedding']:,} rows, "

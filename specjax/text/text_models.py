@@ -29,14 +29,12 @@ class Words(NamedTuple):
     Attributes:
       name: the model's name in messages, such as its path.
       tokenizer: its tokenizer.
-      size: V.
-      paddable: whether rows of its embedding beyond the tokenizer's tokens can be left out.
+      size: V, without rows of the embedding beyond the tokenizer's tokens.
     """
 
     name: str
     tokenizer: Tokenizer
     size: int
-    paddable: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,6 +75,10 @@ class TextModel:
         check_static("model", self.model)
         reads = ("vocab_size", "eos_ids", "encode", "decode")
         check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
+        words = self.tokenizer.vocab_size
+        if isinstance(self.model, Model) and words < self.model.vocab_size:
+            # Embeddings are padded to different sizes, with rows that are no tokens.
+            object.__setattr__(self, "model", dataclasses.replace(self.model, tokens=words))
         if not _fits(self.tokenizer, self.model):
             raise ValueError(
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
@@ -101,8 +103,7 @@ class TextModel:
     @property
     def words(self) -> Words:
         """Its vocabulary."""
-        size, paddable = self.model.vocab_size, isinstance(self.model, Model)
-        return Words(self.name, self.tokenizer, size, paddable)
+        return Words(self.name, self.tokenizer, self.model.vocab_size)
 
     @functools.cached_property
     def size(self) -> int:
@@ -180,7 +181,7 @@ class Models:
         self.named = named
         for name, model in named.items():
             check_vocabularies({name: model.words, "verifier": self.verifier.words})
-        self.named = named = _of_equal_width(named)
+        self.named = named
         for name, model in named.items():
             if model.mesh != self.verifier.mesh:
                 raise ValueError(
@@ -231,21 +232,19 @@ class Pair(Models):
 
 
 def check_vocabularies(models: dict[str, Words]) -> None:
-    """Raises ValueError if the vocabularies of two models, given by name, differ.
-
-    Embeddings may have further rows beyond the tokens, a different number in each model.
-    """
+    """Raises ValueError if the vocabularies of two models, given by name, differ."""
     ours, theirs = models.values() if len(models) > 1 else 2 * [*models.values()]
     same = ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
-    if same and (ours.size == theirs.size or (ours.paddable and theirs.paddable)):
+    if same and ours.size == theirs.size:
         return
     described = ", ".join(f"{words.name} has {words.size} ids" for words in models.values())
-    what, where = "vocabulary sizes", ""
+    what, where, other = "vocabulary sizes", "", ""
     if not same:
         what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, theirs.tokenizer)})"
+        other = ", or load the pair with translate_drafter=True"
     raise ValueError(
         f"{' and '.join(models)} have different {what}: {described}{where}; every id must have the "
-        "same meaning in both: choose models of the same family"
+        f"same meaning in both: choose models of the same family{other}"
     )
 
 
@@ -259,20 +258,6 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
         if token(ours, i) != token(theirs, i):
             return f"token {i} is {token(ours, i)} and {token(theirs, i)}"
     return "their tokens are the same"  # not for tokenizers of this package
-
-
-def _of_equal_width(named: dict[str, TextModel]) -> dict[str, TextModel]:
-    """The models, each with the tokens of their tokenizer if their embeddings differ in size."""
-    sizes = {model.model.vocab_size for model in named.values()}
-    if len(sizes) == 1:
-        return named
-    tokens = min(next(iter(named.values())).tokenizer.vocab_size, *sizes)
-    made: dict[str, TextModel] = {}
-    for name, model in named.items():
-        assert isinstance(model.model, Model)  # `check_vocabularies`
-        narrow = dataclasses.replace(model.model, tokens=tokens)
-        made[name] = dataclasses.replace(model, model=narrow)
-    return made
 
 
 def _fits(tokenizer: Tokenizer, model: LanguageModel) -> bool:

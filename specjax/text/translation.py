@@ -10,6 +10,7 @@ Axes: B rows, T tokens, V the verifier's vocabulary, W the drafter's.
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.types import Array, Axes, Cache, CacheUpdates, LanguageModel, Params, Prefilled
 
+_PLAIN, _BYTE, _SPECIAL = "plain", "byte", "special"
+_IS_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_TURN = re.compile(r"turn|im_end|eot|<\|end\|>")
 # Texts that `load_pair` measures the share with.
 SAMPLE = (
     "The train to the coast leaves at nine in the morning, and the next one at noon.",
@@ -141,7 +145,14 @@ def translate(
         raise ValueError(
             f"{drafter.name} and {verifier.name} share no tokens: choose another drafter"
         )
-    if texts:
+    if drafter.head is not None:
+        print(
+            f"specjax: the acceptance head of {drafter.name} is not used: it was trained for its "
+            "own tokens",
+            file=sys.stderr,
+        )
+    # An encoder-decoder writes answers to these texts, not their continuations.
+    if texts and drafter.continues_prompts:
         _tell_share(drafter, ids[shared], texts, least, int(shared.sum()), verifier)
     place = None if drafter.mesh is None else jax.sharding.NamedSharding(drafter.mesh, jax.P())
     made = jax.device_put({"ids": ids, "shared": shared}, place)
@@ -166,27 +177,51 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
     Returns:
       `ids [size]` int32 and `shared [size]` bool.
     """
-    own, other = ours.pieces().later, theirs.pieces().later
-    by_text: dict[bytes, int] = {}
-    for i, text in enumerate(own):
-        if text:
-            by_text.setdefault(text, i)
     ids, shared = np.full(size, ours.pad_id, np.int32), np.zeros(size, bool)
-    for i, text in enumerate(other[:size]):
-        if text in by_text:
-            ids[i], shared[i] = by_text[text], True
-        elif text and (cut := ours.encode(_text(text), add_special_tokens=False)):
-            ids[i] = cut[0]
-    pairs = [*zip(theirs.eos_ids, ours.eos_ids, strict=False)]
+    own = _by_kind(ours, ours.vocab_size)
+    known = {kind: {text: i for i, text in reversed(some)} for kind, some in own.items()}
+    taken: set[int] = set()
+
+    def share(i: int, j: int) -> None:
+        # Two tokens that share one of the model would each get its probability.
+        ids[i], shared[i] = j, j not in taken
+        taken.add(j)
+
+    for kind, some in _by_kind(theirs, size).items():  # plain texts before single bytes
+        for i, text in some:
+            other = {_PLAIN: _BYTE, _BYTE: _PLAIN}.get(kind, kind)
+            found = known[kind].get(text, known[other].get(text))
+            if found is not None:
+                share(i, found)
+            elif kind != _SPECIAL:
+                cut = ours.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+                ids[i] = cut[0] if cut else ours.pad_id
     if theirs.bos_id is not None and ours.bos_id is not None:
         ids[theirs.bos_id] = ours.bos_id
-    for i, j in pairs:
-        ids[i], shared[i] = j, True
+    ends = [(i, _ends_turns(theirs, i)) for i in theirs.eos_ids if i < size and not shared[i]]
+    for i, of_turn in ends:
+        like = [j for j in ours.eos_ids if _ends_turns(ours, j) == of_turn] or [*ours.eos_ids]
+        share(i, next((j for j in like if j not in taken), like[0]))
+    if theirs.pad_id not in theirs.eos_ids:
+        shared[theirs.pad_id] = False  # is never drawn
     return ids, shared
 
 
-def _text(text: bytes) -> str:
-    return text.decode("utf-8", errors="replace")
+def _by_kind(words: Tokenizer, size: int) -> dict[str, list[tuple[int, bytes]]]:
+    """The ids and texts of plain tokens, of single bytes, and of special tokens by their names."""
+    found: dict[str, list[tuple[int, bytes]]] = {_PLAIN: [], _BYTE: [], _SPECIAL: []}
+    for i, text in enumerate(words.pieces().later[:size]):
+        name = words.token(i)
+        if name is not None:
+            kind = _PLAIN if text else _SPECIAL
+            kind = _BYTE if _IS_BYTE.fullmatch(name) else kind
+            found[kind].append((i, text or name.encode()))
+    return found
+
+
+def _ends_turns(words: Tokenizer, token: int) -> bool:
+    """Whether an end-of-sequence token ends a turn of a chat, by its name."""
+    return bool(_TURN.search(words.token(token) or ""))
 
 
 def _tell_share(

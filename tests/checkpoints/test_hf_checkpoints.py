@@ -510,7 +510,7 @@ def test_another_architecture(copy, saved):
         edit_json(path, **changes)
         one_line(lambda: load_model(directory), path, *parts)
 
-    told("model_type='mamba'", "t5gemma2, llama, qwen2", "gemma3_text, gemma3", model_type="mamba")
+    told("model_type='mamba'", "t5gemma2, llama, qwen2", "gemma3_text", model_type="mamba")
     told("LlamaForSequenceClassification", architectures=["LlamaForSequenceClassification"])
     told("hidden_act='gelu'", "'silu'", hidden_act="gelu")
     told("attention_bias=True", attention_bias=True)

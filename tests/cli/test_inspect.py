@@ -10,8 +10,9 @@ import pytest
 
 from specjax.checkpoints import load_model, save_model
 from specjax.cli.main import main
-from specjax.models import PRESETS, model_from_config
+from specjax.models import PRESETS, LlamaConfig, model_from_config
 from tests import tiny_pair
+from tests.models.tiny import random_params
 
 PAIRS = Path(__file__).parents[2] / "gin_configs" / "pairs"
 
@@ -85,9 +86,16 @@ def test_arrays_are_not_read(paths, tmp_path, capsys, monkeypatch):
 
     loaded = load_model(paths["drafter"])
     save_model(tmp_path / "m", loaded.model, loaded.params, tokenizer_from=paths["drafter"])
-    monkeypatch.setattr(SafetensorsReader, "arrays", lambda *_: pytest.fail("read"))
+    config = LlamaConfig(
+        vocab_size=24, embed_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, mlp_dim=8, num_layers=1
+    )
+    params = random_params(model_from_config(config))
+    save_model(tmp_path / "hf", config, params, format="hf", tokenizer_from=paths["drafter"])
+    for method in ("arrays", "read"):
+        monkeypatch.setattr(SafetensorsReader, method, lambda *_: pytest.fail("read"))
     assert inspected(capsys, tmp_path / "m")["models"][0]["format"] == "orbax"
-    assert inspected(capsys, paths["drafter"])["models"][0]["format"] == "hf"
+    # With a head of its own, which needs no comparison with the embedding.
+    assert inspected(capsys, tmp_path / "hf")["models"][0]["format"] == "hf"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The law of tokens from models whose embeddings are padded to different sizes."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -35,7 +36,8 @@ def law(text_model, tokens=TOKENS):
     """The probability of each output of at most two tokens, from full passes."""
     paths = np.array(list(itertools.product(range(tokens), repeat=2)), np.int32)
     texts = np.concatenate([np.tile(PROMPT, (len(paths), 1)), paths], axis=1)
-    logits = quick_jit(text_model.model.apply)(text_model.params, texts)[..., :tokens]
+    network = dataclasses.replace(text_model.model, tokens=tokens)
+    logits = quick_jit(network.apply)(text_model.params, texts)
     probs = np.asarray(jax.nn.softmax(logits[:, 2:4], axis=-1))
     found = {}
     for path, (first, second) in zip(paths.tolist(), probs, strict=True):

@@ -106,13 +106,36 @@ def test_texts_decide_which_tokens_are_shared():
             assert not shared[i] and ids[i] == 3 + piece[0]
 
 
-def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path, capsys):
+@pytest.mark.parametrize("pair", ["multi30k_ende", "gsm8k"])
+def test_a_tokenizer_translated_to_itself_is_the_identity(pair):
+    """Also where a text is a token and a single byte, as in Llama's vocabularies."""
+    words = specjax.load_pair(pair).verifier.tokenizer
+    ids, shared = tables(words, words, words.vocab_size)
+    named = range(words.vocab_size)
+    known = [i for i in named if words.token(i) is not None and i != words.pad_id]
+    assert ids[known].tolist() == known and shared[known].all()
+
+
+class Chat(Letters):
+    def __init__(self, letters, eos_ids):
+        super().__init__(letters)
+        self.eos_ids = eos_ids
+
+
+def test_special_tokens_are_matched_by_name_and_ends_by_what_they_end():
+    ours = Chat(["<pad>", "<|im_end|>", "<|endoftext|>", "<tool>", "a"], (1, 2))
+    theirs = Chat(["<pad>", "<eos>", "<tool>", "<end_of_turn>", "a", "<other>"], (1, 3))
+    ids, shared = tables(ours, theirs, 6)
+    assert ids.tolist() == [0, 2, 3, 1, 4, 0]
+    assert shared.tolist() == [False, True, True, True, True, False]
+
+
+def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path):
     paths = tiny_pair.write_pair(tmp_path)
     tiny_pair.write_vocabulary(paths["drafter"], ["ba", "de", "ki", "lo", "sa", "te"])
     with pytest.raises(ValueError, match="have different tokenizers"):
         specjax.load_pair(**paths)
     pair = specjax.load_pair(**paths, translate_drafter=True)
-    assert "expect at most that share of the acceptance" in capsys.readouterr().err
     prompts = tiny_pair.sentences(6, seed=5)
     options = {"sampling": Sampling(0.0), "max_new_tokens": 12}
     together = specjax.Decoder(pair, max_draft=3, **options)(prompts)
@@ -120,13 +143,18 @@ def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path, capsys)
     assert together.info.drafted > 0
 
 
-def test_the_share_is_that_of_the_drafters_probability():
+def test_the_share_is_that_of_the_drafters_probability(capsys):
     model = tabular(1, OURS)
     # After </s> (the end that `encode` adds), a and b.
     tokens = OURS.encode("ab")
     expected = np.mean([probs(model, t)[[4, 5]].sum() for t in tokens])
     assert shared_probability(model, np.array([4, 5]), ["ab"]) == pytest.approx(expected, rel=1e-5)
     assert shared_probability(model, np.arange(6), ["ab"]) == pytest.approx(1.0)
+    # "x" and the padding are not shared.
+    translate(model, tabular(2, THEIRS), ["ab"])
+    assert "expect at most that share of the acceptance" in capsys.readouterr().err
+    translate(model, tabular(2, THEIRS), ["ab"], least=0.1)
+    assert not capsys.readouterr().err
 
 
 def test_models_that_share_no_token_are_refused():
