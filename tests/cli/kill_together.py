@@ -150,7 +150,8 @@ class Demand(Compare):
         results = json.loads((output / "results.json").read_text())
         met = [part["met"] for part in results["held_out"]["demands"]]
         names = [name for name in _names(output) if not name.startswith(("points/", "quality_"))]
-        return names, results["estimated"], results["failed"], results["answer"], met
+        # The answer depends on times: with an unlucky one it is not to draft.
+        return names, results["estimated"], results["failed"], met
 
 
 class Evaluate:
