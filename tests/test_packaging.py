@@ -10,7 +10,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Modules that are installed with an extra only.
-EXTRAS = ["sacrebleu", "rouge_score", "matplotlib", "seqio", "tensorflow", "torch", "transformers"]
+EXTRAS = [
+    "sacrebleu",
+    "qwix",
+    "rouge_score",
+    "matplotlib",
+    "seqio",
+    "tensorflow",
+    "torch",
+    "transformers",
+]
 
 
 @pytest.fixture(scope="module")
