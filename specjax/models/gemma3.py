@@ -83,8 +83,7 @@ def _from_hf(fields: HFFields) -> Gemma3Config:
     )
     count = sizes["num_layers"]
     types = gemma3_types(count, fields.whole("sliding_window_pattern", 6))
-    window = fields.values.get("sliding_window", 4_096)
-    window = None if window is None else fields.whole("sliding_window", 4_096)
+    window = fields.window(4_096)
     return Gemma3Config(
         **sizes,
         **windows_from_hf(fields, window, types, count),

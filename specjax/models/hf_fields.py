@@ -69,6 +69,12 @@ class HFFields:
             raise ValueError(f"{self.path}: {name}={value!r} must be true or false")
         return default if value is None else value
 
+    def window(self, default: int | None) -> int | None:
+        """The field `sliding_window`; null means no window, and an absent field the default."""
+        if self.values.get("sliding_window", default) is None:
+            return None
+        return self.whole("sliding_window", *(() if default is None else (default,)))
+
     def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
         """Raises ValueError unless the field, or its default, has one of the allowed values."""
         value = self.values.get(name)

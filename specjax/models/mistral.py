@@ -29,11 +29,10 @@ def _from_hf(fields: HFFields) -> MistralConfig:
     fields.refuse("hidden_act", ("silu", "swish"), "silu")
     # transformers reads them in other classes.
     fields.refuse("layer_types", (None,), None)
-    window = fields.values.get("sliding_window", 4096)  # null means no window
     return MistralConfig(
         **decoder_only_from_hf(fields, num_key_value_heads=8),
         rope_theta=default_rope(fields),
-        sliding_window=None if window is None else fields.whole("sliding_window", 4096),
+        sliding_window=fields.window(4096),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
     )
 

@@ -31,11 +31,10 @@ class Phi3Config(RotaryConfig):
 def _from_hf(fields: HFFields) -> Phi3Config:
     fields.refuse("hidden_act", ("silu", "swish"), "silu")
     fields.refuse("layer_types", (None,), None)
-    window = fields.values.get("sliding_window")
     return Phi3Config(
         **decoder_only_from_hf(fields, rms_norm_eps=1e-5),
         rope_theta=default_rope(fields),
-        sliding_window=None if window is None else fields.whole("sliding_window"),
+        sliding_window=fields.window(None),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
     )
 

@@ -44,9 +44,7 @@ def qwen_from_hf(fields: HFFields, **defaults: int | None) -> dict[str, Any]:
     count = sizes["num_layers"]
     window, types = None, [FULL] * count
     if fields.flag("use_sliding_window", False):
-        # null means no window.
-        stated = fields.values.get("sliding_window", 4096)
-        window = None if stated is None else fields.whole("sliding_window", 4096)
+        window = fields.window(4096)
         start = fields.whole("max_window_layers", 28, least=0)
         if window is not None:
             types = [SLIDING if i >= start else FULL for i in range(count)]

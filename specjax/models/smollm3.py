@@ -73,8 +73,7 @@ def _from_hf(fields: HFFields) -> SmolLM3Config:
         )
     rotated = tuple(map(bool, rotated))
     window, types = None, [FULL] * count
-    if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window") is not None:
-        window = fields.whole("sliding_window")
+    if fields.flag("use_sliding_window", False) and (window := fields.window(None)) is not None:
         types = [FULL if on else SLIDING for on in rotated]
     return SmolLM3Config(
         **sizes,

@@ -24,11 +24,14 @@ class Words(Numbers):
     vocab_size = TOKENS
 
 
-def model(rows, seed):
-    network = model_from_config(LlamaConfig(vocab_size=rows, **SIZES))
+def model(rows, seed, tied):
+    network = model_from_config(LlamaConfig(vocab_size=rows, tie_embeddings=tied, **SIZES))
     params = random_params(network, seed)
     # Flat enough that drafts are accepted and rejected.
-    params["decoder"]["logits_dense"]["kernel"] *= 0.3
+    if tied:
+        params["token_embedder"]["embedding"] *= 0.3
+    else:
+        params["decoder"]["logits_dense"]["kernel"] *= 0.3
     return specjax.TextModel(network, params, Words())
 
 
@@ -52,9 +55,9 @@ def distance(found, expected):
     return 0.5 * sum(abs(found.get(k, 0) - expected.get(k, 0)) for k in {*found, *expected})
 
 
-@pytest.mark.parametrize("verification", ["Token", "Block"])
-def test_the_law_is_the_verifiers_over_the_tokens(verification):
-    drafter, verifier = model(7, seed=1), model(9, seed=2)
+@pytest.mark.parametrize(("verification", "tied"), [("Token", True), ("Block", False)])
+def test_the_law_is_the_verifiers_over_the_tokens(verification, tied):
+    drafter, verifier = model(7, 1, tied), model(9, 2, tied)
     decoder = specjax.Decoder(
         specjax.Pair(drafter, verifier),
         verification=getattr(specjax.verification, verification)(),

@@ -583,6 +583,16 @@ def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, tmp_path
         )
         assert found.texts == expected.texts
     assert pair.fingerprint != usual.fingerprint
+    mesh = partitioning.make_mesh(4, 2)
+    spread = specjax.load_pair(**{name: tmp_path / name for name in sizes}, mesh=mesh)
+    options = {"sampling": Sampling(0.0), "max_draft": 3, "max_new_tokens": 12, "batch_size": 8}
+    found, expected = (specjax.Decoder(models, **options)(prompts) for models in (spread, usual))
+    assert found.texts == expected.texts
+    # Levels of a cascade may be padded to other sizes, too.
+    cascade = specjax.text.Cascade([[1, 1], [0, 2]], models=("drafter", paths["drafter"]))
+    del options["max_draft"]
+    found = specjax.Decoder(pair, drafting=cascade, **options)(prompts)
+    assert found.texts == expected.texts
 
 
 def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
