@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,14 +14,11 @@ from flax.traverse_util import flatten_dict
 
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
-from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.hf import config_to_hf
-from specjax.checkpoints.quantising import int8_placers
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.compilation import step_options
 from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
-from specjax.models.int8 import FORMS
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.types import Params
 
@@ -53,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", type=int, default=160, help="S, positions of the cache")
     parser.add_argument("--steps", type=int, default=16, help="extends per measured loop")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--weights", nargs="+", default=[], choices=FORMS, help="time these forms of matrices too"
-    )
     parser.add_argument(
         "--peer",
         choices=["auto", "none"],
@@ -107,9 +100,6 @@ def _measure(
     calls: dict[Any, Callable[[], Any]] = {
         tokens: _our_loop(model, prepared, prefilled, tokens, args.steps) for tokens in args.tokens
     }
-    for form, tokens in itertools.product(args.weights, args.tokens):
-        stored = model.prepare(_in_form(params, form))
-        calls[form, tokens] = _our_loop(model, stored, prefilled, tokens, args.steps)
     calls["read"] = _plain_read(bytes_read, args.steps)
     note = ""
     if args.peer == "auto":
@@ -135,10 +125,6 @@ def _measure(
         }
 
     rows = [row("extend", tokens, milliseconds[tokens]) for tokens in args.tokens]
-    rows += [
-        row(form, tokens, milliseconds[form, tokens])
-        for form, tokens in itertools.product(args.weights, args.tokens)
-    ]
     rows.append(row("plain read", None, milliseconds["read"]))
     if "peer" in milliseconds:
         rows.append({**row("transformers", 1, milliseconds["peer"]), "times_one": None})
@@ -161,14 +147,6 @@ def _random_params(model: Seq2SeqLM) -> Params:
         return jnp.asarray(values, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, model.abstract_params())
-
-
-def _in_form(params: Params, form: str) -> Params:
-    """Parameters whose matrices have another form."""
-    flat = flatten(params)
-    here = dict.fromkeys(flat, jnp.zeros(()).sharding)
-    made = int8_placers({name: x.shape for name, x in flat.items()}, here, form, False)
-    return unflatten({n: made[n](np.asarray(x)) if n in made else x for n, x in flat.items()})
 
 
 def _bytes_read(config: T5Config, params: Params, cache: RaggedCache) -> int:

@@ -153,7 +153,7 @@ def load_model(
         `specjax.models.config_to_dict`), or of a T5X gin file.
       check_weights: whether to search the arrays for NaN and infinity and, if specjax wrote the
         checkpoint, to compare the array files with their checksums.
-      weights: "int8" stores every matrix except the embedding as 8-bit integers with a scale per
+      weights: "int8" stores every kernel (no embedding) as 8-bit integers with a scale per
         output channel, "int8+embedding" the embedding too, with a scale per token. Qwix makes them
         (`pip install '.[int8]'`). Such a model can decode, but not be trained or saved. None:
         all parameters have `param_dtype`.
@@ -402,6 +402,8 @@ def _check_room(
     check_fits(
         f"{path}: the parameters in {weights or dtype}",
         needed,
-        "load them in bfloat16, or over more devices",
+        "load them over more devices"
+        if weights
+        else "load them in bfloat16, with weights='int8', or over more devices",
         set().union(*(sharding.device_set for sharding in shardings.values())),
     )

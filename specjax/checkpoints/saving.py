@@ -169,7 +169,7 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
     flat = flatten(params)
     if stored := [name for name, value in flat.items() if is_stored(value)]:
         raise ValueError(
-            f"`params` must be arrays, got a {type(flat[stored[0]]).__name__} for {stored[0]}: "
+            f"`params` must be arrays, got type {type(flat[stored[0]]).__name__} for {stored[0]}: "
             "save the model as it was before, and quantise it when it is loaded "
             "(load_model(weights='int8'))"
         )

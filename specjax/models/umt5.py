@@ -37,7 +37,11 @@ def _from_hf(fields: HFFields) -> UMT5Config:
     which were trained without.
     """
     scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
-    return t5_from_hf(fields, UMT5Config, "gated-gelu", is_untied(fields), scales)
+    version = str(fields.values.get("transformers_version") or "4").split(".")[0]
+    # transformers 5 calls every head tied, and writes those that are not.
+    rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "own"
+    untied = True if rewritten else is_untied(fields)
+    return t5_from_hf(fields, UMT5Config, "gated-gelu", untied, scales)
 
 
 def _to_hf(config: UMT5Config) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def test_a_quantised_model_is_not_saved(saved, tmp_path):
             lambda format=format: save_model(
                 tmp_path / "new", loaded.model, loaded.params, format=format
             ),
-            "`params` must be arrays, got a Int8Weight",
+            "`params` must be arrays, got type Int8Weight",
             "quantise it when it is loaded",
         )
     assert not (tmp_path / "new").exists()

@@ -210,3 +210,16 @@ def test_the_encoder_has_the_dtypes_of_the_decoder():
     config = CONFIGS["t5gemma"].replace(dtype="bfloat16", vocab_size=50)
     assert (config.encoder.dtype, config.encoder.vocab_size) == (config.dtype, 50)
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+
+
+def test_a_umt5_that_transformers_5_saved_again_keeps_its_head(tmp_path):
+    """It calls every head tied, and writes those that are not."""
+    place = shutil.copytree(made("umt5_wide")[1], tmp_path / "model")
+    values = json.loads((place / "config.json").read_text())
+    assert values["transformers_version"].startswith("5.")
+    (place / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": True}))
+    assert load_model(place).config == load_model(made("umt5_wide")[1]).config
+    values = {**values, "tie_word_embeddings": True, "transformers_version": "4.53.0"}
+    (place / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="lm_head.weight differs from shared.weight"):
+        load_model(place)

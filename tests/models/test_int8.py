@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.compilation import product_precision
-from specjax.models import Int8Embedding, Int8Weight, model_from_config, preset
+from specjax.models import Int8Embedding, Int8Weight, int8, model_from_config, preset
 from specjax.models.int8 import FORMS, abstract_int8, check_form, form_of, int8_form
 from specjax.models.weights import float32_logits, is_stored, product, rows
 from tests.models.test_ragged import worst_error
@@ -126,10 +126,8 @@ def test_other_forms_are_refused(bad):
     assert form_of({"verifier": "int8"}, "drafter") is None
 
 
-def loop_text(product=None, monkeypatch=None):
+def loop_text():
     """The compiled text of a loop of passes, and the sizes of the matrices."""
-    if product is not None:
-        monkeypatch.setattr(Int8Weight, "product", product)
     config = preset("t5_v1_1_small", num_encoder_layers=1, num_decoder_layers=2, vocab_size=640)
     model = model_from_config(config).for_devices("cpu")
     params = in_int8(model.init(jax.random.key(0)))
@@ -160,7 +158,10 @@ def carried(text, dtype, shapes):
     return len(re.findall(rf"\b{dtype}\[(?:{'|'.join(shapes)})\]", outer.split(" while(")[0]))
 
 
-def test_a_loop_carries_integers_and_no_converted_matrix():
+@pytest.mark.parametrize("few", [64, 0])
+def test_a_loop_carries_integers_and_no_converted_matrix(few, monkeypatch):
+    """In pieces, as on CPUs for few tokens, and whole, as elsewhere."""
+    monkeypatch.setattr(int8, "_FEW_TOKENS", few)
     text, shapes = loop_text()
     # Of a layer: four and two kernels of attention (two are used only before the loop), three of
     # the MLP; and the logits.
@@ -170,9 +171,7 @@ def test_a_loop_carries_integers_and_no_converted_matrix():
 
 def test_without_the_barrier_a_loop_would_carry_floats(monkeypatch):
     """The negative control."""
-
-    def hoisted(self, dot, x):
-        return self._scaled(dot(x, self.values.astype(x.dtype)))
-
-    text, shapes = loop_text(hoisted, monkeypatch)
+    monkeypatch.setattr(int8, "_FEW_TOKENS", 0)
+    monkeypatch.setattr(jax.lax, "optimization_barrier", lambda x: x)
+    text, shapes = loop_text()
     assert carried(text, "f32", shapes) > 9
