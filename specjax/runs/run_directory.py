@@ -107,6 +107,8 @@ class RunDirectory:
         # A run lists a file before it writes it. So the names that are there before the
         # configuration is read are listed in it, even if another process writes meanwhile.
         there = [name for name in self._makes if os.path.lexists(self.path / name)]
+        if self._config.is_symlink():
+            raise _a_link(self._config)
         self._stored = read_config(self._config)
         self._refuse_foreign(there)
         return self._stored
@@ -271,9 +273,7 @@ class RunDirectory:
                 continue
             # Writing would change, and replacing remove, the target of the link.
             if path.is_symlink():
-                raise FileExistsError(
-                    f"{path} is a link, not a file of a run: choose another output_dir, or move it"
-                )
+                raise _a_link(path)
             if not made and (other := self._other_command()):
                 raise FileExistsError(
                     f"output_dir={self.path} has a run of another command ({other}): choose "
@@ -293,6 +293,12 @@ class RunDirectory:
                 if path != self._config and read_config(path) is not None:
                     return path.name
         return None
+
+
+def _a_link(path: Path) -> FileExistsError:
+    return FileExistsError(
+        f"{path} is a link, not a file of a run: choose another output_dir, or move it"
+    )
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     found = [
         ("family", f"{summary['family']} ({summary['format']})"),
         ("parameters", f"{summary['parameters']:,}"),
-        ("on disk", f"{disk} of this network"),
+        ("on disk", disk),
         ("in memory", in_words(summary["bytes_in_memory"])),
         ("read per pass", in_words(summary["bytes_read_per_pass"])),
         ("vocabulary", f"{summary['rows_of_the_embedding']:,} rows, "

@@ -176,7 +176,19 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
 
     Returns:
       `ids [size]` int32 and `shared [size]` bool.
+
+    Raises:
+      ValueError: the texts of a tokenizer's tokens depend on their neighbours.
     """
+    for words in (ours, theirs):
+        try:
+            words.pieces()
+        except ValueError as error:
+            whose = "drafter" if words is ours else "verifier"
+            raise ValueError(
+                f"the {whose}'s tokens cannot be translated, because their texts depend on their "
+                f"neighbours ({error}): choose another {whose}"
+            ) from None
     ids, shared = np.full(size, ours.pad_id, np.int32), np.zeros(size, bool)
     own = _by_kind(ours, ours.vocab_size)
     known = {kind: {text: i for i, text in reversed(some)} for kind, some in own.items()}

@@ -153,7 +153,7 @@ def test_a_file_that_a_run_writes_meanwhile_is_its_own(tmp_path, monkeypatch):
         assert opened(tmp_path).peek()["files"] == ["out.txt"]
 
 
-@pytest.mark.parametrize("name", ["out.txt", "runs.jsonl"])
+@pytest.mark.parametrize("name", ["out.txt", "runs.jsonl", "config.json"])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_in_the_place_of_a_file_is_refused_and_what_it_leads_to_kept(tmp_path, name, there):
     place, other = tmp_path / "out", tmp_path / "other"

@@ -165,6 +165,16 @@ def test_models_that_share_no_token_are_refused():
         translate(nothing, "path")
 
 
+def test_tokens_without_texts_of_their_own_are_refused(monkeypatch):
+    def pieces(self):
+        raise ValueError("joined by spaces")
+
+    other = Letters(["<pad>", "</s>", "a", "b", "c"])
+    monkeypatch.setattr(other, "pieces", pieces.__get__(other), raising=False)
+    with pytest.raises(ValueError, match="the drafter's tokens cannot be translated.*joined by sp"):
+        translate(tabular(1, other), tabular(2, THEIRS))
+
+
 def test_the_same_tokenizer_needs_no_translation():
     paths = tiny_pair.shared_pair()
     pair = specjax.load_pair(**paths, translate_drafter=True)
