@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from specjax.compilation import jit
 from specjax.runs import native_output
 
 
@@ -133,7 +134,7 @@ def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
         return jax.lax.psum(jnp.stack([jax.lax.psum(index, some) for some in groups]), axes)
 
     program = jax.shard_map(sums, mesh=mesh, in_specs=(), out_specs=jax.P(), check_vma=False)
-    compiled = jax.jit(program).lower().compile()
+    compiled = jit(program).lower().compile()
     gather(np.int32(0)) if wait is None else wait()
     jax.block_until_ready(compiled())
 

@@ -152,7 +152,9 @@ class AcceptedTokens:
         self.name = f"validation_{PREFIX}{text}"
         self._make = texts
         self._texts: KnownTexts | None = None
-        self._student = model_from_config(student)
+        # As in decoding: only tokens of the tokenizer get logits.
+        tokens = getattr(teacher.model, "tokens", None)
+        self._student = dataclasses.replace(model_from_config(student), tokens=tokens)
         read_too: Any = teacher.model if text == "sampled" else None
         self._teacher_params = teacher.prepared if text == "sampled" else None
         self._step = _accepted_step(self._student, read_too, draft)

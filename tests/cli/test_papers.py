@@ -63,7 +63,7 @@ def by_shape(monkeypatch):
     """Directories are named by sizes, and models have shapes in the place of arrays."""
     monkeypatch.setattr(sizes, "read_config", lambda path: preset(path.rsplit("/", 1)[-1]))
 
-    def loaded(paths, *options):
+    def loaded(paths, *options, **others):
         return {k: shaped(path.rsplit("/", 1)[-1]) for k, path in paths.items()}
 
     monkeypatch.setattr(directories, "_loaded", loaded)
