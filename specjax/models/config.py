@@ -31,7 +31,7 @@ of its decoder also has
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -224,6 +224,30 @@ class DecoderOnlyConfig(ModelConfig):
 
     num_layers: int
     num_kv_heads: int
+
+    @classmethod
+    def of(
+        cls,
+        vocab: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        mlp: int,
+        layers: int,
+        **others: Any,
+    ) -> Self:
+        """A configuration of these sizes, in this order, and of other fields by name."""
+        return cls(
+            vocab_size=vocab,
+            embed_dim=width,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            mlp_dim=mlp,
+            num_layers=layers,
+            **others,
+        )
 
     @property
     def kv_heads(self) -> int:

@@ -58,18 +58,6 @@ def _to_hf(config: GemmaConfig) -> dict[str, Any]:
     }
 
 
-def _size(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> GemmaConfig:
-    return GemmaConfig(
-        vocab_size=256_000,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=256,
-        mlp_dim=mlp,
-        num_layers=layers,
-    )
-
-
 GEMMA = Family(
     name="gemma",
     config=GemmaConfig,
@@ -80,8 +68,8 @@ GEMMA = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "gemma_2b": _size(2_048, 8, 1, 16_384, 18),
-        "gemma_7b": _size(3_072, 16, 16, 24_576, 28),
+        "gemma_2b": GemmaConfig.of(256_000, 2_048, 8, 1, 256, 16_384, 18),
+        "gemma_7b": GemmaConfig.of(256_000, 3_072, 16, 16, 256, 24_576, 28),
     },
     vocabulary=VOCABULARY,
 )

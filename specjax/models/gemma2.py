@@ -4,6 +4,7 @@ Source: Gemma Team 2024; `transformers/models/gemma2`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from specjax.models.causal_lm import CausalLM
@@ -132,21 +133,7 @@ def whole_scalar(value: float) -> int:
     return int(value)
 
 
-def _size(
-    width: int, heads: int, head_dim: int, mlp: int, layers: int, query_scalar: float
-) -> Gemma2Config:
-    return Gemma2Config(
-        vocab_size=256_000,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=heads // 2,
-        head_dim=head_dim,
-        mlp_dim=mlp,
-        num_layers=layers,
-        sliding_window=4_096,
-        query_pre_attn_scalar=query_scalar,
-    )
-
+_size = functools.partial(Gemma2Config.of, 256_000, sliding_window=4_096)
 
 # Hugging Face's names of norms before and after each block.
 GEMMA2_NORMS = {
@@ -191,10 +178,10 @@ GEMMA2 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "gemma2_2b": _size(2_304, 8, 256, 9_216, 26, 256.0),
-        "gemma2_9b": _size(3_584, 16, 256, 14_336, 42, 256.0),
+        "gemma2_2b": _size(2_304, 8, 4, 256, 9_216, 26),
+        "gemma2_9b": _size(3_584, 16, 8, 256, 14_336, 42),
         # Its queries are scaled by E / H, not by the width of a head.
-        "gemma2_27b": _size(4_608, 32, 128, 36_864, 46, 144.0),
+        "gemma2_27b": _size(4_608, 32, 16, 128, 36_864, 46, query_pre_attn_scalar=144.0),
     },
     vocabulary=VOCABULARY,
 )

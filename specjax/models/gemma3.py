@@ -152,28 +152,9 @@ def _to_hf(config: Gemma3Config) -> dict[str, Any]:
     }
 
 
-def _size(
-    width: int,
-    heads: int,
-    kv_heads: int,
-    mlp: int,
-    layers: int,
-    window: int,
-    vocab: int,
-    **changes: float,
-) -> Gemma3Config:
-    sizes: dict[str, Any] = {
-        "vocab_size": vocab,
-        "embed_dim": width,
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": 256,
-        "mlp_dim": mlp,
-        "num_layers": layers,
-        "sliding_window": window,
-        "layer_types": gemma3_types(layers),
-    }
-    return Gemma3Config(**(sizes | changes))
+def _size(window: int, vocab: int, *sizes: int, **others: Any) -> Gemma3Config:
+    types = gemma3_types(sizes[-1])
+    return Gemma3Config.of(vocab, *sizes, sliding_window=window, layer_types=types, **others)
 
 
 GEMMA3 = Family(
@@ -194,13 +175,13 @@ GEMMA3 = Family(
         others=r"(model\.)?(vision_tower|multi_modal_projector)\..*",
     ),
     presets={
-        "gemma3_270m": _size(640, 4, 1, 2_048, 18, 512, 262_144),
-        "gemma3_1b": _size(1_152, 4, 1, 6_912, 26, 512, 262_144),
-        "gemma3_4b": _size(2_560, 8, 4, 10_240, 34, 1_024, 262_208, rope_factor=8.0),
-        "gemma3_12b": _size(3_840, 16, 8, 15_360, 48, 1_024, 262_208, rope_factor=8.0),
+        "gemma3_270m": _size(512, 262_144, 640, 4, 1, 256, 2_048, 18),
+        "gemma3_1b": _size(512, 262_144, 1_152, 4, 1, 256, 6_912, 26),
+        "gemma3_4b": _size(1_024, 262_208, 2_560, 8, 4, 256, 10_240, 34, rope_factor=8.0),
+        "gemma3_12b": _size(1_024, 262_208, 3_840, 16, 8, 256, 15_360, 48, rope_factor=8.0),
         "gemma3_27b": _size(
-            5_376, 32, 16, 21_504, 62, 1_024, 262_208,
-            rope_factor=8.0, head_dim=128, query_pre_attn_scalar=168.0,
+            1_024, 262_208, 5_376, 32, 16, 128, 21_504, 62,
+            rope_factor=8.0, query_pre_attn_scalar=168.0,
         ),
     },
     vocabulary=VOCABULARY,

@@ -4,6 +4,7 @@ Source: Touvron et al. 2023; `transformers/models/llama`, `transformers/modeling
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -145,53 +146,17 @@ def _to_hf(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _llama2(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=32_000,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=128,
-        mlp_dim=mlp,
-        num_layers=layers,
-    )
-
-
-def _llama3(
-    width: int, head_dim: int, mlp: int, layers: int, factor: float | None = None, **changes: Any
-) -> LlamaConfig:
+def _llama3(*sizes: int, factor: float | None = None, **others: Any) -> LlamaConfig:
     scaling = None
     if factor is not None:
         scaling = Llama3RopeScaling(
             factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8_192
         )
-    sizes: dict[str, Any] = {
-        "vocab_size": 128_256,
-        "embed_dim": width,
-        "num_heads": width // head_dim,
-        "num_kv_heads": 8,
-        "head_dim": head_dim,
-        "mlp_dim": mlp,
-        "num_layers": layers,
-        "rope_theta": 500_000.0,
-        "rope_scaling": scaling,
-    }
-    return LlamaConfig(**(sizes | changes))
+    return LlamaConfig.of(128_256, *sizes, rope_theta=500_000.0, rope_scaling=scaling, **others)
 
 
-def _smollm2(width: int, heads: int, kv_heads: int, mlp: int, layers: int, theta: float) -> Any:
-    return LlamaConfig(
-        vocab_size=49_152,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=64,
-        mlp_dim=mlp,
-        num_layers=layers,
-        rope_theta=theta,
-        tie_embeddings=True,
-    )
-
+_llama2 = functools.partial(LlamaConfig.of, 32_000)
+_smollm2 = functools.partial(LlamaConfig.of, 49_152, tie_embeddings=True)
 
 LLAMA = Family(
     name="llama",
@@ -203,17 +168,17 @@ LLAMA = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "llama2_7b": _llama2(4_096, 32, 32, 11_008, 32),
-        "llama2_13b": _llama2(5_120, 40, 40, 13_824, 40),
-        "llama2_70b": _llama2(8_192, 64, 8, 28_672, 80),
-        "llama3_8b": _llama3(4_096, 128, 14_336, 32),
-        "llama3.1_8b": _llama3(4_096, 128, 14_336, 32, 8.0),
-        "llama3.1_70b": _llama3(8_192, 128, 28_672, 80, 8.0),
-        "llama3.2_1b": _llama3(2_048, 64, 8_192, 16, 32.0, tie_embeddings=True),
-        "llama3.2_3b": _llama3(3_072, 128, 8_192, 28, 32.0, tie_embeddings=True),
-        "smollm2_135m": _smollm2(576, 9, 3, 1_536, 30, 1e5),
-        "smollm2_360m": _smollm2(960, 15, 5, 2_560, 32, 1e5),
-        "smollm2_1.7b": _smollm2(2_048, 32, 32, 8_192, 24, 1.3e5),
+        "llama2_7b": _llama2(4_096, 32, 32, 128, 11_008, 32),
+        "llama2_13b": _llama2(5_120, 40, 40, 128, 13_824, 40),
+        "llama2_70b": _llama2(8_192, 64, 8, 128, 28_672, 80),
+        "llama3_8b": _llama3(4_096, 32, 8, 128, 14_336, 32),
+        "llama3.1_8b": _llama3(4_096, 32, 8, 128, 14_336, 32, factor=8.0),
+        "llama3.1_70b": _llama3(8_192, 64, 8, 128, 28_672, 80, factor=8.0),
+        "llama3.2_1b": _llama3(2_048, 32, 8, 64, 8_192, 16, factor=32.0, tie_embeddings=True),
+        "llama3.2_3b": _llama3(3_072, 24, 8, 128, 8_192, 28, factor=32.0, tie_embeddings=True),
+        "smollm2_135m": _smollm2(576, 9, 3, 64, 1_536, 30, rope_theta=1e5),
+        "smollm2_360m": _smollm2(960, 15, 5, 64, 2_560, 32, rope_theta=1e5),
+        "smollm2_1.7b": _smollm2(2_048, 32, 32, 64, 8_192, 24, rope_theta=1.3e5),
     },
     vocabulary=Vocabulary(
         file="tokenizer.model",

@@ -4,6 +4,7 @@ Source: Jiang et al. 2023; `transformers/models/mistral`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from specjax.models.causal_lm import CausalLM
@@ -51,21 +52,7 @@ def _to_hf(config: MistralConfig) -> dict[str, Any]:
     }
 
 
-def _size(
-    width: int, mlp: int, layers: int, vocab: int, theta: float, window: int | None = None
-) -> MistralConfig:
-    return MistralConfig(
-        vocab_size=vocab,
-        embed_dim=width,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        mlp_dim=mlp,
-        num_layers=layers,
-        rope_theta=theta,
-        sliding_window=window,
-    )
-
+_size = functools.partial(MistralConfig.of, rope_theta=1e6)
 
 MISTRAL = Family(
     name="mistral",
@@ -77,9 +64,11 @@ MISTRAL = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "mistral_7b_v0.1": _size(4_096, 14_336, 32, 32_000, 1e4, 4_096),
-        "mistral_7b_v0.3": _size(4_096, 14_336, 32, 32_768, 1e6),
-        "mistral_nemo_12b": _size(5_120, 14_336, 40, 131_072, 1e6),
-        "mistral_small_24b": _size(5_120, 32_768, 40, 131_072, 1e8),
+        "mistral_7b_v0.1": _size(
+            32_000, 4_096, 32, 8, 128, 14_336, 32, rope_theta=1e4, sliding_window=4_096
+        ),
+        "mistral_7b_v0.3": _size(32_768, 4_096, 32, 8, 128, 14_336, 32),
+        "mistral_nemo_12b": _size(131_072, 5_120, 32, 8, 128, 14_336, 40),
+        "mistral_small_24b": _size(131_072, 5_120, 32, 8, 128, 32_768, 40, rope_theta=1e8),
     },
 )

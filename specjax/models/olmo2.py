@@ -4,6 +4,7 @@ Source: OLMo Team 2025; `transformers/models/olmo2`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from specjax.models.causal_lm import CausalLM
@@ -54,18 +55,7 @@ def _to_hf(config: Olmo2Config) -> dict[str, Any]:
     }
 
 
-def _size(width: int, heads: int, kv_heads: int, mlp: int, layers: int) -> Olmo2Config:
-    return Olmo2Config(
-        vocab_size=100_352,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=128,
-        mlp_dim=mlp,
-        num_layers=layers,
-        rope_theta=500_000.0,
-    )
-
+_size = functools.partial(Olmo2Config.of, 100_352, rope_theta=500_000.0)
 
 OLMO2 = Family(
     name="olmo2",
@@ -82,9 +72,9 @@ OLMO2 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "olmo2_1b": _size(2_048, 16, 16, 8_192, 16),
-        "olmo2_7b": _size(4_096, 32, 32, 11_008, 32),
-        "olmo2_13b": _size(5_120, 40, 40, 13_824, 40),
-        "olmo2_32b": _size(5_120, 40, 8, 27_648, 64),
+        "olmo2_1b": _size(2_048, 16, 16, 128, 8_192, 16),
+        "olmo2_7b": _size(4_096, 32, 32, 128, 11_008, 32),
+        "olmo2_13b": _size(5_120, 40, 40, 128, 13_824, 40),
+        "olmo2_32b": _size(5_120, 40, 8, 128, 27_648, 64),
     },
 )

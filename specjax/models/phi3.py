@@ -54,21 +54,6 @@ def _to_hf(config: Phi3Config) -> dict[str, Any]:
     }
 
 
-def _size(
-    width: int, heads: int, kv_heads: int, mlp: int, layers: int, **changes: Any
-) -> Phi3Config:
-    sizes: dict[str, Any] = {
-        "vocab_size": 32_064,
-        "embed_dim": width,
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": width // heads,
-        "mlp_dim": mlp,
-        "num_layers": layers,
-    }
-    return Phi3Config(**(sizes | changes))
-
-
 _ATTENTION, _MLP = "model.layers.{i}.self_attn", "model.layers.{i}.mlp"
 _OURS = "decoder/layers_{i}"
 
@@ -91,8 +76,8 @@ PHI3 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "phi3_mini": _size(3_072, 32, 32, 8_192, 32, sliding_window=2_047),
-        "phi3_medium": _size(5_120, 40, 10, 17_920, 40, sliding_window=2_047),
-        "phi4": _size(5_120, 40, 10, 17_920, 40, vocab_size=100_352, rope_theta=250_000.0),
+        "phi3_mini": Phi3Config.of(32_064, 3_072, 32, 32, 96, 8_192, 32, sliding_window=2_047),
+        "phi3_medium": Phi3Config.of(32_064, 5_120, 40, 10, 128, 17_920, 40, sliding_window=2_047),
+        "phi4": Phi3Config.of(100_352, 5_120, 40, 10, 128, 17_920, 40, rope_theta=250_000.0),
     },
 )

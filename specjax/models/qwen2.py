@@ -4,6 +4,7 @@ Source: Qwen Team 2024; `transformers/models/qwen2`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from specjax.models.causal_lm import CausalLM
@@ -76,22 +77,9 @@ def _from_hf(fields: HFFields) -> Qwen2Config:
     return Qwen2Config(**qwen_from_hf(fields, num_key_value_heads=32))
 
 
-def _size(
-    width: int, heads: int, kv_heads: int, mlp: int, layers: int, vocab: int = 152_064
-) -> Qwen2Config:
-    return Qwen2Config(
-        vocab_size=vocab,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=width // heads,
-        mlp_dim=mlp,
-        num_layers=layers,
-        rope_theta=1e6,
-        # The small sizes share the embedding, of fewer rows for the same tokens.
-        tie_embeddings=vocab == 151_936,
-    )
-
+# The small sizes share the embedding, of fewer rows for the same tokens.
+_small = functools.partial(Qwen2Config.of, 151_936, rope_theta=1e6, tie_embeddings=True)
+_large = functools.partial(Qwen2Config.of, 152_064, rope_theta=1e6)
 
 QWEN2 = Family(
     name="qwen2",
@@ -103,12 +91,12 @@ QWEN2 = Family(
     from_hf=_from_hf,
     to_hf=qwen_to_hf,
     presets={
-        "qwen2.5_0.5b": _size(896, 14, 2, 4_864, 24, 151_936),
-        "qwen2.5_1.5b": _size(1_536, 12, 2, 8_960, 28, 151_936),
-        "qwen2.5_3b": _size(2_048, 16, 2, 11_008, 36, 151_936),
-        "qwen2.5_7b": _size(3_584, 28, 4, 18_944, 28),
-        "qwen2.5_14b": _size(5_120, 40, 8, 13_824, 48),
-        "qwen2.5_32b": _size(5_120, 40, 8, 27_648, 64),
-        "qwen2.5_72b": _size(8_192, 64, 8, 29_568, 80),
+        "qwen2.5_0.5b": _small(896, 14, 2, 64, 4_864, 24),
+        "qwen2.5_1.5b": _small(1_536, 12, 2, 128, 8_960, 28),
+        "qwen2.5_3b": _small(2_048, 16, 2, 128, 11_008, 36),
+        "qwen2.5_7b": _large(3_584, 28, 4, 128, 18_944, 28),
+        "qwen2.5_14b": _large(5_120, 40, 8, 128, 13_824, 48),
+        "qwen2.5_32b": _large(5_120, 40, 8, 128, 27_648, 64),
+        "qwen2.5_72b": _large(8_192, 64, 8, 128, 29_568, 80),
     },
 )

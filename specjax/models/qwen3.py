@@ -4,6 +4,7 @@ Source: Qwen Team 2025; `transformers/models/qwen3`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from specjax.models.causal_lm import CausalLM
@@ -33,21 +34,8 @@ def _to_hf(config: Qwen3Config) -> dict[str, Any]:
     return {**qwen_to_hf(config), "attention_bias": False}
 
 
-def _size(
-    width: int, heads: int, mlp: int, layers: int, *, tie_embeddings: bool = False
-) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=151_936,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=128,
-        mlp_dim=mlp,
-        num_layers=layers,
-        rope_theta=1e6,
-        tie_embeddings=tie_embeddings,
-    )
-
+_size = functools.partial(Qwen3Config.of, 151_936, rope_theta=1e6)
+_tied = functools.partial(_size, tie_embeddings=True)
 
 QWEN3 = Family(
     name="qwen3",
@@ -59,11 +47,11 @@ QWEN3 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "qwen3_0.6b": _size(1_024, 16, 3_072, 28, tie_embeddings=True),
-        "qwen3_1.7b": _size(2_048, 16, 6_144, 28, tie_embeddings=True),
-        "qwen3_4b": _size(2_560, 32, 9_728, 36, tie_embeddings=True),
-        "qwen3_8b": _size(4_096, 32, 12_288, 36),
-        "qwen3_14b": _size(5_120, 40, 17_408, 40),
-        "qwen3_32b": _size(5_120, 64, 25_600, 64),
+        "qwen3_0.6b": _tied(1_024, 16, 8, 128, 3_072, 28),
+        "qwen3_1.7b": _tied(2_048, 16, 8, 128, 6_144, 28),
+        "qwen3_4b": _tied(2_560, 32, 8, 128, 9_728, 36),
+        "qwen3_8b": _size(4_096, 32, 8, 128, 12_288, 36),
+        "qwen3_14b": _size(5_120, 40, 8, 128, 17_408, 40),
+        "qwen3_32b": _size(5_120, 64, 8, 128, 25_600, 64),
     },
 )

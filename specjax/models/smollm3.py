@@ -111,16 +111,8 @@ SMOLLM3 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        "smollm3_3b": SmolLM3Config(
-            vocab_size=128_256,
-            embed_dim=2_048,
-            num_heads=16,
-            num_kv_heads=4,
-            head_dim=128,
-            mlp_dim=11_008,
-            num_layers=36,
-            rope_theta=5e6,
-            tie_embeddings=True,
-        )
+        "smollm3_3b": SmolLM3Config.of(
+            128_256, 2_048, 16, 4, 128, 11_008, 36, rope_theta=5e6, tie_embeddings=True
+        ),
     },
 )

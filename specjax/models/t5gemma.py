@@ -186,17 +186,10 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
 
 def _size(width: int, heads: int, mlp: int, layers: int) -> T5GemmaConfig:
     """A size of T5, with heads of 64."""
-    stack = Gemma2Config(
-        vocab_size=256_000,
-        embed_dim=width,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=64,
-        mlp_dim=mlp,
-        num_layers=layers,
-        sliding_window=4_096,
-        query_pre_attn_scalar=64.0,
-    )
+    stack = Gemma2Config.of(
+        256_000, width, heads, heads, 64, mlp, layers,
+        sliding_window=4_096, query_pre_attn_scalar=64.0,
+    )  # fmt: skip
     return _joined(stack, stack)
 
 
