@@ -10,14 +10,8 @@ from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
 from specjax.models.gemma2 import VOCABULARY, gemma_style
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
-)
-from specjax.models.rotary import RotaryConfig
+from specjax.models.hf_fields import HFFields
+from specjax.models.rotary import Constants, RotaryConfig, rotary_from_hf, rotary_to_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,30 +26,24 @@ class GemmaConfig(RotaryConfig):
         return dataclasses.replace(super().style, **gemma_style(self.embed_dim))
 
 
-def _from_hf(fields: HFFields) -> GemmaConfig:
+_CONSTANTS: Constants = {
     # "gelu" has always meant the tanh approximation here.
-    fields.refuse("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
-    fields.refuse("hidden_activation", ("gelu_pytorch_tanh", None), None)
-    fields.refuse("attention_bias", (False,), False)
+    "hidden_act": ("gelu_pytorch_tanh", "gelu"),
+    "hidden_activation": ("gelu_pytorch_tanh", None),
+    "attention_bias": (False,),
+}
+
+
+def _from_hf(fields: HFFields) -> GemmaConfig:
     fields.refuse("use_bidirectional_attention", (False,), False)
-    return GemmaConfig(
-        **decoder_only_from_hf(fields, num_key_value_heads=16, head_dim=256),
-        rope_theta=default_rope(fields),
-        tie_embeddings=fields.flag("tie_word_embeddings", True),
-    )
+    sizes = rotary_from_hf(fields, _CONSTANTS, tied=True, num_key_value_heads=16, head_dim=256)
+    return GemmaConfig(**sizes)
 
 
 def _to_hf(config: GemmaConfig) -> dict[str, Any]:
     if config.sliding_window is not None:
         raise ValueError("sliding_window must be None for transformers to read a Gemma 1")
-    return {
-        **decoder_only_to_hf(config),
-        "attention_bias": False,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8_192,
-        **rope_to_hf(config.rope_theta),
-    }
+    return rotary_to_hf(config, _CONSTANTS, 8_192)
 
 
 GEMMA = Family(

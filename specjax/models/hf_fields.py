@@ -85,6 +85,11 @@ class HFFields:
                 f"{' or '.join(repr(a) for a in allowed)}"
             )
 
+    def refuse_others(self, constants: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises ValueError unless each field has one of its values; the first is its default."""
+        for name, allowed in constants.items():
+            self.refuse(name, allowed, allowed[0])
+
 
 def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> dict[str, Any]:
     """The fields of a `DecoderOnlyConfig` under Llama's names.

@@ -18,15 +18,9 @@ from specjax.models.family import (
     Vocabulary,
     decoder_only_names,
 )
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    rope_from_hf,
-    rope_to_hf,
-)
+from specjax.models.hf_fields import HFFields, decoder_only_from_hf, rope_from_hf
 from specjax.models.position_encoding import rope_frequencies
-from specjax.models.rotary import llama_style
+from specjax.models.rotary import NO_BIASES, llama_style, rotary_to_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +85,7 @@ class LlamaConfig(DecoderOnlyConfig):
 
 
 def _from_hf(fields: HFFields) -> LlamaConfig:
-    fields.refuse("hidden_act", ("silu", "swish"), "silu")
-    fields.refuse("attention_bias", (False,), False)
-    fields.refuse("mlp_bias", (False,), False)
+    fields.refuse_others(NO_BIASES)
     theta, kind, rope = rope_from_hf(fields)
     return LlamaConfig(
         **decoder_only_from_hf(fields),
@@ -136,14 +128,7 @@ def _to_hf(config: LlamaConfig) -> dict[str, Any]:
             "high_freq_factor": found.high_freq_factor,
             "original_max_position_embeddings": found.original_max_position,
         }
-    return {
-        **decoder_only_to_hf(config),
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "mlp_bias": False,
-        "max_position_embeddings": longest,
-        **rope_to_hf(config.rope_theta, scaling),
-    }
+    return rotary_to_hf(config, NO_BIASES, longest, scaling)
 
 
 def _llama3(*sizes: int, factor: float | None = None, **others: Any) -> LlamaConfig:

@@ -9,14 +9,8 @@ from typing import Any
 
 from specjax.models.causal_lm import CausalLM
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
-)
-from specjax.models.rotary import RotaryConfig
+from specjax.models.hf_fields import HFFields
+from specjax.models.rotary import SILU, RotaryConfig, rotary_from_hf, rotary_to_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,30 +20,28 @@ class MistralConfig(RotaryConfig):
     norm_eps: float = 1e-5
 
 
-def _from_hf(fields: HFFields) -> MistralConfig:
-    fields.refuse("hidden_act", ("silu", "swish"), "silu")
-    # transformers reads them in other classes.
+def mistral_from_hf(fields: HFFields, window: int | None, **defaults: Any) -> dict[str, Any]:
+    """The fields that Mistral and Phi 3 share; `window` is the usual one."""
+    # transformers reads layers of several types in other classes.
     fields.refuse("layer_types", (None,), None)
-    return MistralConfig(
-        **decoder_only_from_hf(fields, num_key_value_heads=8),
-        rope_theta=default_rope(fields),
-        sliding_window=fields.window(4096),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
-    )
+    return {**rotary_from_hf(fields, SILU, **defaults), "sliding_window": fields.window(window)}
+
+
+def mistral_to_hf(config: RotaryConfig, name: str, longest: int) -> dict[str, Any]:
+    """The inverse of `mistral_from_hf`."""
+    if config.layer_types:
+        raise ValueError(
+            f"layer_types must be empty for transformers to read a {name}; convert it to orbax"
+        )
+    return {**rotary_to_hf(config, SILU, longest), "sliding_window": config.sliding_window}
+
+
+def _from_hf(fields: HFFields) -> MistralConfig:
+    return MistralConfig(**mistral_from_hf(fields, 4_096, num_key_value_heads=8))
 
 
 def _to_hf(config: MistralConfig) -> dict[str, Any]:
-    if config.layer_types:
-        raise ValueError(
-            "layer_types must be empty for transformers to read a Mistral; convert it to orbax"
-        )
-    return {
-        **decoder_only_to_hf(config),
-        "hidden_act": "silu",
-        "sliding_window": config.sliding_window,
-        "max_position_embeddings": 32_768,
-        **rope_to_hf(config.rope_theta),
-    }
+    return mistral_to_hf(config, "Mistral", 32_768)
 
 
 _size = functools.partial(MistralConfig.of, rope_theta=1e6)

@@ -10,14 +10,8 @@ from typing import Any
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import Family, decoder_only_names
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
-)
-from specjax.models.rotary import RotaryConfig
+from specjax.models.hf_fields import HFFields
+from specjax.models.rotary import UNBIASED, RotaryConfig, rotary_from_hf, rotary_to_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,25 +28,13 @@ class Olmo2Config(RotaryConfig):
 
 
 def _from_hf(fields: HFFields) -> Olmo2Config:
-    fields.refuse("hidden_act", ("silu", "swish"), "silu")
-    fields.refuse("attention_bias", (False,), False)
-    return Olmo2Config(
-        **decoder_only_from_hf(fields, rms_norm_eps=1e-5),
-        rope_theta=default_rope(fields),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
-    )
+    return Olmo2Config(**rotary_from_hf(fields, UNBIASED, rms_norm_eps=1e-5))
 
 
 def _to_hf(config: Olmo2Config) -> dict[str, Any]:
     if config.sliding_window is not None:
         raise ValueError("sliding_window must be None for transformers to read an OLMo 2")
-    return {
-        **decoder_only_to_hf(config),
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4_096,
-        **rope_to_hf(config.rope_theta),
-    }
+    return rotary_to_hf(config, UNBIASED, 4_096)
 
 
 _size = functools.partial(Olmo2Config.of, 100_352, rope_theta=500_000.0)

@@ -11,13 +11,8 @@ from typing import Any
 
 from specjax.models.causal_lm import CausalLM
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names, fused
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
-)
+from specjax.models.hf_fields import HFFields
+from specjax.models.mistral import mistral_from_hf, mistral_to_hf
 from specjax.models.rotary import RotaryConfig
 
 
@@ -29,29 +24,13 @@ class Phi3Config(RotaryConfig):
 
 
 def _from_hf(fields: HFFields) -> Phi3Config:
-    fields.refuse("hidden_act", ("silu", "swish"), "silu")
-    fields.refuse("layer_types", (None,), None)
-    return Phi3Config(
-        **decoder_only_from_hf(fields, rms_norm_eps=1e-5),
-        rope_theta=default_rope(fields),
-        sliding_window=fields.window(None),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
-    )
+    return Phi3Config(**mistral_from_hf(fields, None, rms_norm_eps=1e-5))
 
 
 def _to_hf(config: Phi3Config) -> dict[str, Any]:
-    if config.layer_types:
-        raise ValueError(
-            "layer_types must be empty for transformers to read a Phi 3; convert it to orbax"
-        )
-    return {
-        **decoder_only_to_hf(config),
-        "hidden_act": "silu",
-        "sliding_window": config.sliding_window,
-        "max_position_embeddings": 4_096,
-        "original_max_position_embeddings": 4_096,
-        **rope_to_hf(config.rope_theta),
-    }
+    longest = 4_096
+    fields = mistral_to_hf(config, "Phi 3", longest)
+    return {**fields, "original_max_position_embeddings": longest}
 
 
 _ATTENTION, _MLP = "model.layers.{i}.self_attn", "model.layers.{i}.mlp"

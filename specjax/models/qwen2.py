@@ -10,14 +10,18 @@ from typing import Any
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
+from specjax.models.hf_fields import HFFields
+from specjax.models.rotary import (
+    FULL,
+    SILU,
+    SLIDING,
+    Constants,
+    RotaryConfig,
+    layer_types,
+    rotary_from_hf,
+    rotary_to_hf,
+    windows_from_hf,
 )
-from specjax.models.rotary import FULL, SLIDING, RotaryConfig, layer_types, windows_from_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,18 +34,18 @@ class Qwen2Config(RotaryConfig):
         return dataclasses.replace(super().style, biases=True)
 
 
-def qwen_from_hf(fields: HFFields, **defaults: int | None) -> dict[str, Any]:
+def qwen_from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dict[str, Any]:
     """The fields that Qwen 2 and Qwen 3 share.
 
     Args:
       fields: of the `config.json`.
+      constants: the fields that may have only certain values.
       **defaults: see `decoder_only_from_hf`.
 
     Returns:
       The fields of a configuration.
     """
-    fields.refuse("hidden_act", ("silu", "swish"), "silu")
-    sizes = decoder_only_from_hf(fields, **defaults)
+    sizes = rotary_from_hf(fields, constants, **defaults)
     count = sizes["num_layers"]
     window, types = None, [FULL] * count
     if fields.flag("use_sliding_window", False):
@@ -49,32 +53,24 @@ def qwen_from_hf(fields: HFFields, **defaults: int | None) -> dict[str, Any]:
         start = fields.whole("max_window_layers", 28, least=0)
         if window is not None:
             types = [SLIDING if i >= start else FULL for i in range(count)]
-    return {
-        **sizes,
-        **windows_from_hf(fields, window, types, count),
-        "rope_theta": default_rope(fields),
-        "tie_embeddings": fields.flag("tie_word_embeddings", False),
-    }
+    return {**sizes, **windows_from_hf(fields, window, types, count)}
 
 
-def qwen_to_hf(config: RotaryConfig) -> dict[str, Any]:
+def qwen_to_hf(config: RotaryConfig, constants: Constants = SILU) -> dict[str, Any]:
     """The inverse of `qwen_from_hf`."""
     types = layer_types(config)
     windowed = SLIDING in types
     return {
-        **decoder_only_to_hf(config),
-        "hidden_act": "silu",
+        **rotary_to_hf(config, constants, 32_768),
         "use_sliding_window": windowed,
         "sliding_window": config.sliding_window if windowed else None,
         "max_window_layers": types.index(SLIDING) if windowed else config.num_layers,
         "layer_types": types,
-        "max_position_embeddings": 32_768,
-        **rope_to_hf(config.rope_theta),
     }
 
 
 def _from_hf(fields: HFFields) -> Qwen2Config:
-    return Qwen2Config(**qwen_from_hf(fields, num_key_value_heads=32))
+    return Qwen2Config(**qwen_from_hf(fields, SILU, num_key_value_heads=32))
 
 
 # The small sizes share the embedding, of fewer rows for the same tokens.

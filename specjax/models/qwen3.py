@@ -12,7 +12,7 @@ from specjax.models.config import Style
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
 from specjax.models.hf_fields import HFFields
 from specjax.models.qwen2 import qwen_from_hf, qwen_to_hf
-from specjax.models.rotary import RotaryConfig
+from specjax.models.rotary import UNBIASED, RotaryConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,11 @@ class Qwen3Config(RotaryConfig):
 
 
 def _from_hf(fields: HFFields) -> Qwen3Config:
-    fields.refuse("attention_bias", (False,), False)
-    return Qwen3Config(**qwen_from_hf(fields, num_key_value_heads=32, head_dim=128))
+    return Qwen3Config(**qwen_from_hf(fields, UNBIASED, num_key_value_heads=32, head_dim=128))
 
 
 def _to_hf(config: Qwen3Config) -> dict[str, Any]:
-    return {**qwen_to_hf(config), "attention_bias": False}
+    return qwen_to_hf(config, UNBIASED)
 
 
 _size = functools.partial(Qwen3Config.of, 151_936, rope_theta=1e6)

@@ -1,13 +1,19 @@
 """What decoder-only families with rotary positions share: windows by layer, and Llama's style."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specjax.models.config import DecoderOnlyConfig, Style
-from specjax.models.hf_fields import HFFields
+from specjax.models.hf_fields import (
+    HFFields,
+    decoder_only_from_hf,
+    decoder_only_to_hf,
+    default_rope,
+    rope_to_hf,
+)
 from specjax.models.position_encoding import rope_frequencies
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -74,6 +80,53 @@ def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: A
         "embed_stddev": config.embed_dim**-0.5 if config.tie_embeddings else 1.0,
     }
     return Style(**(fields | changes))
+
+
+# Fields of a family that may have only these values; the first is the default, and is written.
+Constants = Mapping[str, tuple[Any, ...]]
+SILU: Constants = {"hidden_act": ("silu", "swish")}
+UNBIASED: Constants = {**SILU, "attention_bias": (False,)}
+NO_BIASES: Constants = {**UNBIASED, "mlp_bias": (False,)}
+
+
+def rotary_from_hf(
+    fields: HFFields,
+    constants: Constants,
+    *,
+    theta: float = 10_000.0,
+    tied: bool = False,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Sizes, rotary base and tied embeddings of a family whose frequencies are not scaled.
+
+    Args:
+      fields: of the `config.json`.
+      constants: the fields that may have only certain values.
+      theta: the rotary base of a file that has none.
+      tied: whether the embeddings of a file that does not say are tied.
+      **defaults: see `decoder_only_from_hf`.
+
+    Raises:
+      ValueError: for a value that is not possible or not supported.
+    """
+    fields.refuse_others(constants)
+    return {
+        **decoder_only_from_hf(fields, **defaults),
+        "rope_theta": default_rope(fields, theta),
+        "tie_embeddings": fields.flag("tie_word_embeddings", tied),
+    }
+
+
+def rotary_to_hf(
+    config: Any, constants: Constants, longest: int, scaling: Any = None
+) -> dict[str, Any]:
+    """The inverse of `rotary_from_hf`; `longest` is the usual `max_position_embeddings`."""
+    return {
+        **decoder_only_to_hf(config),
+        **{name: allowed[0] for name, allowed in constants.items()},
+        "max_position_embeddings": longest,
+        **rope_to_hf(config.rope_theta, scaling),
+    }
 
 
 def windows_from_hf(

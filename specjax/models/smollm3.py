@@ -9,14 +9,17 @@ from typing import Any
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
+from specjax.models.hf_fields import HFFields
+from specjax.models.rotary import (
+    FULL,
+    NO_BIASES,
+    SLIDING,
+    RotaryConfig,
+    layer_types,
+    rotary_from_hf,
+    rotary_to_hf,
+    windows_from_hf,
 )
-from specjax.models.rotary import FULL, SLIDING, RotaryConfig, layer_types, windows_from_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +57,7 @@ def _every_fourth(count: int, interval: int = 4) -> tuple[bool, ...]:
 
 
 def _from_hf(fields: HFFields) -> SmolLM3Config:
-    fields.refuse("hidden_act", ("silu", "swish"), "silu")
-    fields.refuse("attention_bias", (False,), False)
-    fields.refuse("mlp_bias", (False,), False)
-    sizes = decoder_only_from_hf(fields, num_key_value_heads=4)
+    sizes = rotary_from_hf(fields, NO_BIASES, theta=2e6, tied=True, num_key_value_heads=4)
     count = sizes["num_layers"]
     rotated = fields.values.get("no_rope_layers")  # 1 where a layer rotates
     if rotated is None:
@@ -78,26 +78,19 @@ def _from_hf(fields: HFFields) -> SmolLM3Config:
     return SmolLM3Config(
         **sizes,
         **windows_from_hf(fields, window, types, count),
-        rope_theta=default_rope(fields, 2e6),
         rotated=() if rotated == _every_fourth(count) else rotated,
-        tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
 
 
 def _to_hf(config: SmolLM3Config) -> dict[str, Any]:
     types = layer_types(config)
     return {
-        **decoder_only_to_hf(config),
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "mlp_bias": False,
+        **rotary_to_hf(config, NO_BIASES, 65_536),
         "use_sliding_window": SLIDING in types,
         "sliding_window": config.sliding_window if SLIDING in types else None,
         "layer_types": types,
         "no_rope_layers": [int(rope is not None) for rope in config.style.ropes],
         "no_rope_layer_interval": 4,
-        "max_position_embeddings": 65_536,
-        **rope_to_hf(config.rope_theta),
     }
 
 
