@@ -44,7 +44,8 @@ class T5GemmaConfig(Gemma2Config):
     def encoder_style(self) -> Style:
         """The style of the encoder."""
         style = self.encoder.style
-        # As in transformers 5; 4.x sees one position less on both sides.
+        # As in transformers 5. Google's code (`gemma/research/t5gemma`) and transformers 4 see one
+        # position less on both sides.
         around = (self.encoder.sliding_window,) * 2
         windows = tuple(None if w is None else around for w in style.windows)
         return dataclasses.replace(style, windows=windows, own_embedding=True)
@@ -184,11 +185,11 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
     return [*lines, Renaming(f"{hf}.norm.weight", f"{stack}/{stack}_norm/scale")]
 
 
-def _size(width: int, heads: int, mlp: int, layers: int) -> T5GemmaConfig:
-    """A size of T5, with heads of 64."""
+def _size(width: int, heads: int, mlp: int, layers: int, head_dim: int = 64) -> T5GemmaConfig:
+    """A size with an encoder and a decoder of this size; without shared keys and values."""
     stack = Gemma2Config.of(
-        256_000, width, heads, heads, 64, mlp, layers,
-        sliding_window=4_096, query_pre_attn_scalar=64.0,
+        256_000, width, heads, heads, head_dim, mlp, layers,
+        sliding_window=4_096, query_pre_attn_scalar=float(head_dim),
     )  # fmt: skip
     return _joined(stack, stack)
 
@@ -221,11 +222,12 @@ T5GEMMA = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     unused=r"model\.(encoder|decoder)\.rotary_emb\.inv_freq",
-    # Sizes of T5: the model's card; S also in `gemma.cpp/gemma/configs.cc`.
+    # Source: `gemma/research/t5gemma/config.py` of google-deepmind/gemma.
     presets={
         "t5gemma_s_s": _size(512, 8, 1_024, 8),
         "t5gemma_b_b": _size(768, 12, 2_048, 12),
         "t5gemma_l_l": _size(1_024, 16, 2_816, 24),
+        "t5gemma_ml_ml": _size(1_152, 4, 6_912, 26, head_dim=256),
         "t5gemma_xl_xl": _size(2_048, 32, 5_120, 24),
         "t5gemma_2b_2b": _joined(_2B, _2B),
         "t5gemma_9b_2b": _joined(_9B, _2B),

@@ -38,6 +38,7 @@ PUBLISHED = {
     "t5gemma_s_s": 312_517_632,
     "t5gemma_b_b": 591_490_560,
     "t5gemma_l_l": 1_241_761_792,
+    "t5gemma_ml_ml": 2_200_345_344,
     "t5gemma_xl_xl": 3_766_980_608,
     "t5gemma_2b_2b": 5_596_853_760,
     "t5gemma_9b_2b": 12_292_375_296,
