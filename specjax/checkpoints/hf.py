@@ -26,8 +26,10 @@ from specjax.checkpoints.arrays import (
 )
 from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
 from specjax.tokenizers.model_files import (
+    SPECJAX_FILE,
     SpecialIds,
     read_json,
+    read_json_if_there,
     special_ids_from_json,
     write_json,
 )
@@ -286,8 +288,9 @@ def hf_pieces(
     lines = {path: family.hf_name(path) for path in shapes}
     stored = _embedding(reader, family)
     tied = [family.hf_name(_LOGITS).hf] if config.tie_embeddings else []
-    copies = {lines[_EMBEDDING].hf, *family.copies, *tied}
+    copies = dict(family.second_copies)
     if stored is not None:
+        copies |= dict.fromkeys((lines[_EMBEDDING].hf, *family.copies, *tied), stored)
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
     stored_shapes = {
         path: shapes[path][::-1] if line.transposed else shapes[path]
@@ -309,10 +312,10 @@ def hf_pieces(
     for name in set(reader.specs) - set(expected):
         if re.fullmatch(family.unused, name):
             continue
-        if name in copies and stored is not None:
-            if same_values(reader.read(name), reader.read(stored)):
+        if (original := copies.get(name)) in reader.specs:
+            if same_values(reader.read(name), reader.read(original)):
                 continue
-            name = f"{name} (a copy that differs from {stored})"
+            name = f"{name} (a copy that differs from {original})"
         unknown.append(name)
     remedy = "Give the checkpoint whose arrays these are, or correct config.json"
     check_same(reader.directory, reader.specs, expected, remedy, unknown)
@@ -359,6 +362,30 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
     }
 
 
+def longest_context(directory: Path) -> int | None:
+    """`max_position_embeddings` of a directory's files, None without one.
+
+    Of nested configurations it is the text network's, of an encoder-decoder the decoder's.
+    """
+    settings: dict[str, Any] = {}
+    for name in (SPECJAX_FILE, "config.json"):
+        settings |= read_json_if_there(directory / name)
+    for name in ("text_config", "decoder"):
+        inner = settings.get(name)
+        settings |= inner if isinstance(inner, dict) else {}
+    found = settings.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _set_longest(values: dict[str, Any], longest: int) -> None:
+    """Changes `max_position_embeddings` in a `config.json` and in its inner configurations."""
+    if "max_position_embeddings" in values:
+        values["max_position_embeddings"] = longest
+    for inner in values.values():
+        if isinstance(inner, dict):
+            _set_longest(inner, longest)
+
+
 def write_hf(
     directory: Path,
     config: ModelConfig,
@@ -385,8 +412,8 @@ def write_hf(
       ValueError: for a configuration that transformers does not support.
     """
     values = config_to_hf(config, ids, dtype)
-    if max_position_embeddings is not None and "max_position_embeddings" in values:
-        values["max_position_embeddings"] = max_position_embeddings
+    if max_position_embeddings is not None:
+        _set_longest(values, max_position_embeddings)
     lines = {path: family_of(config).hf_name(path) for path in params}
     arrays: dict[str, list[Renaming]] = {
         line.hf: [line] for line in lines.values() if line.part is None

@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import has_head, load_head, load_model, read_config, save_model
+    from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.saving import check_format
     from specjax.text.directories import real_path
-    from specjax.tokenizers.model_files import SPECJAX_FILE, read_json_if_there
     from specjax.writing import check_free
 
     check_free(args.destination)
@@ -77,10 +77,6 @@ def run(args: argparse.Namespace) -> int:
         config=args.config,
         check_weights=args.check_weights,
     )
-    settings: dict[str, Any] = {}
-    for name in (SPECJAX_FILE, "config.json"):
-        settings |= read_json_if_there(loaded.path / name)
-    longest = settings.get("max_position_embeddings")
     save_model(
         args.destination,
         loaded.model,
@@ -91,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         # T5X keeps the tokenizer in the parent directory of the steps.
         tokenizer_from=loaded.path.parent if loaded.format == "t5x" else loaded.path,
         step=loaded.step or 0,
-        max_position_embeddings=longest if isinstance(longest, int) else None,
+        max_position_embeddings=longest_context(loaded.path),
     )
     if head is not None:
         _copy_head(head, args.destination, host)

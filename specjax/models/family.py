@@ -95,6 +95,8 @@ class Family:
       to_hf: makes these fields from a configuration; raises ValueError if transformers has no such
         network. Sizes of the vocabulary, dtypes and special ids are added to them.
       copies: names under which a checkpoint may hold the embedding a second time, or its only copy.
+      second_copies: other arrays that a checkpoint may hold twice: name of the copy -> name of the
+        array, which it must equal.
       unused: a pattern of the names of arrays in old checkpoints that no network reads.
       nested: the larger network that may contain it in a checkpoint, or None.
       presets: its published sizes.
@@ -110,6 +112,7 @@ class Family:
     from_hf: Callable[[HFFields], ModelConfig]
     to_hf: Callable[[Any], dict[str, Any]]
     copies: tuple[str, ...] = ()
+    second_copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unused: str = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     nested: Nested | None = None
     presets: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)

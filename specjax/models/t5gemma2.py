@@ -132,6 +132,8 @@ def _size(stack: Any) -> T5Gemma2Config:
     return T5Gemma2Config(**values, encoder=stack)
 
 
+_EOI = "model.encoder.embed_tokens.eoi_embedding"
+
 T5GEMMA2 = Family(
     name="t5gemma2",
     config=T5Gemma2Config,
@@ -140,7 +142,7 @@ T5GEMMA2 = Family(
     special_ids=T5GEMMA.special_ids,
     names=(
         Renaming("model.encoder.embed_tokens.weight", "token_embedder/embedding"),
-        Renaming("model.encoder.embed_tokens.eoi_embedding", "token_embedder/eoi_embedding"),
+        Renaming(_EOI, "token_embedder/eoi_embedding"),
         *gemma_stack("model.encoder", "encoder", "attention", qk_norms=True),
         *gemma_stack("model.decoder", "decoder", "self_attention", qk_norms=True),
         Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
@@ -148,6 +150,7 @@ T5GEMMA2 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     copies=("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
+    second_copies={"model.decoder.embed_tokens.eoi_embedding": _EOI},
     nested=Nested(
         model_type="t5gemma2",
         architectures=("T5Gemma2ForConditionalGeneration",),

@@ -9,13 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.memory import in_words
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.text.directories import real_path
 from specjax.text.text_models import Words, check_vocabularies
 from specjax.tokenizers import Tokenizer, load_tokenizer
-from specjax.tokenizers.model_files import read_json_if_there
 
 # Longest texts, in tokens, for which the largest batch is computed.
 CONTEXTS = (1_024, 4_096, 16_384, 65_536)
@@ -73,15 +73,12 @@ class Inspected:
         """The figures by name, as JSON values; sizes in bytes."""
         config, words = self.model.config, self.tokenizer
         on_disk: Counter[str] = Counter()
-        settings: dict[str, Any] = {}
+        context: int | None = None
         eos: tuple[int, ...] = ()
         if self.opened is not None:
             for spec in self.opened.reader.specs.values():
                 on_disk[spec.label or spec.dtype.name] += spec.nbytes
-            settings = read_json_if_there(self.opened.path / "config.json")
-            for name in ("text_config", "decoder"):  # of nested networks
-                inner = settings.get(name)
-                settings |= inner if isinstance(inner, dict) else {}
+            context = longest_context(self.opened.path)
             eos = self.opened.ids.eos
         return {
             "path": self.path,
@@ -95,7 +92,7 @@ class Inspected:
             "tokens": None if words is None else words.vocab_size,
             "special_ids": {} if self.opened is None else self.opened.ids.to_json(),
             "eos": {str(i): None if words is None else words.token(i) for i in eos},
-            "context": settings.get("max_position_embeddings"),
+            "context": context,
             "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
             "chat_template": words is not None and words.chat_template is not None,
         }

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import transformers
 
 from specjax.acceptance_head.head import Head
 from specjax.acceptance_head.network import HeadConfig, init_head
@@ -27,9 +28,11 @@ from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
 from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
+from specjax.text.inspection import inspect
 from specjax.text.text_models import weights_fingerprint
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
+from tests.models.tiny import CONFIGS
 
 _SIZES = {"vocab_size": 48, "embed_dim": 16, "num_heads": 2, "head_dim": 12, "mlp_dim": 20}
 T5_V1_1 = T5Config(**_SIZES, num_encoder_layers=2, num_decoder_layers=1)
@@ -269,6 +272,20 @@ def test_the_dtype_and_the_longest_context_stay(tmp_path):
         assert after[name].dtype == np.float16
         np.testing.assert_array_equal(after[name], value)
     assert load_model(tmp_path / "c").config.param_dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
+def test_the_longest_context_of_inner_configurations_stays(name, tmp_path):
+    config = CONFIGS[name]
+    longest = 12_345
+    params = _params(config)
+    save_model(tmp_path / "a", config, params, format="hf", max_position_embeddings=longest)
+    assert _convert(tmp_path / "a", tmp_path / "b", "--to", "orbax") == 0
+    assert _convert(tmp_path / "b", tmp_path / "c", "--to", "hf") == 0
+    read = transformers.AutoConfig.from_pretrained(tmp_path / "c")
+    encoder = getattr(read.encoder, "text_config", read.encoder)
+    assert [x.max_position_embeddings for x in (encoder, read.decoder)] == [longest] * 2
+    assert inspect(tmp_path / "c").summary()["context"] == longest
 
 
 def test_an_acceptance_head_goes_with_the_same_weights(tmp_path, capsys):

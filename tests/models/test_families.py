@@ -166,6 +166,19 @@ def test_the_names_of_a_t5gemma_2_in_memory_are_read(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, ours.params, same.params)
 
 
+def test_a_second_copy_of_an_array_must_be_equal(tmp_path):
+    place = shutil.copytree(made("t5gemma2")[1], tmp_path / "model")
+    file = place / "model.safetensors"
+    arrays = safetensors.numpy.load_file(file)
+    one, copy = (f"model.{side}.embed_tokens.eoi_embedding" for side in ("encoder", "decoder"))
+    safetensors.numpy.save_file({**arrays, copy: arrays[one]}, file, metadata={"format": "pt"})
+    ours, same = load_model(place), load_model(made("t5gemma2")[1])
+    jax.tree.map(np.testing.assert_array_equal, ours.params, same.params)
+    safetensors.numpy.save_file({**arrays, copy: arrays[one] + 1}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"{copy} \\(a copy that differs from {one}\\)"):
+        load_model(place)
+
+
 def test_a_tied_mt5_says_whether_its_head_scales(tmp_path):
     """transformers 4 scales it, transformers 5 does not, and their files look the same."""
     place = shutil.copytree(made("mt5")[1], tmp_path / "model")
