@@ -177,7 +177,8 @@ class ByteTokenizer(Tokenizer):
     Args:
       extra_ids: the number of sentinels (`<extra_id_0>`, ...) after the bytes; ByT5 has 125. With
         sentinels, special tokens in a text become their ids, and `<pad>`, `</s>` and `<unk>` take
-        the spaces around them, as in transformers' ByT5; without, all text is bytes.
+        the spaces around them, as in transformers' ByT5; without, all text is bytes. A text that
+        ends in `</s>` gets no second eos.
 
     Raises:
       ValueError: if `extra_ids` is negative.
@@ -211,6 +212,12 @@ class ByteTokenizer(Tokenizer):
         rest = self.vocab_size - self.OFFSET - len(known)
         texts = [b""] * self.OFFSET + known + [b""] * rest
         return Pieces(texts, texts)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `Tokenizer`."""
+        ids = super().encode(text, add_special_tokens=add_special_tokens)
+        added = add_special_tokens and self.add_eos
+        return ids[:-1] if added and ids[-2:-1] == [self._own_eos] else ids
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
