@@ -24,13 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("float32", "bfloat16"),
         default="bfloat16",
-        help="of parameters and caches in memory (default: bfloat16)",
+        help="of parameters and caches in memory",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
+    parser.epilog = "Exit status: 2 if the two models are not a pair, else 0."
+
+
 def run(args: argparse.Namespace) -> int:
-    """Prints what the directories hold; reads no array."""
+    """Prints what the directories hold; reads no array.
+
+    Returns:
+      0, or 2 for two models that are not a pair: a command that decodes refuses them.
+    """
     # Imported here so that `specjax --help` stays quick.
     from specjax.text.inspection import as_pair, inspect, lines
 
@@ -48,10 +55,11 @@ def run(args: argparse.Namespace) -> int:
     if len(found) == 2:
         memory = None if args.memory is None else args.memory * 1e9
         values |= as_pair(found[0], found[1], memory)
+    status = 2 if isinstance(values.get("pair"), str) else 0
     if args.json:
         json.dump(values, sys.stdout, indent=1)
         print()
-        return 0
+        return status
     for summary in summaries:
         print(summary["path"])
         for name, text in lines(summary):
@@ -67,4 +75,4 @@ def run(args: argparse.Namespace) -> int:
         print(f"c = {values['c']:.3f} (bytes read by a drafter's pass, over a verifier's)")
         for context, batch in values.get("batches", {}).items():
             print(f"  {context:>7,} tokens of prompt and output: batches up to {batch:,}")
-    return 0
+    return status

@@ -189,10 +189,11 @@ class Models:
                 )
         drafter = named.get("drafter")
         if drafter is not None and drafter.size > self.verifier.size:
+            # One place, so Python shows it once, though settings make pairs of these models again.
             warnings.warn(
                 f"the drafter has {_millions(drafter.size)} parameters, the verifier "
                 f"{_millions(self.verifier.size)}: are they swapped?",
-                stacklevel=3,
+                stacklevel=1,
             )
 
     @property

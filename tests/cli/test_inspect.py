@@ -22,8 +22,8 @@ def paths(tmp_path_factory):
     return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
 
 
-def inspected(capsys, *words):
-    assert main(["inspect", *map(str, words), "--json"]) == 0
+def inspected(capsys, *words, status=0):
+    assert main(["inspect", *map(str, words), "--json"]) == status
     return json.loads(capsys.readouterr().out)
 
 
@@ -63,9 +63,12 @@ def test_it_is_printed_as_a_table(paths, capsys):
 def test_what_is_no_pair_is_explained(paths, tmp_path, capsys):
     other = shutil.copytree(paths["drafter"], tmp_path / "other")
     tiny_pair.write_vocabulary(other, ["sa", "te", "wi", "xo"])
-    assert "have different tokenizers" in inspected(capsys, other, paths["verifier"])["pair"]
+    two = (other, paths["verifier"])
+    assert "have different tokenizers" in inspected(capsys, *two, status=2)["pair"]
+    assert main(["inspect", *map(str, two)]) == 2
+    assert "not a pair: " in capsys.readouterr().out
     (other / "spiece.model").unlink()
-    assert "has no tokenizer" in inspected(capsys, other, paths["verifier"])["pair"]
+    assert "has no tokenizer" in inspected(capsys, *two, status=2)["pair"]
     assert inspected(capsys, other)["models"][0]["tokens"] is None
 
 

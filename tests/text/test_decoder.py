@@ -1,4 +1,5 @@
 import dataclasses
+import warnings
 import functools
 import json
 import subprocess
@@ -158,6 +159,11 @@ def test_a_drafter_that_is_larger_than_its_verifier_is_told():
     larger = dataclasses.replace(large, params=(large.params, large.params))
     with pytest.warns(UserWarning, match="the drafter has .* parameters, the verifier .*swapped?"):
         specjax.Pair(drafter=larger, verifier=small)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        pair = specjax.Pair(drafter=larger, verifier=small)
+        specjax.Models(**pair.named)  # as a setting does
+    assert len(shown) == 1
 
 
 def test_the_same_seed_gives_the_same_and_rows_and_seeds_differ(decoder):
