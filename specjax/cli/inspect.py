@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-
     parser.epilog = "Exit status: 2 if the two models are not a pair, else 0."
 
 

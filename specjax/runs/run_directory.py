@@ -39,6 +39,9 @@ _FILES, _KEPT = "files", "kept"
 _BESIDE = (_FILES, _KEPT, "fingerprint")
 _RECORDS = (GIN_NAME, RUNS_NAME)
 _LOCK_NAME = ".specjax.lock"
+# The names of files that show that a directory holds a model; loading it would read some names of a
+# run (T5X: `config.gin`). Other files, such as inputs and logs, may be beside a run.
+_OF_MODELS = ("config.json", "specjax.json", "*.safetensors", "checkpoint_*")
 
 
 class RunDirectory:
@@ -54,7 +57,8 @@ class RunDirectory:
       makes: the names of all files and directories that the run may write.
 
     Raises:
-      FileExistsError: (on opening) the directory has one of these names, and no run made it.
+      FileExistsError: (on opening) the directory has one of these names, and no run made it; or a
+        new run's directory holds a model.
       OSError: (on opening) it cannot be written, or another process works in it.
       TypeError: `path` is not a path.
       ValueError: `path` is empty, or (on opening) the file of the configuration is damaged.
@@ -261,6 +265,11 @@ class RunDirectory:
     def _refuse_foreign(self, there: Sequence[str]) -> None:
         """Raises an error unless the run has made these files of the directory."""
         made = [] if self._stored is None else self._stored[_FILES]
+        models = sorted(path for name in _OF_MODELS for path in self.path.glob(name))
+        if models and self._stored is None:
+            raise FileExistsError(
+                f"output_dir={self.path} holds a model ({models[0].name}): choose another directory"
+            )
         # A changed list must not make the run remove other files.
         if foreign := [name for name in made if name not in self._makes]:
             raise ValueError(

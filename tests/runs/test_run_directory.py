@@ -136,6 +136,23 @@ def test_what_no_run_has_made_is_refused_and_kept(tmp_path, name):
     assert names(tmp_path) == sorted(["config.json", name])
 
 
+@pytest.mark.parametrize("name", ["specjax.json", "model-1.safetensors", "checkpoint_100"])
+def test_the_directory_of_a_model_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(FileExistsError, match=rf"holds a model \({name}\): choose another"):
+        opened(tmp_path).__enter__()
+    assert name in names(tmp_path) and "config.json" not in names(tmp_path)
+
+
+def test_inputs_and_logs_may_be_beside_a_run(tmp_path):
+    for name in ("captions.txt", "log.txt", ".gitignore"):
+        (tmp_path / name).write_text("mine")
+    for _ in range(2):
+        with opened(tmp_path) as run:
+            run.claim({"a": 1})
+    assert (tmp_path / "captions.txt").read_text() == "mine"
+
+
 def test_a_file_that_a_run_writes_meanwhile_is_its_own(tmp_path, monkeypatch):
     """A replica reads the directories of the others while they write."""
     own = run_directory.read_config

@@ -1,9 +1,9 @@
 import dataclasses
-import warnings
 import functools
 import json
 import subprocess
 import sys
+import warnings
 
 import jax
 import numpy as np
