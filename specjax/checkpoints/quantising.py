@@ -93,8 +93,7 @@ def _placed(array: np.ndarray, sharding: Sharding) -> jax.Array:
 def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Sharding:
     """The sharding of the scales: like that of the channels."""
     if isinstance(sharding, NamedSharding):
-        spec = (*sharding.spec, None, None)[kind.channel_axis()]
-        return NamedSharding(sharding.mesh, jax.P(spec))
+        return NamedSharding(sharding.mesh, jax.P(*kind.axes(sharding.spec).scales))
     if len(sharding.device_set) > 1:
         raise ValueError(
             f"`shardings` of quantised matrices must be NamedShardings, got {sharding} for {path}"

@@ -74,9 +74,10 @@ class Int8Weight(StoredWeight):
 
         return by_platform(x, self, default=whole, cpu=in_pieces)
 
-    def axes(self, names: tuple[str | None, ...]) -> Any:
+    @classmethod
+    def axes(cls, names: Any) -> Any:
         """See `StoredWeight`; scales are split like their channels."""
-        return type(self)(names, names[self.channel_axis() :][:1])  # type: ignore[arg-type]
+        return cls(names, names[cls.channel_axis() :][:1])
 
     @staticmethod
     def channel_axis() -> int:
@@ -157,7 +158,7 @@ def abstract_int8(params: Params, form: str | None) -> Params:
         found = int8_form("/".join(str(key.key) for key in path), leaf.shape, form)
         if found is None:
             return leaf
-        scales: Any = jax.ShapeDtypeStruct(leaf.shape[found.channel_axis() :][:1], jnp.float32)
+        scales: Any = jax.ShapeDtypeStruct(found.axes(leaf.shape).scales, jnp.float32)
         values: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
         return found(values, scales)
 

@@ -11,6 +11,7 @@ from specjax.models.hf_fields import HFFields
 from specjax.models.seq2seq_lm import Seq2SeqLM
 from specjax.models.t5 import (
     EMBEDDINGS,
+    SCALED_UNTIED,
     SPECIAL_IDS,
     UNUSED,
     VOCABULARY,
@@ -48,10 +49,7 @@ def _from_hf(fields: HFFields) -> MT5Config:
             "tied mT5 and transformers 5 does not; set scale_decoder_outputs to true or false"
         )
     if untied and scales:
-        raise ValueError(
-            f"{fields.path}: scale_decoder_outputs is true, which belongs to a tied head, but "
-            "lm_head.weight differs from shared.weight; set it to false if the head is untied"
-        )
+        raise ValueError(f"{fields.path}: {SCALED_UNTIED}")
     return t5_from_hf(fields, MT5Config, "gated-gelu", untied, bool(scales))
 
 

@@ -198,6 +198,12 @@ def _from_hf(fields: HFFields) -> T5Config:
     return t5_from_hf(fields, T5Config, "relu", untied, scales)
 
 
+SCALED_UNTIED = (
+    "scale_decoder_outputs is true, which belongs to a tied head, but lm_head.weight differs from "
+    "shared.weight; set it to false if the head is untied"
+)
+
+
 def is_untied(fields: HFFields) -> bool:
     """Whether the head differs from the embedding.
 
@@ -219,10 +225,7 @@ def is_untied(fields: HFFields) -> bool:
             "to true if the head is tied"
         )
     if scales:
-        raise ValueError(
-            f"{path}: scale_decoder_outputs is true, which belongs to a tied head, but "
-            "lm_head.weight differs from shared.weight; set it to false if the head is untied"
-        )
+        raise ValueError(f"{path}: {SCALED_UNTIED}")
     if scales is None and not said_untied:
         raise ValueError(
             f"{path}: lm_head.weight differs from shared.weight, but tie_word_embeddings is not "

@@ -99,8 +99,7 @@ def _from_hf(fields: HFFields) -> T5GemmaConfig:
     ]
     encoder, decoder = stacks
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
-    values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
-    values["tie_embeddings"] = fields.flag("tie_word_embeddings", True)
+    values = {**vars(decoder), "tie_embeddings": fields.flag("tie_word_embeddings", True)}
     start = start_from_hf(fields, parts[1])
     return T5GemmaConfig(**values, encoder=encoder, decoder_start_token=start)
 
@@ -195,8 +194,7 @@ def _size(width: int, heads: int, mlp: int, layers: int, head_dim: int = 64) -> 
 
 
 def _joined(encoder: Any, decoder: Any) -> T5GemmaConfig:
-    values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(Gemma2Config)}
-    return T5GemmaConfig(**values, encoder=encoder)
+    return T5GemmaConfig(**vars(decoder), encoder=encoder)
 
 
 _2B, _9B = GEMMA2.presets["gemma2_2b"], GEMMA2.presets["gemma2_9b"]

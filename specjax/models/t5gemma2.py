@@ -79,9 +79,8 @@ def _from_hf(fields: HFFields) -> T5Gemma2Config:
     decoder: Any = GEMMA3.from_hf(inner)
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     fields.refuse("tie_word_embeddings", (True,), True)
-    values = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
     return T5Gemma2Config(
-        **{**values, "tie_embeddings": True},
+        **{**vars(decoder), "tie_embeddings": True},
         encoder=encoder,
         decoder_start_token=start_from_hf(fields, inner),
         eoi_token=outer.whole("eoi_token_index", 256_000, least=0),
@@ -128,8 +127,7 @@ def _to_hf(config: T5Gemma2Config) -> dict[str, Any]:
 def _size(stack: Any) -> T5Gemma2Config:
     """A size with an encoder and a decoder of this size."""
     stack = stack.replace(vocab_size=262_144, rope_factor=8.0)
-    values = {f.name: getattr(stack, f.name) for f in dataclasses.fields(stack)}
-    return T5Gemma2Config(**values, encoder=stack)
+    return T5Gemma2Config(**vars(stack), encoder=stack)
 
 
 _EOI = "model.encoder.embed_tokens.eoi_embedding"
