@@ -278,9 +278,7 @@ def _loaded(
     _check_mesh(options["mesh"])
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
-        name: Words(
-            os.fspath(path), words[name], min(words[name].vocab_size, read_config(path).vocab_size)
-        )
+        name: Words.of(os.fspath(path), words[name], read_config(path).vocab_size)
         for name, path in paths.items()
     }
     same = all(words["verifier"].fingerprint == other.fingerprint for other in words.values())

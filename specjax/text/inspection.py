@@ -160,8 +160,7 @@ def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
     for name, each in (("drafter", drafter), ("verifier", verifier)):
         if each.tokenizer is None:
             return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
-        size = min(each.tokenizer.vocab_size, each.model.vocab_size)
-        words[name] = Words(each.path, each.tokenizer, size)
+        words[name] = Words.of(each.path, each.tokenizer, each.model.vocab_size)
     try:
         check_vocabularies(words)
     except ValueError as error:

@@ -36,6 +36,11 @@ class Words(NamedTuple):
     tokenizer: Tokenizer
     size: int
 
+    @classmethod
+    def of(cls, name: str, tokenizer: Tokenizer, rows: int) -> "Words":
+        """The vocabulary of a model whose embedding has so many rows."""
+        return cls(name, tokenizer, min(tokenizer.vocab_size, rows))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextModel:

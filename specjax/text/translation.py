@@ -180,18 +180,17 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
     Raises:
       ValueError: the texts of a tokenizer's tokens depend on their neighbours.
     """
-    for words in (ours, theirs):
+    kinds = {}
+    for whose, words, count in (("drafter", ours, ours.vocab_size), ("verifier", theirs, size)):
         try:
-            words.pieces()
+            kinds[whose] = _by_kind(words, count)
         except ValueError as error:
-            whose = "drafter" if words is ours else "verifier"
             raise ValueError(
                 f"the {whose}'s tokens cannot be translated, because their texts depend on their "
                 f"neighbours ({error}): choose another {whose}"
             ) from None
     ids, shared = np.full(size, ours.pad_id, np.int32), np.zeros(size, bool)
-    own = _by_kind(ours, ours.vocab_size)
-    known = {kind: {text: i for i, text in reversed(some)} for kind, some in own.items()}
+    known = {kind: {text: i for i, text in reversed(own)} for kind, own in kinds["drafter"].items()}
     taken: set[int] = set()
 
     def share(i: int, j: int) -> None:
@@ -199,7 +198,7 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
         ids[i], shared[i] = j, j not in taken
         taken.add(j)
 
-    for kind, some in _by_kind(theirs, size).items():  # plain texts before single bytes
+    for kind, some in kinds["verifier"].items():  # plain texts before single bytes
         for i, text in some:
             other = {_PLAIN: _BYTE, _BYTE: _PLAIN}.get(kind, kind)
             found = known[kind].get(text, known[other].get(text))
