@@ -1,12 +1,14 @@
-"""Checks whether arrays fit into memory, before they are allocated."""
+"""Checks whether arrays fit into memory, before they are allocated; maps arrays of files."""
 
 import contextlib
+import functools
 import gc
+import json
 import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +203,25 @@ def check_state_fits(
             f"{sizes}: this needs {max_length} positions of the cache; the limit is "
             f"{MOST_POSITIONS}: {remedy}"
         )
+
+
+def mappers(path: Path) -> dict[str, Callable[[Any, Sequence[int]], np.ndarray]]:
+    """Functions of a dtype and a shape that map the arrays of a safetensors file, by name.
+
+    Args:
+      path: a file whose header is valid; it begins with the header's length.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {
+        name: functools.partial(_mapped, path, 8 + length + entry["data_offsets"][0])
+        for name, entry in header.items()
+    }
+
+
+def _mapped(path: Path, start: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+    if 0 in shape:  # an empty array cannot be mapped
+        return np.empty(shape, dtype)
+    return np.asarray(np.memmap(path, dtype, "r", start, tuple(shape)))

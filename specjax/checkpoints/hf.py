@@ -4,7 +4,6 @@ A family (`specjax.models.family`) interprets its fields and names.
 """
 
 import functools
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from specjax.checkpoints.arrays import (
     copy_as,
     same_values,
 )
+from specjax.memory import mappers
 from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
 from specjax.tokenizers.model_files import (
     SPECJAX_FILE,
@@ -56,8 +56,7 @@ class SafetensorsReader:
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
-        # By the name in the network: the file, and the first byte of the array there.
-        self._places: dict[str, tuple[Path, int]] = {}
+        self._mappers: dict[str, Callable[[Any, Sequence[int]], np.ndarray]] = {}
         weight_map = _weight_map(directory)
         for name in sorted(set(weight_map.values())) or [SINGLE]:
             self._add(directory / name, weight_map)
@@ -71,13 +70,13 @@ class SafetensorsReader:
 
     def _unwrap(self, nested: Nested) -> None:
         """Keeps the arrays of the inner network, under their names there."""
-        specs, places, self.specs, self._places = self.specs, self._places, {}, {}
+        specs, maps, self.specs, self._mappers = self.specs, self._mappers, {}, {}
         for name, spec in specs.items():
             if re.fullmatch(nested.others, name):
                 continue
             before = next((x for x in nested.prefixes if name.startswith(x)), None)
             own = name if before is None else nested.prefixes[before] + name[len(before) :]
-            self.specs[own], self._places[own] = spec, places[name]
+            self.specs[own], self._mappers[own] = spec, maps[name]
 
     def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
         try:
@@ -95,7 +94,7 @@ class SafetensorsReader:
             raise ValueError(
                 f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
-        begins = _begins(path)
+        maps = mappers(path)
         for name in file.keys():  # noqa: SIM118
             if weight_map and weight_map.get(name) != path.name:
                 raise ValueError(
@@ -106,31 +105,16 @@ class SafetensorsReader:
             label = entry.get_dtype()
             dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
-            self._places[name] = path, begins[name]
+            self._mappers[name] = maps[name]
 
     def read(self, name: str) -> np.ndarray:
         """Maps an array of one of the readable dtypes: the library would copy it."""
-        spec, (path, begin) = self.specs[name], self._places[name]
-        if not spec.nbytes:
-            return np.zeros(spec.shape, spec.dtype)
-        return np.asarray(np.memmap(path, spec.dtype, "r", begin, spec.shape))
+        return self._mappers[name](self.specs[name].dtype, self.specs[name].shape)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """See `ArrayReader`."""
         for name in names:
             yield name, self.read(name)
-
-
-def _begins(path: Path) -> dict[str, int]:
-    """The first byte of each array of a safetensors file whose header is valid."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    return {
-        name: 8 + size + entry["data_offsets"][0]
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
 
 
 def _weight_map(directory: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specjax.memory import mappers
 from specjax.runs.run_directory import RunDirectory
 from specjax.writing import naming_failures, write_atomically
 
@@ -179,18 +180,8 @@ def _loaded(path: Path) -> dict[str, np.ndarray]:
 
 
 def _mapped(path: Path, layouts: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of a valid safetensors file, which begins with a length and a header."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    arrays = {}
-    for name, (dtype, shape, _) in layouts.items():
-        start = 8 + length + header[name]["data_offsets"][0]
-        empty = 0 in shape  # an empty array cannot be mapped
-        arrays[name] = (
-            np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r", start, tuple(shape))
-        )
-    return arrays
+    maps = mappers(path)
+    return {name: maps[name](dtype, shape) for name, (dtype, shape, _) in layouts.items()}
 
 
 def _checksum(seal: Mapping[str, Any]) -> str:
