@@ -24,13 +24,9 @@ from specjax.models.hf_fields import (
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.llama import Llama3RopeScaling, LlamaConfig
 from specjax.models.model import Model
-from specjax.models.mt5 import MT5Config
 from specjax.models.position_encoding import rope_frequencies
 from specjax.models.seq2seq_lm import Seq2SeqLM
 from specjax.models.t5 import T5Config
-from specjax.models.t5gemma import T5GemmaConfig
-from specjax.models.t5gemma2 import T5Gemma2Config
-from specjax.models.umt5 import UMT5Config
 from specjax.models.weights import StoredWeight
 
 __all__ = [
@@ -46,7 +42,6 @@ __all__ = [
     "Int8Weight",
     "Llama3RopeScaling",
     "LlamaConfig",
-    "MT5Config",
     "Model",
     "ModelConfig",
     "Nested",
@@ -57,9 +52,6 @@ __all__ = [
     "StoredWeight",
     "Style",
     "T5Config",
-    "T5Gemma2Config",
-    "T5GemmaConfig",
-    "UMT5Config",
     "Vocabulary",
     "config_from_dict",
     "config_to_dict",

@@ -14,12 +14,12 @@ from specjax.models import (
     Gemma2Config,
     Llama3RopeScaling,
     LlamaConfig,
-    MT5Config,
     T5Config,
-    T5GemmaConfig,
-    UMT5Config,
     model_from_config,
 )
+from specjax.models.mt5 import MT5Config
+from specjax.models.t5gemma import T5GemmaConfig
+from specjax.models.umt5 import UMT5Config
 
 _T5 = {
     "vocab_size": 48,

@@ -12,12 +12,12 @@ from specjax.models import (
     Llama3RopeScaling,
     LlamaConfig,
     T5Config,
-    T5Gemma2Config,
-    T5GemmaConfig,
-    UMT5Config,
     model_from_config,
 )
 from specjax.models.gemma3 import Gemma3Config
+from specjax.models.t5gemma import T5GemmaConfig
+from specjax.models.t5gemma2 import T5Gemma2Config
+from specjax.models.umt5 import UMT5Config
 
 _T5 = {
     "vocab_size": 48,

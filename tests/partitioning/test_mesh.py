@@ -17,11 +17,11 @@ from specjax.models import (
     Gemma2Config,
     LlamaConfig,
     T5Config,
-    T5Gemma2Config,
-    T5GemmaConfig,
     model_from_config,
 )
 from specjax.models.gemma3 import Gemma3Config
+from specjax.models.t5gemma import T5GemmaConfig
+from specjax.models.t5gemma2 import T5Gemma2Config
 from specjax.partitioning import (
     STANDARD_RULES,
     Partitioner,
