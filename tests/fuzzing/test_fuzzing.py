@@ -14,37 +14,25 @@ def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("world"))
 
 
+def both(few_times, many_times, law, *case):
+    """The tests of a law: a few cases, and many other cases."""
+
+    def test(world, case):
+        law(world, *case)
+
+    given_case = given(case=st.tuples(*case))
+    return few(few_times)(given_case(test)), pytest.mark.exhaustive(
+        many(many_times)(given_case(test))
+    )
+
+
 MODEL = (st.sampled_from(FORMATS), st.sampled_from(["verifier", "drafter"]), st.data())
 
-
-@few(15)
-@given(*runs.PREDICTIONS_CASE)
-def test_predictions(world, kind, made):
-    runs.law(world, kind, made)
-
-
-@few(20)
-@given(*runs.DIRECTORY_CASE)
-def test_run_directories(world, kind, made):
-    runs.law(world, kind, made)
-
-
-@few(20)
-@given(*MODEL)
-def test_models(world, format, which, draw):
-    models.law(world, format, which, draw)
-
-
-@few(20)
-@given(gin_words.VALUES_CASE)
-def test_values(world, bindings):
-    gin_words.law_of_values(world, bindings)
-
-
-@few(15)
-@given(gin_words.FILES_CASE)
-def test_files(world, lines):
-    gin_words.law_of_files(world, lines)
+test_predictions, test_many_predictions = both(15, 500, runs.law, *runs.PREDICTIONS_CASE)
+test_run_directories, test_many_run_directories = both(20, 500, runs.law, *runs.DIRECTORY_CASE)
+test_models, test_many_models = both(20, 500, models.law, *MODEL)
+test_values, test_many_values = both(20, 250, gin_words.law_of_values, gin_words.VALUES_CASE)
+test_files, test_many_files = both(15, 250, gin_words.law_of_files, gin_words.FILES_CASE)
 
 
 @few(50)
@@ -58,38 +46,3 @@ def test_records(name, which, change):
 @given(*records.CASE)
 def test_many_records(name, which, change):
     records.law(name, which, change)
-
-
-@pytest.mark.exhaustive
-@many(500)
-@given(*runs.PREDICTIONS_CASE)
-def test_many_predictions(world, kind, made):
-    runs.law(world, kind, made)
-
-
-@pytest.mark.exhaustive
-@many(500)
-@given(*runs.DIRECTORY_CASE)
-def test_many_run_directories(world, kind, made):
-    runs.law(world, kind, made)
-
-
-@pytest.mark.exhaustive
-@many(500)
-@given(*MODEL)
-def test_many_models(world, format, which, draw):
-    models.law(world, format, which, draw)
-
-
-@pytest.mark.exhaustive
-@many(250)
-@given(gin_words.VALUES_CASE)
-def test_many_values(world, bindings):
-    gin_words.law_of_values(world, bindings)
-
-
-@pytest.mark.exhaustive
-@many(250)
-@given(gin_words.FILES_CASE)
-def test_many_files(world, lines):
-    gin_words.law_of_files(world, lines)
