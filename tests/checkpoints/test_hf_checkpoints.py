@@ -1,5 +1,6 @@
 """Hugging Face directories, written by transformers and by us, read by us and by transformers."""
 
+import functools
 import json
 import shutil
 
@@ -27,83 +28,14 @@ from specjax.checksums import CHECKSUMS_NAME
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, family_of, model_from_config
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
+from tests.models.hf_models import DECODER_SIZES, LLAMA3, T5_CONFIGS, made, save_random
 
-T5_SIZES = {
-    "vocab_size": 48,
-    "d_model": 16,
-    "num_heads": 2,
-    "d_kv": 12,
-    "d_ff": 20,
-    "num_layers": 2,
-    "num_decoder_layers": 1,
-    "decoder_start_token_id": 0,
-}
-DECODER_SIZES = {
-    "vocab_size": 48,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "head_dim": 8,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
-def _t5(**options):
-    return transformers.T5Config(**{**T5_SIZES, **options})
-
-
-def _llama(**options):
-    return transformers.LlamaConfig(**{**DECODER_SIZES, **options})
-
-
-def _gemma2(**options):
-    sizes = {**DECODER_SIZES, "num_key_value_heads": 2, "sliding_window": 4}
-    return transformers.Gemma2Config(**{**sizes, "query_pre_attn_scalar": 8, **options})
-
-
-MODELS = {
-    "t5_v1_0": lambda: _t5(feed_forward_proj="relu"),
-    "t5_v1_1_tied": lambda: _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "t5_v1_1_untied": lambda: _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "t5_gated_silu": lambda: _t5(feed_forward_proj="gated-silu"),
-    "llama": lambda: _llama(num_key_value_heads=4),
-    "llama_grouped_tied": lambda: _llama(num_key_value_heads=2, tie_word_embeddings=True),
-    "llama3": lambda: _llama(num_key_value_heads=1, rope_parameters=LLAMA3),
-    "gemma2": _gemma2,
-}
+MODELS = (*T5_CONFIGS, "t5_v1_0", "t5_v1_1", "llama", "llama_tied", "llama3", "gemma2")
 
 
 def _auto(name):
     decoder_only = transformers.AutoModelForCausalLM
     return transformers.AutoModelForSeq2SeqLM if "t5" in name else decoder_only
-
-
-def _build(name):
-    """A transformers model whose arrays are all random."""
-    config = MODELS[name]()
-    model = (
-        transformers.AutoModelForSeq2SeqLM if "t5" in name else transformers.AutoModelForCausalLM
-    )
-    model = model.from_config(config, attn_implementation="eager").eval()
-    if name == "t5_v1_1_untied":  # transformers 5 ties every T5 that it makes
-        model.lm_head.weight = torch.nn.Parameter(torch.zeros(48, 16))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.uniform_(0.5, 1.5, generator=generator)
-            else:
-                parameter.normal_(0, 0.3, generator=generator)
-    return model
 
 
 def _their_logits(model, config):
@@ -123,25 +55,16 @@ def _assert_close(ours, theirs):
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Directories written by transformers, with their logits."""
-    root = tmp_path_factory.mktemp("hf")
-    made = {}
-
-    def get(name):
-        if name not in made:
-            model = _build(name)
-            model.save_pretrained(str(root / name))
-            loaded = load_model(root / name)
-            made[name] = (root / name, _their_logits(model, loaded.config), loaded)
-        return made[name]
-
-    return get
+@functools.cache
+def saved(name):
+    """A directory written by transformers, with its logits, and the model read from it."""
+    model, directory = made(name)
+    loaded = load_model(directory)
+    return directory, _their_logits(model, loaded.config), loaded
 
 
 @pytest.fixture
-def copy(saved, tmp_path):
+def copy(tmp_path):
     """A copy of a saved directory, to be spoilt."""
 
     def get(name):
@@ -152,7 +75,7 @@ def copy(saved, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_agree_with_transformers(saved, name):
+def test_logits_agree_with_transformers(name):
     _, theirs, loaded = saved(name)
     assert np.abs(theirs).max() > 0.5  # a scale that a wrong array would move
     _assert_close(logits(loaded.model, loaded.params), theirs)
@@ -160,9 +83,9 @@ def test_logits_agree_with_transformers(saved, name):
     assert loaded.config.param_dtype == loaded.config.dtype == jnp.float32
 
 
-def test_t5_head_is_decided_by_the_arrays(saved, copy):
+def test_t5_head_is_decided_by_the_arrays(copy):
     """transformers 5 says tied for every T5; 4.x says untied in another field."""
-    directory, theirs, loaded = saved("t5_v1_1_untied")
+    directory, theirs, loaded = saved("t5_v1_1")
     assert json.loads((directory / "config.json").read_text())["tie_word_embeddings"] is True
     assert not loaded.config.tie_embeddings
     tied = saved("t5_v1_1_tied")[2].config
@@ -170,7 +93,7 @@ def test_t5_head_is_decided_by_the_arrays(saved, copy):
     v1_0 = saved("t5_v1_0")[2].config
     assert (v1_0.tie_embeddings, v1_0.scale_tied_logits) == (True, True)
     # As 4.x writes it.
-    untied = copy("t5_v1_1_untied")
+    untied = copy("t5_v1_1")
     edit_json(untied / "config.json", scale_decoder_outputs=..., tie_word_embeddings=False)
     again = load_model(untied)
     assert not again.config.tie_embeddings
@@ -197,17 +120,17 @@ def test_t5_head_is_decided_by_the_arrays(saved, copy):
     assert "differs" not in told
 
 
-def test_rope_parameters_of_4_and_5(saved, copy):
+def test_rope_parameters_of_4_and_5(copy):
     """5.x nests the base in `rope_parameters`; 4.x has `rope_theta` and `rope_scaling`."""
     _, theirs, loaded = saved("llama3")
-    assert loaded.config.rope_theta == 1000.0
+    assert loaded.config.rope_theta == 500.0
     assert loaded.config.rope_scaling.original_max_position == 64
     directory = copy("llama3")
     old = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
     edit_json(
         directory / "config.json",
         rope_parameters=...,
-        rope_theta=1000.0,
+        rope_theta=500.0,
         rope_scaling={**old, "type": old["rope_type"], "rope_type": None},
     )
     again = load_model(directory)
@@ -215,29 +138,29 @@ def test_rope_parameters_of_4_and_5(saved, copy):
     _assert_close(logits(again.model, again.params), theirs)
     edit_json(directory / "config.json", rope_scaling=None)
     plain = load_model(directory)
-    assert (plain.config.rope_theta, plain.config.rope_scaling) == (1000.0, None)
+    assert (plain.config.rope_theta, plain.config.rope_scaling) == (500.0, None)
     edit_json(directory / "config.json", rope_scaling={"type": "yarn", "factor": 2.0})
     one_line(lambda: load_model(directory), "rope_type='yarn'", "'llama3'")
 
 
-def test_rope_parameters_and_rope_scaling_in_one_file(saved, copy):
+def test_rope_parameters_and_rope_scaling_in_one_file(copy):
     """transformers takes `rope_scaling`; a base that it would leave out is refused."""
     loaded = saved("llama3")[2]
     directory = copy("llama3")
     scaling = {**LLAMA3, "factor": 4.0}
     no_base = {k: v for k, v in scaling.items() if k != "rope_theta"}
-    plain = {"rope_type": "default", "rope_theta": 1000.0}
+    plain = {"rope_type": "default", "rope_theta": 500.0}
     for fields in (
         {"rope_parameters": plain, "rope_scaling": scaling},
         {"rope_parameters": LLAMA3, "rope_scaling": scaling},
-        {"rope_parameters": plain, "rope_scaling": no_base, "rope_theta": 1000.0},
+        {"rope_parameters": plain, "rope_scaling": no_base, "rope_theta": 500.0},
         {"rope_parameters": LLAMA3, "rope_scaling": {}},
     ):
         edit_json(directory / "config.json", **{"rope_theta": ..., **fields})
         again = load_model(directory)
         factor = 4.0 if fields["rope_scaling"] else 8.0
         assert again.config.rope_scaling.factor == factor
-        assert again.config.rope_theta == 1000.0
+        assert again.config.rope_theta == 500.0
         model = transformers.LlamaForCausalLM.from_pretrained(
             str(directory), attn_implementation="eager"
         )
@@ -246,7 +169,7 @@ def test_rope_parameters_and_rope_scaling_in_one_file(saved, copy):
     one_line(
         lambda: load_model(directory),
         directory / "config.json",
-        "rope_parameters has rope_theta=1000.0",
+        "rope_parameters has rope_theta=500.0",
         "rope_scaling, which has priority, has 10000.0",
     )
     edit_json(directory / "config.json", rope_parameters=[1])
@@ -260,7 +183,7 @@ def test_rope_parameters_and_rope_scaling_in_one_file(saved, copy):
     one_line(lambda: load_model(directory), "original_max_position_embeddings=32 differs from 64")
 
 
-def test_generation_config_says_what_the_decoder_reads_first(saved, copy):
+def test_generation_config_says_what_the_decoder_reads_first(copy):
     directory = copy("t5_v1_0")
     model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory))
     edit_json(directory / "config.json", decoder_start_token_id=3)
@@ -339,8 +262,8 @@ def test_config_as_transformers_4_reads_it(name, tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_dtypes(saved, tmp_path):
-    directory, _, loaded = saved("llama_grouped_tied")
+def test_dtypes(tmp_path):
+    directory, _, loaded = saved("llama_tied")
     half = load_model(directory, dtype="bfloat16")
     assert half.config.dtype == half.config.param_dtype == jnp.bfloat16
     rounded = {k: v.astype(jnp.bfloat16) for k, v in flatten(loaded.params).items()}
@@ -423,7 +346,7 @@ def _rewrite(directory, change):
     (directory / CHECKSUMS_NAME).unlink(missing_ok=True)  # others write none
 
 
-def test_known_duplicates_are_dropped(copy, saved):
+def test_known_duplicates_are_dropped(copy):
     directory = copy("t5_v1_0")
 
     def duplicate(arrays):
@@ -447,7 +370,7 @@ def test_known_duplicates_are_dropped(copy, saved):
     _rewrite(directory, lambda arrays: arrays["decoder.embed_tokens.weight"].__iadd__(1))
     one_line(lambda: load_model(directory), "decoder.embed_tokens.weight (a copy that differs")
 
-    llama = copy("llama_grouped_tied")
+    llama = copy("llama_tied")
 
     def old(arrays):
         arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
@@ -455,7 +378,7 @@ def test_known_duplicates_are_dropped(copy, saved):
             arrays[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
 
     _rewrite(llama, old)
-    assert_same(load_model(llama).params, saved("llama_grouped_tied")[2].params)
+    assert_same(load_model(llama).params, saved("llama_tied")[2].params)
     _rewrite(llama, lambda arrays: arrays["lm_head.weight"].__iadd__(1))
     one_line(lambda: load_model(llama), "tie_word_embeddings", "lm_head.weight differs")
 
@@ -500,7 +423,7 @@ def test_every_difference_is_named_in_one_line(copy):
     )
 
 
-def test_another_architecture(copy, saved):
+def test_another_architecture(copy):
     directory = copy("llama")
     path = directory / "config.json"
     original = path.read_text()
@@ -596,7 +519,7 @@ def test_damaged_files(copy, tmp_path):
 
 def test_bfloat16_files_of_transformers(tmp_path):
     """The arrays as torch wrote them, not only as our own writer does."""
-    model = _build("llama").to(torch.bfloat16)
+    model = save_random("llama", tmp_path).to(torch.bfloat16)
     model.save_pretrained(str(tmp_path))
     loaded = load_model(tmp_path)
     assert loaded.config.dtype == ml_dtypes.bfloat16

@@ -27,6 +27,14 @@ DECODER_SIZES = {
     "intermediate_size": 20,
     "num_hidden_layers": 2,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def _t5(**options):
@@ -94,17 +102,7 @@ HF_CONFIGS = {
     "llama_grouped": lambda: _llama(num_key_value_heads=2),
     "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
     # Stretched: the prompt is longer than the context before stretching.
-    "llama3": lambda: _llama(
-        num_key_value_heads=2,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 500.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    ),
+    "llama3": lambda: _llama(num_key_value_heads=1, rope_parameters=LLAMA3),
     "gemma2": lambda: transformers.Gemma2Config(
         **DECODER_SIZES, num_key_value_heads=2, sliding_window=6, query_pre_attn_scalar=8
     ),
@@ -114,6 +112,11 @@ HF_CONFIGS = {
                                              "phi3", "gemma", "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
+# Others of their families.
+T5_CONFIGS = {
+    "t5_v1_1_tied": HF_CONFIGS["t5_v1_1"],
+    "t5_gated_silu": lambda: _t5(feed_forward_proj="gated-silu"),
+}
 _WIDE_ENCODER = {
     "hidden_size": 24,
     "num_attention_heads": 2,
@@ -185,9 +188,10 @@ UNTIED = ("t5_v1_1", "mt5_wide", "umt5_wide")  # transformers ties every T5 that
 
 
 def save_random(name, path):
-    """Saves the transformers model of `HF_CONFIGS[name]` with random weights; returns it."""
+    """Saves the transformers model of that name with random weights; returns it."""
     kind = transformers.AutoModelForSeq2SeqLM if "t5" in name else transformers.AutoModelForCausalLM
-    theirs = kind.from_config(HF_CONFIGS[name](), attn_implementation="eager").eval()
+    config = {**HF_CONFIGS, **T5_CONFIGS}[name]()
+    theirs = kind.from_config(config, attn_implementation="eager").eval()
     if name in UNTIED:
         theirs.lm_head.weight = torch.nn.Parameter(torch.zeros_like(theirs.lm_head.weight))
     # A Gemma adds 1 to the scales of its norms.
