@@ -47,8 +47,7 @@ class Recipe:
     """How a model is trained from pairs of texts.
 
     Attributes:
-      model: the network's configuration: a T5, a Llama or a Gemma 2; by default that of
-        `init_from`.
+      model: the network's configuration, of any family; by default that of `init_from`.
       init_from: a model's directory to start from (fine-tuning); its network must be `model`'s.
       vocabulary: a model's directory, a SentencePiece model, a `tokenizer.json`, or "bytes". By
         default that of `init_from` or the teacher; without these a SentencePiece vocabulary of

@@ -26,7 +26,9 @@ VOCABULARY_TYPES = ("unigram", "bpe")
 
 def _kind(family: str) -> Vocabulary:
     if (kind := FAMILIES[family].vocabulary) is None:
-        raise ValueError(f"specjax cannot train a vocabulary for a {family}: give `vocabulary`")
+        raise ValueError(
+            f"specjax cannot train a vocabulary for a {family}: give `vocabulary` (or a teacher)"
+        )
     return kind
 
 

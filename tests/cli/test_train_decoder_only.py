@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 
 import specjax
-from specjax.checkpoints import load_model
+from specjax.checkpoints import SpecialIds, load_model, save_model
 from specjax.cli.main import main
-from specjax.models import CausalLM
+from specjax.models import FAMILIES, CausalLM, model_from_config
 from specjax.tokenizers import load_tokenizer
 from specjax.training.vocabulary import write_vocabulary
 from specjax.types import Sampling
+from tests.models.tiny import CONFIGS as TINY
+from tests.models.tiny import random_params
+from tests.variants import variants
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "gin_configs"
@@ -132,6 +135,51 @@ def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
     assert set(json.loads((tmp_path / "results.json").read_text())) == {
         "step", "validation_loss", "num_params",
     }  # fmt: skip
+
+
+SIZES = {
+    "vocab_size": 320, "embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,
+    "mlp_dim": 24, "num_layers": 1,
+}  # fmt: skip
+
+
+def _bindings(config, **changes):
+    return {f"{config}.{field}": value for field, value in {**SIZES, **changes}.items()}
+
+
+@pytest.mark.parametrize("name", variants(["qwen3", "gemma3_text", "smollm3", "t5gemma"], "qwen3"))
+def test_a_model_of_another_family_is_distilled(data, tmp_path, name):
+    family = FAMILIES[name]
+    more = {}
+    teacher = family.config(**SIZES) if name != "t5gemma" else TINY[name].replace(vocab_size=320)
+    if name == "t5gemma":
+        of_encoder = _bindings("encoder/Gemma2Config", embed_dim=24, sliding_window=4)
+        more = {
+            "T5GemmaConfig.sliding_window": 8,
+            "T5GemmaConfig.encoder": "@encoder/Gemma2Config()",
+            **of_encoder,
+        }
+    words, place = tmp_path / "words", tmp_path / "teacher"
+    write_vocabulary(words, "bytes", (), vocab_size=320, model_type=None)
+    params = random_params(model_from_config(teacher))
+    save_model(
+        place, teacher, params, format="hf", tokenizer_from=words, special_ids=SpecialIds((1,), 0)
+    )
+    changes = {
+        "MODEL": f"@{family.config.__name__}()",
+        **_bindings(family.config.__name__),
+        **more,
+        "NUM_STEPS": 10,
+        "TEACHER": place,  # with its vocabulary
+        "TEACHER_SAMPLES": 1,
+        "DISTILLATION_WEIGHT": 1.0,
+        "METRICS": "()",
+    }
+    assert run(data, tmp_path / "run", **changes) == 0
+    pair = specjax.load_pair(drafter=tmp_path / "run/model", verifier=place)
+    assert isinstance(pair.drafter.model.config, family.config)
+    decoder = specjax.Decoder(pair, max_new_tokens=8)
+    assert len(decoder(["Say ba?"], progress=False).texts) == 1
 
 
 def test_fine_tuning_takes_the_network_of_its_directory(data, trained, tmp_path):
