@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.compilation import jit
 from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.types import Array, Axes, Cache, CacheUpdates, LanguageModel, Params, Prefilled
@@ -265,15 +266,24 @@ def shared_probability(model: TextModel, known: np.ndarray, texts: Sequence[str]
     Returns:
       The mean over all positions of all texts.
     """
-    total, positions = 0.0, 0
-    for text in texts:
-        tokens = jnp.asarray(model.tokenizer.encode(text), jnp.int32)[None]
-        if tokens.size < 2:
-            continue
-        length = jnp.ones(1, jnp.int32)
-        filled = model.model.prefill(model.params, tokens[:, :1], length, tokens.shape[1] + 1)
+    rows = [tokens for text in texts if len(tokens := model.tokenizer.encode(text)) > 1]
+    if not rows:
+        return 1.0
+    longest = max(map(len, rows))  # a single shape, so a single program
+    counts = np.zeros(model.model.vocab_size, bool)
+    counts[known] = True
+
+    @jit
+    def total(params: Params, counts: Array, tokens: Array, length: Array) -> Array:
+        filled = model.model.prefill(params, tokens[:, :1], jnp.ones(1, jnp.int32), longest + 1)
         block = jnp.concatenate([filled.tokens[:, None], tokens[:, 1:]], axis=1)
-        logits, *_ = model.model.score(model.params, filled.cache, block, filled.positions)
-        probs = jax.nn.softmax(logits[0], axis=-1)[:, np.unique(known)].sum(axis=-1)
-        total, positions = total + float(probs.sum()), positions + len(probs)
-    return total / positions if positions else 1.0
+        logits, *_ = model.model.score(params, filled.cache, block, filled.positions)
+        shares = jnp.where(counts, jax.nn.softmax(logits[0], axis=-1), 0.0).sum(axis=-1)
+        return jnp.where(jnp.arange(longest) < length, shares, 0.0).sum()
+
+    found = 0.0
+    for tokens in rows:
+        padded = np.zeros((1, longest), np.int32)
+        padded[0, : len(tokens)] = tokens
+        found += float(total(model.params, counts, padded, np.int32(len(tokens))))
+    return found / sum(map(len, rows))

@@ -7,13 +7,17 @@ import pytest
 
 import specjax
 from specjax import testing
-from specjax.checkpoints import load_model
+from specjax.checkpoints import SpecialIds, load_model, save_model
+from specjax.models import LlamaConfig, model_from_config
+from specjax.partitioning import make_mesh
 from specjax.text.translation import shared_probability, tables, translate
 from specjax.tokenizers import ByteTokenizer, load_tokenizer
 from specjax.tokenizers.tokenizer import Pieces
+from specjax.training.vocabulary import write_vocabulary
 from specjax.types import Sampling
 from tests import tiny_pair
 from tests.decoding.test_padded_vocabulary import distance
+from tests.models.tiny import random_params
 from tests.training.toy import Numbers
 
 EOS, ROWS = 1, 16_384
@@ -141,6 +145,31 @@ def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path):
     together = specjax.Decoder(pair, max_draft=3, **options)(prompts)
     assert together.texts == specjax.Decoder(pair.verifier, **options)(prompts).texts
     assert together.info.drafted > 0
+
+
+def test_a_mesh_gives_the_same_texts(tmp_path, capsys):
+    """Of decoder-only models, whose share of shared tokens is measured on the mesh."""
+    write_vocabulary(tmp_path / "bytes", "bytes", (), vocab_size=264, model_type=None)
+    words = {"drafter": tmp_path / "bytes", "verifier": tiny_pair.shared_pair()["verifier"]}
+    paths = {}
+    for name, vocab, layers in (("drafter", 264, 1), ("verifier", 24, 4)):
+        config = LlamaConfig(
+            vocab_size=vocab, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=32,
+            num_layers=layers,
+        )  # fmt: skip
+        paths[name] = save_model(
+            tmp_path / name, config, random_params(model_from_config(config)),
+            tokenizer_from=words[name], special_ids=SpecialIds(eos=(1,), pad=0),
+        )  # fmt: skip
+    options = {"sampling": Sampling(1.0), "max_draft": 3, "max_new_tokens": 8, "batch_size": 4}
+    results = []
+    for mesh in (None, make_mesh(2, 4)):
+        pair = specjax.load_pair(**paths, mesh=mesh, translate_drafter=True)
+        decoder = specjax.Decoder(pair, **options)
+        results.append(decoder(tiny_pair.sentences(6, seed=5), seed=3, progress=False))
+    assert results[0].texts == results[1].texts
+    assert results[0].info.accepted == results[1].info.accepted
+    assert capsys.readouterr().err.count("of the drafter's probability") == 2
 
 
 def test_the_share_is_that_of_the_drafters_probability(capsys):
