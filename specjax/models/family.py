@@ -14,6 +14,9 @@ from specjax.models.hf_fields import HFFields
 from specjax.models.model import Model
 
 T = True  # in tables: stored transposed
+# Names of kernels: Hugging Face's, and ours.
+HEADS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+MLP = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 
 # Options of SentencePiece's trainer that make every character of a text representable: spaces and
 # newlines are kept, and rare characters become bytes.
@@ -167,14 +170,12 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
       The entries; they include biases and norms of queries and keys, which not all networks have.
     """
     hf, layer = "model.layers.{i}", "decoder/layers_{i}"
-    heads = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    mlp = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
     attention, ours = f"{hf}.self_attn", f"{layer}/self_attention"
     return (
         Renaming("model.embed_tokens.weight", "token_embedder/embedding"),
         *(
             line
-            for a, b in heads.items()
+            for a, b in HEADS.items()
             for line in (
                 Renaming(f"{attention}.{a}_proj.weight", f"{ours}/{b}/kernel", T),
                 Renaming(f"{attention}.{a}_proj.bias", f"{ours}/{b}/bias"),
@@ -183,7 +184,7 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
         ),
         *(
             Renaming(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
-            for a, b in mlp.items()
+            for a, b in MLP.items()
         ),
         *(Renaming(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
         Renaming("model.norm.weight", "decoder/decoder_norm/scale"),

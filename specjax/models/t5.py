@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from specjax.models.config import ModelConfig, RelativePositions, Style
-from specjax.models.family import Family, Renaming, T, Vocabulary
+from specjax.models.family import HEADS, Family, Renaming, T, Vocabulary
 from specjax.models.hf_fields import HFFields
 from specjax.models.layers import ACTIVATIONS
 from specjax.models.seq2seq_lm import Seq2SeqLM
@@ -292,8 +292,7 @@ def t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
 
 
 def _attention(hf: str, path: str) -> list[Renaming]:
-    names = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    return [Renaming(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in names.items()]
+    return [Renaming(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in HEADS.items()]
 
 
 def _stack(stack: str, per_layer: bool) -> list[Renaming]:

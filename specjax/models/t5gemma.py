@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from specjax.models.config import Style
-from specjax.models.family import Family, Renaming, T
+from specjax.models.family import HEADS, MLP, Family, Renaming, T
 from specjax.models.gemma2 import GEMMA2, Gemma2Config
 from specjax.models.hf_fields import HFFields
 from specjax.models.seq2seq_lm import Seq2SeqLM
@@ -148,8 +148,6 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
       The entries.
     """
     block, layer = f"{hf}.layers.{{i}}", f"{stack}/layers_{{i}}"
-    heads = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    mlp = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
     blocks = {"self_attn": (attention, attention)}
     if stack == "decoder":
         blocks["cross_attn"] = ("encoder_decoder_attention", "cross_attention")
@@ -157,7 +155,7 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
     for theirs, (ours, norm) in blocks.items():
         lines += [
             Renaming(f"{block}.{theirs}.{a}_proj.weight", f"{layer}/{ours}/{b}/kernel", T)
-            for a, b in heads.items()
+            for a, b in HEADS.items()
         ]
         if qk_norms:
             lines += [
@@ -173,7 +171,7 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
         ]
     lines += [
         Renaming(f"{block}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
-        for a, b in mlp.items()
+        for a, b in MLP.items()
     ]
     lines += [
         Renaming(
