@@ -1,4 +1,4 @@
-"""How rows draw their tokens: processors change the logits, and follow the tokens.
+"""How rows draw their tokens: processors change the distribution, and follow the tokens.
 
 A processor's state is the state after a row's committed tokens. Code that looks ahead, along a
 block, advances a copy; so nothing has to be rolled back.
@@ -14,9 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_array, check_like
-from specjax.sampling import distribution, drawn
-from specjax.types import Array, Processing, Processor, PromptBatch, Sampling
+from specjax.sampling import TINY, distribution, drawn
+from specjax.types import Array, Processing, PromptBatch, Sampling
 from specjax.types.pytrees import where_rows
+
+# Processors of this order or a larger one read what temperature, top-k and top-p leave.
+_LATE = 100
 
 
 def distributions(logits: Array, sampling: Sampling) -> Array:
@@ -43,27 +46,45 @@ def distributions_along(
       parents: `[B, T - 1]` int32, the node that each token follows; None for a chain.
     """
     if sampling.processing is not None:
-        logits = _processed_along(sampling.processing, logits, tokens, parents)
-        sampling = _with(sampling, None)
+        logits, sampling = _processed_along(sampling, logits, tokens, parents)
     return jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
 
 
-def begun(processor: Processor | None, prompts: PromptBatch) -> Processing | None:
-    """A processor after the prompts and the forced beginnings of their outputs."""
-    if processor is None:
+def begun(prompts: PromptBatch, vocab_size: int, room: int, params: Any) -> Processing | None:
+    """The processors after the prompts and the forced beginnings of their outputs.
+
+    Args:
+      prompts: the prompts; their sampling has the processors.
+      vocab_size: V.
+      room: see `Processor.init`.
+      params: for each processor the arrays that rows share.
+    """
+    processors = prompts.sampling.processors
+    if processors is None:
         return None
-    inputs, lengths = jnp.asarray(prompts.inputs, jnp.int32), jnp.asarray(prompts.input_lengths)
-    begun = Processing(processor, None, processor.init(inputs, lengths))
-    if prompts.prefix is None:
-        return begun
-    prefix = jnp.asarray(prompts.prefix, jnp.int32)
-    forced = prompts.prefix_lengths
-    counts = jnp.full(lengths.shape, prefix.shape[1]) if forced is None else jnp.asarray(forced)
-    return _advanced(begun, prefix, counts)
+    rows = prompts.ids.shape
+    processors = jax.tree.map(lambda x: jnp.broadcast_to(x, rows), processors)
+    sampling = dataclasses.replace(prompts.sampling, processors=processors)
+    forced = 0 if prompts.prefix is None else prompts.prefix.shape[1]
+    prompts = prompts._replace(
+        inputs=jnp.asarray(prompts.inputs, jnp.int32),
+        input_lengths=jnp.asarray(prompts.input_lengths, jnp.int32),
+        limits=jnp.asarray(prompts.limits, jnp.int32),
+    )
+    states = tuple(
+        processor.init(shared, prompts, vocab_size, room + forced)
+        for processor, shared in zip(processors, params, strict=True)
+    )
+    sampling = _with(sampling, Processing(params, states))
+    if prompts.prefix is not None:
+        lengths = prompts.prefix_lengths
+        counts = jnp.full(rows, forced) if lengths is None else jnp.asarray(lengths)
+        sampling = advance(sampling, jnp.asarray(prompts.prefix, jnp.int32), counts)
+    return bound(sampling, None).processing
 
 
 def bound(sampling: Sampling, params: Any) -> Sampling:
-    """The same sampling with its processor's parameters; None removes them."""
+    """The same sampling with the arrays that rows share; None removes them."""
     if sampling.processing is None:
         return sampling
     return _with(sampling, dataclasses.replace(sampling.processing, params=params))
@@ -73,70 +94,111 @@ def advance(sampling: Sampling, tokens: Array, counts: Array) -> Sampling:
     """The sampling after the first `counts [B]` (int32 or bool) of `tokens [B, T]`."""
     if sampling.processing is None:
         return sampling
-    return _with(sampling, _advanced(sampling.processing, tokens, counts))
+
+    def step(state: Any, at: tuple[Array, Array]) -> tuple[Any, None]:
+        token, index = at
+        return where_rows(index < counts, _after(sampling, state, token), state), None
+
+    index, counts = jnp.arange(tokens.shape[1], dtype=jnp.int32), counts.astype(jnp.int32)
+    state, _ = lax.scan(step, sampling.processing.state, (tokens.T, index))
+    return _with(sampling, dataclasses.replace(sampling.processing, state=state))
 
 
 def with_processing(sampling: Sampling, processing: Processing | None) -> Sampling:
-    """The sampling with a processor at another place, such as further along a draft."""
+    """The sampling with its processors at another place, such as further along a draft."""
     return sampling if processing is None else _with(sampling, processing)
 
 
-def _with(sampling: Sampling, processing: Processing | None) -> Sampling:
+def unprocessed(sampling: Sampling) -> Sampling:
+    """The sampling without processors."""
+    return dataclasses.replace(sampling, processors=None, processing=None)
+
+
+def _with(sampling: Sampling, processing: Processing) -> Sampling:
     return dataclasses.replace(sampling, processing=processing)
 
 
 def _processed(logits: Array, sampling: Sampling) -> tuple[Array, Sampling]:
     if sampling.processing is None:
         return logits, sampling
-    now = sampling.processing
-    return _process(now, now.state, logits), _with(sampling, None)
+    late = _runs_late(sampling)
+    logits = _process(sampling, sampling.processing.state, logits)
+    return logits, late
 
 
-def _process(now: Processing, state: Any, logits: Array) -> Array:
+def _runs_late(sampling: Sampling) -> Sampling:
+    """The sampling of logits that `_process` has changed."""
+    assert sampling.processors is not None
+    if all(processor.order < _LATE for processor in sampling.processors):
+        return unprocessed(sampling)
+    greedy = sampling.temperature < TINY
+    return Sampling(jnp.where(greedy, 0.0, 1.0).astype(jnp.float32))
+
+
+def _process(sampling: Sampling, states: Any, logits: Array) -> Array:
+    """The logits `[B, V]` changed by all processors, in these states."""
+    assert sampling.processors is not None and sampling.processing is not None
+    given = list(zip(sampling.processors, sampling.processing.params, states, strict=True))
     logits = logits.astype(jnp.float32)
-    new = now.processor.process(now.params, state, logits)
-    where = f"{type(now.processor).__name__}.process: logits"
+    for processor, params, state in given:
+        if processor.order < _LATE:
+            logits = _changed(processor, params, state, logits)
+    late = [(x, params, state) for x, params, state in given if x.order >= _LATE]
+    if not late:
+        return logits
+    # A token that these leave out is left out of what follows.
+    left = jnp.log(jax.vmap(distribution)(logits, unprocessed(sampling)))
+    for processor, params, state in late:
+        left = _changed(processor, params, state, jax.nn.log_softmax(left))
+    return jnp.where((sampling.temperature < TINY)[:, None], logits, left)
+
+
+def _changed(processor: Any, params: Any, state: Any, logits: Array) -> Array:
+    new = processor.process(params, state, logits)
+    where = f"{type(processor).__name__}.process: logits"
     check_array(where, new, "[B, V]", logits.shape, jnp.float32)
-    return new
+    if not processor.forbids:
+        return new
+    return jnp.where(jnp.all(new == -jnp.inf, axis=1, keepdims=True), logits, new)
 
 
-def _after(now: Processing, state: Any, tokens: Array) -> Any:
-    """The state after `tokens [B]`."""
-    new = now.processor.advance(state, tokens)
-    check_like(f"{type(now.processor).__name__}.advance: state", new, state)
-    return new
+def _after(sampling: Sampling, states: Any, tokens: Array) -> Any:
+    """The states after `tokens [B]`."""
+    assert sampling.processors is not None and sampling.processing is not None
+    found = []
+    given = zip(sampling.processors, sampling.processing.params, states, strict=True)
+    for processor, params, state in given:
+        new = processor.advance(params, state, tokens)
+        check_like(f"{type(processor).__name__}.advance: state", new, state)
+        found.append(new)
+    return tuple(found)
 
 
-def _advanced(now: Processing, tokens: Array, counts: Array) -> Processing:
-    def step(state: Any, at: tuple[Array, Array]) -> tuple[Any, None]:
-        token, index = at
-        return where_rows(index < counts, _after(now, state, token), state), None
-
-    index, counts = jnp.arange(tokens.shape[1], dtype=jnp.int32), counts.astype(jnp.int32)
-    state, _ = lax.scan(step, now.state, (tokens.T, index))
-    return dataclasses.replace(now, state=state)
-
-
-def _processed_along(now: Processing, logits: Array, tokens: Array, parents: Array | None) -> Array:
-    """The logits `[B, T, V]` after each node, processed; see `distributions_along`."""
-    columns = jnp.swapaxes(logits, 0, 1)
+def _processed_along(
+    sampling: Sampling, logits: Array, tokens: Array, parents: Array | None
+) -> tuple[Array, Sampling]:
+    """The logits `[B, T, V]` after each node, processed, and their sampling."""
+    assert sampling.processing is not None
+    columns, first = jnp.swapaxes(logits, 0, 1), sampling.processing.state
     if parents is None:
 
         def step(state: Any, at: tuple[Array, Array]) -> tuple[Any, Array]:
             token, own = at
-            return _after(now, state, token), _process(now, state, own)
+            return _after(sampling, state, token), _process(sampling, state, own)
 
         following = jnp.pad(tokens, ((0, 0), (0, 1)))
-        return jnp.swapaxes(lax.scan(step, now.state, (following.T, columns))[1], 0, 1)
+        changed = lax.scan(step, first, (following.T, columns))[1]
+        return jnp.swapaxes(changed, 0, 1), _runs_late(sampling)
 
     def grow(states: Any, at: tuple[Array, Array, Array]) -> tuple[Any, None]:
         token, parent, node = at
         pick = jax.vmap(lambda x, i: lax.dynamic_index_in_dim(x, i, keepdims=False), (1, 0))
-        new = _after(now, jax.tree.map(lambda x: pick(x, parent), states), token)
+        new = _after(sampling, jax.tree.map(lambda x: pick(x, parent), states), token)
         return jax.tree.map(lambda x, y: x.at[node].set(y), states, new), None
 
     count = logits.shape[1]
-    states = jax.tree.map(lambda x: jnp.repeat(x[None], count, axis=0), now.state)
+    states = jax.tree.map(lambda x: jnp.repeat(x[None], count, axis=0), first)
     nodes = jnp.arange(1, count, dtype=jnp.int32)
     states, _ = lax.scan(grow, states, (tokens.T, parents.T, nodes))
-    return jnp.swapaxes(lax.map(lambda at: _process(now, *at), (states, columns)), 0, 1)
+    changed = lax.map(lambda at: _process(sampling, *at), (states, columns))
+    return jnp.swapaxes(changed, 0, 1), _runs_late(sampling)

@@ -25,6 +25,7 @@ from specjax.types import (
     Params,
     PromptBatch,
     Rule,
+    Sampling,
     Verification,
 )
 
@@ -61,6 +62,9 @@ def check_prompts(
     for name in ("temperature", "top_k", "top_p"):
         if (value := getattr(prompts.sampling, name)) is not None:
             _check_shape(f"sampling.{name}", value, "scalar or [B]", (rows,))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(prompts.sampling.processors):
+        name = f"sampling.processors{jax.tree_util.keystr(path)}"
+        _check_shape(name, leaf, "scalar or [B]", (rows,))
 
 
 _BY_ROW = ("[B]", "scalar or [B]")
@@ -190,6 +194,16 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
         raise ValueError(
             f"{type(rule).__name__} reads the drafter's confidence, but "
             f"{type(drafter).__name__} has none: choose another rule"
+        )
+
+
+def check_processors(sampling: Sampling, params: Any) -> None:
+    """Raises ValueError unless there are shared arrays for each processor of the sampling."""
+    needed, given = len(sampling.processors or ()), len(getattr(params, "processors", ()))
+    if needed != given:
+        raise ValueError(
+            f"params.processors must have an entry for each processor, got {given} for {needed}: "
+            "give MethodParams(processors=...), an empty tuple for each without arrays of its own"
         )
 
 

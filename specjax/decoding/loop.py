@@ -14,16 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.checks import check_part, check_static
 from specjax.compilation import jit_at, placement, step_options
-from specjax.decoding.guards import check_eos_ids, check_prompts, check_stops, check_strengths
+from specjax.decoding.guards import (
+    check_eos_ids,
+    check_processors,
+    check_prompts,
+    check_stops,
+    check_strengths,
+)
 from specjax.decoding.state import Step, add_step, initial_state
 from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
 from specjax.processing import begun, bound
 from specjax.rules import Lossless
-from specjax.types import Array, Axes, DecodeState, Params, Processor, PromptBatch, row_axes
+from specjax.types import Array, Axes, DecodeState, Params, Processing, PromptBatch, row_axes
 
 # More steps than a loop ever takes.
 _FOREVER = 2**31 - 1
@@ -36,13 +41,13 @@ class MethodParams(NamedTuple):
       verifier: the verifier's parameters.
       drafter: the drafter's; a neural drafter's are `drafting.NeuralDrafterParams`.
       rule: the rule, its strengths scalar or `[B]`.
-      processor: the processor's parameters.
+      processors: for each processor of the sampling, the arrays that rows share.
     """
 
     verifier: Params
     drafter: Params = ()
     rule: Any = Lossless()
-    processor: Params = ()
+    processors: tuple[Params, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,12 +55,11 @@ class Method(abc.ABC):
     """A decoding method: static and hashable; all arrays are in its parameters and the state.
 
     A subclass defines how its models read prompts, and a step. Its parameters are `MethodParams`,
-    or a NamedTuple of its own, with a field `processor` if it has a processor.
+    or a NamedTuple of its own, with a field `processors` if it supports processors.
 
     Attributes:
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits of the verifier and of drafters that support it; or None.
 
     Raises:
       TypeError: if `eos_ids` is not a tuple, or a part is of a wrong type.
@@ -64,13 +68,9 @@ class Method(abc.ABC):
 
     eos_ids: tuple[int, ...] = ()
     partitioner: Partitioner | None = None
-    processor: Processor | None = None
 
     def __post_init__(self) -> None:
         check_eos_ids(self.eos_ids, self.vocab_size)
-        if self.processor is not None:
-            check_part("processor", self.processor, ("init", "process", "advance"), "a Processor")
-            check_static("processor", self.processor)
 
     @property
     @abc.abstractmethod
@@ -136,8 +136,7 @@ class Method(abc.ABC):
 
     def describe(self) -> dict[str, Any]:
         """The settings that determine the outputs besides the parameters, as JSON values."""
-        processor = {} if self.processor is None else {"processor": repr(self.processor)}
-        return {"method": type(self).__name__, "max_draft": self.max_draft, **processor}
+        return {"method": type(self).__name__, "max_draft": self.max_draft}
 
     def cache_length(self, prompt_length: int, prefix_length: int, max_new: int) -> int:
         """S, the number of cache positions for such prompts and an output of `max_new` tokens."""
@@ -171,6 +170,7 @@ class Method(abc.ABC):
         """
         check_prompts(prompts, self.vocab_size, self.min_draft, self.max_draft, max_new)
         self.check_params(params, np.shape(prompts.inputs)[0])
+        check_processors(prompts.sampling, params)
         forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
         lengths = (prompts.input_lengths, prompts.prefix_lengths)
         positions = self.prompt_positions(
@@ -234,7 +234,7 @@ class Method(abc.ABC):
         if copies > 1:
             nth = jnp.arange(prompts.ids.size, dtype=prompts.ids.dtype) % copies
             prompts = prompts._replace(ids=prompts.ids * copies + nth)
-        state = self._begun(inner, prompts, max_new, token_log_probs=False)
+        state = self._begun(params, inner, prompts, max_new, token_log_probs=False)
         if place is not None:
             state = place(state, _state_axes(self, state))
         # The caller knows its devices.
@@ -294,7 +294,12 @@ class Method(abc.ABC):
         return None
 
     def _begun(
-        self, inner: Any, prompts: PromptBatch, max_new: int, token_log_probs: bool
+        self,
+        params: Params,
+        inner: Any,
+        prompts: PromptBatch,
+        max_new: int,
+        token_log_probs: bool,
     ) -> DecodeState:
         return initial_state(
             inner,
@@ -303,8 +308,14 @@ class Method(abc.ABC):
             max_draft=self.max_draft,
             model_names=self.model_names,
             token_log_probs=token_log_probs,
-            processing=begun(self.processor, prompts),
+            processing=self.begun(params, prompts, max_new),
         )
+
+    def begun(self, params: Params, prompts: PromptBatch, max_new: int) -> Processing | None:
+        """The processors after the prompts; traced."""
+        shared = getattr(params, "processors", ())
+        # Drafts may reach past the end of an output.
+        return begun(prompts, self.vocab_size, max_new + self.max_draft + 1, shared)
 
 
 def check_pair(method: Method, params: Any, rows: int) -> None:
@@ -332,7 +343,7 @@ def _start(
     prompts: PromptBatch,
 ) -> DecodeState:
     inner = method.prefill(params, prompts, max_length)
-    return method._begun(inner, prompts, max_new, token_log_probs)
+    return method._begun(params, inner, prompts, max_new, token_log_probs)
 
 
 jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3))
@@ -402,7 +413,7 @@ def _loop(
     stop_table: Array | None,
 ) -> DecodeState:
     """`_run` as part of any program."""
-    shared = () if method.processor is None else params.processor
+    shared = getattr(params, "processors", ())
 
     def unfinished(carry):
         state, steps = carry
@@ -418,10 +429,10 @@ def _loop(
     return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
-def _with_shared(state: DecodeState, table: Array | None, processor: Params) -> DecodeState:
+def _with_shared(state: DecodeState, table: Array | None, processors: Params) -> DecodeState:
     """The state with the arrays that rows share; it has them while a method steps."""
     stop = None if state.stop is None else state.stop._replace(table=table)
-    return state._replace(stop=stop, sampling=bound(state.sampling, processor))
+    return state._replace(stop=stop, sampling=bound(state.sampling, processors))
 
 
 jitted_run = jit_at(_run, options=step_options, static_argnums=0, donate_argnums=2)

@@ -31,7 +31,6 @@ class OracleCascade(PairMethod):
       drafter: the small model.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits of both; or None.
     """
 
     @property

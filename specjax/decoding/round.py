@@ -38,7 +38,7 @@ from specjax.decoding.outcome import (
 from specjax.decoding.scoring import Scored, Wanted, check_widths, powers_of_two, score
 from specjax.decoding.tree import Judgement, along, draw_after, judge, kept
 from specjax.platforms import row, rows_in_tiles
-from specjax.processing import advance
+from specjax.processing import advance, unprocessed
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Array,
@@ -70,6 +70,7 @@ class Round:
       nested: whether a round above reviews this round's output. It may then commit more tokens than
         this round emitted; the verifier reads up to G + 1 of them in the pass over the next block,
         for which a width of 2 G + 2 is added. Verification must leave no carry.
+      process_drafts: whether processors change the drafter's distributions too.
 
     Raises:
       TypeError: if a part is of a wrong type.
@@ -83,6 +84,7 @@ class Round:
     widths: tuple[int, ...] | None = None
     name: str = "verifier"
     nested: bool = False
+    process_drafts: bool = True
 
     def __post_init__(self) -> None:
         check_parts(self.verifier, self.drafter, self.verification, self.nested)
@@ -291,6 +293,7 @@ class Round:
     ) -> tuple[DraftBlock, Any]:
         """The drafter's block and its state."""
         drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
+        sampling = sampling if self.process_drafts else unprocessed(sampling)
         given = params.drafter, state.drafter, state.tokens, limits, uniforms, sampling
         reads = params.rule.reads_draft_confidence
         needed = active if self._reads_bonus(params.rule) else drafts
@@ -345,6 +348,7 @@ class Round:
         def skip(drafter: Any) -> tuple[Any, ...]:
             return at_bonus(targets), state.credit, drafter, none, needed & False
 
+        sampling = sampling if self.process_drafts else unprocessed(sampling)
         sampling = advance(sampling, block.tokens, block.num_drafted)
 
         def run(drafter: Any) -> tuple[Any, ...]:

@@ -141,7 +141,6 @@ class Autoregressive(SequentialMethod):
       model: the language model; it counts as the verifier.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits; or None.
     """
 
     model: LanguageModel
@@ -219,7 +218,6 @@ class PairMethod(SequentialMethod):
       drafter: the small model.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits of both; or None.
 
     Raises:
       TypeError: if a model is of a wrong type.

@@ -23,7 +23,7 @@ from specjax.decoding.roundless import (
     source_of_nan,
 )
 from specjax.decoding.state import Step, step_uniforms
-from specjax.processing import begun, distributions, with_processing
+from specjax.processing import distributions, with_processing
 from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import (
     NAN,
@@ -47,7 +47,7 @@ class Response(NamedTuple):
       first: `[B]` int32, the token from which the verifier begins.
       deferred: `[B]` bool, whether the verifier writes.
       log_probs: `[B, S]` float32, the response's tokens under the drafter's confidences.
-      processing: the processor after the prompt, with which the verifier begins.
+      processing: the processors after the prompt, with which the verifier begins.
     """
 
     first: Array  # [B]
@@ -70,7 +70,6 @@ class SequenceCascade(PairMethod):
       drafter: the small model.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits of both; or None.
     """
 
     @property
@@ -93,9 +92,14 @@ class SequenceCascade(PairMethod):
                 first=state.tokens,
                 deferred=jnp.zeros((rows,), bool),
                 log_probs=jnp.zeros((rows, max_length), jnp.float32),
-                processing=begun(self.processor, prompts),
+                processing=None,
             )
         )
+
+    def _begun(self, params: MethodParams, *rest: Any, **more: Any) -> DecodeState:
+        state = super()._begun(params, *rest, **more)
+        own = state.inner.own._replace(processing=state.sampling.processing)
+        return state._replace(inner=state.inner._replace(own=own))
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
         """See `Method`."""

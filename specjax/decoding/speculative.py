@@ -37,9 +37,9 @@ class Speculative(Method):
       drafter: the drafter.
       verification: the verification algorithm.
       widths: the widths of the verifier's passes; see `Round`.
+      process_drafts: whether processors change the drafter's distributions too; see `Round`.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits; or None.
 
     Raises:
       TypeError: if a part is of a wrong type.
@@ -50,6 +50,7 @@ class Speculative(Method):
     drafter: Drafter
     verification: Verification = Block()  # noqa: RUF009  immutable
     widths: tuple[int, ...] | None = None
+    process_drafts: bool = True
 
     def __post_init__(self) -> None:
         self.round  # noqa: B018  its checks
@@ -58,7 +59,8 @@ class Speculative(Method):
     @functools.cached_property
     def round(self) -> Round:
         """A round of it."""
-        return Round(self.verifier, self.drafter, self.verification, self.widths)
+        parts = self.verifier, self.drafter, self.verification, self.widths
+        return Round(*parts, process_drafts=self.process_drafts)
 
     @property
     def vocab_size(self) -> int:

@@ -78,7 +78,7 @@ def initial_state(
       max_draft: G, 0 without a drafter.
       model_names: the keys of `DecodeInfo.calls`.
       token_log_probs: whether log-probabilities per token are kept.
-      processing: the processor's state after the prompts, if there is a processor.
+      processing: the processors after the prompts, if there are any.
     """
     keys = row_keys(prompts.seeds, prompts.ids)
     rows = keys.shape[0]

@@ -194,7 +194,6 @@ class _FallbackCascade(PairMethod):
       limit: G >= 1, the most tokens of the drafter between two passes of the verifier.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-      processor: changes the logits of both; or None.
     """
 
     limit: int = 10

@@ -106,6 +106,7 @@ class HorizontalCascade(SeveralDrafters):
             # Several drafters lag by what the rows have accepted, and catch up in common passes.
             independent_rows=len(each) == 1 and exact and each[0].independent_rows,
             catches_up=each[-1].catches_up,
+            processes=all(traits.processes for traits in each),
         )
 
     def describe(self) -> Any:

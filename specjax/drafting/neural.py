@@ -161,6 +161,7 @@ class NeuralDrafter(Drafter):
             fixed_length=fixed,
             independent_rows=fixed,
             catches_up=self.catches_up,
+            processes=True,
         )
 
     @property

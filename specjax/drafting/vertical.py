@@ -173,6 +173,7 @@ class VerticalCascade(Drafter):
             fixed_length=fixed,
             independent_rows=False,
             catches_up=True,
+            processes=self.drafter.traits.processes,
         )
 
     @property

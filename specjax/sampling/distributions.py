@@ -128,9 +128,9 @@ class _Weighed(NamedTuple):
 
 
 def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
-    if sampling.processing is not None:
+    if sampling.processors is not None:
         raise ValueError(
-            "sampling has a processor: draw rows by the functions of specjax.processing"
+            "sampling has processors: draw rows by the functions of specjax.processing"
         )
     logits = vector("logits", logits).astype(jnp.float32)
     check_scalars(sampling)

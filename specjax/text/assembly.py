@@ -44,7 +44,7 @@ class Parts:
     drafting: DraftPlan | Own | None = None
     method: PairMethod | Own | None = None
     widths: Sequence[int] | None = None
-    processor: Own | None = None
+    process_drafts: bool | None = None
 
     @property
     def policy(self) -> Stopping | None:
@@ -113,25 +113,6 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
       TypeError: `models` or a part has a wrong type.
       ValueError: the parts cannot be combined.
     """
-    made = _assembled(models, parts, rows, prompt_length)
-    return made if parts.processor is None else _processed(made, parts.processor)
-
-
-def _processed(made: Assembled, own: Own) -> Assembled:
-    """The same method with a processor of its logits."""
-    if not isinstance(own, Own):
-        raise TypeError(f"processor must be Own(processor, params), got {own!r}")
-    method: Any = dataclasses.replace(made.method, processor=own.part)
-    where = made.main.partitioner
-    shared = own.params if where is None else where.replicate(own.params)
-    params = made.params._replace(processor=shared)
-    own_params = digest(own.params, f"{made.own_params} {own.part!r}")
-    return dataclasses.replace(made, method=method, params=params, own_params=own_params)
-
-
-def _assembled(
-    models: Models | TextModel, parts: Parts, rows: int, prompt_length: int
-) -> Assembled:
     if isinstance(models, TextModel):
         named, main = {"verifier": models}, models
     elif isinstance(models, Models):
@@ -141,12 +122,11 @@ def _assembled(
             f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
         )
     if parts.method is not None:
-        more = () if isinstance(parts.method, Own) else ("processor",)
-        parts.check_none("`method` has its own", but=("method", "rule", *more))
+        parts.check_none("`method` has its own", but=("method", "rule"))
         return _whole(named, main, parts)
     if parts.drafting is None and len(named) == 1:
         why = "this option needs a drafter: give a Pair, or drafting"
-        parts.check_none(why, but=("rule", "processor"))
+        parts.check_none(why, but=("rule",))
         return _alone(main, parts.rule)
     plan = parts.plan
     _check_plan(named, parts, plan)
@@ -240,6 +220,7 @@ def _speculative(
         planned.drafter,
         Block() if parts.verification is None else parts.verification,
         _given_widths(parts),
+        parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )

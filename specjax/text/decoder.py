@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 
 from specjax import environment
-from specjax.checks import check_count, whole_number
+from specjax.checks import check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.roundless import PairMethod
 from specjax.text import prompts as prompts_lib
@@ -35,6 +35,7 @@ from specjax.text.groups import (
     split,
 )
 from specjax.text.options import Own, check_options
+from specjax.text.processors import bind_processors, check_forbidding
 from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,
@@ -46,8 +47,8 @@ from specjax.text.requests import (
 )
 from specjax.text.results import NanWarning, Result, Row, apart
 from specjax.text.stops import check_stops, stop_table
-from specjax.text.text_models import Models, TextModel, any_float32
-from specjax.types import Rule, Sampling, Stopping, Verification
+from specjax.text.text_models import Models, TextModel, any_float32, digest
+from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verification
 
 
 class Decoder:
@@ -72,7 +73,12 @@ class Decoder:
       method: a cascade such as `TokenCascade()`, or `Own(method, params)`; it replaces all of the
         above except the rule.
       widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
-      processor: `Own(processor, params)` changes the logits (see `types.Processor`); or None.
+      processors: change the distribution that tokens are drawn from, such as
+        `(processors.RepetitionPenalty(1.3), processors.MinP(0.05))`; they run in the order of
+        `specjax.processors`, and each strength may be per prompt. `Own(processor, params)` is your
+        own with arrays.
+      process_drafts: whether they change the drafter's distributions too, which accepts more
+        drafts; True by default. The output follows the same distribution.
       sampling: temperature, top-k and top-p, each a value or one value per prompt of the call;
         `Sampling(temperature=1.0)` by default.
       max_new_tokens: N, the longest output; also the default limit of each row.
@@ -110,7 +116,8 @@ class Decoder:
         drafting: DraftPlan | Own | None = None,
         method: PairMethod | Own | None = None,
         widths: Sequence[int] | None = None,
-        processor: Own | None = None,
+        processors: Sequence[Processor | Own] | None = None,
+        process_drafts: bool | None = None,
         sampling: Sampling | None = None,
         max_new_tokens: int = 128,
         stop: str | Sequence[str] = (),
@@ -122,7 +129,7 @@ class Decoder:
         self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
         self.batch_size = whole_number("batch_size", batch_size, low=1)
         self.buckets = check_buckets(buckets)
-        self.sampling = checked_sampling(sampling)
+        sampling = checked_sampling(sampling)
         self.stop = check_stops(stop)
         parts = Parts(
             rule=rule,
@@ -133,12 +140,16 @@ class Decoder:
             drafting=drafting,
             method=method,
             widths=widths,
-            processor=processor,
+            process_drafts=process_drafts,
         )
+        if process_drafts is not None:
+            check_flag("process_drafts", process_drafts)
         made = assemble(models, parts, self.batch_size, self.buckets[0])
         self.models, self._made, self.tokenizer = models, made, made.main.tokenizer
-        self.method, self.params, self.costs = made.method, made.params, made.costs
+        self.method, self.costs = made.method, made.costs
         self.rule: Rule | None = getattr(made.params, "rule", None)
+        self.sampling, self.params = dataclasses.replace(sampling, processors=None), made.params
+        self.sampling, self.params = self._sampled(sampling, processors, self.rule)
         table = stop_table(self.stop, made.main, self.method) if self.stop else None
         self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
 
@@ -168,6 +179,7 @@ class Decoder:
               id; by default the id is the prompt's place.
             - rule: replaces the Decoder's rule; each strength is a number or n numbers.
             - sampling: replaces the Decoder's sampling; each field is a value or n values.
+            - processors: replaces the Decoder's processors; each strength is a number or n numbers.
             - max_new_tokens: a number or n numbers in 1 .. N, the most tokens of each row.
             - draft_limit: a number or n numbers in 0 .. G, the longest draft of each row; a row
               with 0 gets one token per round.
@@ -293,6 +305,7 @@ class Decoder:
             # All numbers: the text of a rule abbreviates them.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
             **{name: _as_written(getattr(self.sampling, name)) for name in DRAWN},
+            **self._described_processors(),
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
@@ -345,12 +358,46 @@ class Decoder:
         multiple = row_multiple(self.method)
         sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
-        return self._engine(rule, self.sampling, **sizes)
+        return self._engine(rule, self.sampling, self.params, **sizes)
 
-    def _engine(self, rule: Rule | None, sampling: Sampling, **sizes: Any) -> Engine:
-        params = self.params if rule is None else self.params._replace(rule=rule)
+    def _engine(
+        self, rule: Rule | None, sampling: Sampling, params: Params, **sizes: Any
+    ) -> Engine:
+        params = params if rule is None else params._replace(rule=rule)
         sizes |= {"max_new_tokens": self.max_new_tokens, "sampling": sampling, "stop": self.stop}
         return Engine(self.method, params, model=self._made.main, **self._of_engines, **sizes)
+
+    def _sampled(
+        self, sampling: Sampling | None, processors: Any, rule: Rule | None
+    ) -> tuple[Sampling, Params]:
+        """The sampling with bound processors, and the method's parameters with their arrays."""
+        base = self.sampling if sampling is None else checked_sampling(sampling)
+        given = None if sampling is None else base.processors
+        if processors is not None:
+            if given is not None:
+                raise ValueError("processors must be given once: here or in sampling")
+            given = processors
+        found, params = self.sampling.processors, self.params
+        if given is not None:
+            found, shared = bind_processors(given, self._made.main)
+            if hasattr(params, "processors"):
+                params = params._replace(processors=shared)
+            elif shared:
+                raise ValueError(
+                    f"processors must be left out: {type(params).__name__}, the parameters of "
+                    f"{type(self.method).__name__}, has no field `processors`"
+                )
+        check_forbidding(self.method, rule, found)
+        return dataclasses.replace(base, processors=found), params
+
+    def _described_processors(self) -> dict[str, Any]:
+        if self.sampling.processors is None:
+            return {}
+        return {
+            "processors": [repr(one) for one in self.sampling.processors],
+            "processors_params": digest(self.params.processors),
+            "process_drafts": getattr(self.method, "process_drafts", True),
+        }
 
     def _warn_of_budget(self, rows: int) -> None:
         tokens = self._made.budget
@@ -379,6 +426,7 @@ class Decoder:
         ids: Any = None,
         rule: Rule | None = None,
         sampling: Sampling | None = None,
+        processors: Sequence[Processor | Own] | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         log_probs: bool = False,
@@ -386,7 +434,7 @@ class Decoder:
     ) -> "_Call":
         check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
         rule = self.rule if rule is None else checked_rule(self.method, rule)
-        sampling = self.sampling if sampling is None else checked_sampling(sampling)
+        sampling, params = self._sampled(sampling, processors, rule)
         named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
         tokens = [self._encoded(prompt, name) for name, prompt in named]
         requests = requests_of(
@@ -401,7 +449,7 @@ class Decoder:
         border = self._border(sampling, rule)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
-        return _Call(requests, tokens, rule, log_probs)
+        return _Call(requests, tokens, rule, params, log_probs)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
@@ -416,7 +464,8 @@ class Decoder:
             drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
             self._warn_of_budget(min(group.rows, len(drafting)))
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
-            return self._engine(one_rule, sampling, log_probs=call.log_probs, **sizes)
+            sizes |= {"log_probs": call.log_probs}
+            return self._engine(one_rule, sampling, call.params, **sizes)
 
         groups, rest = (
             self._groups(call.requests),
@@ -444,11 +493,12 @@ class Decoder:
 
 
 class _Call(NamedTuple):
-    """A call: its requests, their tokens, its rule, and whether it keeps log-probabilities."""
+    """A call: requests, their tokens, rule, parameters; whether it keeps log-probabilities."""
 
     requests: list[Request]
     tokens: list[np.ndarray]
     rule: Rule | None
+    params: Params
     log_probs: bool
 
 

@@ -3,6 +3,7 @@
 Axes: B slots, L prompt length, N longest output.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.partitioning import local_rows
 from specjax.text import prompts
 from specjax.text.groups import row_multiple
+from specjax.text.processors import bind_processors
 from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots
@@ -134,12 +136,22 @@ class Engine:
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
+        request = self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
         tokens = prompts.encode(request.prompt, name, vocab_size, words)
         check_request(request, tokens, self._border)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
         return self.put(request, tokens, rounds)
+
+    def _bound(self, request: Request) -> Request:
+        """The request with bound processors."""
+        sampling, model = request.sampling, self._model
+        if model is None or not isinstance(sampling, Sampling) or sampling.processors is None:
+            return request
+        bound = bind_processors(sampling.processors, model).processors
+        drawn = dataclasses.replace(sampling, processors=bound)
+        return dataclasses.replace(request, sampling=drawn)
 
     def put(self, request: Request, tokens: np.ndarray, rounds: int | None = None) -> int:
         """Like `add`, for a checked request with the tokens of its prompt."""
@@ -241,14 +253,17 @@ class Engine:
             inputs[row, : lengths[row]] = entry.tokens
         # A known row is in the prefill, but makes no step.
         limits = [0 if entry.known else entry.request.max_new_tokens for entry in entries]
-        drawn = {name: self._drawn(name, requests, rows) for name in DRAWN}
+        drawn: dict[str, Any] = {name: self._drawn(name, requests, rows) for name in DRAWN}
+        own = self._border.sampling.processors
+        of = [r.sampling and r.sampling.processors for r in requests]
+        drawn["processors"] = _columns(own, [x and jax.tree.leaves(x) for x in of], rows)
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
             ids=_column(rows, (r.id for r in requests), np.uint32),
             limits=_column(rows, (most if x is None else x for x in limits), np.int32),
             seeds=_column(rows, (r.seed for r in requests), np.uint32),
-            sampling=Sampling(**drawn),  # type: ignore[arg-type]
+            sampling=Sampling(**drawn),
             draft_limits=_column(
                 rows,
                 (longest if r.draft_limit is None else r.draft_limit for r in requests),
@@ -273,15 +288,8 @@ class Engine:
         """The parameters with the strengths of the requests in the slots."""
         if self._border.rule is None:
             return self._params
-        own, structure = jax.tree.flatten(self._border.rule)
         strengths = [None if entry is None else entry.strengths for entry in self._slots.held]
-        columns = [
-            np.array(
-                [own[i] if row is None else row[i] for row in strengths], np.asarray(own[i]).dtype
-            )
-            for i in range(len(own))
-        ]
-        rule = jax.tree.unflatten(structure, columns)
+        rule = _columns(self._border.rule, strengths, self._rows)
         if self._method.partitioner is not None:
             rule = self._method.partitioner.place_rows(rule)
         return self._params._replace(rule=rule)
@@ -342,7 +350,8 @@ class Engine:
     def _check_fits(self, fitting: set[Any]) -> None:
         """Raises ValueError if the slots certainly cannot fit into the memory."""
         _, length, most, *kinds = self._border
-        key = (self._rows, length, most, self._log_probs, jax.tree.structure(kinds))
+        tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
+        key = (self._rows, length, most, self._log_probs, jax.tree.structure(kinds), str(tables))
         if key not in fitting:
             # Only shapes, to allocate nothing.
             sizes = self._rows, length
@@ -367,6 +376,19 @@ def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.n
     filled = np.full(rows, rest, dtype)
     filled[: len(given)] = given
     return filled
+
+
+def _columns(own: Any, given: Sequence[Any], rows: int) -> Any:
+    """A tree whose leaves are `[rows]`; `own`'s where a row's list of leaves is None or missing."""
+    leaves, structure = jax.tree.flatten(own)
+    of = [*given, *[None] * (rows - len(given))]
+    return jax.tree.unflatten(
+        structure,
+        [
+            np.array([leaf if row is None else row[i] for row in of], np.asarray(leaf).dtype)
+            for i, leaf in enumerate(leaves)
+        ],
+    )
 
 
 def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:

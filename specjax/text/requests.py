@@ -128,6 +128,13 @@ def _check_sampling(given: Any, own: Sampling) -> None:
                 f"{name} must be None, because this engine is compiled without it: make the "
                 f"Decoder or the Engine with sampling=Sampling({name}=...)"
             )
+    if given.processors is not None:
+        structures = (jax.tree.structure(x) for x in (given.processors, own.processors))
+        if len(set(structures)) > 1:
+            raise ValueError(
+                "processors of a request must be the engine's with other strengths, got "
+                f"{given.processors!r} for {own.processors!r}: make the Decoder with them"
+            )
 
 
 def _check_rule(given: Any, own: Rule | None) -> None:

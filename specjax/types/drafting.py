@@ -67,6 +67,8 @@ class DraftTraits(NamedTuple):
       drafts_trees: whether blocks have `parents`.
       reads_verifier_hidden: whether `commit` needs the verifier's hidden states, which are not kept
         otherwise.
+      processes: whether its distributions are processed (see `specjax.types.Processor`), so that it
+        drafts no token that a processor forbids. False is always safe.
     """
 
     prefix_only: bool = True
@@ -76,6 +78,7 @@ class DraftTraits(NamedTuple):
     catches_up: bool = False
     drafts_trees: bool = False
     reads_verifier_hidden: bool = False
+    processes: bool = False
 
 
 class Drafter(Protocol):
@@ -173,7 +176,7 @@ class Drafter(Protocol):
           limits: `[B]` int32 in 0 .. G, the longest block of each row this round.
           uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
           sampling: fields `[B]`; the block's probabilities are the distributions tokens are drawn
-            from. The drafter may ignore a processor's logits.
+            from. The drafter may ignore its processors.
           active: `[B]` bool, the rows that draft or may need a bonus; other rows need nothing, and
             no pass is made only for them.
           with_confidence: whether the rule reads confidences (static).

@@ -1,66 +1,94 @@
-"""How tokens are drawn: temperature, top-k and top-p, and processors that run first.
+"""How tokens are drawn: temperature, top-k, top-p, and processors.
 
 Axes: B rows, P prompt length, V vocabulary.
 """
 
 import abc
 import dataclasses
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import checked
+from specjax.checks import check_part, checked
 from specjax.types.language_model import Array, Params
 from specjax.types.pytrees import traced_dataclass
+
+if TYPE_CHECKING:
+    from specjax.types.method import PromptBatch
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 class Processor(Protocol):
-    """Changes a model's logits before temperature, top-k and top-p; static and hashable.
+    """Changes the distribution that tokens are drawn from; a pytree.
+
+    Its leaves are its strengths: numbers, or `[B]` a number per row. Everything else about it is
+    static and hashable. Derive your own from this class and decorate it with
+    `types.traced_dataclass`; `init`, `advance` and `bind` may be left out.
 
     Its state follows the tokens of each row. It advances token by token along a drafted block, and
-    returns to the last committed token. So logits may depend on all earlier tokens in any way, and
-    the output follows the processed distributions exactly. Confidences do not see it.
+    returns to the last committed token. So the change may depend on all earlier tokens in any way,
+    and the output follows the processed distributions exactly. Confidences do not see it.
+
+    Attributes:
+      order: processors run in the order of this number, those of one number as they are given.
+        Below 100 `process` gets the model's logits, before temperature, top-k and top-p; from 100
+        on the logarithms of what these leave, in rows that are not greedy.
+      forbids: whether it may set entries to -inf. If it would leave a row no token, it is left out
+        at this position.
     """
 
-    @abc.abstractmethod
-    def init(self, inputs: Array, input_lengths: Array) -> Any:
-        """The state after the prompts.
+    order: ClassVar[int] = 0
+    forbids: ClassVar[bool] = True
+
+    def bind(self, model: Any) -> tuple["Processor", Params]:
+        """The processor for a model with a tokenizer, and the arrays that all rows share.
 
         Args:
-          inputs: `[B, P]` int32, padded on the right.
-          input_lengths: `[B]` int32, the number of real inputs of each row.
+          model: the verifier, a `specjax.TextModel`.
+
+        Returns:
+          A processor, and the `params` of `process`.
+
+        Raises:
+          ValueError: if it does not fit the model, as an unknown token does not.
+        """
+        return self, ()
+
+    def init(self, params: Params, prompts: "PromptBatch", vocab_size: int, room: int) -> Any:
+        """The state after the prompts; `()` by default.
+
+        Args:
+          params: the arrays that all rows share.
+          prompts: the prompts.
+          vocab_size: V.
+          room: the most tokens that follow a prompt, those of a draft past its end included.
 
         Returns:
           A pytree; the leading axis of its arrays is the batch.
         """
+        return ()
 
     @abc.abstractmethod
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """The logits `[B, V]` to draw from, computed from the model's `[B, V]` float32.
+        """The changed `[B, V]` float32 logits; those of a token that must not follow are -inf."""
 
-        `params` are the processor's parameters: the same pytree for all rows.
-        """
-
-    @abc.abstractmethod
-    def advance(self, state: Any, tokens: Array) -> Any:
+    def advance(self, params: Params, state: Any, tokens: Array) -> Any:
         """The state after one more token of each row, `[B]` int32."""
+        return state
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Processing:
-    """A processor at its place in the rows' texts.
+    """The processors at their place in the rows' texts; see `Sampling.processors`.
 
     Attributes:
-      processor: static.
-      params: its parameters, shared by rows: None except while a method steps.
-      state: its state after the committed, or drafted, tokens.
+      params: for each processor the arrays that rows share: None except while a method steps.
+      state: for each processor its state after the committed, or drafted, tokens.
     """
 
-    processor: Processor = dataclasses.field(metadata={"static": True})
     params: Params
     state: Any
 
@@ -77,16 +105,18 @@ class Sampling:
       top_k: >= 1, or None; only the k largest logits stay, with all ties of the k-th.
       top_p: in (0, 1], or None; a token stays if the tokens strictly more probable than it (after
         temperature and top-k) have less than this mass, so all ties at the edge stay.
-      processing: the processor of the logits, which comes first. A method with a processor sets it;
-        the functions of `specjax.processing` read it.
+      processors: further changes, a tuple of `specjax.processors`; None: there is none.
+      processing: their states, which a method sets; the functions of `specjax.processing` read it.
 
     Raises:
+      TypeError: if `processors` is not a tuple of processors.
       ValueError: if a concrete value is outside its range.
     """
 
     temperature: jax.Array | float = 1.0
     top_k: jax.Array | int | None = None
     top_p: jax.Array | float | None = None
+    processors: tuple[Any, ...] | None = None
     processing: Processing | None = None
 
     def __post_init__(self) -> None:
@@ -96,3 +126,16 @@ class Sampling:
             put(self, "top_k", checked("top_k", self.top_k, low=1, dtype=jnp.int32))
         if self.top_p is not None:
             put(self, "top_p", checked("top_p", self.top_p, low=0.0, high=1.0, open_low=True))
+        if self.processors is not None:
+            put(self, "processors", _in_order(self.processors))
+
+
+def _in_order(given: Any) -> tuple[Any, ...] | None:
+    """The processors in the order in which they run; None if there are none."""
+    if not isinstance(given, tuple | list):
+        raise TypeError(
+            f"processors must be a tuple such as (processors.MinP(0.05),), got {given!r}"
+        )
+    for i, one in enumerate(given):
+        check_part(f"processors[{i}]", one, ("process", "init", "order"), "processors.MinP(0.05)")
+    return tuple(sorted(given, key=lambda one: one.order)) or None

@@ -14,27 +14,32 @@ _T = TypeVar("_T")
 def traced_dataclass(cls: type[_T]) -> type[_T]:
     """Makes a frozen dataclass whose fields are the leaves of a pytree.
 
+    A field with `metadata={"static": True}` is hashable and belongs to the tree's structure.
     Unflattening bypasses `__init__` and `__post_init__`: ranges are checked once, for a user's
     concrete value; jit, vmap, eval_shape and tree maps may put anything into the fields.
     """
     data: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    names = tuple(field.name for field in dataclasses.fields(data))
+    fields = dataclasses.fields(data)
+    names = tuple(field.name for field in fields if not field.metadata.get("static"))
+    static = tuple(field.name for field in fields if field.metadata.get("static"))
 
-    def flatten(value: Any) -> tuple[tuple[Any, ...], None]:
-        return tuple(getattr(value, name) for name in names), None
+    def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        leaves, fixed = (tuple(getattr(value, name) for name in of) for of in (names, static))
+        return leaves, fixed
 
-    def flatten_with_keys(value: Any) -> tuple[tuple[tuple[Any, Any], ...], None]:
+    def flatten_with_keys(value: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
         keys = (jax.tree_util.GetAttrKey(name) for name in names)
-        return tuple(zip(keys, flatten(value)[0], strict=True)), None
+        leaves, fixed = flatten(value)
+        return tuple(zip(keys, leaves, strict=True)), fixed
 
-    def unflatten(_: None, children: Any) -> Any:
+    def unflatten(fixed: tuple[Any, ...], children: Any) -> Any:
         value = object.__new__(data)
-        for name, child in zip(names, children, strict=True):
+        for name, child in zip((*names, *static), (*children, *fixed), strict=True):
             object.__setattr__(value, name, child)
         return value
 
     def show(value: Any) -> str:
-        shown = (f"{name}={_show(getattr(value, name))}" for name in names)
+        shown = (f"{field.name}={_show(getattr(value, field.name))}" for field in fields)
         return f"{data.__name__}({', '.join(shown)})"
 
     data.__repr__ = show

@@ -1,14 +1,22 @@
-"""Logits processors follow the tokens: exactly, in the middle of blocks, row by row."""
+"""Processors follow the tokens: exactly, in the middle of blocks, row by row."""
 
-import dataclasses
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing, types, verification
+from specjax import (
+    decoding,
+    drafting,
+    processing,
+    processors,
+    rules,
+    sampling,
+    testing,
+    types,
+    verification,
+)
 from specjax.decoding.state import insert_rows
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
@@ -18,105 +26,245 @@ from tests.variants import variants
 V, N = 3, 3
 MODEL = testing.TabularModel(V, 2)
 P, Q, R = (jnp.asarray(testing.random_table(s, V, 2, scale=1.5)) for s in (1, 2, 3))
-STRENGTH = np.float32(1.8)
+STRENGTH = 1.8
 
 
-@dataclasses.dataclass(frozen=True)
-class Penalty(types.Processor):
-    """Weakens each token of the text so far by its number of occurrences, up to two."""
-
-    def init(self, inputs, input_lengths):
-        real = jnp.arange(inputs.shape[1])[None] < input_lengths[:, None]
-        each = jax.nn.one_hot(inputs, V, dtype=jnp.int32)
-        return jnp.sum(jnp.where(real[..., None], each, 0), axis=1)
-
-    def process(self, params, state, logits):
-        factor = params ** jnp.minimum(state, 2).astype(jnp.float32)
-        return jnp.where(logits > 0, logits / factor, logits * factor)
-
-    def advance(self, state, tokens):
-        return state + jax.nn.one_hot(tokens, V, dtype=jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Unheeding(drafting.NeuralDrafter):
-    """Draws from its model as if there were no processor."""
-
-    def propose(self, params, state, tokens, limits, uniforms, sampling, active, **options):
-        plain = dataclasses.replace(sampling, processing=None)
-        given = tokens, limits, uniforms, plain, active
-        return super().propose(params, state, *given, **options)
-
-    def bonus(self, params, state, tokens, block, sampling, **options):
-        plain = dataclasses.replace(sampling, processing=None)
-        return super().bonus(params, state, tokens, block, plain, **options)
-
-
-def after(table, text, strength=STRENGTH):
-    """The distribution after a text, from the table and the counts of its tokens alone."""
-    context = [V, V, *text][-2:]
-    logits = np.asarray(table, np.float64)[context[0] * (V + 1) + context[1]]
-    counts = np.minimum(np.bincount(text, minlength=V), 2)
-    factor = float(strength) ** counts
-    logits = np.where(logits > 0, logits / factor, logits * factor)
+def softmax(logits):
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
 
 
-def laws(table, prompt, strength=STRENGTH):
+def penalised(logits, prompt, output):
+    seen = np.isin(np.arange(V), [*prompt, *output])
+    weaker = np.where(logits > 0, logits / STRENGTH, logits * STRENGTH)
+    return np.where(seen, weaker, logits)
+
+
+def counted(logits, prompt, output):
+    return logits - 0.7 * np.bincount(output, minlength=V)[:V]
+
+
+def present(logits, prompt, output):
+    return logits - 0.9 * np.isin(np.arange(V), output)
+
+
+def no_pair_twice(logits, prompt, output):
+    text = [*prompt, *output]
+    pairs = set(itertools.pairwise(text))
+    banned = np.array([(text[-1], token) in pairs for token in range(V)])
+    return logits if banned.all() else np.where(banned, -np.inf, logits)
+
+
+def ends_late(logits, prompt, output):
+    return np.where((np.arange(V) == 2) & (len(output) < 2), -np.inf, logits)
+
+
+def second_is_one(logits, prompt, output):
+    return np.where(np.arange(V) == 1, 0.0, -np.inf) if len(output) == 1 else logits
+
+
+def not_zero_first(logits, prompt, output):
+    return np.where((np.arange(V) == 0) & (len(output) < 1), -np.inf, logits)
+
+
+def cooled(logits, prompt, output):
+    return logits / (1.5 + (0.5 - 1.5) * min(len(output) / 2, 1.0))
+
+
+def at_least(part):
+    """Keeps what has `part` of the largest probability."""
+    return lambda p: p >= part * p.max()
+
+
+def typical(p):
+    far = np.abs(-np.log(p) - -(p * np.log(p)).sum())
+    order = np.argsort(far)
+    count = np.sum(np.cumsum(p[order]) < 0.6) + 1
+    return np.isin(np.arange(V), order[:count])
+
+
+def eta(p):
+    edge = min(0.3, np.sqrt(0.3) * np.exp((p * np.log(p)).sum()))
+    return (p >= edge) | (p == p.max())
+
+
+def cut(keep):
+    """Logits of what `keep` keeps."""
+
+    def change(logits, prompt, output):
+        logits = np.asarray(logits, np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(keep(softmax(logits)), logits, -np.inf)
+
+    return change
+
+
+# Name -> a processor, and the same for one text in plain numbers.
+PROCESSORS = {
+    "LogitBias": (
+        processors.LogitBias({0: 1.5, 2: -0.5}),
+        lambda logits, prompt, output: logits + np.array([1.5, 0.0, -0.5]),
+    ),
+    "RepetitionPenalty": (processors.RepetitionPenalty(STRENGTH), penalised),
+    "FrequencyPenalty": (processors.FrequencyPenalty(0.7), counted),
+    "PresencePenalty": (processors.PresencePenalty(0.9), present),
+    "NoRepeatNgram": (processors.NoRepeatNgram(2), no_pair_twice),
+    "MinNewTokens": (processors.MinNewTokens(2, eos_ids=(2,)), ends_late),
+    "ForcedTokens": (processors.ForcedTokens({1: 1}), second_is_one),
+    "SuppressTokens": (processors.SuppressTokens((0,), first=1), not_zero_first),
+    "LinearTemperature": (processors.LinearTemperature(1.5, 0.5, 2), cooled),
+    "MinP": (processors.MinP(0.5), cut(at_least(0.5))),
+    "TypicalP": (processors.TypicalP(0.6), cut(typical)),
+    "EpsilonCutoff": (
+        processors.EpsilonCutoff(0.25),
+        cut(lambda p: (p >= 0.25) | (p == p.max())),
+    ),
+    "EtaCutoff": (processors.EtaCutoff(0.3), cut(eta)),
+}
+# Several at once; those of the second kind come last, whatever the order they are given in.
+STACKED = ("MinP", "NoRepeatNgram", "LinearTemperature", "RepetitionPenalty", "FrequencyPenalty")
+ORDERED = ("RepetitionPenalty", "FrequencyPenalty", "NoRepeatNgram", "LinearTemperature", "MinP")
+
+
+def after(table, prompt, output, changes):
+    """The distribution after an output, from the table and the tokens alone."""
+    context = [V, V, *prompt, *output][-2:]
+    logits = np.asarray(table, np.float64)[context[0] * (V + 1) + context[1]]
+    for change in changes:
+        logits = change(logits, list(prompt), list(output))
+    return softmax(logits)
+
+
+def laws(table, prompt, changes):
     """`after` every continuation, in the order of `testing.prefix_distributions`."""
     texts = itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(N + 1)))
-    return np.array([after(table, [*prompt, *text], strength) for text in texts], np.float32)
+    return np.array([after(table, prompt, text, changes) for text in texts], np.float32)
 
 
-def neural(kind=drafting.NeuralDrafter, name="drafter", longest=2):
-    return kind(MODEL, longest, name=name)
+def neural(name="drafter", longest=2, stopping=None):
+    return drafting.NeuralDrafter(MODEL, longest, stopping or drafting.FixedLength(), name=name)
 
 
-def own(table):
-    return drafting.NeuralDrafterParams(table)
+def own(table, stopping=()):
+    return drafting.NeuralDrafterParams(table, stopping)
 
 
-# A drafter, its parameters, and the strength at which the distributions that it says are processed.
+STOPS, THRESHOLD = drafting.Confidence(0.5).bind(None)
+# A drafter and its parameters. Those of a cascade lag behind.
 DRAFTERS = {
-    "heeding": (neural(), own(Q), STRENGTH),
-    "unheeding": (neural(Unheeding), own(Q), 1.0),
+    "fixed": (neural(), own(Q)),
+    "unprocessed": (neural(), own(Q)),
+    "stopped": (neural(stopping=STOPS), own(Q, THRESHOLD)),
     "vertical": (
-        drafting.VerticalCascade(neural(name="small", longest=1), MODEL, 2),
+        drafting.VerticalCascade(neural("small", 1), MODEL, 2),
         drafting.VerticalCascadeParams(Q, own(R)),
-        STRENGTH,
     ),
     "horizontal": (
-        drafting.HorizontalCascade((neural(name="a", longest=1), neural(name="b", longest=1))),
+        drafting.HorizontalCascade((neural("a", 1), neural("b", 1))),
         (own(Q), own(Q)),
-        STRENGTH,
     ),
 }
+RULES = (rules.Lossless(), rules.OPT(0.2))
+CASES = [
+    ((name,), drafter, verify)
+    for name, drafter, verify in itertools.product(PROCESSORS, DRAFTERS, ("Block", "Token"))
+] + [(STACKED, drafter, verify) for drafter in DRAFTERS for verify in ("Block", "Token")]
+QUICK = [
+    (("RepetitionPenalty",), "fixed", "Block"),
+    (("NoRepeatNgram",), "stopped", "Token"),
+    (STACKED, "fixed", "Block"),
+    (STACKED, "unprocessed", "Token"),
+    (STACKED, "vertical", "Block"),
+    (STACKED, "horizontal", "Block"),
+]
 
 
-@pytest.mark.parametrize("name", variants(DRAFTERS, "heeding", "unheeding"))
-def test_the_law_in_the_middle_of_blocks(name):
-    drafter, params, said = DRAFTERS[name]
-    one_round = decoding.Round(MODEL, drafter, verification.Block())
-    law, prompt = Law(one_round, Penalty()), (0, 1)
-    p, q = laws(P, prompt), laws(Q, prompt, said)
-    sure = laws(Q, prompt, 1.0), laws(P, prompt, 1.0)  # confidences are the models' own
-    for rule in (rules.Lossless(), rules.TokenV3(0.5)):
-        given = decoding.MethodParams(P, params, rule, STRENGTH)
-        target = testing.target_law(targets(rule, (q, p, *sure)), N)
-        assert testing.total_variation(law(given, prompt, N), target) < 1e-5
-    # The control: without the counts of what is drafted in the block, the law is another one.
-    other = testing.target_law(targets(rule, (q, sure[1], *sure)), N)
-    assert testing.total_variation(target, other) > 0.02
+def begun_round(names, drafter, verify):
+    """A round with processors, its parameters for a rule, and the changes in plain numbers."""
+    proposer, params = DRAFTERS[drafter]
+    judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
+    one_round = decoding.Round(MODEL, proposer, judge, process_drafts=drafter != "unprocessed")
+    law = Law(one_round, types.Sampling(processors=[PROCESSORS[x][0] for x in names]).processors)
+    ordered = [name for name in (ORDERED if len(names) > 1 else names) if name in names]
+    none = ((),) * len(names)
+    return (
+        law,
+        lambda rule: decoding.MethodParams(P, params, rule, none),
+        [PROCESSORS[name][1] for name in ordered],
+    )
+
+
+def wanted(rule, changes, drafter):
+    """The law of the outputs, token by token."""
+    prompt = (0, 1)
+    p, q = laws(P, prompt, changes), laws(Q, prompt, () if drafter == "unprocessed" else changes)
+    sure = laws(Q, prompt, ()), laws(P, prompt, ())  # confidences are the models' own
+    return testing.target_law(targets(rule, (q, p, *sure)), N)
+
+
+@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
+def test_the_law_in_the_middle_of_blocks(case):
+    names, drafter, verify = case
+    law, params, changes = begun_round(names, drafter, verify)
+    for rule in RULES:
+        target = wanted(rule, changes, drafter)
+        assert testing.total_variation(law(params(rule), (0, 1), N), target) < 1e-5
+
+
+def stale(following):
+    """`processing._processed_along` with the tokens that `following` leaves of a block's."""
+    real = processing._processed_along
+
+    def along(drawn, logits, tokens, parents):
+        states = [drawn]
+        for i in range(tokens.shape[1]):
+            states.append(
+                processing.advance(states[-1], tokens[:, i : i + 1], jnp.ones(len(tokens)))
+            )
+        states = [states[i] for i in following(tokens.shape[1])]
+        columns = [
+            real(state, logits[:, i : i + 1], tokens[:, :0], None) for i, state in enumerate(states)
+        ]
+        return jnp.concatenate([x for x, _ in columns], axis=1), columns[0][1]
+
+    return along
+
+
+@pytest.mark.parametrize(
+    ("what", "following", "least"),
+    [
+        ("right", lambda n: range(n + 1), None),
+        ("once per step", lambda n: [0] * (n + 1), 0.02),
+        ("the bonus one token late", lambda n: [*range(n), n - 1], 0.005),
+    ],
+)
+def test_a_state_that_does_not_follow_gives_another_law(what, following, least, monkeypatch):
+    monkeypatch.setattr(processing, "_processed_along", stale(following))
+    law, params, changes = begun_round(("FrequencyPenalty",), "fixed", "Block")
+    target = wanted(RULES[0], changes, "fixed")
+    found = testing.total_variation(law(params(RULES[0]), (0, 1), N), target)
+    assert found < 1e-5 if least is None else found > least, what
+
+
+def test_a_state_that_is_not_rolled_back_gives_another_law(monkeypatch):
+    from tests.drafting import choices
+
+    def forwards(drawn, tokens, counts):
+        return processing.advance(drawn, tokens, jnp.full_like(counts, tokens.shape[1]))
+
+    monkeypatch.setattr(choices, "advance", forwards)
+    law, params, changes = begun_round(("FrequencyPenalty",), "fixed", "Block")
+    target = wanted(RULES[0], changes, "fixed")
+    assert testing.total_variation(law(params(RULES[0]), (0, 1), N), target) > 0.02
 
 
 INPUTS = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32)
 LENGTHS = np.array([3, 1, 2], np.int32)
-PAIR = {"verifier": MODEL, "drafter": MODEL, "processor": Penalty()}
+PAIR = {"verifier": MODEL, "drafter": MODEL}
 METHODS = {
-    "alone": (decoding.Autoregressive(MODEL, processor=Penalty()), Q, rules.Lossless()),
+    "alone": (decoding.Autoregressive(MODEL), Q, rules.Lossless()),
     "speculative": (
-        decoding.Speculative(MODEL, neural(longest=3), processor=Penalty()),
+        decoding.Speculative(MODEL, neural(longest=3)),
         own(Q),
         rules.OPT(0.2),
     ),
@@ -131,18 +279,28 @@ METHODS = {
 }
 
 
+# Each row with its own strengths.
+PENALTIES = np.array([1.8, 1.0, 3.0], np.float32)
+
+
 @pytest.mark.parametrize(
     "name", variants(METHODS, "alone", "speculative", "token cascade", "sequence")
 )
 def test_every_token_of_ragged_rows_has_its_own_processed_chance(name):
     """Token by token, over rows that are refilled in the middle of others' texts."""
     method, small, rule = METHODS[name]
-    params = decoding.MethodParams(P, small, rule, STRENGTH)
+    params = decoding.MethodParams(P, small, rule, ((), ()))
 
     def start(ids):
         kinds = np.array(ids) % 3
+        changes = processors.NoRepeatNgram(3), processors.FrequencyPenalty(PENALTIES[kinds])
         batch = types.PromptBatch(
-            INPUTS[kinds], LENGTHS[kinds], np.array(ids), np.array([7, 2, 7])[kinds], seeds=5
+            INPUTS[kinds],
+            LENGTHS[kinds],
+            np.array(ids),
+            np.array([7, 2, 7])[kinds],
+            seeds=5,
+            sampling=types.Sampling(processors=changes),
         )
         return method.init(params, batch, max_new=7, token_log_probs=True)
 
@@ -153,58 +311,99 @@ def test_every_token_of_ragged_rows_has_its_own_processed_chance(name):
     state = method.run(params, insert_rows(state, jnp.asarray(slots), start(fresh)), 100)
     seen = 0
     for row in range(12):
-        prompt = INPUTS[row % 3, : LENGTHS[row % 3]].tolist()
-        if row in slots:
-            at = fresh[slots.tolist().index(row)] % 3
-            prompt = INPUTS[at, : LENGTHS[at]].tolist()
+        at = fresh[slots.tolist().index(row)] % 3 if row in slots else row % 3
+        prompt = INPUTS[at, : LENGTHS[at]].tolist()
         count = int(state.lengths[row])
         text = np.asarray(state.tokens[row])[:count].tolist()
+
+        def weakened(logits, prompt, output, at=at):
+            return logits - PENALTIES[at] * np.bincount(output, minlength=V)[:V]
+
         for i, found in enumerate(np.asarray(state.info.token_log_p[row])[:count]):
             if not np.isnan(found):  # the verifier has read it
-                want = np.log(after(P, [*prompt, *text[:i]])[text[i]])
-                np.testing.assert_allclose(found, want, atol=1e-4)
+                chances = after(P, prompt, text[:i], (weakened, no_triple_twice))
+                np.testing.assert_allclose(found, np.log(chances[text[i]]), atol=1e-4)
                 seen += i > 1
     assert seen > 12
 
 
-def test_a_processor_is_told_by_its_name_if_it_is_wrong():
-    @dataclasses.dataclass(frozen=True)
-    class Wide(Penalty):
-        def process(self, params, state, logits):
-            return jnp.concatenate([logits, logits], axis=1)
+def no_triple_twice(logits, prompt, output):
+    text = [*prompt, *output]
+    triples = set(zip(text, text[1:], text[2:], strict=False))
+    banned = np.array([(*text[-2:], token) in triples for token in range(V)])
+    return logits if banned.all() else np.where(banned, -np.inf, logits)
 
-    @dataclasses.dataclass(frozen=True)
-    class Other(Penalty):
-        def advance(self, state, tokens):
-            return state.astype(jnp.float32)
 
-    params = decoding.MethodParams(P, processor=STRENGTH)
-    given = {"ids": np.arange(3), "limits": np.full(3, 2), "max_new": 2}
-    for kind, message in ((Wide, "Wide.process: logits must be"), (Other, "Other.advance: state")):
-        method = decoding.Autoregressive(MODEL, processor=kind())
-        with pytest.raises(TypeError, match=message):
-            method.run(params, begin(method, params, INPUTS, LENGTHS, **given), 5)
-    with pytest.raises(TypeError, match="processor must be .*, got 3"):
-        decoding.Autoregressive(MODEL, processor=3)
-    with pytest.raises(ValueError, match=r"sampling has a processor: .* specjax.processing"):
-        on = types.Processing(Penalty(), STRENGTH, jnp.zeros((1, V), jnp.int32))
-        sampling.distribution(jnp.zeros(V), sampling.Sampling(processing=on))
+@types.traced_dataclass
+class Wide(types.Processor):
+    def process(self, params, state, logits):
+        return jnp.concatenate([logits, logits], axis=1)
+
+
+@types.traced_dataclass
+class Other(types.Processor):
+    def init(self, params, prompts, vocab_size, room):
+        return jnp.zeros(prompts.input_lengths.shape, jnp.int32)
+
+    def process(self, params, state, logits):
+        return logits
+
+    def advance(self, params, state, tokens):
+        return state.astype(jnp.float32)
+
+
+GIVEN = {"ids": np.arange(3), "limits": np.full(3, 4), "max_new": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Wide, "Wide.process: logits must be"), (Other, "Other.advance: state")],
+)
+def test_a_wrong_processor_is_named(kind, message):
+    params, method = decoding.MethodParams(P, processors=((),)), decoding.Autoregressive(MODEL)
+    drawn = sampling.Sampling(processors=(kind(),))
+    with pytest.raises(TypeError, match=message):
+        method.run(params, begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN), 5)
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(TypeError, match=r"processors must be a tuple .*, got 3"):
+        sampling.Sampling(processors=3)
+    with pytest.raises(TypeError, match=r"processors\[0\] must be an instance, got the class MinP"):
+        sampling.Sampling(processors=(processors.MinP,))
+    drawn = sampling.Sampling(processors=(processors.MinP(0.1),))
+    with pytest.raises(ValueError, match=r"sampling has processors: .* specjax.processing"):
+        sampling.distribution(jnp.zeros(V), drawn)
+    method = decoding.Autoregressive(MODEL)
+    with pytest.raises(ValueError, match="an entry for each processor, got 0 for 1"):
+        begin(method, decoding.MethodParams(P), INPUTS, LENGTHS, sampling=drawn, **GIVEN)
+
+
+def test_no_processor_leaves_a_row_without_tokens():
+    """Each alone would leave none at the second position: the one that comes last is left out."""
+    forced = processors.ForcedTokens({1: 1}), processors.SuppressTokens((1,))
+    params = decoding.MethodParams(P, processors=((), ()))
+    method = decoding.Autoregressive(MODEL)
+    drawn = sampling.Sampling(processors=forced)
+    state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
+    tokens = np.asarray(method.run(params, state, 10).tokens)
+    assert (tokens[:, 1] == 1).all() and (tokens[:, [0, 2, 3]] != 1).all()
 
 
 def test_one_strength_after_another_compiles_nothing():
     method = METHODS["alone"][0]
-    given = {"ids": np.arange(3), "limits": np.full(3, 4), "max_new": 4}
 
     def texts(strength):
-        params = decoding.MethodParams(P, processor=np.float32(strength))
-        state = begin(method, params, INPUTS, LENGTHS, sampling=sampling.Sampling(0.0), **given)
+        params = decoding.MethodParams(P, processors=((),))
+        changes = (processors.RepetitionPenalty(strength),)
+        drawn = sampling.Sampling(0.0, processors=changes)
+        state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
         return np.asarray(method.run(params, state, 10).tokens)
 
     mild = texts(1.0)
     before = decoding.loop.jitted_run().num_programs()
-    plain = decoding.Autoregressive(MODEL)
     alone = decoding.MethodParams(P)
-    state = begin(plain, alone, INPUTS, LENGTHS, sampling=sampling.Sampling(0.0), **given)
-    np.testing.assert_array_equal(mild, plain.run(alone, state, 10).tokens)
+    state = begin(method, alone, INPUTS, LENGTHS, sampling=sampling.Sampling(0.0), **GIVEN)
+    np.testing.assert_array_equal(mild, method.run(alone, state, 10).tokens)
     assert (texts(9.0) != mild).any()
-    assert decoding.loop.jitted_run().num_programs() == before + 1  # that of `plain`
+    assert decoding.loop.jitted_run().num_programs() == before + 1  # without a processor

@@ -143,12 +143,12 @@ class Law:
 
     Args:
       one_round: the round.
-      processor: changes the logits; its parameters are those of the rounds.
+      processors: change the distributions; or None.
     """
 
-    def __init__(self, one_round, processor=None):
+    def __init__(self, one_round, processors=None):
         self.round = one_round
-        self.processor = processor
+        self.processors = None if processors is None else tuple(processors)
         self.outcomes = round_slots(one_round)
         assert len(self.outcomes) == one_round.num_uniforms
         self.choices = Choices()
@@ -163,8 +163,12 @@ class Law:
         vocab, combos = self.round.verifier.vocab_size, self.combinations
         with self.choices.installed():
             inputs = jnp.asarray([prompt], jnp.int32)
-            prompts = PromptBatch(inputs, jnp.array([len(prompt)]), ids=None, limits=None)
-            first = self.prefill(params, *prompts[:2]), begun(self.processor, prompts)
+            one = jnp.array([len(prompt)])
+            drawn = Sampling(processors=self.processors)
+            prompts = PromptBatch(inputs, one, ids=one, limits=one * 0 + num_tokens, sampling=drawn)
+            room = num_tokens + self.round.drafter.max_draft + 1
+            at = begun(prompts, vocab, room, params.processors)
+            first = self.prefill(params, *prompts[:2]), at
             law = np.zeros((vocab,) * num_tokens)
             # emitted tokens and carry -> chance, and one of the states that come there
             states = {((), ()): (1.0, jax.tree.map(np.asarray, first))}
@@ -175,9 +179,10 @@ class Law:
                 rows = len(combos)
                 by_row = jax.tree.map(lambda x: np.repeat(x, rows, axis=0), state)  # noqa: B023
                 temperatures = jnp.full(rows, temperature, jnp.float32)
-                sampling = Sampling(temperatures, processing=by_row[1])
+                processors = jax.tree.map(lambda x: np.repeat(x, rows), drawn.processors)  # noqa: B023
+                sampling = Sampling(temperatures, processors=processors, processing=by_row[1])
                 tokens, counts, after, weights = self.run(
-                    params, bound(sampling, params.processor), by_row[0], combos, self.outcomes
+                    params, bound(sampling, params.processors), by_row[0], combos, self.outcomes
                 )
                 after = (after[0], bound(Sampling(processing=after[1]), None).processing)
                 assert abs(weights.sum() - 1.0) < 1e-4, weights.sum()

@@ -1,0 +1,143 @@
+"""Cut-offs: processors that leave out improbable tokens after temperature, top-k and top-p.
+
+Each keeps the most probable token. In greedy rows they change nothing.
+
+Axes: B rows, V vocabulary.
+"""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import checked
+from specjax.processors.common import column, without
+from specjax.sampling.filters import descending_bits, keep_top_p
+from specjax.types import Array, Params, Processor, traced_dataclass
+
+
+def _keep(logits: Array, kept: Array) -> Array:
+    """The logits of the kept and of the most probable tokens, else -inf."""
+    return without(logits, ~(kept | (logits == jnp.max(logits, axis=1, keepdims=True))))
+
+
+@traced_dataclass
+class MinP(Processor):
+    """Keeps tokens with at least `min_p` times the largest probability.
+
+    Source: Nguyen et al. 2024 (arXiv 2407.01082); `MinPLogitsWarper` of transformers.
+
+    Attributes:
+      min_p: in [0, 1]; a number, or `[B]`.
+
+    Raises:
+      ValueError: if `min_p` is out of range.
+    """
+
+    min_p: Array | float
+
+    order: ClassVar[int] = 100
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_p", checked("min_p", self.min_p, low=0.0, high=1.0))
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """See `types.Processor`."""
+        probs = jax.nn.softmax(logits, axis=1)
+        least = column(self.min_p, logits) * jnp.max(probs, axis=1, keepdims=True)
+        return _keep(logits, probs >= least)
+
+
+@traced_dataclass
+class TypicalP(Processor):
+    """Keeps the tokens whose surprise is nearest to the entropy, with the probability `typical_p`.
+
+    Source: Meister et al. 2022 (arXiv 2202.00666); `TypicalLogitsWarper` of transformers. All ties
+    at the edge stay. Unlike transformers', it also keeps the most probable token.
+
+    Attributes:
+      typical_p: in (0, 1]; a number, or `[B]`.
+
+    Raises:
+      ValueError: if `typical_p` is out of range.
+    """
+
+    typical_p: Array | float
+
+    order: ClassVar[int] = 101
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        value = checked("typical_p", self.typical_p, low=0.0, high=1.0, open_low=True)
+        object.__setattr__(self, "typical_p", value)
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """See `types.Processor`."""
+        probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)
+        far = jnp.abs(surprise - _entropy(probs, surprise))
+        mass = column(self.typical_p, logits)[:, 0]
+        kept = jax.vmap(keep_top_p)(probs, descending_bits(-far), mass) > 0.0
+        return without(logits, ~kept)
+
+
+@traced_dataclass
+class EpsilonCutoff(Processor):
+    """Keeps tokens of at least this probability.
+
+    Source: Hewitt et al. 2022 (arXiv 2210.15191); `EpsilonLogitsWarper` of transformers.
+
+    Attributes:
+      epsilon: in [0, 1); a number, or `[B]`.
+
+    Raises:
+      ValueError: if `epsilon` is out of range.
+    """
+
+    epsilon: Array | float
+
+    order: ClassVar[int] = 102
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        value = checked("epsilon", self.epsilon, low=0.0, high=1.0, open_high=True)
+        object.__setattr__(self, "epsilon", value)
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """See `types.Processor`."""
+        return _keep(logits, jax.nn.softmax(logits, axis=1) >= column(self.epsilon, logits))
+
+
+@traced_dataclass
+class EtaCutoff(Processor):
+    """Keeps tokens of at least the probability min(epsilon, sqrt(epsilon) exp(-entropy)).
+
+    Source: Hewitt et al. 2022 (arXiv 2210.15191); `EtaLogitsWarper` of transformers.
+
+    Attributes:
+      epsilon: in [0, 1); a number, or `[B]`.
+
+    Raises:
+      ValueError: if `epsilon` is out of range.
+    """
+
+    epsilon: Array | float
+
+    order: ClassVar[int] = 103
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        value = checked("epsilon", self.epsilon, low=0.0, high=1.0, open_high=True)
+        object.__setattr__(self, "epsilon", value)
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """See `types.Processor`."""
+        probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)
+        epsilon = column(self.epsilon, logits)
+        lower = jnp.sqrt(epsilon) * jnp.exp(-_entropy(probs, surprise))
+        return _keep(logits, probs >= jnp.minimum(epsilon, lower))
+
+
+def _entropy(probs: Array, surprise: Array) -> Array:
+    """`[B, 1]`, in nats."""
+    return jnp.sum(jnp.where(probs > 0.0, probs * surprise, 0.0), axis=1, keepdims=True)

@@ -1,0 +1,197 @@
+"""Penalties: processors that make tokens of the text so far less, or more, probable.
+
+The penalties of transformers count the tokens that a decoder has read: prompt and output of a
+decoder-only model, the output of an encoder-decoder model. vLLM's repetition penalty counts prompt
+and output; its presence and frequency penalties count the output only, as OpenAI's. `over` says
+which tokens count.
+
+Axes: B rows, S tokens of a text, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.checks import checked, whole_number
+from specjax.processors.common import (
+    checked_over,
+    column,
+    counted,
+    prompt_counts,
+    without,
+)
+from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
+
+
+class _OverTokens(Processor):
+    """A processor whose state is the count of each token, `[B, V]` int32."""
+
+    over: Any
+
+    def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> Array:
+        """See `types.Processor`."""
+        if self.over == "output":
+            return jnp.zeros((prompts.inputs.shape[0], vocab_size), jnp.int32)
+        return prompt_counts(prompts, vocab_size)
+
+    def advance(self, params: Params, state: Array, tokens: Array) -> Array:
+        """See `types.Processor`."""
+        return state if self.over == "prompt" else counted(state, tokens)
+
+
+@traced_dataclass
+class RepetitionPenalty(_OverTokens):
+    """Divides the positive logits of tokens that were there by `penalty`, and multiplies negative.
+
+    Source: Keskar et al. 2019 (arXiv 1909.05858); `RepetitionPenaltyLogitsProcessor` of
+    transformers. `over="prompt"` is its `EncoderRepetitionPenalty...` with 1 / penalty.
+
+    Attributes:
+      penalty: > 0; 1 changes nothing, more weakens repetition. A number, or `[B]`.
+      over: "both" (prompt and output), "prompt" or "output".
+
+    Raises:
+      ValueError: if a value is out of range.
+    """
+
+    penalty: Array | float
+    over: str = dataclasses.field(default="both", metadata={"static": True})
+
+    order: ClassVar[int] = 10
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        value = checked("penalty", self.penalty, low=0.0, open_low=True, open_high=True)
+        object.__setattr__(self, "penalty", value)
+        checked_over(self.over)
+
+    def process(self, params: Params, state: Array, logits: Array) -> Array:
+        """See `types.Processor`."""
+        penalty = column(self.penalty, logits)
+        weaker = jnp.where(logits > 0.0, logits / penalty, logits * penalty)
+        return jnp.where(state > 0, weaker, logits)
+
+
+@traced_dataclass
+class PresencePenalty(_OverTokens):
+    """Subtracts `penalty` from the logits of tokens that were there.
+
+    Source: OpenAI's `presence_penalty`, as in vLLM.
+
+    Attributes:
+      penalty: a number, or `[B]`; negative values favour repetition.
+      over: "output", "both" or "prompt".
+
+    Raises:
+      ValueError: if a value is not finite, or `over` is unknown.
+    """
+
+    penalty: Array | float
+    over: str = dataclasses.field(default="output", metadata={"static": True})
+
+    order: ClassVar[int] = 12
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "penalty", _finite(self.penalty))
+        checked_over(self.over)
+
+    def process(self, params: Params, state: Array, logits: Array) -> Array:
+        """See `types.Processor`."""
+        return logits - column(self.penalty, logits) * (state > 0).astype(jnp.float32)
+
+
+@traced_dataclass
+class FrequencyPenalty(_OverTokens):
+    """Subtracts `penalty` from the logits of a token for each time that it was there.
+
+    Source: OpenAI's `frequency_penalty`, as in vLLM.
+
+    Attributes:
+      penalty: a number, or `[B]`; negative values favour repetition.
+      over: "output", "both" or "prompt".
+
+    Raises:
+      ValueError: if a value is not finite, or `over` is unknown.
+    """
+
+    penalty: Array | float
+    over: str = dataclasses.field(default="output", metadata={"static": True})
+
+    order: ClassVar[int] = 11
+    forbids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "penalty", _finite(self.penalty))
+        checked_over(self.over)
+
+    def process(self, params: Params, state: Array, logits: Array) -> Array:
+        """See `types.Processor`."""
+        return logits - column(self.penalty, logits) * state.astype(jnp.float32)
+
+
+def _finite(penalty: Any) -> Any:
+    return checked("penalty", penalty, open_low=True, open_high=True)
+
+
+class _Text(NamedTuple):
+    tokens: Array  # [B, S] int32
+    lengths: Array  # [B] int32
+
+
+@traced_dataclass
+class NoRepeatNgram(Processor):
+    """Forbids a token that would complete an n-gram for the second time.
+
+    Source: `NoRepeatNGramLogitsProcessor` of transformers.
+
+    Attributes:
+      size: n, at least 1; static.
+      over: "both" (n-grams of prompt and output) or "output".
+
+    Raises:
+      ValueError: if a value is out of range.
+    """
+
+    size: int = dataclasses.field(metadata={"static": True})
+    over: str = dataclasses.field(default="both", metadata={"static": True})
+
+    order: ClassVar[int] = 13
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", whole_number("size", self.size, low=1))
+        if checked_over(self.over) == "prompt":
+            raise ValueError("over must be 'both' or 'output', got 'prompt'")
+
+    def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> _Text:
+        """See `types.Processor`."""
+        if self.over == "output":
+            rows = prompts.inputs.shape[0]
+            return _Text(jnp.zeros((rows, room), jnp.int32), jnp.zeros((rows,), jnp.int32))
+        return _Text(jnp.pad(prompts.inputs, ((0, 0), (0, room))), prompts.input_lengths)
+
+    def process(self, params: Params, state: _Text, logits: Array) -> Array:
+        """See `types.Processor`."""
+        tokens, lengths = state
+        rows, width = tokens.shape
+        places = jnp.arange(width, dtype=jnp.int32)[None]
+        repeats = places < lengths[:, None]
+        for back in range(1, self.size):
+            # Whether the token `back` places earlier is the one `back` places before the next.
+            last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
+            repeats &= (jnp.roll(tokens, back, axis=1) == last) & (places >= back)
+        # Also if the text is shorter than n - 1.
+        repeats &= (lengths >= self.size - 1)[:, None]
+        banned = jnp.zeros(logits.shape, bool)
+        banned = banned.at[jnp.arange(rows)[:, None], tokens].max(repeats)
+        return without(logits, banned)
+
+    def advance(self, params: Params, state: _Text, tokens: Array) -> _Text:
+        """See `types.Processor`."""
+        put = lambda row, at, token: lax.dynamic_update_slice(row, token[None], (at,))  # noqa: E731
+        at = jnp.minimum(state.lengths, state.tokens.shape[1] - 1)
+        written = jax.vmap(put)(state.tokens, at, tokens)
+        return _Text(written, jnp.minimum(state.lengths + 1, state.tokens.shape[1]))

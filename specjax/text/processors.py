@@ -1,0 +1,79 @@
+"""Processors of a `Decoder`: bound to its model, in their order."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from specjax.checks import check_part, check_static
+from specjax.decoding import Method, Speculative
+from specjax.text.options import Own
+from specjax.text.text_models import TextModel
+from specjax.types import Params, Processor, Rule
+
+
+class BoundProcessors(NamedTuple):
+    """Processors in the order in which they run, and for each the arrays that rows share."""
+
+    processors: tuple[Processor, ...] | None = None
+    shared: tuple[Params, ...] = ()
+
+
+def bind_processors(given: Any, model: TextModel) -> BoundProcessors:
+    """Binds processors to the model whose tokens they change.
+
+    Args:
+      given: a sequence of processors, or of `Own(processor, params)`; or None.
+      model: the verifier.
+
+    Raises:
+      TypeError: an entry is not a processor.
+      ValueError: an entry does not fit the model.
+    """
+    if given is None:
+        return BoundProcessors()
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(
+            f"processors must be a tuple such as (processors.MinP(0.05),), got {given!r}"
+        )
+    where = model.partitioner
+    place = jax.device_put if where is None else where.replicate
+    pairs = []
+    for i, entry in enumerate(given):
+        part = entry.part if isinstance(entry, Own) else entry
+        needed = ("bind", "init", "process", "advance", "order", "forbids")
+        check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
+        leaves, structure = jax.tree.flatten(part)
+        if any(leaf is part for leaf in leaves):
+            raise TypeError(
+                f"processors[{i}] must be a pytree, got {part!r}: decorate {type(part).__name__} "
+                "with @types.traced_dataclass"
+            )
+        check_static(f"processors[{i}]", structure)
+        bound, shared = (part, entry.params) if isinstance(entry, Own) else part.bind(model)
+        pairs.append((bound, place(shared)))
+    pairs.sort(key=lambda pair: pair[0].order)
+    processors, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return BoundProcessors(tuple(processors) or None, tuple(shared))
+
+
+def check_forbidding(
+    method: Method, rule: Rule | None, processors: tuple[Processor, ...] | None
+) -> None:
+    """Raises ValueError if a rule could emit a token that a processor forbids."""
+    forbidding = [type(one).__name__ for one in processors or () if one.forbids]
+    if not forbidding or not isinstance(method, Speculative) or not getattr(rule, "reads_draft", 0):
+        return
+    drafter = method.drafter
+    if method.process_drafts and drafter.traits.processes:
+        return
+    why = (
+        f"{type(drafter).__name__} ignores processors"
+        if method.process_drafts
+        else "process_drafts is False"
+    )
+    raise ValueError(
+        f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
+        f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "
+        "or a drafter that is a model"
+    )
