@@ -131,8 +131,11 @@ def _runs_late(sampling: Sampling) -> Sampling:
     assert sampling.processors is not None
     if all(processor.order < _LATE for processor in sampling.processors):
         return unprocessed(sampling)
-    greedy = sampling.temperature < TINY
-    return Sampling(jnp.where(greedy, 0.0, 1.0).astype(jnp.float32))
+    return Sampling(jnp.where(_greedy(sampling), 0.0, 1.0).astype(jnp.float32))
+
+
+def _greedy(sampling: Sampling) -> Array:
+    return jnp.asarray(sampling.temperature) < TINY
 
 
 def _process(sampling: Sampling, states: Any, logits: Array) -> Array:
@@ -150,7 +153,7 @@ def _process(sampling: Sampling, states: Any, logits: Array) -> Array:
     left = jnp.log(jax.vmap(distribution)(logits, unprocessed(sampling)))
     for processor, params, state in late:
         left = _changed(processor, params, state, jax.nn.log_softmax(left))
-    return jnp.where((sampling.temperature < TINY)[:, None], logits, left)
+    return jnp.where(_greedy(sampling)[:, None], logits, left)
 
 
 def _changed(processor: Any, params: Any, state: Any, logits: Array) -> Array:

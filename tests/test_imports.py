@@ -16,7 +16,7 @@ FLOORS = (
     {"checks", "compilation", "memory", "platforms", "tokenizers", "writing"},
     {"checksums", "data", "environment", "theory", "types"},
     {"acceptance_head", "evaluation", "models", "partitioning", "sampling"},
-    {"checkpoints", "processing", "rules", "verification"},
+    {"checkpoints", "processing", "processors", "rules", "verification"},
     {"decoding", "testing"},
     {"drafting"},
     {"integrations", "text"},

@@ -31,7 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Imports the parts of a decoder and makes them configurable."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import checkpoints, drafting, partitioning, rules, text, types, verification
+    from specjax import (
+        checkpoints,
+        drafting,
+        partitioning,
+        processors,
+        rules,
+        text,
+        types,
+        verification,
+    )
     from specjax.data.few_shot import FewShot
     from specjax.runs import inference
     from specjax.text.setting import CASCADES
@@ -54,6 +63,7 @@ def register() -> None:
         *rules.SEQUENTIAL_RULES,
         *rules.ALL_AGGREGATIONS,
         *CASCADES,
+        *processors.ALL_PROCESSORS,
         *verification.ALL_VERIFICATIONS,
         *drafting.ALL_POLICIES,
         *drafting.ALL_ESTIMATES,

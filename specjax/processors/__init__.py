@@ -22,7 +22,25 @@ from specjax.processors.tokens import (
     SuppressTokens,
 )
 
+# In the order in which they run.
+ALL_PROCESSORS = (
+    LogitBias,
+    RepetitionPenalty,
+    FrequencyPenalty,
+    PresencePenalty,
+    NoRepeatNgram,
+    MinNewTokens,
+    ForcedTokens,
+    SuppressTokens,
+    LinearTemperature,
+    MinP,
+    TypicalP,
+    EpsilonCutoff,
+    EtaCutoff,
+)
+
 __all__ = [
+    "ALL_PROCESSORS",
     "EpsilonCutoff",
     "EtaCutoff",
     "ForcedTokens",

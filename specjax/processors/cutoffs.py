@@ -1,6 +1,6 @@
 """Cut-offs: processors that leave out improbable tokens after temperature, top-k and top-p.
 
-Each keeps the most probable token. In greedy rows they change nothing.
+In greedy rows they change nothing.
 
 Axes: B rows, V vocabulary.
 """
@@ -54,7 +54,7 @@ class TypicalP(Processor):
     """Keeps the tokens whose surprise is nearest to the entropy, with the probability `typical_p`.
 
     Source: Meister et al. 2022 (arXiv 2202.00666); `TypicalLogitsWarper` of transformers. All ties
-    at the edge stay. Unlike transformers', it also keeps the most probable token.
+    at the edge stay.
 
     Attributes:
       typical_p: in (0, 1]; a number, or `[B]`.

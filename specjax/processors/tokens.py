@@ -26,6 +26,17 @@ class _OverPositions(Processor):
         return state + 1
 
 
+def _pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
+    """The pairs of a mapping, in the order of their keys."""
+    try:
+        return sorted(
+            ((k, v) for k, v in (given.items() if isinstance(given, Mapping) else given)),
+            key=lambda pair: pair[0],
+        )
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be like {example}, got {given!r}") from None
+
+
 @traced_dataclass
 class LogitBias(Processor):
     """Adds a number to the logits of some tokens.
@@ -33,27 +44,23 @@ class LogitBias(Processor):
     Source: OpenAI's `logit_bias`; `SequenceBiasLogitsProcessor` of transformers for single tokens.
 
     Attributes:
-      bias: token id -> a finite number, or `[B]`. The ids are static.
+      bias: token id -> a finite number, or `[B]`; also as pairs. The ids are static.
 
     Raises:
       TypeError: if `bias` is not a mapping from token ids.
       ValueError: if a value is out of range, or the tokenizer lacks an id.
     """
 
-    bias: Mapping[int, Array | float]
+    bias: Any
 
     order: ClassVar[int] = 0
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bias, Mapping):
-            raise TypeError(f"bias must be like {{42: -2.5}}, got {self.bias!r}")
-        ids = checked_ids("bias", self.bias)
-        values = [
-            checked(f"bias[{i}]", value, open_low=True, open_high=True)
-            for i, value in zip(ids, self.bias.values(), strict=True)
-        ]
-        object.__setattr__(self, "bias", dict(sorted(zip(ids, values, strict=True))))
+        pairs = _pairs("bias", self.bias, "{42: -2.5} (token id: number)")
+        ids = checked_ids("bias", [i for i, _ in pairs])
+        values = [checked(f"bias[{i}]", value, open_low=True, open_high=True) for i, value in pairs]
+        object.__setattr__(self, "bias", dict(zip(ids, values, strict=True)))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
@@ -125,15 +132,10 @@ class ForcedTokens(_OverPositions):
     order: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        pairs = self.tokens.items() if isinstance(self.tokens, Mapping) else self.tokens
-        try:
-            pairs = tuple((position, token) for position, token in pairs)
-        except (TypeError, ValueError):
-            what = f"tokens must be like {{0: 42}} (position: token id), got {self.tokens!r}"
-            raise TypeError(what) from None
+        pairs = _pairs("tokens", self.tokens, "{0: 42} (position: token id)")
         positions = checked_ids("tokens (positions)", [position for position, _ in pairs])
         ids = checked_ids("tokens", [token for _, token in pairs])
-        object.__setattr__(self, "tokens", tuple(sorted(zip(positions, ids, strict=True))))
+        object.__setattr__(self, "tokens", tuple(zip(positions, ids, strict=True)))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""

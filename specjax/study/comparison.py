@@ -207,7 +207,8 @@ def _check_settings(
         if measured != NONE and setting.verifier_alone not in seen:
             raise ValueError(
                 f"settings has no verifier alone before {setting.described()}: add "
-                "Setting(method='VerifierAlone') with the same temperature, top_k and top_p"
+                "Setting(method='VerifierAlone') with the same temperature, top_k, top_p and "
+                "processors"
             )
     if demand is None:
         return
@@ -223,7 +224,7 @@ def _check_settings(
     ways = [*dict.fromkeys(map(sampling_key, settings))]
     if len(ways) > 1:
         raise ValueError(
-            "a demand needs one (temperature, top_k, top_p) for all settings, got "
+            "a demand needs one (temperature, top_k, top_p, processors) for all settings, got "
             f"{', '.join(map(str, ways))}: use one output_dir for each"
         )
 

@@ -48,7 +48,7 @@ _ROUNDING = 1e-6
 # A rule that always keeps the drafter, for the figures of the drafter alone.
 _KEEPS = Setting(rule="Diff(1.0)")
 # Temperature, top-k and top-p: settings with the same sampling share a pass over the texts.
-SamplingKey = tuple[float, int | None, float | None]
+SamplingKey = tuple[float, int | None, float | None, tuple[str, ...]]
 _Ends = tuple[str, int]
 
 
@@ -135,8 +135,14 @@ def estimate(
     texts: dict[SamplingKey, KnownTexts] = {}
     times = None
     for key in dict.fromkeys(map(sampling_key, settings)):
-        temperature, top_k, top_p = key
-        alone = Setting(method=VERIFIER_ALONE, temperature=temperature, top_k=top_k, top_p=top_p)
+        temperature, top_k, top_p, processors = key
+        alone = Setting(
+            method=VERIFIER_ALONE,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            processors=processors,
+        )
         decoder = alone.decoder(models, **{**(options or {}), "batch_size": batch_size})
         say(f"the verifier decodes {len(prompts)} prompts at temperature {temperature:g} ...")
         texts[key] = written(decoder, prompts, seed=seed)
@@ -227,7 +233,7 @@ def expect(
 
 def sampling_key(setting: Setting) -> SamplingKey:
     """Returns a key shared by settings with the same sampling."""
-    return setting.temperature, setting.top_k, setting.top_p
+    return setting.temperature, setting.top_k, setting.top_p, setting.processors
 
 
 def check_settings(settings: Sequence[Setting], models: Mapping[str, TextModel]) -> None:
@@ -241,6 +247,8 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
     """Returns why a setting cannot be estimated, or None."""
     if setting.method == VERIFIER_ALONE:
         return None
+    if setting.processors:
+        return "processors depend on the tokens so far"
     needed: tuple[str, ...] = (setting.drafter,)
     if setting.drafting is not None:
         if reason := cannot_plan(setting):

@@ -54,6 +54,7 @@ class Grid:
       temperatures: at least 0 each.
       top_k: the top-k of all settings; None for all tokens.
       top_p: likewise.
+      processors: likewise, such as ("RepetitionPenalty(1.3)", "MinP(0.05)").
       max_drafts: the lengths of drafts, or the longest drafts with a policy; at least 1 each.
       min_draft: the fewest tokens of a draft with a policy.
       stopping: policies and their thresholds, in the form of `methods`; None is a fixed length.
@@ -72,6 +73,7 @@ class Grid:
     temperatures: Sequence[float] = (1.0,)
     top_k: int | None = None
     top_p: float | None = None
+    processors: Sequence[str] = ()
     max_drafts: Sequence[int] = (5,)
     min_draft: int = 0
     stopping: Choices = (None,)
@@ -112,6 +114,7 @@ class Grid:
                 "temperature": temperature,
                 "top_k": self.top_k,
                 "top_p": self.top_p,
+                "processors": tuple(self.processors),
             }
             found[Setting(method=VERIFIER_ALONE, **drawn)] = None
             for drafter in drafters:

@@ -23,6 +23,7 @@ from specjax.compilation import compile_seconds
 from specjax.decoding.roundless import PairMethod
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
+from specjax.text.binding import bind_processors, check_forbidding
 from specjax.text.drafts import DraftPlan
 from specjax.text.engine import Engine
 from specjax.text.groups import (
@@ -35,7 +36,6 @@ from specjax.text.groups import (
     split,
 )
 from specjax.text.options import Own, check_options
-from specjax.text.processors import bind_processors, check_forbidding
 from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,

@@ -20,8 +20,8 @@ from specjax.decoding.state import end_row, insert_rows, watch_stops
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.partitioning import local_rows
 from specjax.text import prompts
+from specjax.text.binding import bind_processors
 from specjax.text.groups import row_multiple
-from specjax.text.processors import bind_processors
 from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots

@@ -18,7 +18,14 @@ CHECKED = ("stop", "buckets", *(name for name, _ in (*_COUNTS, *_LENGTHS)))
 # Unknown option -> the right way to give its value.
 _INSTEAD = {
     **{name: f"sampling=Sampling({name}=...)" for name in DRAWN},
-    "min_p": "sampling=Sampling(top_p=...) instead",
+    "min_p": "processors=(processors.MinP(...),)",
+    "typical_p": "processors=(processors.TypicalP(...),)",
+    "repetition_penalty": "processors=(processors.RepetitionPenalty(...),)",
+    "presence_penalty": "processors=(processors.PresencePenalty(...),)",
+    "frequency_penalty": "processors=(processors.FrequencyPenalty(...),)",
+    "no_repeat_ngram_size": "processors=(processors.NoRepeatNgram(...),)",
+    "logit_bias": "processors=(processors.LogitBias(...),)",
+    "min_new_tokens": "processors=(processors.MinNewTokens(...),)",
     "strength": "rule=rules.OPT(strength=...), or another rule",
     "alpha": "rule=rules.OPT(strength=...), or another rule",
     "drafter": "drafting=Own(drafter, params)",
@@ -26,6 +33,7 @@ _INSTEAD = {
     "stopping_params": "stopping=Own(policy, params)",
     "costs": "stopping=drafting.CostAware(costs=...)",
     "params": "method=Own(method, params)",
+    "processor": "processors=(...,)",
 }
 
 

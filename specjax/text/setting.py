@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from specjax import drafting, rules, verification
+from specjax import drafting, processors, rules, verification
 from specjax.checks import check_part, one_number, whole_number
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.text.cascades import Cascade
@@ -33,6 +33,7 @@ _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "rule": _RULES,
         "verification": _named(*verification.ALL_VERIFICATIONS),
         "stopping": _named(*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
+        "processors": _named(*processors.ALL_PROCESSORS),
         "drafting": {**_named(Lookup, Cascade, *verification.ALL_VERIFICATIONS), **_RULES},
         "method": {
             **_named(*CASCADES),
@@ -101,6 +102,7 @@ class Setting:
       temperature: the temperature of both models; 0 is greedy.
       top_k: likewise; None for all tokens.
       top_p: likewise.
+      processors: of both models, such as ("RepetitionPenalty(1.3)", "MinP(0.05)").
 
     Raises:
       TypeError: a value has a wrong type.
@@ -118,12 +120,13 @@ class Setting:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    processors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        for name, known in _PARTS.items():
+        for name, known in ((x, y) for x, y in _PARTS.items() if x != "processors"):
             given = getattr(self, name)
             if given is not None:
                 part = Part.parse(given, name).canonical(known, name)
@@ -146,6 +149,7 @@ class Setting:
         put("temperature", one_number("temperature", self.temperature, **span))
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
+        put("processors", _canonical(self.processors))
         self.sampling  # noqa: B018  checks the values
         # Equal settings have equal JSON, and so one key.
         if self.top_k is not None:
@@ -179,7 +183,9 @@ class Setting:
     @property
     def sampling(self) -> Sampling:
         """The sampling of both models."""
-        return Sampling(self.temperature, self.top_k, self.top_p)
+        known = _PARTS["processors"]
+        made = [Part.parse(text).make(known, "processors") for text in self.processors]
+        return Sampling(self.temperature, self.top_k, self.top_p, tuple(made) or None)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -199,7 +205,7 @@ class Setting:
     @property
     def verifier_alone(self) -> "Setting":
         """The verifier alone, with the same sampling."""
-        names = ("temperature", "top_k", "top_p")
+        names = ("temperature", "top_k", "top_p", "processors")
         return Setting(method=VERIFIER_ALONE, **{name: getattr(self, name) for name in names})
 
     @property
@@ -279,6 +285,13 @@ class Setting:
         found |= self._in_gin("stopping", "STOPPING", always=True)
         for name in ("temperature", "top_k", "top_p"):
             found[name.upper()] = repr(getattr(self, name))
+        if self.processors:
+            parts = [Part.parse(text) for text in self.processors]
+            references = []
+            for i, part in enumerate(parts):
+                references.append(f"@processors_{i}/{part.name.rpartition('.')[2]}()")
+                found |= part.bindings(_PARTS["processors"], f"processors_{i}/")
+            found["PROCESSORS"] = f"({', '.join(references)},)"
         has_none = self.method is not None or "min_draft" in self._plan_leaves_out()
         found["MIN_DRAFT"] = repr(None if has_none else self.min_draft)
         return found
@@ -322,6 +335,7 @@ class Setting:
         parts += [given[name] for name in ("drafting", "stopping", "verification") if name in given]
         if given.get("drafter", "drafter") != "drafter":
             parts.append(self.drafter)
+        parts += given.get("processors", ())
         shown = {
             "max_draft": "G",
             "min_draft": "least",
@@ -336,7 +350,20 @@ class Setting:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values; `Setting(**values)` is an equal setting."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if not self.processors:
+            del values["processors"]  # keys of settings without them stay what they were
+        return values
+
+
+def _canonical(processors: Any) -> tuple[str, ...]:
+    """The processors' texts with standard names."""
+    if isinstance(processors, str) or not isinstance(processors, list | tuple):
+        raise TypeError(
+            f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
+        )
+    what, known = "processors", _PARTS["processors"]
+    return tuple(str(Part.parse(text, what).canonical(known, what)) for text in processors)
 
 
 _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))

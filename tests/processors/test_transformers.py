@@ -1,0 +1,165 @@
+"""Each processor's logits equal those of transformers' processor, after the same tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import processors
+from specjax.types import PromptBatch
+from tests.models.tiny import quick_jit
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+V, ROWS, PROMPT, OUTPUT = 23, 12, 9, 7
+LENGTHS = np.array([1, 2, 3, 9, 9, 5, 4, 7, 6, 1, 8, 2], np.int32)
+
+
+def peer(name, *args, **named):
+    """A peer of a row; an argument may be a function of the length of its prompt."""
+    kinds = [f"{name}{kind}" for kind in ("LogitsProcessor", "LogitsWarper")]
+    kind = next(getattr(transformers, each) for each in kinds if hasattr(transformers, each))
+
+    def call(length, ids, scores):
+        first = [x(length) if callable(x) else x for x in args]
+        return kind(*first, **{k: v(length) for k, v in named.items()})(ids, scores)
+
+    return call
+
+
+def over_output(call):
+    """A peer that sees only the output."""
+    return lambda length, ids, scores: call(0, ids[:, length:], scores)
+
+
+def over_prompt(call):
+    return lambda length, ids, scores: call(0, ids[:, :length], scores)
+
+
+CASES = {
+    "bias": (
+        processors.LogitBias({3: 2.5, 0: -1.0, 22: 4.0}),
+        peer("SequenceBias", [[[3], 2.5], [[0], -1.0], [[22], 4.0]]),
+    ),
+    "repetition": (processors.RepetitionPenalty(1.7), peer("RepetitionPenalty", 1.7)),
+    "repetition, output": (
+        processors.RepetitionPenalty(1.7, over="output"),
+        peer("RepetitionPenalty", 1.7, prompt_ignore_length=lambda length: length),
+    ),
+    "repetition, prompt": (
+        processors.RepetitionPenalty(1.7, over="prompt"),
+        over_prompt(peer("RepetitionPenalty", 1.7)),
+    ),
+    **{f"n-gram {n}": (processors.NoRepeatNgram(n), peer("NoRepeatNGram", n)) for n in (1, 2, 3)},
+    "n-gram, output": (
+        processors.NoRepeatNgram(2, over="output"),
+        over_output(peer("NoRepeatNGram", 2)),
+    ),
+    "least": (
+        processors.MinNewTokens(3, eos_ids=(1, 4)),
+        peer("MinNewTokensLength", lambda length: length, 3, [1, 4]),
+    ),
+    "first": (
+        processors.ForcedTokens({0: 5}),
+        over_output(
+            lambda length, ids, scores: peer("ForcedBOSToken", 5)(
+                0, torch.zeros((1, ids.shape[1] + 1), dtype=torch.int64), scores
+            )
+        ),
+    ),
+    "suppressed": (processors.SuppressTokens((2, 8)), peer("SuppressTokens", [2, 8])),
+    "suppressed first": (
+        processors.SuppressTokens((2, 8), first=1),
+        over_output(peer("SuppressTokensAtBegin", [2, 8], 0)),
+    ),
+    "min-p": (processors.MinP(0.3), peer("MinP", 0.3)),
+    "typical": (processors.TypicalP(0.6), peer("Typical", 0.6)),
+    "epsilon": (processors.EpsilonCutoff(0.07), peer("Epsilon", 0.07)),
+    "eta": (processors.EtaCutoff(0.2), peer("Eta", 0.2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_transformers(name):
+    processor, other = CASES[name]
+    rng = np.random.default_rng(len(name))
+    # Few kinds of tokens, so that they repeat.
+    prompts = rng.integers(0, 6, (ROWS, PROMPT)).astype(np.int32)
+    outputs = rng.integers(0, 6, (ROWS, OUTPUT)).astype(np.int32)
+    batch = PromptBatch(jnp.asarray(prompts), jnp.asarray(LENGTHS), ids=None, limits=None)
+    state = processor.init((), batch, V, OUTPUT + 1)
+    step = quick_jit(lambda state, x: processor.process((), state, x))
+    changed = 0
+    for emitted in range(OUTPUT + 1):
+        logits = (3.0 * rng.standard_normal((ROWS, V))).astype(np.float32)
+        logits[:, 11] = -np.inf  # what another processor forbids stays so
+        ours = np.asarray(step(state, jnp.asarray(logits)))
+        for row in range(ROWS):
+            ids = [*prompts[row, : LENGTHS[row]], *outputs[row, :emitted]]
+            given = torch.tensor(np.array([ids], np.int64)), torch.tensor(logits[row : row + 1])
+            theirs = other(int(LENGTHS[row]), *given)[0].numpy()
+            np.testing.assert_allclose(ours[row], theirs, rtol=1e-6, err_msg=f"row {row}")
+        changed += (ours != logits).sum()
+        if emitted < OUTPUT:
+            state = processor.advance((), state, jnp.asarray(outputs[:, emitted]))
+    assert changed > ROWS / 2
+
+
+@pytest.mark.parametrize(("name", "over"), [("both", "both"), ("output", "output")])
+def test_counts_are_those_of_the_openai_penalties(name, over):
+    """transformers has neither: the formula of OpenAI's documentation."""
+    rng = np.random.default_rng(3)
+    prompts, outputs = (rng.integers(0, 6, (2, 5)).astype(np.int32) for _ in range(2))
+    lengths = np.array([5, 2], np.int32)
+    batch = PromptBatch(jnp.asarray(prompts), jnp.asarray(lengths), ids=None, limits=None)
+    logits = rng.standard_normal((2, V)).astype(np.float32)
+    for kind, function in (
+        (processors.FrequencyPenalty, lambda n: n),
+        (processors.PresencePenalty, lambda n: n > 0),
+    ):
+        one = kind(np.array([0.5, -0.25]), over=over)
+        state = one.init((), batch, V, 5)
+        for column in outputs.T:
+            state = one.advance((), state, jnp.asarray(column))
+        for row, strength in enumerate((0.5, -0.25)):
+            text = [*outputs[row], *(prompts[row, : lengths[row]] if over == "both" else [])]
+            want = logits[row] - strength * function(np.bincount(text, minlength=V))
+            found = np.asarray(one.process((), state, jnp.asarray(logits)))[row]
+            np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_strengths_are_leaves_and_the_rest_is_structure():
+    penalty = processors.RepetitionPenalty(np.array([1.0, 2.0]), over="output")
+    assert [leaf.tolist() for leaf in jax.tree.leaves(penalty)] == [[1.0, 2.0]]
+    again = jax.tree.map(lambda x: x, penalty)
+    assert again.over == "output"
+    assert jax.tree.structure(penalty) != jax.tree.structure(processors.RepetitionPenalty(1.0))
+
+
+WRONG = [
+    (lambda: processors.MinP(1.5), r"min_p must lie in \[0, 1\], got 1.5"),
+    (lambda: processors.TypicalP(0.0), "typical_p"),
+    (lambda: processors.EpsilonCutoff(1.0), "epsilon"),
+    (lambda: processors.EtaCutoff(-0.1), "epsilon"),
+    (lambda: processors.RepetitionPenalty(0.0), "penalty"),
+    (lambda: processors.RepetitionPenalty(1.1, over="all"), "over must be one of 'both'"),
+    (lambda: processors.FrequencyPenalty(float("inf")), "penalty"),
+    (lambda: processors.NoRepeatNgram(0), "size"),
+    (lambda: processors.NoRepeatNgram(2, over="prompt"), "over must be 'both' or 'output'"),
+    (lambda: processors.LogitBias({}), "leave the processor out"),
+    (lambda: processors.LogitBias({-1: 2.0}), "token ids of at least 0, got -1"),
+    (lambda: processors.LogitBias({3: float("nan")}), "NaN|nan"),
+    (lambda: processors.SuppressTokens(["the"]), r"token ids \(whole numbers\), got 'the'"),
+    (lambda: processors.SuppressTokens("the"), "a list of token ids"),
+    (lambda: processors.ForcedTokens({-1: 3}), "positions"),
+    (lambda: processors.ForcedTokens(3), "tokens must be like"),
+    (lambda: processors.MinNewTokens(-1), "tokens"),
+    (lambda: processors.LinearTemperature(0.0, 1.0, 5), "first"),
+    (lambda: processors.LinearTemperature(1.0, 1.0, 0), "tokens"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_a_wrong_value_is_refused_by_name(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
