@@ -38,6 +38,7 @@ from specjax.runs.predictions import (
     PREDICTIONS_NAME,
     Record,
     about,
+    acceptance_of,
     hash_of,
     line_of,
     lines_of,
@@ -189,6 +190,9 @@ def infer(
         f"specjax: wrote {len(records)} predictions to {path}, totals to {written}",
         file=sys.stderr,
     )
+    if (acceptance := acceptance_of(records)).drafts:
+        for line in str(acceptance).splitlines():
+            print(f"specjax: {line}", file=sys.stderr)
     if process is not None:
         merging.finish(run, process, on_start)
     return metrics

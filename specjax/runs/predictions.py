@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.data.examples import Example
+from specjax.text.draft_acceptance import DraftAcceptance
 from specjax.text.results import COUNTS, Row, finite
 from specjax.writing import read_regular
 
@@ -204,4 +205,10 @@ def totals(records: Sequence[Record]) -> dict[str, Any]:
         **counts,
         "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
         "acceptance_rate": ratio("accepted", "drafted"),
+        "acceptance": acceptance_of(records).to_dict(),
     }
+
+
+def acceptance_of(records: Iterable[Record]) -> DraftAcceptance:
+    """Returns the acceptance of drafts over all rows that were decoded."""
+    return DraftAcceptance.of([x["info"] for x in records if "error" not in x])

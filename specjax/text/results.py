@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax.text.draft_acceptance import DraftAcceptance, ratio
 from specjax.types.method import discarded
 
 # The counts of each row, also summed over rows.
@@ -225,26 +226,29 @@ class RunInfo:
     @property
     def tokens_per_verifier_call(self) -> float:
         """Emitted tokens (end-of-sequence tokens included) per pass of the verifier."""
-        return _ratio(self.emitted, self.verifier_calls)
+        return ratio(self.emitted, self.verifier_calls)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted tokens per drafted token; NaN without a drafter."""
-        return _ratio(self.accepted, self.drafted)
+        return ratio(self.accepted, self.drafted)
 
     @property
     def verification_rate(self) -> float:
         """Passes of the verifier per emitted token (SpecDec++, section 4.2)."""
-        return _ratio(self.verifier_calls, self.emitted)
+        return ratio(self.verifier_calls, self.emitted)
 
     @property
     def discard_rate(self) -> float:
         """Discarded tokens per emitted token (SpecDec++, section 4.2)."""
-        return _ratio(int(np.sum(self.per_row.discarded)), self.emitted)
+        return ratio(int(np.sum(self.per_row.discarded)), self.emitted)
 
     @property
     def acceptance_by_position(self) -> np.ndarray:
-        """`[G]` float64: the share of blocks with a token i whose tokens up to i were accepted."""
+        """`[G]` float64: the share of blocks with a token i whose tokens up to i were accepted.
+
+        vLLM's rate counts shorter blocks too: see `DraftAcceptance.per_position_acceptance_rate`.
+        """
         drafted = _reached(self.per_row.drafted_lengths)
         accepted = _reached(self.per_row.accepted_lengths)
         return np.divide(accepted, drafted, out=np.full_like(accepted, np.nan), where=drafted > 0)
@@ -263,10 +267,6 @@ def _reached(lengths: np.ndarray) -> np.ndarray:
     """`[G]` float64, the number of blocks with a token at position i; `lengths` is `[n, G + 1]`."""
     counts = lengths.sum(axis=0, dtype=np.float64)
     return np.cumsum(counts[::-1])[-2::-1]
-
-
-def _ratio(numerator: int, denominator: int) -> float:
-    return numerator / denominator if denominator else float("nan")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -329,6 +329,15 @@ class Result(Sequence[Row]):
     def info(self) -> RunInfo:
         """The counts; there must be a row."""
         return RunInfo(jax.tree.map(lambda *x: np.stack(x), *[row.info for row in self.rows]))
+
+    @functools.cached_property
+    def acceptance(self) -> DraftAcceptance:
+        """The acceptance of drafts, by position and by draft."""
+        return DraftAcceptance.of([row.info._asdict() for row in self.rows])
+
+    def plot(self) -> Any:
+        """Draws the acceptance of drafts; see `DraftAcceptance.plot`."""
+        return self.acceptance.plot()
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Returns a dict of JSON values per row."""

@@ -37,6 +37,7 @@ def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
     assert metrics["tokens_per_verifier_call"] == result.info.tokens_per_verifier_call
     assert metrics["acceptance_rate"] == result.info.acceptance_rate
     assert metrics["rows"] == len(TEXTS) and metrics["failed"] == 0
+    assert metrics["acceptance"] == result.acceptance.to_dict()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,6 +68,7 @@ def test_a_run_leaves_a_record_of_how_it_was_started(paths, tmp_path, monkeypatc
     told = capsys.readouterr()
     assert f"wrote {len(TEXTS)} predictions to {tmp_path}/out/predictions.jsonl" in told.err
     assert f"totals to {tmp_path}/out/metrics.json" in told.err
+    assert re.search(r"\nspecjax: mean acceptance length \d\.\d\d, draft acceptance", told.err)
     assert len(told.out.splitlines()) == 1
     config = (tmp_path / "out/config.gin").read_text()
     assert "infer.seed = %SEED" in config and "\nSEED = 3\n" in config

@@ -1,0 +1,137 @@
+"""How many drafted tokens were accepted, by position and by draft; as numbers and as a figure."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.checks import require
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class DraftAcceptance:
+    """The acceptance of drafts. The rates have the names and definitions of vLLM's metrics.
+
+    A draft is a round with at least one drafted token. A rate without drafts is NaN.
+
+    Attributes:
+      drafted_lengths: the number of drafts with 1 .. G drafted tokens.
+      accepted_lengths: the number of drafts with 0 .. G accepted tokens. Tokens past a row's end
+        count too.
+    """
+
+    drafted_lengths: tuple[int, ...]
+    accepted_lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, infos: Sequence[Mapping[str, Any]]) -> "DraftAcceptance":
+        """Sums the `drafted_lengths` and `accepted_lengths`, each `[G + 1]`, of several rows."""
+        each = [info["drafted_lengths"] for info in infos], [x["accepted_lengths"] for x in infos]
+        drafted, accepted = (np.sum(x or [[0]], axis=0, dtype=np.int64).tolist() for x in each)
+        # Rounds that draft nothing accept nothing.
+        accepted[0] -= drafted[0]
+        return cls(tuple(drafted[1:]), tuple(accepted))
+
+    @property
+    def drafts(self) -> int:
+        """The number of drafts."""
+        return sum(self.drafted_lengths)
+
+    @property
+    def draft_tokens(self) -> int:
+        """The number of drafted tokens."""
+        return sum(i * count for i, count in enumerate(self.drafted_lengths, 1))
+
+    @property
+    def accepted_tokens(self) -> int:
+        """The number of accepted tokens."""
+        return sum(i * count for i, count in enumerate(self.accepted_lengths))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens per draft: each draft also yields a token of the verifier."""
+        return 1 + ratio(self.accepted_tokens, self.drafts)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted tokens per drafted token."""
+        return ratio(self.accepted_tokens, self.draft_tokens)
+
+    @property
+    def per_position_acceptance_rate(self) -> tuple[float, ...]:
+        """For each position i, the share of all drafts whose first i tokens were accepted.
+
+        A draft that is too short counts as not accepted there. `RunInfo.acceptance_by_position`
+        leaves it out: it is the share of the drafts with a token i. Both are equal if all drafts
+        have the same length.
+        """
+        reached = np.cumsum(self.accepted_lengths[::-1])[-2::-1]
+        return tuple(ratio(int(count), self.drafts) for count in reached)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns counts and rates as JSON values; an undefined rate is None."""
+        counts = {name: getattr(self, name) for name in ("drafts", "draft_tokens")}
+        undefined = not self.drafts
+        return {
+            **counts,
+            "accepted_tokens": self.accepted_tokens,
+            "mean_acceptance_length": None if undefined else self.mean_acceptance_length,
+            "draft_acceptance_rate": None if undefined else self.draft_acceptance_rate,
+            "per_position_acceptance_rate": (
+                None if undefined else list(self.per_position_acceptance_rate)
+            ),
+            "accepted_lengths": list(self.accepted_lengths),
+        }
+
+    def __str__(self) -> str:
+        """Two lines: the means, then the rate by position."""
+        if not self.drafts:
+            return "no drafts"
+        rates = ", ".join(f"{rate:.3f}" for rate in self.per_position_acceptance_rate)
+        return (
+            f"mean acceptance length {self.mean_acceptance_length:.2f}, draft acceptance rate "
+            f"{self.draft_acceptance_rate:.3f} ({self.drafts} drafts)\n"
+            f"acceptance rate by position {rates}"
+        )
+
+    def __repr__(self) -> str:
+        """The rates in one line."""
+        return f"DraftAcceptance({str(self).replace(chr(10), ', ')})"
+
+    def plot(self) -> Any:
+        """Draws the acceptance by position, and how often how many tokens were accepted.
+
+        Returns:
+          A matplotlib `Figure`.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+          ValueError: there are no drafts.
+        """
+        if not self.drafts:
+            raise ValueError("there are no drafts to plot: decode with a drafter")
+        figures: Any = require("matplotlib.figure", "eval")
+        figure = figures.Figure(figsize=(8, 3), layout="constrained")
+        rates, lengths = figure.subplots(1, 2)
+        shares = [count / self.drafts for count in self.accepted_lengths]
+        style = {"color": "0.75", "edgecolor": "black"}
+        for axis, heights, first in (
+            (rates, self.per_position_acceptance_rate, 1),
+            (lengths, shares, 0),
+        ):
+            bars = axis.bar(range(first, first + len(heights)), heights, **style)
+            axis.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize="small")
+            axis.set_xticks(range(first, first + len(heights)))
+        rates.set(xlabel="position in the draft", ylabel="acceptance rate", ylim=(0, 1.1))
+        lengths.set(xlabel="accepted tokens of a draft", ylabel="share of drafts")
+        rates.set_title(f"draft acceptance rate {self.draft_acceptance_rate:.2f}", size="medium")
+        mean = f"mean acceptance length {self.mean_acceptance_length:.2f}"
+        lengths.set_title(mean, size="medium")
+        lengths.margins(y=0.12)
+        return figure
+
+
+def ratio(numerator: int, denominator: int) -> float:
+    """Returns the quotient; NaN if the denominator is 0."""
+    return numerator / denominator if denominator else float("nan")

@@ -1,0 +1,87 @@
+"""The acceptance of drafts, with the names and definitions of vLLM's metrics."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax.text.draft_acceptance import DraftAcceptance
+from specjax.types import Sampling
+from tests import tiny_pair
+
+PROMPTS = tiny_pair.sentences(6, seed=3)
+SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (16, 32)}
+
+
+def by_draft(drafts):
+    """The rows' histograms and the rates, from the drafted and accepted tokens of each draft."""
+    longest = max(drafted for drafted, _ in drafts)
+    info = {name: [0] * (longest + 1) for name in ("drafted_lengths", "accepted_lengths")}
+    for drafted, accepted in drafts:
+        info["drafted_lengths"][drafted] += 1
+        info["accepted_lengths"][accepted] += 1
+    real = [(drafted, accepted) for drafted, accepted in drafts if drafted]
+    rates = [sum(a >= i for _, a in real) / len(real) for i in range(1, longest + 1)]
+    return info, rates, 1 + sum(a for _, a in real) / len(real)
+
+
+def test_the_rates_are_those_of_single_drafts():
+    # A draft of one token, and two rounds without a draft.
+    drafts = [(3, 3), (3, 0), (1, 1), (0, 0), (3, 1), (0, 0), (2, 0)]
+    info, rates, length = by_draft(drafts)
+    found = DraftAcceptance.of([info, info])
+    assert found.per_position_acceptance_rate == pytest.approx(rates)
+    assert found.mean_acceptance_length == pytest.approx(length)
+    assert found.draft_acceptance_rate == pytest.approx(5 / 12)
+    assert (found.drafts, found.draft_tokens, found.accepted_tokens) == (10, 24, 10)
+    assert found.accepted_lengths == (4, 4, 0, 2)
+    assert dataclasses.asdict(found)["drafted_lengths"] == (2, 2, 6)
+    lines = str(found).splitlines()
+    assert lines == [
+        "mean acceptance length 2.00, draft acceptance rate 0.417 (10 drafts)",
+        "acceptance rate by position 0.600, 0.200, 0.200",
+    ]
+    assert repr(found) == f"DraftAcceptance({lines[0]}, {lines[1]})"
+
+
+def test_a_result_has_them():
+    pair = specjax.load_pair(**tiny_pair.shared_pair())
+    decoder = specjax.Decoder(pair, max_draft=3, **SHAPE)
+    result = decoder(PROMPTS, seed=0)
+    found, info = result.acceptance, result.info
+    assert (found.accepted_tokens, found.draft_tokens) == (info.accepted, info.drafted)
+    assert found.drafts == info.rounds and sum(found.accepted_lengths) == info.rounds
+    assert found.draft_acceptance_rate == info.acceptance_rate
+    # All drafts have one length, so both definitions agree.
+    np.testing.assert_allclose(found.per_position_acceptance_rate, info.acceptance_by_position)
+    assert found.accepted_lengths[3] > 0
+    # Short drafts count as not accepted, but are left out of `acceptance_by_position`.
+    mixed = decoder(PROMPTS, seed=0, draft_limit=[0, 1, 2, 3, 3, 1])
+    ours, own = mixed.acceptance.per_position_acceptance_rate, mixed.info.acceptance_by_position
+    assert ours[0] == own[0] and ours[1] < own[1]
+    assert mixed.acceptance.drafts < mixed.info.rounds
+    values = json.loads(json.dumps(mixed.acceptance.to_dict(), allow_nan=False))
+    assert values["per_position_acceptance_rate"] == list(ours)
+
+
+def test_without_drafts_rates_are_undefined():
+    pair = specjax.load_pair(**tiny_pair.shared_pair())
+    decoder = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
+    for found in (decoder(PROMPTS[:2]).acceptance, DraftAcceptance.of([])):
+        assert found.drafts == 0 and math.isnan(found.mean_acceptance_length)
+        assert found.to_dict()["mean_acceptance_length"] is None
+        assert str(found) == "no drafts"
+        with pytest.raises(ValueError, match="no drafts to plot"):
+            found.plot()
+
+
+def test_the_plot_has_both():
+    info, rates, _ = by_draft([(2, 2), (2, 1), (2, 0), (2, 0)])
+    positions, lengths = DraftAcceptance.of([info]).plot().axes
+    assert [bar.get_height() for bar in positions.patches] == pytest.approx(rates)
+    assert [bar.get_height() for bar in lengths.patches] == pytest.approx([0.5, 0.25, 0.25])
+    # Legible without colours.
+    assert all(len(set(bar.get_facecolor()[:3])) == 1 for bar in lengths.patches)
