@@ -28,10 +28,10 @@ class DraftAcceptance:
     def of(cls, infos: Sequence[Mapping[str, Any]]) -> "DraftAcceptance":
         """Sums the `drafted_lengths` and `accepted_lengths`, each `[G + 1]`, of several rows."""
         each = [info["drafted_lengths"] for info in infos], [x["accepted_lengths"] for x in infos]
-        drafted, accepted = (np.sum(x or [[0]], axis=0, dtype=np.int64).tolist() for x in each)
+        drafted, accepted = (np.array(x or [[0]], np.int64).sum(axis=0) for x in each)
         # Rounds that draft nothing accept nothing.
         accepted[0] -= drafted[0]
-        return cls(tuple(drafted[1:]), tuple(accepted))
+        return cls(tuple(drafted[1:].tolist()), tuple(accepted.tolist()))
 
     @property
     def drafts(self) -> int:
