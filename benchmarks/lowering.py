@@ -39,7 +39,7 @@ def lower_init(
     Returns:
       The lowered program, and the state's shapes with shardings.
     """
-    static = (max_new, max_length, False)
+    static = (max_new, max_length, False, 1)
     shapes, where = first_state(method, static, params, prompts)
     lowered = jitted_init(where).lower(method, *static, params, prompts)
     leaves, structure = jax.tree.flatten(shapes)

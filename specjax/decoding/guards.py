@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_array, check_like, check_part, check_static, unpacked
+from specjax.checks import check_array, check_count, check_like, check_part, check_static, unpacked
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
 from specjax.types import (
@@ -65,6 +65,16 @@ def check_prompts(
     for path, leaf in jax.tree_util.tree_leaves_with_path(prompts.sampling.processors):
         name = f"sampling.processors{jax.tree_util.keystr(path)}"
         _check_shape(name, leaf, "scalar or [B]", (rows,))
+
+
+def check_copies(prompts: PromptBatch, copies: Any) -> None:
+    """Raises ValueError for a number of copies below 1, or ids that are too large for it."""
+    check_count("copies", copies, "give the number of rows of each prompt")
+    last = (_WORD + 1) // copies - 1
+    if copies > 1 and np.max(prompts.ids, initial=0) > last:
+        raise ValueError(
+            f"ids must be at most {last} for {copies} copies, got {np.max(prompts.ids)}"
+        )
 
 
 _BY_ROW = ("[B]", "scalar or [B]")

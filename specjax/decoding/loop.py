@@ -16,6 +16,7 @@ from jax import lax
 
 from specjax.compilation import jit_at, placement, step_options
 from specjax.decoding.guards import (
+    check_copies,
     check_eos_ids,
     check_processors,
     check_prompts,
@@ -151,6 +152,7 @@ class Method(abc.ABC):
         max_new: int,
         max_length: int | None = None,
         token_log_probs: bool = False,
+        copies: int = 1,
     ) -> DecodeState:
         """Reads prompts.
 
@@ -160,6 +162,8 @@ class Method(abc.ABC):
           max_new: N, the longest output (static).
           max_length: S, cache positions (static); by default `cache_length`.
           token_log_probs: whether `DecodeInfo` has log-probabilities per token.
+          copies: n, the number of rows of each prompt (static); the prompt is read once. Rows of a
+            prompt with id i are adjacent, and get the ids i * n .. i * n + n - 1.
 
         Returns:
           A state for `run`.
@@ -169,7 +173,8 @@ class Method(abc.ABC):
           ValueError: naming the argument that is of a wrong shape or out of range.
         """
         check_prompts(prompts, self.vocab_size, self.min_draft, self.max_draft, max_new)
-        self.check_params(params, np.shape(prompts.inputs)[0])
+        check_copies(prompts, copies)
+        self.check_params(params, np.shape(prompts.inputs)[0] * copies)
         check_processors(prompts.sampling, params)
         forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
         lengths = (prompts.input_lengths, prompts.prefix_lengths)
@@ -189,7 +194,7 @@ class Method(abc.ABC):
             seeds=np.asarray(prompts.seeds).astype(np.uint32),
             ids=np.asarray(prompts.ids).astype(np.uint32),
         )
-        static = (max_new, int(max_length), bool(token_log_probs))
+        static = (max_new, int(max_length), bool(token_log_probs), copies)
         where = None
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
@@ -216,24 +221,14 @@ class Method(abc.ABC):
           prompts: B prompts; a field per row may have B or B * copies rows.
           max_new: N (static).
           max_length: S, cache positions (static).
-          copies: the number of outputs of each prompt (static); the prompt is read once. Outputs of
-            the same prompt are adjacent, and differ only in their ids.
+          copies: see `init`.
           place: (first state, the logical names of its axes) -> the same state, with its layout.
 
         Returns:
           The state of B * copies finished rows.
         """
         inner = self.prefill(params, prompts, max_length)
-        rows = prompts.inputs.shape[0]
-
-        def spread(leaf: Any) -> Any:
-            by_row = jnp.ndim(leaf) > 0 and leaf.shape[0] == rows
-            return jnp.repeat(leaf, copies, axis=0) if copies > 1 and by_row else leaf
-
-        inner, prompts = jax.tree.map(spread, (inner, prompts))
-        if copies > 1:
-            nth = jnp.arange(prompts.ids.size, dtype=prompts.ids.dtype) % copies
-            prompts = prompts._replace(ids=prompts.ids * copies + nth)
+        inner, prompts = _copied(inner, prompts, copies)
         state = self._begun(params, inner, prompts, max_new, token_log_probs=False)
         if place is not None:
             state = place(state, _state_axes(self, state))
@@ -257,7 +252,7 @@ class Method(abc.ABC):
         seeds, ids = (
             jax.ShapeDtypeStruct(np.shape(x), np.uint32) for x in (prompts.seeds, prompts.ids)
         )
-        static = (max_new, int(max_length), bool(token_log_probs))
+        static = (max_new, int(max_length), bool(token_log_probs), 1)
         shapes, where = first_state(self, static, params, prompts._replace(seeds=seeds, ids=ids))
         devices = 1 if self.partitioner is None else self.partitioner.mesh.size
         return nbytes(shapes, where and list(where[1])) + nbytes(params) // devices
@@ -339,24 +334,41 @@ def _start(
     max_new: int,
     max_length: int,
     token_log_probs: bool,
+    copies: int,
     params: Params,
     prompts: PromptBatch,
 ) -> DecodeState:
     inner = method.prefill(params, prompts, max_length)
+    inner, prompts = _copied(inner, prompts, copies)
     return method._begun(params, inner, prompts, max_new, token_log_probs)
 
 
-jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3))
+jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3, 4))
+
+
+def _copied(inner: Any, prompts: PromptBatch, copies: int) -> tuple[Any, PromptBatch]:
+    """The rows of `copies` outputs of each prompt; fields of the prompts may have them already."""
+    if copies == 1:
+        return inner, prompts
+    rows = prompts.inputs.shape[0]
+
+    def spread(leaf: Any) -> Any:
+        by_row = jnp.ndim(leaf) > 0 and leaf.shape[0] == rows
+        return jnp.repeat(leaf, copies, axis=0) if by_row else leaf
+
+    inner, prompts = jax.tree.map(spread, (inner, prompts))
+    nth = jnp.arange(prompts.ids.size, dtype=prompts.ids.dtype) % copies
+    return inner, prompts._replace(ids=prompts.ids * copies + nth)
 
 
 def first_state(
-    method: Method, static: tuple[int, int, bool], params: Params, prompts: PromptBatch
+    method: Method, static: tuple[int, int, bool, int], params: Params, prompts: PromptBatch
 ) -> tuple[DecodeState, Any]:
     """The shapes of the result of `init`, and its `placement`; nothing is allocated.
 
     Args:
       method: the method.
-      static: N, S, and whether log-probabilities per token are kept.
+      static: N, S, whether log-probabilities per token are kept, and the copies of a prompt.
       params: its parameters, or their shapes.
       prompts: its prompts, or their shapes.
     """
@@ -373,7 +385,7 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], Any, Any]:
 # Cached: every call of a Decoder needs it, and tracing takes as long as decoding some tokens.
 @functools.lru_cache(maxsize=256)
 def _first_state(
-    method: Method, static: tuple[int, int, bool], structure: Any, kinds: tuple[Any, ...]
+    method: Method, static: tuple[int, int, bool, int], structure: Any, kinds: tuple[Any, ...]
 ) -> tuple[DecodeState, Any]:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], sharding=kind[2]) for kind in kinds]
     params, prompts = jax.tree.unflatten(structure, shapes)

@@ -164,7 +164,12 @@ class Decoder:
         return f"Decoder({', '.join([repr(self.models), type(self.method).__name__, *shown])})"
 
     def __call__(
-        self, prompts: Iterable[Prompt], *, progress: bool | None = None, **options: Any
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        progress: bool | None = None,
+        best_of: int | None = None,
+        **options: Any,
     ) -> Result:
         """Decodes all prompts.
 
@@ -172,6 +177,8 @@ class Decoder:
           prompts: n texts, lists of token ids, or chats (lists of `{"role", "content"}`, for
             models with a chat template).
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
+          best_of: k: keeps the k most probable samples of each prompt, the best first; see
+            `Result.best`.
           **options: any of
 
             - seed: a number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
@@ -183,6 +190,9 @@ class Decoder:
             - max_new_tokens: a number or n numbers in 1 .. N, the most tokens of each row.
             - draft_limit: a number or n numbers in 0 .. G, the longest draft of each row; a row
               with 0 gets one token per round.
+            - num_samples: n, the number of outputs of each prompt; 1 by default. A prompt is read
+              once, and its cache is copied into n slots, so n is at most the batch size. Sample j
+              of a prompt with id i is the row of a call with the id `i * n + j`.
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
               and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
               method does not write them.
@@ -196,9 +206,16 @@ class Decoder:
             option is unknown.
         """
         start, compiled = time.perf_counter(), compile_seconds()
-        rows = self._rows(self._call(prompts, **options), frozenset(), progress, eager=False)
-        found = tuple(sorted(rows, key=lambda row: row.index))
-        return Result(found, **apart(time.perf_counter() - start, compile_seconds() - compiled))
+        call = self._call(prompts, **options)
+        if best_of is not None and whole_number("best_of", best_of, low=1) > call.num_samples:
+            raise ValueError(
+                f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
+                "larger num_samples"
+            )
+        rows = self._rows(call, frozenset(), progress, eager=False)
+        found = tuple(sorted(rows, key=lambda row: (row.index, row.sample)))
+        times = apart(time.perf_counter() - start, compile_seconds() - compiled)
+        return Result(found, **times) if best_of is None else Result(found, **times).best(best_of)
 
     def stream(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
         """Decodes all prompts, and yields rows when they finish: (place of the prompt, text).
@@ -210,7 +227,7 @@ class Decoder:
           **options: as in a call.
 
         Yields:
-          (index, text), every index once.
+          (index, text), every index once, or `num_samples` times.
 
         Raises:
           ValueError: as in a call, immediately.
@@ -230,11 +247,12 @@ class Decoder:
 
         Args:
           prompts: as in a call.
-          done: places of prompts to skip; the other rows are bit for bit the same as without
-            `done`. If it maps each place to the row's `info.rounds`, rows are independent
-            (`Method.independent_rows`: one drafter with drafts of a fixed length, or none) and
-            there are no draft limits, only the missing rows are decoded. Otherwise each group
-            (prompts that share slots) with a missing row is decoded from its start.
+          done: places of rows to skip: of prompts, or `index * num_samples + sample`. The other
+            rows are bit for bit the same as without `done`. If it maps each place to the row's
+            `info.rounds`, rows are independent (`Method.independent_rows`: one drafter with drafts
+            of a fixed length, or none) and there are no draft limits, only the missing rows are
+            decoded. Otherwise each group (prompts that share slots) with a missing row is decoded
+            from its start.
           progress: as in a call.
           **options: as in a call.
 
@@ -247,7 +265,8 @@ class Decoder:
           TypeError: likewise.
         """
         call = self._call(prompts, **options)
-        return self._rows(call, _checked_done(done, len(call.requests)), progress, eager=True)
+        count = len(call.requests) * call.num_samples
+        return self._rows(call, _checked_done(done, count), progress, eager=True)
 
     def encode(
         self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None
@@ -322,15 +341,18 @@ class Decoder:
         refill: int | None = None,
         rule: Rule | None = None,
         log_probs: bool = False,
+        num_samples: int = 1,
     ) -> Engine:
         """Returns an engine of this method, for requests that arrive one by one.
 
         Args:
           prompt_length: the longest prompt in tokens.
-          rows: the number of slots; the batch size by default. On a mesh it is rounded up.
+          rows: the number of slots; the batch size by default. It is rounded up to a multiple of
+            `num_samples`, and on a mesh of its `data`.
           refill: the number of free slots to fill together; see `Engine`.
           rule: replaces the Decoder's rule; each strength must be a number.
           log_probs: whether the log-probability of each token is kept, as in a call.
+          num_samples: the number of outputs of each request, as in a call.
 
         Returns:
           An `Engine`, whose requests may have texts.
@@ -355,9 +377,11 @@ class Decoder:
         self._warn_of_budget(rows)
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
-        multiple = row_multiple(self.method)
+        check_count("num_samples", num_samples, "give the number of samples of each request")
+        multiple = row_multiple(self.method) * num_samples
         sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
+        sizes |= {"num_samples": num_samples}
         return self._engine(rule, self.sampling, self.params, **sizes)
 
     def _engine(
@@ -412,11 +436,12 @@ class Decoder:
     def _encoded(self, prompt: Prompt, name: str) -> np.ndarray:
         return prompts_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer)
 
-    def _border(self, sampling: Sampling, rule: Rule | None) -> Border:
-        return Border(self.method, self.buckets[-1], self.max_new_tokens, sampling, rule)
+    def _border(self, sampling: Sampling, rule: Rule | None, num_samples: int = 1) -> Border:
+        sizes = self.buckets[-1], self.max_new_tokens
+        return Border(self.method, *sizes, sampling, rule, num_samples)
 
-    def _groups(self, requests: Sequence[Request]) -> list[Group]:
-        return groups_of(self.method, requests, self.buckets, self.batch_size)
+    def _groups(self, requests: Sequence[Request], num_samples: int = 1) -> list[Group]:
+        return groups_of(self.method, requests, self.buckets, self.batch_size, num_samples)
 
     def _call(
         self,
@@ -430,9 +455,17 @@ class Decoder:
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         log_probs: bool = False,
+        num_samples: int = 1,
         **unknown: Any,
     ) -> "_Call":
         check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
+        num_samples = whole_number("num_samples", num_samples, low=1)
+        if num_samples > self.batch_size:
+            raise ValueError(
+                f"num_samples must be at most batch_size={self.batch_size}, because all samples of "
+                f"a prompt are decoded together, got {num_samples}: make the Decoder with "
+                f"batch_size={num_samples}"
+            )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
         named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
@@ -446,15 +479,16 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             draft_limit=draft_limit,
         )
-        border = self._border(sampling, rule)
+        border = self._border(sampling, rule, num_samples)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
-        return _Call(requests, tokens, rule, params, log_probs)
+        return _Call(requests, tokens, rule, params, log_probs, num_samples)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
         """The rows that are not done; engines are made now, so that their errors are raised now."""
+        samples = call.num_samples
         # Requests have their own strengths: the engine needs only the rule's structure.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
 
@@ -462,16 +496,15 @@ class Decoder:
             # Of the first row; each request has its own.
             sampling = call.requests[group.members[0]].sampling or self.sampling
             drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
-            self._warn_of_budget(min(group.rows, len(drafting)))
+            self._warn_of_budget(min(group.rows, len(drafting) * samples))
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
-            sizes |= {"log_probs": call.log_probs}
+            sizes |= {"log_probs": call.log_probs, "num_samples": samples}
             return self._engine(one_rule, sampling, call.params, **sizes)
 
-        groups, rest = (
-            self._groups(call.requests),
-            set(range(len(call.requests))).difference(done),
-        )
-        wanted = [group for group in groups if not rest.isdisjoint(group.members)]
+        groups = self._groups(call.requests, samples)
+        rest = set(range(len(call.requests) * samples)).difference(done)
+        missing = {place // samples for place in rest}
+        wanted = [group for group in groups if not missing.isdisjoint(group.members)]
         shapes = {group[1:]: group for group in reversed(wanted)}
         engines = {shape: make(group) for shape, group in shapes.items()}
         rounds: Mapping[int, int] = {}
@@ -482,24 +515,26 @@ class Decoder:
             for group in wanted:
                 engine = engines.pop(group[1:], None) or make(group)
                 for place in group.members:
-                    engine.put(call.requests[place], call.tokens[place], rounds.get(place))
+                    known = [rounds.get(place * samples + j) for j in range(samples)]
+                    engine.put(call.requests[place], call.tokens[place], known)
                 while engine.unfinished:
                     for row in engine.step(until_empty=not eager):
                         place = group.members[row.index]
-                        if place in rest:
+                        if place * samples + row.sample in rest:
                             yield dataclasses.replace(row, index=place)
 
-        return _watched(finished(), len(call.requests), len(done), progress)
+        return _watched(finished(), len(call.requests) * samples, len(done), progress)
 
 
 class _Call(NamedTuple):
-    """A call: requests, their tokens, rule, parameters; whether it keeps log-probabilities."""
+    """A call: requests, their tokens, rule, parameters; options of all rows."""
 
     requests: list[Request]
     tokens: list[np.ndarray]
     rule: Rule | None
     params: Params
     log_probs: bool
+    num_samples: int
 
 
 def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:

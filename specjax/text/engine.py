@@ -58,6 +58,8 @@ class Engine:
       log_probs: whether to keep log-probabilities token by token; NaN if the method writes none.
       stop: a row's text is cut before the first of these.
       stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
+      num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
+        slots. B and `refill` are multiples of n.
       fitting: the shapes that are known to fit into memory; engines of the same method and
         parameters share it, because the check takes as long as some tokens.
 
@@ -80,29 +82,34 @@ class Engine:
         log_probs: bool = False,
         stop: Sequence[str] = (),
         stop_table: Array | None = None,
+        num_samples: int = 1,
         fitting: set[Any] | None = None,
     ) -> None:
         check_flag("log_probs", log_probs)
         check_count("rows", rows, "give a whole number")
+        check_count("num_samples", num_samples, "give the number of samples of each request")
+        multiple = row_multiple(method) * num_samples
         refill = max(1, rows // 4) if refill is None else refill
         sizes = {"refill": refill, "prompt_length": prompt_length, "max_new_tokens": max_new_tokens}
         for name, size in sizes.items():
             check_count(name, size, "give a whole number")
         if refill > rows:
             raise ValueError(f"refill must be at most rows={rows}, got {refill}")
-        multiple = row_multiple(method)
+        why = "the mesh splits the rows"
+        if num_samples > 1:
+            why = f"each request takes num_samples={num_samples} slots"
+            why += " on each part of the mesh" if multiple > num_samples else ""
         for name, size in (("rows", rows), ("refill", refill)):
             if size % multiple:
                 raise ValueError(
-                    f"{name} must be a multiple of {multiple}, because the mesh splits the rows, "
-                    f"got {size}"
+                    f"{name} must be a multiple of {multiple}, because {why}, got {size}"
                 )
         self._method, self._params, self._model = method, params, model
         self._rows, self._log_probs, self._stop = rows, log_probs, tuple(stop)
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
-        self._border = Border(method, prompt_length, max_new_tokens, drawn, rule)
+        self._border = Border(method, prompt_length, max_new_tokens, drawn, rule, num_samples)
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._check_fits(set() if fitting is None else fitting)
         self._slots = Slots(rows, refill)
@@ -111,20 +118,20 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """The number of requests that wait or run."""
+        """The number of rows that wait or run: one per sample of a request."""
         return len(self._slots.waiting) + self._rows - self._slots.free
 
     def add(self, request: Request, *, rounds: int | None = None) -> int:
-        """Adds a request, which waits for a free slot.
+        """Adds a request, which waits for free slots.
 
         Args:
           request: the request.
           rounds: the `info.rounds` of a row with a known result. The row is neither decoded nor
             returned, but has a slot for so many steps, so that the other rows get the same slots
-            and steps as if it were decoded.
+            and steps as if it were decoded. With several samples it is that of each of them.
 
         Returns:
-          The index of its `Row`: 0, 1, 2, ... in the order of the calls.
+          The index of its `Row`s: 0, 1, 2, ... in the order of the calls.
 
         Raises:
           TypeError: it is not a `Request`, or a field has a wrong type.
@@ -142,7 +149,7 @@ class Engine:
         check_request(request, tokens, self._border)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
-        return self.put(request, tokens, rounds)
+        return self.put(request, tokens, [rounds] * self._border.num_samples)
 
     def _bound(self, request: Request) -> Request:
         """The request with bound processors."""
@@ -153,16 +160,17 @@ class Engine:
         drawn = dataclasses.replace(sampling, processors=bound)
         return dataclasses.replace(request, sampling=drawn)
 
-    def put(self, request: Request, tokens: np.ndarray, rounds: int | None = None) -> int:
-        """Like `add`, for a checked request with the tokens of its prompt."""
+    def put(self, request: Request, tokens: np.ndarray, rounds: Sequence[int | None]) -> int:
+        """Like `add`, for a checked request, the tokens of its prompt, and rounds per sample."""
         strengths = None if request.rule is None else jax.tree.leaves(request.rule)
-        entry = Entry(self._next_index, request, tokens, strengths, rounds)
-        self._slots.waiting.append(entry)
+        index = self._next_index
+        for sample, known in enumerate(rounds):
+            self._slots.waiting.append(Entry(index, sample, request, tokens, strengths, known))
         self._next_index += 1
-        return entry.index
+        return index
 
     def abort(self, index: int) -> bool:
-        """Drops a waiting or running request; its row is not returned.
+        """Drops a waiting or running request; its rows are not returned.
 
         Args:
           index: the index from `add`.
@@ -170,8 +178,8 @@ class Engine:
         Returns:
           Whether the request was there.
         """
-        dropped, place = self._slots.drop(index)
-        if place is not None:
+        dropped, places = self._slots.drop(index)
+        for place in places:
             assert self._state is not None
             self._state = end_row(self._state, place, ABORTED)
         return dropped
@@ -232,13 +240,21 @@ class Engine:
         self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
     def _init(self, entries: Sequence[Entry], rows: int) -> DecodeState:
+        copies = self._border.num_samples
+        # A prompt is read once; a known prompt is not decoded.
+        groups = [entries[i : i + copies] for i in range(0, len(entries), copies)]
+        first = [min(group, key=lambda entry: entry.known is not None) for group in groups]
         state = self._method.init(
             self._params,
-            self._batch(entries, rows, self._border.prompt_length),
+            self._batch(first, rows // copies, self._border.prompt_length),
             max_new=self._border.max_new_tokens,
             max_length=self._max_length,
             token_log_probs=self._log_probs,
+            copies=copies,
         )
+        for row, entry in enumerate(entries):
+            if entry.known is not None and first[row // copies].known is None:
+                state = end_row(state, row, ABORTED)
         return watch_stops(state) if self._stops else state
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
@@ -341,6 +357,7 @@ class Engine:
             log_probs_target=log_target,
             error=error,
             eos_id=int(tokens[-1]) if ended_by == "eos" else None,
+            sample=entry.sample,
         )
 
     def _in_words(self) -> str:
@@ -349,7 +366,7 @@ class Engine:
 
     def _check_fits(self, fitting: set[Any]) -> None:
         """Raises ValueError if the slots certainly cannot fit into the memory."""
-        _, length, most, *kinds = self._border
+        _, length, most, *kinds, _ = self._border
         tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
         key = (self._rows, length, most, self._log_probs, jax.tree.structure(kinds), str(tables))
         if key not in fitting:

@@ -23,7 +23,7 @@ class Group(NamedTuple):
 
     Attributes:
       members: the requests' places, the longest prompt first.
-      rows: B, the number of slots.
+      rows: B, the number of slots; each sample of a prompt takes a slot.
       refill: the number of finished slots that get new prompts at once.
       length: L, the length of the bucket.
     """
@@ -56,12 +56,23 @@ def are_independent(method: Method, requests: Sequence[Request]) -> bool:
 
 
 def groups_of(
-    method: Method, requests: Sequence[Request], buckets: Sequence[int], batch_size: int
+    method: Method,
+    requests: Sequence[Request],
+    buckets: Sequence[int],
+    batch_size: int,
+    num_samples: int = 1,
 ) -> list[Group]:
-    """Returns the groups of a call; they depend only on the arguments."""
+    """Returns the groups of a call; they depend only on the arguments.
+
+    All samples of a prompt enter slots together: slots and refills are multiples of `num_samples`.
+    """
     lengths = [len(request.prompt) for request in requests]
     turns = TURNS if are_independent(method, requests) else TURNS_AGAIN
-    return list(group(lengths, buckets, batch_size, row_multiple(method), turns))
+    prompts_at_once = batch_size // num_samples
+    return [
+        found._replace(rows=found.rows * num_samples, refill=found.refill * num_samples)
+        for found in group(lengths, buckets, prompts_at_once, row_multiple(method), turns)
+    ]
 
 
 def group(

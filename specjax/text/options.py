@@ -34,6 +34,8 @@ _INSTEAD = {
     "costs": "stopping=drafting.CostAware(costs=...)",
     "params": "method=Own(method, params)",
     "processor": "processors=(...,)",
+    "num_samples": "decoder(prompts, num_samples=...)",
+    "best_of": "decoder(prompts, num_samples=..., best_of=...)",
 }
 
 

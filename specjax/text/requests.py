@@ -26,7 +26,8 @@ class Request:
       prompt: `[n]` token ids; also a text or a chat, if the engine has a tokenizer.
       max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
-      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id.
+      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. In an engine of n
+        samples per request, sample j has the id `id * n + j`, which must be in the same range.
       sampling: temperature, top-k and top-p, a number each.
       rule: the engine's rule with other strengths.
       draft_limit: the longest block in 0 .. G; None: G, which GreedyBlock requires.
@@ -50,6 +51,7 @@ class Border(NamedTuple):
       max_new_tokens: the longest output.
       sampling: the defaults of requests; a field that is None here must be None in requests.
       rule: likewise, or None.
+      num_samples: the number of samples of each request.
     """
 
     method: Method
@@ -57,6 +59,7 @@ class Border(NamedTuple):
     max_new_tokens: int
     sampling: Sampling
     rule: Rule | None
+    num_samples: int = 1
 
 
 def check_request(request: Request, tokens: np.ndarray, border: Border, name: str = "") -> None:
@@ -82,15 +85,17 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
     limits: dict[str, tuple[Any, int, int]] = {
         "max_new_tokens": (request.max_new_tokens, 1, border.max_new_tokens),
         "seed": (request.seed, 0, _WORD),
-        "id": (request.id, 0, _WORD),
+        "id": (request.id, 0, (_WORD + 1) // border.num_samples - 1),
         "draft_limit": (request.draft_limit, 0, border.method.max_draft),
     }
     for field, (value, low, high) in limits.items():
         if value is None and field in ("max_new_tokens", "draft_limit"):
             continue
         if not _is_whole(value, low, high):
+            samples = border.num_samples
+            why = f" (num_samples={samples})" if field == "id" and samples > 1 else ""
             raise ValueError(
-                f"{field}{of} must be a whole number in {low} .. {high}, got {value!r}"
+                f"{field}{of} must be a whole number in {low} .. {high}{why}, got {value!r}"
             )
     if request.draft_limit is not None and request.draft_limit < border.method.min_draft:
         raise ValueError(

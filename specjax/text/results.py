@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -117,6 +118,7 @@ class Row:
 
     Attributes:
       index: the prompt's place in the input; for an `Engine` the index from `add`.
+      sample: the number of the sample in 0 .. num_samples - 1.
       text: the output; for a decoder-only network the text added to its prompt. Empty for an
         `Engine` without a tokenizer.
       tokens: `[n]` int32, the output without its end-of-sequence token; after a stop string up to
@@ -146,6 +148,7 @@ class Row:
     log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
     error: str | None = None
     eos_id: int | None = None
+    sample: int = 0
 
     @property
     def ended(self) -> bool:
@@ -156,6 +159,7 @@ class Row:
         """Returns the row as JSON values; a log-probability of minus infinity or NaN is None."""
         made: dict[str, Any] = {
             "index": self.index,
+            "sample": self.sample,
             "text": self.text,
             "tokens": self.tokens.tolist(),
             "log_prob": finite(self.info.log_prob),
@@ -274,7 +278,8 @@ class Result(Sequence[Row]):
     """Outputs in the order of the prompts: a sequence of `Row`s, whose slices are results too.
 
     Attributes:
-      rows: a row per prompt.
+      rows: a row per prompt; with `num_samples=n` n adjacent rows per prompt, sample after sample,
+        or with `best_of=k` k rows, the best first. Lists such as `texts` have the same order.
       seconds: the time of the call, without compilation.
       compile_seconds: the time of compilation, and of reading programs from the cache.
     """
@@ -302,7 +307,7 @@ class Result(Sequence[Row]):
 
     @property
     def texts(self) -> list[str]:
-        """A text per prompt."""
+        """The text of each row."""
         return [row.text for row in self.rows]
 
     @property
@@ -324,6 +329,26 @@ class Result(Sequence[Row]):
     def log_probs(self) -> list[np.ndarray | None]:
         """See `Row.log_probs`."""
         return [row.log_probs for row in self.rows]
+
+    def by_prompt(self) -> list["Result"]:
+        """Returns the rows of each prompt, as results of their own."""
+        groups = itertools.groupby(self.rows, key=lambda row: row.index)
+        return [dataclasses.replace(self, rows=tuple(rows)) for _, rows in groups]
+
+    def best(self, count: int) -> "Result":
+        """Returns the most probable `count` rows of each prompt, the best first.
+
+        The measure is `row.info.log_prob_target`: the sum of the log-probabilities of the row's
+        tokens under the rule's target distribution. NaN is last; of equal rows the first sample is
+        first.
+        """
+
+        def cost(row: Row) -> tuple[bool, float]:
+            value = float(row.info.log_prob_target)
+            return math.isnan(value), -value
+
+        best = [sorted(samples, key=cost)[:count] for samples in self.by_prompt()]
+        return dataclasses.replace(self, rows=tuple(itertools.chain(*best)))
 
     @functools.cached_property
     def info(self) -> RunInfo:

@@ -13,10 +13,11 @@ from specjax.text.requests import Request
 
 @dataclasses.dataclass
 class Entry:
-    """A request that waits for a slot or has a slot.
+    """A sample of a request that waits for a slot or has a slot.
 
     Attributes:
-      index: its index in the engine.
+      index: the request's index in the engine.
+      sample: the number of the sample.
       request: the request.
       tokens: `[n]` int32, its prompt.
       strengths: the leaves of its rule, or None for the engine's rule.
@@ -27,6 +28,7 @@ class Entry:
     """
 
     index: int
+    sample: int
     request: Request
     tokens: np.ndarray
     strengths: list[Any] | None = None
@@ -74,17 +76,18 @@ class Slots:
             entry = self.held[place] = self.waiting.popleft()
             entry.since, entry.compiled = since, compiled
 
-    def drop(self, index: int) -> tuple[bool, int | None]:
-        """Removes a request; returns whether it was there, and the slot if it was decoded."""
-        for entry in self.waiting:
-            if entry.index == index:
-                self.waiting.remove(entry)
-                return True, None
+    def drop(self, index: int) -> tuple[bool, list[int]]:
+        """Removes a request; returns whether it was there, and the slots where it was decoded."""
+        found = [entry for entry in self.waiting if entry.index == index]
+        for entry in found:
+            self.waiting.remove(entry)
+        decoded = []
         for place, held in enumerate(self.held):
             if held is not None and held.index == index:
                 self.held[place] = None
-                return True, place if held.known is None else None
-        return False, None
+                decoded += [place] if held.known is None else []
+                found.append(held)
+        return bool(found), decoded
 
     def known(self) -> list[int]:
         """Returns the remaining steps of the known rows, increasing."""

@@ -1,0 +1,182 @@
+"""Several outputs of a prompt: each is the row of a call of its own, from one prefill."""
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax import partitioning, processors, rules, verification
+from specjax.decoding import loop
+from specjax.types import Sampling
+from tests import tiny_pair
+
+PROMPTS = tiny_pair.sentences(5, seed=3)
+SHAPE = {"max_new_tokens": 10, "batch_size": 7, "buckets": (16, 24)}
+METHODS = {
+    "block": {"rule": rules.OPT(0.2), "max_draft": 2},
+    "greedy block": {"verification": verification.GreedyBlock(), "max_draft": 2},
+    "processor": {"processors": (processors.FrequencyPenalty(0.8),), "max_draft": 2},
+    "copied drafts": {"drafting": specjax.Lookup(), "max_draft": 3},
+    "token cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.5)},
+    "alone": {},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def decoder(pair, request):
+    models = pair.verifier if request.param in ("alone", "copied drafts") else pair
+    return specjax.Decoder(models, **METHODS[request.param], **SHAPE)
+
+
+@pytest.fixture
+def prefilled(monkeypatch):
+    """The numbers of prompts of each prefill."""
+    counts, init = [], loop.Method.init
+
+    def counted(self, params, prompts, **options):
+        counts.append(len(prompts.inputs))
+        return init(self, params, prompts, **options)
+
+    monkeypatch.setattr(loop.Method, "init", counted)
+    return counts
+
+
+def _check(rows, expected):
+    for row, want in zip(rows, expected, strict=True):
+        assert row.text == want.text and row.ended_by == want.ended_by
+        np.testing.assert_array_equal(row.tokens, want.tokens)
+        np.testing.assert_allclose(row.log_probs, want.log_probs, atol=2e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_sample_is_the_row_of_a_call_with_its_id(decoder, prefilled, temperature):
+    options = {"seed": 5, "sampling": Sampling(temperature), "log_probs": True}
+    found = decoder(PROMPTS, num_samples=3, **options)
+    # Seven slots hold the samples of two prompts.
+    assert max(prefilled) == 2
+    assert [(row.index, row.sample) for row in found] == [
+        (i, j) for i in range(5) for j in range(3)
+    ]
+    apart = decoder([text for text in PROMPTS for _ in range(3)], **options)
+    _check(found, apart)
+    if temperature:
+        assert len(set(found.texts)) > 5
+    ids = [40, 2, 7, 9, 0]
+    _check(
+        decoder(PROMPTS, num_samples=3, ids=ids, **options),
+        decoder(
+            [text for text in PROMPTS for _ in range(3)],
+            ids=[3 * i + j for i in ids for j in range(3)],
+            **options,
+        ),
+    )
+
+
+def test_options_of_a_prompt_hold_for_its_samples(pair):
+    decoder = specjax.Decoder(pair, rule=rules.OPT(0.2), max_draft=2, **SHAPE)
+    each = {
+        "max_new_tokens": [3, 9, 1, 5, 10],
+        "draft_limit": [0, 1, 2, 2, 0],
+        "seed": [4, 0, 1, 2, 3],
+    }
+    strengths, warm = np.array([0.0, 0.1, 0.2, 0.3, 0.4]), np.array([0.0, 1.0, 0.5, 2.0, 1.0])
+
+    def options(count):
+        return {
+            **{name: np.repeat(values, count) for name, values in each.items()},
+            "rule": rules.OPT(np.repeat(strengths, count)),
+            "sampling": Sampling(np.repeat(warm, count)),
+            "log_probs": True,
+        }
+
+    found = decoder(PROMPTS, num_samples=2, **options(1))
+    _check(found, decoder([text for text in PROMPTS for _ in range(2)], **options(2)))
+
+
+def test_a_mesh_gives_the_same_samples():
+    def texts(mesh):
+        models = [tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)]
+        decoder = specjax.Decoder(
+            specjax.Pair(*models), max_draft=2, max_new_tokens=8, batch_size=4, buckets=(16,)
+        )
+        return decoder(["one", "two", "three"], num_samples=2, seed=3).texts
+
+    assert texts(partitioning.make_mesh(2, 4)) == texts(None)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_rows_that_are_done_are_left_out(pair, mapped):
+    decoder = specjax.Decoder(pair, rule=rules.OPT(0.2), max_draft=2, **SHAPE)
+    options = {"num_samples": 3, "seed": 5, "log_probs": True}
+    whole = decoder(PROMPTS, **options)
+    for done in ({0, 1, 2, 4, 14}, {3, 7, 11}, set(range(15)) - {8}, set(range(15))):
+        known = {i: int(whole[i].info.rounds) for i in done} if mapped else done
+        rows = sorted(
+            decoder.rows(PROMPTS, done=known, **options), key=lambda row: (row.index, row.sample)
+        )
+        rest = [whole[i] for i in sorted(set(range(15)) - done)]
+        _check(rows, rest)
+        for row, want in zip(rows, rest, strict=True):
+            np.testing.assert_array_equal(row.log_probs, want.log_probs)
+
+
+def test_results_have_the_samples_of_each_prompt(pair):
+    decoder = specjax.Decoder(pair, max_draft=2, **SHAPE)
+    found = decoder(PROMPTS, num_samples=4)
+    assert [len(samples) for samples in found.by_prompt()] == [4] * 5
+    assert found.by_prompt()[3].texts == found.texts[12:16] and found[13].sample == 1
+    assert found[13].to_dict()["sample"] == 1
+    best = decoder(PROMPTS, num_samples=4, best_of=2)
+    for samples, kept in zip(found.by_prompt(), best.by_prompt(), strict=True):
+        order = sorted(samples, key=lambda row: -row.info.log_prob_target)
+        assert [row.sample for row in kept] == [row.sample for row in order[:2]]
+    assert sorted(decoder.stream(PROMPTS, num_samples=4)) == sorted(
+        (row.index, row.text) for row in found
+    )
+
+
+def test_an_engine_copies_a_request(pair):
+    decoder = specjax.Decoder(pair, max_draft=2, **SHAPE)
+    want = decoder(PROMPTS, num_samples=2, seed=5).by_prompt()
+    engine = decoder.engine(prompt_length=24, rows=3, num_samples=2)
+    for number, text in enumerate(PROMPTS):
+        assert engine.add(specjax.Request(text, seed=5, id=number)) == number
+    assert engine.unfinished == 10 and engine.abort(4) and not engine.abort(4)
+    rows = engine.step()
+    finished = [row.index for row in rows]
+    running = next(i for i in (0, 1) if finished.count(i) < 2)
+    assert engine.abort(running)
+    while engine.unfinished:
+        rows += engine.step()
+    found = {(row.index, row.sample) for row in rows}
+    assert found >= {(i, j) for i in range(4) if i != running for j in range(2)}
+    assert sum(i == running for i, _ in found) == finished.count(running)
+    for row in rows:
+        assert row.text == want[row.index][row.sample].text
+
+
+def test_wrong_numbers_are_refused(pair):
+    decoder = specjax.Decoder(pair, max_draft=2, **SHAPE)
+    with pytest.raises(ValueError, match=r"num_samples must be at most batch_size=7, .*got 8"):
+        decoder(PROMPTS, num_samples=8)
+    for wrong in (0, 2.5, -1):
+        with pytest.raises(ValueError, match="num_samples must be .*got"):
+            decoder(PROMPTS, num_samples=wrong)
+    with pytest.raises(TypeError, match="num_samples must be a single whole number"):
+        decoder(PROMPTS, num_samples=[1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="best_of must be at most num_samples=2, got 3"):
+        decoder(PROMPTS, num_samples=2, best_of=3)
+    with pytest.raises(ValueError, match="best_of must be .*got 0"):
+        decoder(PROMPTS, num_samples=2, best_of=0)
+    with pytest.raises(TypeError, match=r"no option best_of: write decoder\(prompts"):
+        decoder.rows(PROMPTS, num_samples=2, best_of=1)
+    with pytest.raises(ValueError, match=r"id of prompt 0 .* 0 .. 2147483647 \(num_samples=2\)"):
+        decoder(PROMPTS[:1], num_samples=2, ids=[2**31])
+    with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1, got 0"):
+        decoder.engine(prompt_length=16, num_samples=0)
+    with pytest.raises(ValueError, match="done must have places in 0 .. 9, got 10"):
+        decoder.rows(PROMPTS, num_samples=2, done={10})
