@@ -147,8 +147,8 @@ class ForcedTokens(_OverPositions):
         place = jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         for position, token in self.tokens:
             here = (state == position)[:, None]
-            # 0 also where the model's own logit is -inf.
-            forced = jnp.where(place == token, 0.0, -jnp.inf)
+            # Not where a constraint forbids it.
+            forced = jnp.where((place == token) & (logits > -jnp.inf), 0.0, -jnp.inf)
             logits = jnp.where(here, forced, logits)
         return logits
 

@@ -104,6 +104,11 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
         )
     if request.sampling is not None:
         _check_sampling(request.sampling, border.sampling)
+    limit = border.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+    drawn = border.sampling if request.sampling is None else request.sampling
+    for one in drawn.processors or border.sampling.processors or ():
+        if hasattr(one, "check_limit"):
+            one.check_limit(limit)
     if request.rule is not None:
         _check_rule(request.rule, border.rule)
 

@@ -1,0 +1,217 @@
+"""Constraints: outputs that match a regular expression or a JSON schema.
+
+Axes: B rows, V vocabulary, C classes of tokens, K languages.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import checked, require
+from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.token_automata import FAR, TokenAutomaton, token_automaton
+from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
+
+
+class _Place(NamedTuple):
+    states: Array  # [B] int32
+    left: Array  # [B] int32, tokens that may still follow
+
+
+@traced_dataclass
+class Constraint(Processor):
+    """Allows only tokens after which the output can still become a text of a language.
+
+    An end-of-sequence token is allowed exactly where the text belongs to the language. Near a row's
+    limit only tokens are allowed after which the text can be completed within it. `Regex` and
+    `JsonSchema` make it for a model.
+
+    Attributes:
+      which: the language of the row, 0 .. K - 1: a number, or `[B]`.
+      shortest: for each language the fewest tokens of a text; static.
+    """
+
+    which: Array | int
+    shortest: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    order: ClassVar[int] = 5
+
+    def init(
+        self, params: TokenAutomaton, prompts: PromptBatch, vocab_size: int, room: int
+    ) -> _Place:
+        """See `types.Processor`."""
+        which = jnp.broadcast_to(self.which, prompts.limits.shape)
+        return _Place(jnp.asarray(params.starts)[which], prompts.limits)
+
+    def process(self, params: TokenAutomaton, state: _Place, logits: Array) -> Array:
+        """See `types.Processor`."""
+        following = params.table[state.states]  # [B, C]
+        distances = jnp.where(following >= 0, params.distances[following], FAR)
+        # Past the limit no token is emitted; a draft may still go there.
+        allowed = distances < jnp.where(state.left > 0, state.left, FAR)[:, None]
+        return jnp.where(jnp.take(allowed, params.classes, axis=1), logits, -jnp.inf)
+
+    def advance(self, params: TokenAutomaton, state: _Place, tokens: Array) -> _Place:
+        """See `types.Processor`."""
+        following = params.table[state.states, params.classes[tokens]]
+        # A token that is not allowed is never accepted: the state after it is not used.
+        return _Place(jnp.maximum(following, 0), state.left - 1)
+
+    def check_limit(self, limit: int) -> None:
+        """Raises ValueError unless a row of `limit` tokens has room for a text."""
+        least = self.shortest[int(np.asarray(self.which))]
+        if limit < least:
+            raise ValueError(
+                f"max_new_tokens must be at least {least}, the shortest text that the constraint "
+                f"allows, got {limit}"
+            )
+
+
+@traced_dataclass
+class Regex(Processor):
+    """Outputs that match a regular expression as a whole, as `re.fullmatch` decides.
+
+    Attributes:
+      pattern: an expression in Python's notation, or several; static. Back-references, look-around,
+        inner anchors and the flags i, m and L are not supported.
+      which: the expression of the row: a number, or `[B]`.
+
+    Raises:
+      TypeError: if a pattern is not a text.
+      ValueError: if a pattern is not supported or too large, or `which` is out of range.
+    """
+
+    pattern: str | tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    which: Array | int = 0
+
+    order: ClassVar[int] = Constraint.order
+
+    def __post_init__(self) -> None:
+        patterns = _several("pattern", self.pattern, "'[0-9]+'")
+        for pattern in patterns:
+            byte_automaton(pattern)
+        object.__setattr__(self, "pattern", patterns)
+        object.__setattr__(self, "which", _chosen(self.which, patterns))
+
+    def bind(self, model: Any) -> tuple[Processor, Params]:
+        """See `types.Processor`."""
+        return _bound(_several("pattern", self.pattern, ""), self.which, model)
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """Only a bound processor can: see `bind`."""
+        raise ValueError("Regex must be bound to a model: give it to a Decoder")
+
+
+@traced_dataclass
+class JsonSchema(Processor):
+    """Outputs that are JSON of a schema. Needs the extra `constraints`.
+
+    outlines-core turns a schema into a regular expression; the keys come in the schema's order.
+
+    Attributes:
+      schema: a JSON schema as a dict or a text, or several; static.
+      which: the schema of the row: a number, or `[B]`.
+      whitespace: a regular expression for what is allowed between the tokens of JSON; None: at most
+        one space. Static.
+
+    Raises:
+      TypeError: if a schema is neither a dict nor a text.
+      ValueError: if a schema is not supported or too large, or `which` is out of range.
+    """
+
+    schema: Any = dataclasses.field(metadata={"static": True})
+    which: Array | int = 0
+    whitespace: str | None = dataclasses.field(default=None, metadata={"static": True})
+
+    order: ClassVar[int] = Constraint.order
+
+    def __post_init__(self) -> None:
+        one = isinstance(self.schema, str | Mapping)
+        given = (self.schema,) if one else self.schema
+        texts = tuple(
+            json.dumps(x) if isinstance(x, Mapping) else x
+            for x in (given if isinstance(given, list | tuple) else (given,))
+        )
+        schemas = _several("schema", texts, "{'type': 'integer'}")
+        for schema in schemas:
+            byte_automaton(schema_pattern(schema, self.whitespace))
+        object.__setattr__(self, "schema", schemas)
+        object.__setattr__(self, "which", _chosen(self.which, schemas))
+
+    def bind(self, model: Any) -> tuple[Processor, Params]:
+        """See `types.Processor`."""
+        patterns = tuple(schema_pattern(schema, self.whitespace) for schema in self.schema)
+        return _bound(patterns, self.which, model)
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """Only a bound processor can: see `bind`."""
+        raise ValueError("JsonSchema must be bound to a model: give it to a Decoder")
+
+
+@functools.lru_cache(maxsize=64)
+def schema_pattern(schema: str, whitespace: str | None = None) -> str:
+    """Returns a regular expression for the JSON of a schema.
+
+    Args:
+      schema: a JSON schema.
+      whitespace: see `JsonSchema`.
+
+    Raises:
+      ValueError: the schema is not JSON, or not supported.
+    """
+    library = require("outlines_core", "constraints")
+    try:
+        return str(library.json_schema.build_regex_from_schema(schema, whitespace))
+    except Exception as error:  # of its own types
+        shown = schema if len(schema) <= 80 else schema[:77] + "..."
+        raise ValueError(f"schema {shown} is not supported: {error}") from None
+
+
+def _several(name: str, given: Any, example: str) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) else given
+    if not isinstance(found, Sequence) or not all(isinstance(x, str) for x in found):
+        raise TypeError(f"{name} must be like {example}, or a tuple of such, got {given!r}")
+    if not found:
+        raise ValueError(f"{name} must have at least one entry: leave the processor out")
+    return tuple(found)
+
+
+def _chosen(which: Any, known: Sequence[str]) -> Any:
+    return checked("which", which, low=0, high=len(known) - 1, dtype=jnp.int32)
+
+
+def _bound(patterns: tuple[str, ...], which: Any, model: Any) -> tuple[Processor, Params]:
+    """The constraint for the model's tokenizer; compiled once for equal arguments."""
+    tokenizer, vocab_size = model.tokenizer, model.model.vocab_size
+    made = _compiled(patterns, _Identity(tokenizer), vocab_size, model.continues_prompts)
+    shortest = tuple(int(x) for x in made.distances[made.starts])
+    return Constraint(which, shortest), made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Identity:
+    """A tokenizer as a key: two are equal if they are the same object."""
+
+    tokenizer: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.tokenizer is self.tokenizer
+
+    def __hash__(self) -> int:
+        return id(self.tokenizer)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(
+    patterns: tuple[str, ...], of: _Identity, vocab_size: int, goes_on: bool
+) -> TokenAutomaton:
+    languages = [byte_automaton(pattern) for pattern in patterns]
+    tokenizer = of.tokenizer
+    return token_automaton(
+        languages, tokenizer.pieces(), vocab_size, tokenizer.eos_ids, goes_on=goes_on
+    )

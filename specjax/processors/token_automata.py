@@ -1,0 +1,197 @@
+"""Automata over the tokens of a tokenizer, from automata over bytes.
+
+Most tokens act alike: in a JSON string nearly every word does. Tokens that lead from every state to
+the same state are a class, so the table has a column per class and not per token.
+
+Axes: S states, V vocabulary, C classes of tokens, K languages.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specjax.processors.byte_automata import ByteAutomaton
+from specjax.tokenizers.tokenizer import Pieces
+
+# The largest table, in bytes.
+MOST_BYTES = 512 << 20
+# Pairs of a state and a token that are followed together.
+_PAIRS = 4_000_000
+# Farther than any output is long.
+FAR = np.int32(2**30)
+
+Pairs = Callable[[], Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]]
+
+
+class TokenAutomaton(NamedTuple):
+    """What each token does to a text.
+
+    Attributes:
+      table: `[S, C]` int32, the state after a token of each class; -1 if the token must not follow.
+        In state S - 1 the text has ended, and any token may follow.
+      classes: `[V]` int32, the class of each token.
+      distances: `[S]` int32, the fewest tokens to a state in which the text may end.
+      starts: `[K]` int32, the first state of each language.
+    """
+
+    table: np.ndarray
+    classes: np.ndarray
+    distances: np.ndarray
+    starts: np.ndarray
+
+
+def token_automaton(
+    languages: Sequence[ByteAutomaton],
+    pieces: Pieces,
+    vocab_size: int,
+    eos_ids: Sequence[int],
+    *,
+    goes_on: bool = False,
+) -> TokenAutomaton:
+    """Compiles languages for a tokenizer. A text ends with an end-of-sequence token.
+
+    Args:
+      languages: K automata.
+      pieces: the bytes of each token.
+      vocab_size: V; ids without a piece never follow.
+      eos_ids: the tokens that end a text; they follow only a text of the language.
+      goes_on: whether texts continue the text of a prompt.
+
+    Raises:
+      ValueError: no text of the tokenizer's tokens belongs to a language, or the table is too
+        large.
+    """
+    steps, accepting, starts = _joined(languages)
+    texts = [list(x[:vocab_size]) for x in (pieces.first, pieces.later)]
+    for ids in texts:
+        for eos in eos_ids:
+            if eos < len(ids):
+                ids[eos] = b""
+    # The first states read the first token, which may lose its space.
+    walks = [(np.arange(len(steps)), texts[1])]
+    walks += [] if goes_on else [(starts, texts[0])]
+    size = len(steps) + (0 if goes_on else len(starts)) + 1
+
+    def pairs() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(state, token, next state) of all tokens that may follow."""
+        offset = 0
+        for states, ids in walks:
+            for found in _followed(steps, states, ids):
+                yield found[0] + offset, *found[1:]
+            offset += len(states)
+        (which,) = np.nonzero(np.append(accepting, () if goes_on else accepting[_at(languages)]))
+        for eos in eos_ids:
+            full = np.full(which.size, eos), np.full(which.size, size - 1)
+            yield which, *full
+
+    classes = _classes(pairs, size, vocab_size)
+    table = _table(pairs, size, classes)
+    if not goes_on:
+        starts = len(steps) + np.arange(len(starts))
+    distances = _distances(
+        table, np.append(accepting, () if goes_on else accepting[_at(languages)])
+    )
+    table = np.where(np.append(distances, FAR)[table] < FAR, table, -1)
+    if (empty := np.flatnonzero(distances[starts] >= FAR)).size:
+        raise ValueError(
+            f"language {empty[0]} has no text that the tokenizer's tokens can write: check the "
+            "pattern or schema, and that its characters are in the vocabulary"
+        )
+    return TokenAutomaton(
+        table.astype(np.int32), classes, distances.astype(np.int32), starts.astype(np.int32)
+    )
+
+
+def _at(languages: Sequence[ByteAutomaton]) -> np.ndarray:
+    """The places of the languages' first states among all states."""
+    return np.cumsum([0, *(len(x.accepting) for x in languages[:-1])])
+
+
+def _joined(languages: Sequence[ByteAutomaton]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One automaton of all languages: steps, accepting, and the first states."""
+    starts = _at(languages)
+    steps = [
+        np.where(x.steps >= 0, x.steps + start, -1)
+        for x, start in zip(languages, starts, strict=True)
+    ]
+    return np.concatenate(steps), np.concatenate([x.accepting for x in languages]), starts
+
+
+def _followed(
+    steps: np.ndarray, states: np.ndarray, texts: Sequence[bytes]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(place in `states`, token, state after its text) of the tokens that may follow."""
+    real = np.array([i for i, text in enumerate(texts) if text], np.int64)
+    if not real.size:
+        return
+    lengths = np.array([len(texts[i]) for i in real])
+    letters = np.zeros((real.size, lengths.max()), np.uint8)
+    for row, i in enumerate(real):
+        letters[row, : lengths[row]] = np.frombuffer(texts[i], np.uint8)
+    many = max(1, _PAIRS // real.size)
+    for first in range(0, len(states), many):
+        some = states[first : first + many]
+        place, token = (x.ravel() for x in np.indices((some.size, real.size)))
+        now = some[place]
+        for i in range(letters.shape[1]):
+            now = steps[now, letters[token, i]]
+            alive = now >= 0
+            place, token, now = place[alive], token[alive], now[alive]
+            done = lengths[token] == i + 1
+            if done.any():
+                yield place[done] + first, real[token[done]], now[done]
+                place, token, now = place[~done], token[~done], now[~done]
+            if not now.size:
+                break
+
+
+def _classes(pairs: Pairs, size: int, vocab_size: int) -> np.ndarray:
+    """`[V]`, equal for tokens with equal columns, by two sums of random 64-bit numbers."""
+    rng = np.random.default_rng(0)
+    of_state, of_next = (
+        rng.integers(2**64, size=(2, size), dtype=np.uint64) | np.uint64(1) for _ in range(2)
+    )
+    sums = np.zeros((2, vocab_size), np.uint64)
+    for state, token, following in pairs():
+        for i in range(2):
+            np.add.at(sums[i], token, of_state[i, state] * of_next[i, following])
+    return np.unique(sums, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+
+def _table(pairs: Pairs, size: int, classes: np.ndarray) -> np.ndarray:
+    """`[S, C]`, the state after a token of each class, or -1."""
+    count = int(classes.max()) + 1
+    if size * count * 4 > MOST_BYTES:
+        raise ValueError(
+            f"the constraint takes a table of {size} states x {count} classes of tokens, "
+            f"{size * count * 4 >> 20} MB, and at most {MOST_BYTES >> 20} MB are allowed: use a "
+            "simpler pattern or schema"
+        )
+    table = np.full((size, count), -1, np.int32)
+    members, seen = np.bincount(classes, minlength=count), 0
+    for state, token, following in pairs():
+        table[state, classes[token]] = following
+        assert (table[state, classes[token]] == following).all()
+        seen += state.size
+    # Every token of a class follows wherever one does: the sums that made them equal are exact.
+    assert seen == int(((table >= 0) * members).sum())
+    table[-1] = size - 1
+    return table
+
+
+def _distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
+    """`[S]`, the fewest tokens to an accepting state, `FAR` if there is no way."""
+    found = np.full(len(table), FAR, np.int64)
+    found[: len(accepting)][accepting.astype(bool)] = 0
+    found[-1] = 0
+    sources, _ = np.nonzero(table >= 0)
+    targets = table[table >= 0]
+    distinct = np.unique(np.stack([sources, targets]), axis=1)
+    for distance in range(1, len(table) + 1):
+        near = distinct[0][found[distinct[1]] == distance - 1]
+        new = near[found[near] == FAR]
+        if not new.size:
+            break
+        found[new] = distance
+    return found
