@@ -34,6 +34,7 @@ _CASES: dict[str, tuple[Any, ...] | None] = {
     "TypicalP": (processors.TypicalP(0.9),),
     "EpsilonCutoff": (processors.EpsilonCutoff(0.001),),
     "EtaCutoff": (processors.EtaCutoff(0.001),),
+    "Regex": (processors.Regex(r"(?s).*"),),
     "penalty and cut-off": (processors.RepetitionPenalty(1.2), processors.MinP(0.05)),
 }
 

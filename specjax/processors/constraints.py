@@ -12,13 +12,14 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import checked, require
+from specjax.checks import checked
 from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.json_schemas import schema_pattern
 from specjax.processors.token_automata import FAR, TokenAutomaton, token_automaton
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
 
 
-class _Place(NamedTuple):
+class _Progress(NamedTuple):
     states: Array  # [B] int32
     left: Array  # [B] int32, tokens that may still follow
 
@@ -43,12 +44,12 @@ class Constraint(Processor):
 
     def init(
         self, params: TokenAutomaton, prompts: PromptBatch, vocab_size: int, room: int
-    ) -> _Place:
+    ) -> _Progress:
         """See `types.Processor`."""
         which = jnp.broadcast_to(self.which, prompts.limits.shape)
-        return _Place(jnp.asarray(params.starts)[which], prompts.limits)
+        return _Progress(jnp.asarray(params.starts)[which], prompts.limits)
 
-    def process(self, params: TokenAutomaton, state: _Place, logits: Array) -> Array:
+    def process(self, params: TokenAutomaton, state: _Progress, logits: Array) -> Array:
         """See `types.Processor`."""
         following = params.table[state.states]  # [B, C]
         distances = jnp.where(following >= 0, params.distances[following], FAR)
@@ -56,11 +57,11 @@ class Constraint(Processor):
         allowed = distances < jnp.where(state.left > 0, state.left, FAR)[:, None]
         return jnp.where(jnp.take(allowed, params.classes, axis=1), logits, -jnp.inf)
 
-    def advance(self, params: TokenAutomaton, state: _Place, tokens: Array) -> _Place:
+    def advance(self, params: TokenAutomaton, state: _Progress, tokens: Array) -> _Progress:
         """See `types.Processor`."""
         following = params.table[state.states, params.classes[tokens]]
         # A token that is not allowed is never accepted: the state after it is not used.
-        return _Place(jnp.maximum(following, 0), state.left - 1)
+        return _Progress(jnp.maximum(following, 0), state.left - 1)
 
     def check_limit(self, limit: int) -> None:
         """Raises ValueError unless a row of `limit` tokens has room for a text."""
@@ -111,7 +112,8 @@ class Regex(Processor):
 class JsonSchema(Processor):
     """Outputs that are JSON of a schema. Needs the extra `constraints`.
 
-    outlines-core turns a schema into a regular expression; the keys come in the schema's order.
+    outlines-core turns a schema into a regular expression: the keys come in the schema's order. A
+    keyword that a regular expression cannot follow, such as `minimum`, is refused.
 
     Attributes:
       schema: a JSON schema as a dict or a text, or several; static.
@@ -151,25 +153,6 @@ class JsonSchema(Processor):
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """Only a bound processor can: see `bind`."""
         raise ValueError("JsonSchema must be bound to a model: give it to a Decoder")
-
-
-@functools.lru_cache(maxsize=64)
-def schema_pattern(schema: str, whitespace: str | None = None) -> str:
-    """Returns a regular expression for the JSON of a schema.
-
-    Args:
-      schema: a JSON schema.
-      whitespace: see `JsonSchema`.
-
-    Raises:
-      ValueError: the schema is not JSON, or not supported.
-    """
-    library = require("outlines_core", "constraints")
-    try:
-        return str(library.json_schema.build_regex_from_schema(schema, whitespace))
-    except Exception as error:  # of its own types
-        shown = schema if len(schema) <= 80 else schema[:77] + "..."
-        raise ValueError(f"schema {shown} is not supported: {error}") from None
 
 
 def _several(name: str, given: Any, example: str) -> tuple[str, ...]:

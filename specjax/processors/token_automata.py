@@ -63,11 +63,8 @@ def token_automaton(
         large.
     """
     steps, accepting, starts = _joined(languages)
-    texts = [list(x[:vocab_size]) for x in (pieces.first, pieces.later)]
-    for ids in texts:
-        for eos in eos_ids:
-            if eos < len(ids):
-                ids[eos] = b""
+    alike = _alike(steps, pieces, vocab_size, eos_ids)
+    texts, vocab_size, eos_ids = alike.texts, len(alike.texts[0]), alike.eos_ids
     # The first states read the first token, which may lose its space.
     walks = [(np.arange(len(steps)), texts[1])]
     walks += [] if goes_on else [(starts, texts[0])]
@@ -98,9 +95,42 @@ def token_automaton(
             f"language {empty[0]} has no text that the tokenizer's tokens can write: check the "
             "pattern or schema, and that its characters are in the vocabulary"
         )
+    classes = classes[alike.kinds]
     return TokenAutomaton(
         table.astype(np.int32), classes, distances.astype(np.int32), starts.astype(np.int32)
     )
+
+
+class _Alike(NamedTuple):
+    """Tokens whose bytes act alike, as letters do in a string; one stands for all.
+
+    Attributes:
+      kinds: `[V]`, the kind of each token.
+      texts: of each kind the bytes at the start of a text, and elsewhere.
+      eos_ids: the kinds that end a text.
+    """
+
+    kinds: np.ndarray
+    texts: tuple[list[bytes], list[bytes]]
+    eos_ids: list[int]
+
+
+def _alike(steps: np.ndarray, pieces: Pieces, vocab_size: int, eos_ids: Sequence[int]) -> _Alike:
+    columns = np.unique(steps, axis=1, return_inverse=True)[1].reshape(-1)
+    letters = bytes(columns.astype(np.uint8).tolist())
+    numbers: dict[tuple[bytes, bytes, bool], int] = {}
+    kinds, texts = np.zeros(vocab_size, np.int32), ([], [])  # type: ignore[var-annotated]
+    for token in range(vocab_size):
+        ends = token in eos_ids
+        known = token < len(pieces.later) and not ends
+        first, later = (x[token] if known else b"" for x in (pieces.first, pieces.later))
+        key = first.translate(letters), later.translate(letters), ends
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            texts[0].append(first)
+            texts[1].append(later)
+        kinds[token] = numbers[key]
+    return _Alike(kinds, texts, [number for key, number in numbers.items() if key[2]])
 
 
 def _at(languages: Sequence[ByteAutomaton]) -> np.ndarray:

@@ -1,0 +1,103 @@
+"""An expression's automaton accepts what `re.fullmatch` does; what it cannot read is refused."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from specjax.processors.byte_automata import byte_automaton
+from tests.variants import variants
+
+# With letters that make their texts.
+PATTERNS = {
+    "[0-9]+": "019a",
+    "a|ab": "ab",
+    "(a|b)*a(a|b){3}": "ab",
+    "[^x]{2}": "xaé\nж",
+    r"\d{1,3}": "09a٣",
+    r"\w+@\w+\.c": "a@.c",
+    "é+[à-ü]?": "éàüa",
+    ".*": "a\né",
+    "(?s).+": "a\né",
+    "^ab$": "ab",
+    "^a|b$": "ab",
+    "(?:ab?)*?c": "abc",
+    r"[^\W\d]+": "aé1_",
+    r"(-)?(0|[1-9][0-9]*)(\.[0-9]+)?": "-01.9",
+    r'"([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt]){0,3}"': '"\\na\x85é',
+    r"\s\S": " a\t\u00a0",
+    "[\u0400-\u04ff]+": "жаa",
+    "x{2,}": "xa",
+    "": "a",
+    "(a{0,2}){2}": "a",
+    "(?a)\\d+": "0٣",
+    "[\U0001f600-\U0001f64f]?": "\U0001f600\U0001f650a",
+    "(a|(b|(c|)))d*": "abcd",
+    "[\\x80-\u0800\uffff]": "\x80\u0800\uffffa\x7f",
+    "(?x) a b # comment": "ab ",
+    "a(?#note)b": "ab",
+    "[a-c&-]+": "abc&-d",
+    "(ab|a)(bc|c)": "abc",
+    "((a*)*)*": "ab",
+    r"\$[0-9]{1,3}(,[0-9]{3})*": "$,0",
+}
+REFUSED = {
+    "(a": "is not a regular expression: missing \\)",
+    "a{3,2}": "is not a regular expression",
+    "(?=a)b": "look-around",
+    "(?<!a)b": "look-around",
+    r"\bfoo": "an anchor inside",
+    "a$b": "an anchor inside",
+    "(a^)*": "an anchor inside",
+    r"(a)\1": "a back-reference",
+    "(a)?(?(1)b)": "a condition",
+    "(?i)a": r"a flag that is not supported \(i, m or L\)",
+    "(?i:a)b": "flags of a group",
+    "(?>a)": "an atomic group",
+    "a*+": "a possessive repeat",
+    "(a|b)*a(a|b){20}": "takes more than 20000 states",
+    "(a{1000}){1000}": "is too large: use smaller numbers of repeats",
+}
+
+
+def accepts(automaton, text):
+    state = 0
+    for byte in text:
+        state = automaton.steps[state, byte]
+        if state < 0:
+            return False
+    return bool(automaton.accepting[state])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_are_those_of_re(pattern):
+    automaton, draw = byte_automaton(pattern), random.Random(0)
+    found = set()
+    for _ in range(600):
+        text = "".join(draw.choices(PATTERNS[pattern], k=draw.randrange(7)))
+        matches = re.fullmatch(pattern, text) is not None
+        assert accepts(automaton, text.encode()) == matches, text
+        found.add(matches)
+    assert found == {True, False}
+    # From every state there is a way to a text: a dead end cannot be entered.
+    alive = automaton.accepting.copy()
+    for _ in alive:
+        alive |= (np.append(alive, False)[automaton.steps]).any(axis=1)
+    assert alive.all()
+
+
+def test_bytes_that_are_no_text_are_not_accepted():
+    automaton = byte_automaton("(?s).*")
+    for wrong in (b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\x80", b"\xc3"):
+        assert not accepts(automaton, wrong)
+    for right in ("\0", "\x7f", "\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U0010ffff"):
+        assert accepts(automaton, right.encode())
+
+
+@pytest.mark.parametrize("pattern", variants(REFUSED, *list(REFUSED)[:-1]))
+def test_what_is_not_supported_is_refused(pattern):
+    with pytest.raises(ValueError, match=REFUSED[pattern]):
+        byte_automaton(pattern)
+    with pytest.raises(TypeError, match="pattern must be a text"):
+        byte_automaton(3)

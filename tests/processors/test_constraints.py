@@ -1,0 +1,325 @@
+"""Constraints: token automata by brute force, laws, schemas, and outputs of the built-in pair."""
+
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import decoding, drafting, processors, rules, testing, types, verification
+from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.json_schemas import schema_pattern
+from specjax.processors.token_automata import token_automaton
+from specjax.tokenizers.tokenizer import Pieces
+from tests.drafting.choices import Law
+from tests.tables import targets
+from tests.variants import variants
+
+# Tokens of a toy: 0 ends; the others add their text, 4 a space that a text does not begin with.
+LATER = [b"", b"a", b"b", b"ab", b" a", b"\xc3", b"\xa9", b""]
+FIRST = [*LATER[:4], b"a", *LATER[5:]]
+PIECES = Pieces(FIRST, LATER)
+V, EOS = len(LATER), 0
+LONGEST = 4
+
+
+def walk(made, tokens, start=0):
+    """The state after tokens, or None if one must not follow."""
+    state = int(made.starts[start])
+    for token in tokens:
+        state = int(made.table[state, made.classes[token]])
+        if state < 0:
+            return None
+    return state
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("pattern", ["(ab)*", "a( a)*b", "é+", "a|ab|b", "ab a?", "[^b]*"])
+def test_tokens_follow_that_can_still_make_a_text(pattern, goes_on):
+    """Against all texts of up to as many tokens as the automaton has states."""
+    made = token_automaton([byte_automaton(pattern)], PIECES, V, (EOS,), goes_on=goes_on)
+
+    def text(tokens):
+        parts = [(LATER if i or goes_on else FIRST)[token] for i, token in enumerate(tokens)]
+        try:
+            return b"".join(parts).decode()
+        except UnicodeDecodeError:
+            return None
+
+    words = [i for i in range(V) if LATER[i]]
+    whole = {
+        tokens
+        for n in range(LONGEST + 3)
+        for tokens in itertools.product(words, repeat=n)
+        if text(tokens) is not None and re.fullmatch(pattern, text(tokens))
+    }
+    for n in range(LONGEST + 1):
+        for tokens in itertools.product(words, repeat=n):
+            state = walk(made, tokens)
+            rest = [len(x) - n for x in whole if x[:n] == tokens]
+            assert (state is not None) == bool(rest), tokens
+            if state is not None:
+                assert made.distances[state] == min(rest)
+                assert (walk(made, (*tokens, EOS)) is not None) == (tokens in whole)
+                assert walk(made, (*tokens, 7)) is None  # it adds no text
+
+
+def test_two_languages_share_a_table_and_an_empty_one_is_refused():
+    languages = [byte_automaton("a+"), byte_automaton("b|")]
+    made = token_automaton(languages, PIECES, V, (EOS,))
+    assert walk(made, (1, 1, 0), 0) is not None and walk(made, (0,), 0) is None
+    assert walk(made, (0,), 1) is not None and walk(made, (1,), 1) is None
+    assert [int(made.distances[i]) for i in made.starts] == [1, 0]
+    with pytest.raises(ValueError, match="language 1 has no text that the tokenizer's tokens can"):
+        token_automaton([byte_automaton("a"), byte_automaton("c")], PIECES, V, (EOS,))
+
+
+# The law: three tokens, of which 2 ends a text.
+TOY = Pieces([b"a", b"b", b""], [b"a", b"b", b""])
+N = 3
+MODEL = testing.TabularModel(3, 2)
+P, Q = (jnp.asarray(testing.random_table(s, 3, 2, scale=1.5)) for s in (1, 2))
+LIMITED = "a(ba)?|bb?|aab"
+
+
+def masked(table, text, limit=N):
+    """The distribution after an output, by brute force over the texts that fit into the limit."""
+    context = [3, 3, 0, 1, *text][-2:]
+    logits = np.asarray(table, np.float64)[context[0] * 4 + context[1]]
+    texts = [
+        (*tokens, *([2] if n < limit else []))
+        for n in range(limit + 1)
+        for tokens in itertools.product((0, 1), repeat=n)
+        if re.fullmatch(LIMITED, "".join("ab"[i] for i in tokens))
+    ]
+    allowed = [any(x[: len(text) + 1] == (*text, i) for x in texts) for i in range(3)]
+    if not any(allowed):  # after the end, or where no text leads
+        allowed = [True] * 3
+    weights = np.where(allowed, np.exp(logits - logits.max()), 0.0)
+    return weights / weights.sum()
+
+
+def laws(table):
+    texts = itertools.chain(*(itertools.product(range(3), repeat=n) for n in range(N + 1)))
+    return np.array([masked(table, text) for text in texts], np.float32)
+
+
+@pytest.mark.parametrize(
+    "case",
+    variants(
+        list(itertools.product(("Block", "Token"), ("Lossless", "OPT"))),
+        ("Block", "Lossless"),
+        ("Token", "OPT"),
+    ),
+    ids=str,
+)
+def test_the_law_of_constrained_outputs(case):
+    verify, rule = case[0], {"Lossless": rules.Lossless(), "OPT": rules.OPT(0.2)}[case[1]]
+    made = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
+    one = processors.Constraint(0, (1,))
+    drafter = drafting.NeuralDrafter(MODEL, 2)
+    judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
+    law = Law(decoding.Round(MODEL, drafter, judge), (one,))
+    shared = jax.tree.map(jnp.asarray, made)
+    given = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), rule, (shared,))
+    p, q = laws(P), laws(Q)
+    target = testing.target_law(targets(rule, (q, p, q, p)), N)
+    assert testing.total_variation(law(given, (0, 1), N), target) < 1e-5
+    # Each text of the language that fits, and no other, with its end.
+    found = {x for x, weight in enumerate(target) if weight > 1e-9}
+    texts = {np.base_repr(x, 3).zfill(N) for x in found}
+    whole = {"".join("ab"[int(i)] for i in x.split("2")[0]) for x in texts}
+    assert whole == {"a", "aba", "b", "bb", "aab"}
+
+
+SCHEMAS = {
+    "nested": {
+        "type": "object",
+        "properties": {
+            "who": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 12}},
+                "required": ["name"],
+            },
+            "age": {"type": "integer"},
+        },
+        "required": ["who", "age"],
+    },
+    "optional": {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
+        "required": ["b"],
+    },
+    "enum": {"enum": ["red", 'a "quoted" é', 3, None, {"x": [1, 2]}]},
+    "const": {"const": "line\nbreak\\"},
+    "number": {"type": "number"},
+    "escapes": {"type": "string", "minLength": 1, "maxLength": 20},
+    "array": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"enum": ["x", "y"]}]},
+    "any": {"anyOf": [{"type": "integer"}, {"type": "object", "properties": {}}]},
+    "pattern": {"type": "string", "pattern": r"^\d{3}-[a-z]+$", "title": "Number"},
+    "reference": {
+        "$defs": {"point": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/point"}},
+        "required": ["at"],
+    },
+    "date": {"type": "string", "format": "date"},
+}
+
+
+def fits(value, schema, root):
+    """Whether a value is of a schema, of the kinds above."""
+    if "$ref" in schema:
+        return fits(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in schema:
+        return any(fits(value, each, root) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    kind = schema["type"]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+    if kind in ("boolean", "null"):
+        return value in ((True, False) if kind == "boolean" else (None,))
+    if not isinstance(value, kinds[kind]) or isinstance(value, bool):
+        return False
+    if kind == "object":
+        known = schema.get("properties", {})
+        return set(schema.get("required", ())) <= set(value) <= set(known) and all(
+            fits(x, known[name], root) for name, x in value.items()
+        )
+    if kind == "array":
+        each = schema.get("prefixItems") or [schema["items"]] * len(value)
+        return (
+            schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 10**9)
+            and len(each) == len(value)
+            and all(map(lambda x, y: fits(x, y, root), value, each))
+        )
+    if kind == "string":
+        return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 10**9) and (
+            re.search(schema.get("pattern", ""), value) is not None
+        )
+    return True
+
+
+EXPRESSIONS = [
+    *("[0-9]+", "yes|no|yes please", "[A-Z][a-z]+\\.", "(a|b)*c", "\\$[0-9]{1,3}(,[0-9]{3})*"),
+    *("#### -?[0-9]+", "(?s).{5,40}", "[^0-9]*", "The answer is [0-9]+\\.", "é+|ü"),
+    *("[a-z]+@[a-z]+\\.(com|org)", "\\d{4}-\\d{2}-\\d{2}", "[01]{8}", "(ha){2,5}!?", "x{3}"),
+    *(
+        "\\w+( \\w+){2,6}\\.",
+        "- [^\n]+(\n- [^\n]+)*",
+        "<b>[^<]*</b>",
+        "0x[0-9a-f]{1,8}",
+        "[😀-😄]{2}",
+    ),
+    *("(Mon|Tue|Wed)day?", "[-+]?\\d+(\\.\\d+)?", "a{0,9}", '"[^"]*"', "(\\(\\)|\\[\\])+"),
+    *("[A-Z]{2}\\d{2}", "(\\d+ [+*-] )+\\d+ = \\d+", "Q: .+\nA: .+", "[^a]", ".?"),
+    *("[ \t]*end", "one(, two(, three)?)?", "((a|e|i)(b|c|d)){3}", "~+", "\\s+\\S+"),
+    *("[а-я]{1,5}", "[一-龥]{1,3}", "v\\d+(\\.\\d+){2}", "(?:no )+way", "She has .* apples\\."),
+]
+QUESTIONS = [
+    "Tom has 3 apples and buys 5 more. How many apples does he have?",
+    "A train goes 60 miles in 2 hours. How fast is it?",
+]
+SHAPE = {"max_new_tokens": 40, "batch_size": 2, "buckets": (64,)}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specjax.load_pair("gsm8k")
+
+
+def in_one(pair, made, **options):
+    """Outputs of all languages together, a row each, sampled and greedy."""
+    count = len(made.pattern if isinstance(made, processors.Regex) else made.schema)
+    prompts = [QUESTIONS[i % 2] for i in range(count)]
+    options = {**SHAPE, "batch_size": 8, **options}
+    decoder = specjax.Decoder(pair, processors=(made,), max_draft=4, **options)
+    alone = specjax.Decoder(pair.verifier, processors=(made,), **options)
+    greedy = types.Sampling(0.0)
+    assert decoder(prompts, sampling=greedy).texts == alone(prompts, sampling=greedy).texts
+    return decoder(prompts, seed=3).texts + decoder(prompts, sampling=greedy).texts
+
+
+def test_outputs_of_the_built_in_pair_match_their_expressions(pair):
+    assert len(EXPRESSIONS) == 40
+    made = processors.Regex(tuple(EXPRESSIONS), which=np.arange(len(EXPRESSIONS)))
+    texts = in_one(pair, made)
+    for text, pattern in zip(texts, EXPRESSIONS * 2, strict=True):
+        assert re.fullmatch(pattern, text), (pattern, text)
+
+
+def test_outputs_of_the_built_in_pair_are_of_their_schemas(pair):
+    assert len(SCHEMAS) >= 10
+    given = tuple(json.dumps(schema) for schema in SCHEMAS.values())
+    texts = in_one(pair, processors.JsonSchema(given, which=np.arange(len(given))))
+    for text, schema in zip(texts, [*SCHEMAS.values()] * 2, strict=True):
+        assert fits(json.loads(text), schema, schema), (schema, text)
+    assert not fits({"who": {}, "age": 1}, SCHEMAS["nested"], SCHEMAS["nested"])
+
+
+def test_a_space_or_a_line_between_the_parts_of_json():
+    dense = schema_pattern('{"type": "array", "items": {"type": "integer"}}', "")
+    assert re.fullmatch(dense, "[1,2]") and not re.fullmatch(dense, "[1, 2]")
+
+
+def test_a_limit_below_the_shortest_text_is_refused(pair):
+    fifty = (processors.Regex("[0-9]{50}"),)
+    with pytest.raises(ValueError, match="max_new_tokens must be at least .*, got 8"):
+        specjax.Decoder(pair, processors=fifty, **SHAPE)(QUESTIONS, max_new_tokens=8)
+
+
+def test_past_its_limit_a_draft_may_go_on():
+    made = jax.tree.map(
+        jnp.asarray, token_automaton([byte_automaton("ab")], TOY, 3, (2,), goes_on=True)
+    )
+    one, ones = processors.Constraint(0, (2,)), jnp.ones(1, jnp.int32)
+    prompts = types.PromptBatch(ones[None], ones, ones, limits=0 * ones)
+    place = one.init(made, prompts, 3, 8)
+    assert np.isfinite(one.process(made, place, jnp.zeros((1, 3)))).any()
+
+
+WRONG = [
+    (lambda: processors.Regex(3), "pattern must be like"),
+    (lambda: processors.Regex(()), "leave the processor out"),
+    (lambda: processors.Regex("("), "is not a regular expression"),
+    (lambda: processors.Regex("a", which=1), r"which must be a whole number in"),
+    (lambda: processors.JsonSchema("{"), "is not JSON"),
+    (lambda: processors.JsonSchema(True), "schema must be like"),
+    (lambda: processors.JsonSchema("true"), "schema must be an object, got true"),
+    (lambda: processors.JsonSchema({"type": "integer", "minimum": 3}), "schema.minimum is not"),
+    (lambda: processors.JsonSchema({"oneOf": []}), "schema.oneOf is not supported: write anyOf"),
+    (lambda: processors.JsonSchema({"type": "odd"}), "Unsupported type: odd"),
+    (
+        lambda: processors.JsonSchema({"type": "string", "minLength": 3, "maxLength": 2}),
+        "maxLength must be greater",
+    ),
+    (
+        lambda: processors.JsonSchema({"items": {"type": "string", "format": "email"}}),
+        r"schema.items.format must be one of date, .*, got 'email'",
+    ),
+    (
+        lambda: processors.JsonSchema({"type": "string", "pattern": ".*"}),
+        "schema.pattern '.*' allows a quote",
+    ),
+    (
+        lambda: processors.JsonSchema({"type": "object", "properties": {'"': {}}}),
+        "which JSON escapes: rename it",
+    ),
+    (
+        lambda: processors.JsonSchema(
+            {"properties": {"a": {"type": "object", "patternProperties": {}}}}
+        ),
+        "schema.properties.a.patternProperties is not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_a_wrong_constraint_is_refused(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
